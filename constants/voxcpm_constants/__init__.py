@@ -1,0 +1,1 @@
+"""What conversion and runtime agree on: architecture, step models, constants, manifest, errors."""

@@ -1,0 +1,290 @@
+"""Hyper-parameters of a VoxCPM checkpoint: its `config.json`, read strictly, and the sizes that follow from it.
+
+The generations 0.5B and 1.5 share one structure ("voxcpm"); VoxCPM2 ("voxcpm2") adds a fusion projection,
+a second mu token and a decoder at a higher sample rate. Defaults are upstream's, which differ by generation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from voxcpm_constants.errors import CheckpointError
+
+Generation = Literal["voxcpm", "voxcpm2"]
+GENERATIONS: tuple[Generation, ...] = ("voxcpm", "voxcpm2")
+
+
+class _Config(BaseModel):
+    # Unknown keys are kept, so that `unknown_keys` can name them: upstream ignores them, silence would hide typos.
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+
+
+class RopeScaling(_Config):
+    type: str = "longrope"
+    long_factor: tuple[float, ...]
+    short_factor: tuple[float, ...]
+    original_max_position_embeddings: int = Field(gt=0)
+
+
+class LanguageModelConfig(_Config):
+    hidden_size: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    max_position_embeddings: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    num_hidden_layers: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0)
+    rms_norm_eps: float = Field(gt=0)
+    rope_theta: float = Field(gt=0)
+    rope_scaling: RopeScaling
+    vocab_size: int = Field(gt=0)
+    bos_token_id: int = 1
+    eos_token_id: int = 2
+    use_mup: bool = True
+    scale_emb: float
+    dim_model_base: int
+    scale_depth: float
+    kv_channels: int | None = None
+
+
+class LocalTransformerConfig(_Config):
+    """Width and depth of the local encoder or the local DiT; the rest they inherit from the language model."""
+
+    hidden_dim: int = Field(default=1024, gt=0)
+    ffn_dim: int = Field(default=4096, gt=0)
+    num_heads: int = Field(default=16, gt=0)
+    num_layers: int = Field(default=4, gt=0)
+    kv_channels: int | None = None
+
+
+class CfmConfig(_Config):
+    sigma_min: float = 1e-6
+    solver: str = "euler"
+    t_scheduler: str = "log-norm"
+    training_cfg_rate: float = 0.1
+    inference_cfg_rate: float = 1.0
+
+
+class DiTConfig(LocalTransformerConfig):
+    cfm_config: CfmConfig
+    dit_mean_mode: bool = False
+    # Published with VoxCPM2 and read by nobody: upstream's field is called dit_mean_mode.
+    mean_mode: bool = False
+
+
+class AudioVAEConfig(_Config):
+    encoder_dim: int = Field(default=128, gt=0)
+    encoder_rates: tuple[int, ...] = (2, 5, 8, 8)
+    latent_dim: int = Field(default=64, gt=0)
+    decoder_dim: int = Field(default=1536, gt=0)
+    decoder_rates: tuple[int, ...] = (8, 8, 5, 2)
+    depthwise: bool = True
+    sample_rate: int = Field(default=16000, gt=0)
+    use_noise_block: bool = False
+    out_sample_rate: int | None = None
+    sr_bin_boundaries: tuple[int, ...] | None = None
+    cond_type: str = "scale_bias"
+    cond_dim: int = 128
+    cond_out_layer: bool = False
+
+
+_VOXCPM2_VAE_DEFAULTS: dict[str, Any] = {
+    "decoder_dim": 2048,
+    "decoder_rates": (8, 6, 5, 2, 2, 2),
+    "out_sample_rate": 48000,
+    "sr_bin_boundaries": (20000, 30000, 40000),
+}
+_VOXCPM2_DEFAULTS: dict[str, Any] = {
+    "patch_size": 4,
+    "residual_lm_num_layers": 8,
+    "scalar_quantization_latent_dim": 512,
+    "max_length": 8192,
+}
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """Sizes of one MiniCPM4 stack, after inheritance from the language model is resolved."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    residual_scale: float
+    """Factor on every residual branch: scale_depth / sqrt(layers) with muP, else 1."""
+    use_rope: bool
+
+
+class Architecture(_Config):
+    """A checkpoint's `config.json`; the properties are what conversion and runtime read."""
+
+    architecture: Generation = "voxcpm"
+    lm_config: LanguageModelConfig
+    patch_size: int = Field(default=2, gt=0)
+    feat_dim: int = Field(default=64, gt=0)
+    residual_lm_num_layers: int = Field(default=6, gt=0)
+    residual_lm_no_rope: bool = False
+    scalar_quantization_latent_dim: int = Field(default=256, gt=0)
+    scalar_quantization_scale: int = Field(default=9, gt=0)
+    encoder_config: LocalTransformerConfig
+    dit_config: DiTConfig
+    audio_vae_config: AudioVAEConfig = AudioVAEConfig()
+    max_length: int = Field(default=4096, gt=0)
+    dit_mean_mode: bool = False
+    # Where upstream would run the checkpoint; no meaning here.
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _generation_defaults(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = {**values, "architecture": str(values.get("architecture", "voxcpm")).lower()}
+        vae = values.get("audio_vae_config")
+        values["audio_vae_config"] = vae = {} if vae is None else vae
+        if values["architecture"] != "voxcpm2":
+            return values
+        if isinstance(vae, dict):
+            values["audio_vae_config"] = {**_VOXCPM2_VAE_DEFAULTS, **vae}
+        return {**_VOXCPM2_DEFAULTS, **values}
+
+    @model_validator(mode="after")
+    def _one_latent_width(self) -> Architecture:
+        if self.feat_dim != self.audio_vae_config.latent_dim:
+            raise ValueError(
+                f"feat_dim ({self.feat_dim}) must equal audio_vae_config.latent_dim ({self.audio_vae_config.latent_dim})"
+            )
+        return self
+
+    @classmethod
+    def from_file(cls, path: Path) -> Architecture:
+        """Read `config.json`. Raises CheckpointError with one line that names the first wrong field."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path}: expected a VoxCPM config.json, but it cannot be read ({error})") from None
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise CheckpointError(
+                f"{path}: not the config.json of a VoxCPM checkpoint ({' or '.join(GENERATIONS)}): "
+                f"{where}: {first['msg']}"
+            ) from None
+
+    @property
+    def base_lm(self) -> Transformer:
+        lm = self.lm_config
+        return self._transformer(
+            lm.hidden_size, lm.intermediate_size, lm.num_hidden_layers, lm.num_attention_heads, lm.kv_channels
+        )
+
+    @property
+    def residual_lm(self) -> Transformer:
+        lm = self.lm_config
+        return self._transformer(
+            lm.hidden_size,
+            lm.intermediate_size,
+            self.residual_lm_num_layers,
+            lm.num_attention_heads,
+            lm.kv_channels,
+            use_rope=not self.residual_lm_no_rope,
+        )
+
+    @property
+    def feat_encoder(self) -> Transformer:
+        return self._local_transformer(self.encoder_config)
+
+    @property
+    def locdit(self) -> Transformer:
+        return self._local_transformer(self.dit_config)
+
+    def _local_transformer(self, config: LocalTransformerConfig) -> Transformer:
+        return self._transformer(
+            config.hidden_dim, config.ffn_dim, config.num_layers, config.num_heads, config.kv_channels
+        )
+
+    def _transformer(
+        self, hidden: int, ffn: int, layers: int, heads: int, kv_channels: int | None, *, use_rope: bool = True
+    ) -> Transformer:
+        lm = self.lm_config
+        return Transformer(
+            hidden_size=hidden,
+            intermediate_size=ffn,
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=lm.num_key_value_heads,
+            head_dim=kv_channels or hidden // heads,
+            rms_norm_eps=lm.rms_norm_eps,
+            residual_scale=lm.scale_depth / math.sqrt(layers) if lm.use_mup else 1.0,
+            use_rope=use_rope,
+        )
+
+    @property
+    def text_embedding_scale(self) -> float:
+        """Factor on text embeddings (upstream multiplies by scale_emb only with muP)."""
+        return self.lm_config.scale_emb if self.lm_config.use_mup else 1.0
+
+    @property
+    def mean_mode(self) -> bool:
+        """Whether the DiT's `dt` input carries the step length; otherwise it is zero."""
+        return self.dit_config.dit_mean_mode if self.architecture == "voxcpm2" else self.dit_mean_mode
+
+    @property
+    def mu_size(self) -> int:
+        """Width of the DiT condition: one token, or with VoxCPM2 two tokens side by side."""
+        return self.dit_config.hidden_dim * (2 if self.architecture == "voxcpm2" else 1)
+
+    @property
+    def input_sample_rate(self) -> int:
+        """Hz of the audio that the encoder takes."""
+        return self.audio_vae_config.sample_rate
+
+    @property
+    def output_sample_rate(self) -> int:
+        """Hz of the audio that the decoder gives."""
+        return self.audio_vae_config.out_sample_rate or self.audio_vae_config.sample_rate
+
+    @property
+    def encoder_hop(self) -> int:
+        """Input samples per latent frame."""
+        return math.prod(self.audio_vae_config.encoder_rates)
+
+    @property
+    def decoder_hop(self) -> int:
+        """Output samples per latent frame."""
+        return math.prod(self.audio_vae_config.decoder_rates)
+
+    @property
+    def patch_input_samples(self) -> int:
+        return self.patch_size * self.encoder_hop
+
+    @property
+    def patch_output_samples(self) -> int:
+        return self.patch_size * self.decoder_hop
+
+    @property
+    def patch_seconds(self) -> float:
+        return self.patch_output_samples / self.output_sample_rate
+
+    def unknown_keys(self) -> list[str]:
+        """Dotted names of keys in config.json that no generation of upstream reads."""
+        return sorted(_extra_keys(self, ""))
+
+
+def _extra_keys(config: BaseModel, prefix: str) -> list[str]:
+    names = [prefix + key for key in (config.model_extra or {})]
+    for key in type(config).model_fields:
+        value = getattr(config, key)
+        if isinstance(value, BaseModel):
+            names += _extra_keys(value, f"{prefix}{key}.")
+    return names

@@ -1,0 +1,63 @@
+"""The constants of a bundle: arrays that the numpy driver multiplies with, shared by all precisions.
+
+| file | shape | use |
+|---|---|---|
+| embed_tokens.npy | (vocabulary, hidden) | text embeddings, memory-mapped |
+| lm_to_dit_proj_{w,b}.npy | (dit_hidden, hidden), (dit_hidden,) | LM hidden -> DiT condition |
+| res_to_dit_proj_{w,b}.npy | (dit_hidden, hidden), (dit_hidden,) | residual hidden -> DiT condition |
+| fusion_concat_proj_{w,b}.npy | (hidden, 2 hidden), (hidden,) | VoxCPM2: (fsq, embedding) -> residual input |
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.errors import BundleError
+
+EMBED_TOKENS = "embed_tokens"
+LM_TO_DIT = "lm_to_dit_proj"
+RESIDUAL_TO_DIT = "res_to_dit_proj"
+FUSION = "fusion_concat_proj"
+
+# bfloat16 and float16 weights fit float16 to within half of its smallest step; float32 ones need not.
+_LOSSLESS_FLOAT16 = 2.0**-25
+
+
+def constant_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
+    """Shape of every constant of this architecture, by file stem."""
+    hidden, dit = a.lm_config.hidden_size, a.dit_config.hidden_dim
+    projections = {LM_TO_DIT: (dit, hidden), RESIDUAL_TO_DIT: (dit, hidden)}
+    if a.architecture == "voxcpm2":
+        projections[FUSION] = (hidden, 2 * hidden)
+    shapes: dict[str, tuple[int, ...]] = {EMBED_TOKENS: (a.lm_config.vocab_size, hidden)}
+    for name, shape in projections.items():
+        shapes[f"{name}_w"], shapes[f"{name}_b"] = shape, shape[:1]
+    return shapes
+
+
+def write_constant(folder: Path, stem: str, array: npt.NDArray[np.float32]) -> None:
+    """Write `stem`.npy; the embedding table is stored as float16 where that loses nothing."""
+    if stem == EMBED_TOKENS:
+        half = array.astype(np.float16)
+        if np.max(np.abs(half.astype(np.float32) - array), initial=0.0) <= _LOSSLESS_FLOAT16:
+            np.save(folder / f"{stem}.npy", half)
+            return
+    np.save(folder / f"{stem}.npy", array)
+
+
+def load_constants(folder: Path, a: Architecture) -> dict[str, npt.NDArray[np.floating]]:
+    """Read all constants; the embedding table stays on disk (memory-mapped). Raises BundleError on a wrong shape."""
+    arrays: dict[str, npt.NDArray[np.floating]] = {}
+    for stem, shape in constant_shapes(a).items():
+        path = folder / f"{stem}.npy"
+        try:
+            arrays[stem] = np.load(path, mmap_mode="r" if stem == EMBED_TOKENS else None, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{path}: expected a numpy array, but it cannot be read ({error})") from None
+        if arrays[stem].shape != shape:
+            raise BundleError(f"{path}: expected shape {shape}, got {arrays[stem].shape}")
+    return arrays

@@ -1,0 +1,27 @@
+"""The one family of errors that a user can cause and a user can mend.
+
+Each carries one line: what was expected, what came, what to do. The command line prints that line and exits
+with `exit_code`; a library user catches `VoxCPMError`.
+"""
+
+
+class VoxCPMError(Exception):
+    """Base of all errors that the input, not the program, is responsible for."""
+
+    exit_code = 2
+
+
+class CheckpointError(VoxCPMError):
+    """A checkpoint that cannot be read, or is not a VoxCPM of a known generation."""
+
+
+class BundleError(VoxCPMError):
+    """A bundle that is absent, incomplete, altered, or of a newer schema."""
+
+
+class InputError(VoxCPMError):
+    """A text, audio file, option or output path that generation cannot use."""
+
+
+class MissingExtraError(VoxCPMError):
+    """A command that needs packages of an extra that is not installed."""

@@ -1,0 +1,135 @@
+"""`manifest.json`: what a bundle is, and the digest of every file in it.
+
+    bundle/
+      manifest.json
+      constants/   config.json and the arrays of `voxcpm_constants.arrays`
+      tokenizer/   tokenizer.json, tokenizer_config.json
+      fp16/        <step model>.mlpackage (and .mlmodelc where Apple's compiler was present); int8/, fp32/ likewise
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.errors import BundleError
+from voxcpm_constants.step_models import Precision, StepModel, StepSizes
+
+SCHEMA_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+CONSTANTS_FOLDER = "constants"
+CONFIG_FILE = "constants/config.json"
+TOKENIZER_FOLDER = "tokenizer"
+TOKENIZER_FILE = "tokenizer/tokenizer.json"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileRecord(_Record):
+    bytes: int
+    sha256: str
+
+
+class Source(_Record):
+    """Where the weights came from."""
+
+    checkpoint: str
+    """Folder name or hub id."""
+    revision: str | None = None
+    sha256: str
+    """Digest over the checkpoint's weight files, in name order."""
+    licence: str = "Apache-2.0"
+
+
+class Manifest(_Record):
+    schema_version: int = SCHEMA_VERSION
+    architecture: Architecture
+    sizes: StepSizes
+    step_models: dict[str, StepModel]
+    precisions: tuple[Precision, ...]
+    target: str = "macOS14"
+    source: Source
+    tools: dict[str, str]
+    """Versions of the packages that made the bundle."""
+    files: dict[str, FileRecord]
+    """Every file but the manifest, by POSIX path relative to the bundle."""
+
+    def write(self, bundle: Path) -> None:
+        text = self.model_dump_json(indent=1)
+        (bundle / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, bundle: Path) -> Manifest:
+        """Raises BundleError for an absent bundle, an unreadable manifest or a schema of a later release."""
+        path = bundle / MANIFEST_FILE
+        if not path.is_file():
+            raise BundleError(f"{bundle}: no bundle here (expected a folder with {MANIFEST_FILE}; make one with `convert`)")
+        try:
+            document: Any = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{path}: expected JSON, but it cannot be read ({error}); convert again") from None
+        version = document.get("schema_version") if isinstance(document, dict) else None
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise BundleError(
+                f"{path}: schema version {version} is newer than this release reads ({SCHEMA_VERSION}); update voxcpm-coreml"
+            )
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise BundleError(f"{path}: not a bundle manifest: {where}: {first['msg']}; convert again") from None
+
+    def files_of(self, precision: Precision) -> dict[str, FileRecord]:
+        """The files that speaking in one precision needs: constants, tokenizer and that precision's models."""
+        others = tuple(f"{other}/" for other in self.precisions if other != precision)
+        return {path: record for path, record in self.files.items() if not path.startswith(others)}
+
+    def package_key(self, precision: Precision, step_model: str) -> str:
+        """Content key of one step model's package, from the recorded digests."""
+        prefix = f"{package_path(precision, step_model)}/"
+        records = sorted((path, record.sha256) for path, record in self.files.items() if path.startswith(prefix))
+        return hashlib.sha256(json.dumps(records).encode()).hexdigest()
+
+
+def package_path(precision: str, step_model: str) -> PurePosixPath:
+    """Where a step model's package lies, relative to the bundle."""
+    return PurePosixPath(precision) / f"{step_model}.mlpackage"
+
+
+def record_file(path: Path) -> FileRecord:
+    """Size and digest of a file, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return FileRecord(bytes=path.stat().st_size, sha256=digest.hexdigest())
+
+
+def record_folder(folder: Path) -> dict[str, FileRecord]:
+    """Records of all files below a folder, by POSIX path relative to it, the manifest left out."""
+    return {
+        path.relative_to(folder).as_posix(): record_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / MANIFEST_FILE
+    }
+
+
+def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool) -> None:
+    """Compare sizes, and digests on request, with the records. Raises BundleError naming the first wrong file."""
+    for name, record in expected.items():
+        path = bundle / name
+        if not path.is_file():
+            raise BundleError(f"{path}: missing from the bundle (the manifest lists it); copy it again or convert again")
+        size = path.stat().st_size
+        if size != record.bytes:
+            raise BundleError(f"{path}: expected {record.bytes} bytes, found {size}; copy it again or convert again")
+        if digests and record_file(path).sha256 != record.sha256:
+            raise BundleError(f"{path}: content differs from the manifest's digest; copy it again or convert again")

@@ -1,0 +1,242 @@
+"""The six step models: names, inputs, outputs, state, shapes and dtypes, declared once.
+
+This declaration drives the export and its example inputs, the manifest, the runtime's checks and the
+validation. A step model is a pure function (inputs, state) -> (outputs, state); each state tensor is an input
+`name` and an output `name_out` of the same shape, and zeros are the start of a stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from voxcpm_constants.architecture import Architecture, AudioVAEConfig, Transformer
+
+AUDIO_VAE_ENCODER = "audio_vae_encoder"
+AUDIO_VAE_DECODER = "audio_vae_decoder"
+FEAT_ENCODER = "feat_encoder"
+BASE_LM_STEP = "base_lm_step"
+RESIDUAL_LM_STEP = "residual_lm_step"
+LOCDIT_STEP = "locdit_step"
+STEP_MODEL_NAMES = (AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER, FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_STEP)
+
+Precision = Literal["fp16", "int8", "fp32"]
+PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "fp32")
+
+Axis = int | tuple[int, ...]
+"""A fixed length, or the lengths that an enumerated axis may take."""
+
+
+class _Declared(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TensorSpec(_Declared):
+    """One input, output or state tensor.
+
+    dtype "compute" is the package's own arithmetic: float16 in fp16 and int8 packages, float32 in fp32 ones.
+    State is kept in it, so that no step pays for a cast of a whole cache.
+    """
+
+    name: str
+    shape: tuple[Axis, ...]
+    dtype: Literal["float32", "int32", "compute"] = "float32"
+    meaning: str
+
+    @property
+    def output_name(self) -> str:
+        """Name of the updated tensor, for state."""
+        return f"{self.name}_out"
+
+    def shape_at(self, chunk: int) -> tuple[int, ...]:
+        """The shape with the enumerated axis, if there is one, at its `chunk`-th length."""
+        return tuple(axis if isinstance(axis, int) else axis[chunk] for axis in self.shape)
+
+
+class StepModel(_Declared):
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    state: tuple[TensorSpec, ...] = ()
+
+    @property
+    def chunk_count(self) -> int:
+        """How many shapes the model takes: the length of its enumerated axis, or 1."""
+        return max((len(axis) for t in self.inputs for axis in t.shape if isinstance(axis, tuple)), default=1)
+
+
+class StepSizes(_Declared):
+    """What a conversion chooses: cache length and the chunk lengths that the step models accept."""
+
+    kv_length: int = Field(default=1024, gt=0)
+    """Positions in both KV caches: text tokens, prompt patches and generated patches together."""
+    prefill_chunks: tuple[int, ...] = (1, 16, 64)
+    """Embeddings that an LM step takes at once."""
+    encode_patches: tuple[int, ...] = (1, 16)
+    """Patches that the feat encoder takes at once."""
+    vae_patches: tuple[int, ...] = (1, 8)
+    """Patches that the AudioVAE encoder and decoder take at once."""
+
+
+def declare_step_models(architecture: Architecture, sizes: StepSizes) -> dict[str, StepModel]:
+    """All six step models of a bundle, by name, in STEP_MODEL_NAMES' order."""
+    models = (
+        _audio_vae_encoder(architecture, sizes),
+        _audio_vae_decoder(architecture, sizes),
+        _feat_encoder(architecture, sizes),
+        _base_lm_step(architecture, sizes),
+        _residual_lm_step(architecture, sizes),
+        _locdit_step(architecture),
+    )
+    return {model.name: model for model in models}
+
+
+def _axis(lengths: tuple[int, ...], unit: int = 1) -> Axis:
+    scaled = tuple(length * unit for length in lengths)
+    return scaled[0] if len(scaled) == 1 else scaled
+
+
+def _audio_vae_encoder(a: Architecture, sizes: StepSizes) -> StepModel:
+    samples = _axis(sizes.vae_patches, a.patch_input_samples)
+    frames = _axis(sizes.vae_patches, a.patch_size)
+    return StepModel(
+        name=AUDIO_VAE_ENCODER,
+        inputs=(TensorSpec(name="audio", shape=(1, 1, samples), meaning=f"mono audio at {a.input_sample_rate} Hz"),),
+        outputs=(
+            TensorSpec(name="latents", shape=(1, a.feat_dim, frames), meaning="latent frames (batch, latent_dim, frames)"),
+        ),
+        state=_contexts(encoder_contexts(a.audio_vae_config, output_padding=a.architecture == "voxcpm2")),
+    )
+
+
+def _audio_vae_decoder(a: Architecture, sizes: StepSizes) -> StepModel:
+    samples = _axis(sizes.vae_patches, a.patch_output_samples)
+    frames = _axis(sizes.vae_patches, a.patch_size)
+    return StepModel(
+        name=AUDIO_VAE_DECODER,
+        inputs=(
+            TensorSpec(name="latents", shape=(1, a.feat_dim, frames), meaning="latent frames (batch, latent_dim, frames)"),
+        ),
+        outputs=(
+            TensorSpec(name="audio", shape=(1, 1, samples), meaning=f"waveform in [-1, 1] at {a.output_sample_rate} Hz"),
+        ),
+        state=_contexts(decoder_contexts(a.audio_vae_config)),
+    )
+
+
+def _feat_encoder(a: Architecture, sizes: StepSizes) -> StepModel:
+    patches = _axis(sizes.encode_patches)
+    return StepModel(
+        name=FEAT_ENCODER,
+        inputs=(
+            TensorSpec(
+                name="patches",
+                shape=(1, patches, a.patch_size, a.feat_dim),
+                meaning="latent patches (batch, patches, frames, latent_dim)",
+            ),
+        ),
+        outputs=(
+            TensorSpec(name="embeddings", shape=(1, patches, a.base_lm.hidden_size), meaning="one LM embedding a patch"),
+        ),
+    )
+
+
+def _base_lm_step(a: Architecture, sizes: StepSizes) -> StepModel:
+    return _lm_step(
+        BASE_LM_STEP,
+        a.base_lm,
+        sizes,
+        ("hidden", a.base_lm.hidden_size, "last hidden state, after the final norm"),
+        ("fsq_hidden", a.base_lm.hidden_size, "hidden state through scalar quantisation: used at audio positions"),
+        ("stop_logits", 2, "continue, stop: read from fsq_hidden"),
+    )
+
+
+def _residual_lm_step(a: Architecture, sizes: StepSizes) -> StepModel:
+    output = ("hidden", a.residual_lm.hidden_size, "residual hidden state, after the final norm")
+    return _lm_step(RESIDUAL_LM_STEP, a.residual_lm, sizes, output)
+
+
+def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, int, str]) -> StepModel:
+    chunk = _axis(sizes.prefill_chunks)
+    cache = (1, lm.num_kv_heads, sizes.kv_length, lm.head_dim)
+    return StepModel(
+        name=name,
+        inputs=(
+            TensorSpec(name="embeddings", shape=(1, chunk, lm.hidden_size), meaning="input embeddings"),
+            TensorSpec(name="position", shape=(1,), dtype="int32", meaning="cache position of the first embedding"),
+        ),
+        outputs=tuple(
+            TensorSpec(name=tensor, shape=(1, chunk, width), meaning=meaning) for tensor, width, meaning in outputs
+        ),
+        state=tuple(
+            TensorSpec(
+                name=f"{kind}_cache_{layer:02d}",
+                shape=cache,
+                dtype="compute",
+                meaning=f"{word} of layer {layer} (batch, kv_heads, positions, head_dim)",
+            )
+            for layer in range(lm.num_layers)
+            for kind, word in (("k", "keys"), ("v", "values"))
+        ),
+    )
+
+
+def _locdit_step(a: Architecture) -> StepModel:
+    latents = (2, a.feat_dim, a.patch_size)
+    return StepModel(
+        name=LOCDIT_STEP,
+        inputs=(
+            TensorSpec(name="x", shape=latents, meaning="noisy patch; rows: conditional, unconditional"),
+            TensorSpec(name="mu", shape=(2, a.mu_size), meaning="LM condition; zeros in the unconditional row"),
+            TensorSpec(name="t", shape=(2,), meaning="time, from 1 (noise) to 0 (data)"),
+            TensorSpec(name="cond", shape=latents, meaning="previous patch"),
+            TensorSpec(name="dt", shape=(2,), meaning="step length in mean mode, else zero"),
+        ),
+        outputs=(TensorSpec(name="velocity", shape=latents, meaning="velocity of each row"),),
+    )
+
+
+def _contexts(widths: Iterator[tuple[int, int]]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(
+            name=f"context_{index:02d}",
+            shape=(1, channels, width),
+            dtype="compute",
+            meaning=f"left context of causal convolution {index}",
+        )
+        for index, (channels, width) in enumerate(widths)
+    )
+
+
+def encoder_contexts(vae: AudioVAEConfig, *, output_padding: bool) -> Iterator[tuple[int, int]]:
+    """(channels, samples) of left context of each causal convolution wider than 1, in the order of execution.
+
+    output_padding: VoxCPM2's encoder takes one sample less of context where a stride is odd.
+    """
+    channels = vae.encoder_dim
+    yield 1, 6
+    for stride in vae.encoder_rates:
+        yield from _residual_unit_contexts(channels)
+        yield channels, 2 * math.ceil(stride / 2) - (stride % 2 if output_padding else 0)
+        channels *= 2
+    yield channels, 2
+
+
+def decoder_contexts(vae: AudioVAEConfig) -> Iterator[tuple[int, int]]:
+    """As `encoder_contexts`; a transposed convolution needs the one frame before."""
+    yield vae.latent_dim, 6
+    channels = vae.decoder_dim
+    for _ in vae.decoder_rates:
+        yield channels, 1
+        channels //= 2
+        yield from _residual_unit_contexts(channels)
+    yield channels, 6
+
+
+def _residual_unit_contexts(channels: int) -> Iterator[tuple[int, int]]:
+    for dilation in (1, 3, 9):
+        yield channels, 6 * dilation
