@@ -240,9 +240,13 @@ class Architecture(_Config):
         return self.dit_config.dit_mean_mode if self.architecture == "voxcpm2" else self.dit_mean_mode
 
     @property
+    def mu_tokens(self) -> int:
+        """Tokens of the DiT condition: one, the sum of two projections; with VoxCPM2 two, side by side."""
+        return 2 if self.architecture == "voxcpm2" else 1
+
+    @property
     def mu_size(self) -> int:
-        """Width of the DiT condition: one token, or with VoxCPM2 two tokens side by side."""
-        return self.dit_config.hidden_dim * (2 if self.architecture == "voxcpm2" else 1)
+        return self.mu_tokens * self.dit_config.hidden_dim
 
     @property
     def input_sample_rate(self) -> int:

@@ -1,0 +1,1 @@
+"""Checkpoint -> bundle: the only package, beside validation, that imports torch."""

@@ -1,0 +1,252 @@
+"""A VoxCPM checkpoint in upstream's layout: configuration, weights by upstream's names, tokenizer files.
+
+    folder/
+      config.json
+      model.safetensors       or model.safetensors.index.json with its shards, or pytorch_model.bin
+      audiovae.safetensors    or audiovae.pth
+      tokenizer.json          and, where published, tokenizer_config.json and special_tokens_map.json
+
+Weights are read one at a time, when asked for, and weight norm is folded on the way, so that the whole of a
+checkpoint is never in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.errors import CheckpointError, MissingExtraError
+from voxcpm_constants.manifest import Source
+
+from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
+
+CONFIG_FILE = "config.json"
+# In upstream's order of preference (`from_local`); the sharded form is the hub's.
+MODEL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+VAE_FILES = ("audiovae.safetensors", "audiovae.pth")
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json")
+VAE_PREFIX = "audio_vae."
+
+# No VoxCPM weight begins with these: wrappers of training (DistributedDataParallel, torch.compile) add them.
+_WRAPPER_PREFIXES = ("module.", "model.", "_orig_mod.")
+
+# Buffers that checkpoints may carry and that are not weights.
+_BUFFERS = (
+    re.compile(r"(^|\.)rope_emb\.(inv_freq|cos_cached|sin_cached)$"),  # tables that follow from config.json
+    re.compile(r"^audio_vae\.decoder\.sr_bin_boundaries$"),  # repeats audio_vae_config.sr_bin_boundaries
+)
+
+# Suffixes (magnitude, direction) of torch.nn.utils.weight_norm, and of its parametrisation.
+_WEIGHT_NORM = (
+    (".weight_g", ".weight_v"),
+    (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
+)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """Where one weight lies: one stored tensor, or weight norm's magnitude and direction."""
+
+    file: WeightFile
+    stored: tuple[str, ...]
+
+    @property
+    def shape(self) -> Shape:
+        return self.file.shapes[self.stored[-1]]
+
+
+class Checkpoint:
+    """An opened checkpoint; made by `Checkpoint.open`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        architecture: Architecture,
+        files: tuple[WeightFile, WeightFile],
+        name: str,
+        revision: str | None,
+    ) -> None:
+        self.folder = folder
+        self.architecture = architecture
+        self._name = name
+        self._revision = revision
+        self._files = files
+        model, vae = files
+        # As upstream, the AudioVAE's own file has the say; a copy inside the model's file is ignored.
+        of_model = {name: w for name, w in _weights(model).items() if not name.startswith(VAE_PREFIX)}
+        of_vae = {VAE_PREFIX + name.removeprefix(VAE_PREFIX): w for name, w in _weights(vae).items()}
+        self._weights = {
+            name: weight
+            for name, weight in {**of_model, **of_vae}.items()
+            if not any(buffer.search(name) for buffer in _BUFFERS)
+        }
+
+    @classmethod
+    def open(cls, folder_or_hub_id: str | Path, *, revision: str | None = None) -> Checkpoint:
+        """Open a folder or, where there is none, a Hugging Face id ("openbmb/VoxCPM1.5") at `revision`.
+
+        Raises CheckpointError: no such checkpoint, a file missing or damaged, another architecture.
+        """
+        name = str(folder_or_hub_id)
+        folder = Path(folder_or_hub_id).expanduser()
+        if not folder.exists() and _HUB_ID.fullmatch(name):
+            folder = _download(name, revision)
+            # The hub's cache names a snapshot by its commit, which pins what a branch name leaves open.
+            revision = folder.name if folder.parent.name == "snapshots" else revision
+        elif not folder.is_dir():
+            raise CheckpointError(
+                f"{name}: no checkpoint here (expected a folder with {CONFIG_FILE}, or a hub id org/name)"
+            )
+        else:
+            name, revision = folder.resolve().name, None
+        config = folder / CONFIG_FILE
+        if not config.is_file():
+            raise CheckpointError(f"{folder}: expected a VoxCPM checkpoint, but it has no {CONFIG_FILE}")
+        architecture = Architecture.from_file(config)
+        if not (folder / TOKENIZER_FILE).is_file():
+            raise CheckpointError(f"{folder}: expected the tokenizer, but there is no {TOKENIZER_FILE}")
+        files = (open_weight_file(_first(folder, MODEL_FILES)), open_weight_file(_first(folder, VAE_FILES)))
+        return cls(folder, architecture, files, name, revision)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Shape of every weight by upstream's name, weight norm folded; reads no tensor data."""
+        return {name: weight.shape for name, weight in self._weights.items()}
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One weight as float32, a copy of its own. Raises CheckpointError for an absent name."""
+        if name not in self._weights:
+            raise CheckpointError(f"{self.folder}: expected a weight {name}, but the checkpoint has none")
+        weight = self._weights[name]
+        # Cast before folding: upstream keeps the AudioVAE in float32 and folds there.
+        parts = [weight.file.read(stored).to(torch.float32, copy=True) for stored in weight.stored]
+        return parts[0] if len(parts) == 1 else fold_weight_norm(*parts)
+
+    def load_into(self, module: nn.Module, names: Iterable[str]) -> None:
+        """Give the named parameters of `module`, which may be on the meta device, their float32 data.
+
+        Raises CheckpointError for a weight that the checkpoint lacks, ValueError if the module lacks it.
+        """
+        weights = {name: self.tensor(name) for name in names}
+        loaded = module.load_state_dict(weights, strict=False, assign=True)
+        if loaded.unexpected_keys:
+            raise ValueError(f"the module has no parameters {loaded.unexpected_keys}")
+
+    def tokenizer_files(self) -> dict[str, Path]:
+        """The tokenizer's files that are there, by name; `tokenizer.json` always is."""
+        paths = {name: self.folder / name for name in (TOKENIZER_FILE, *TOKENIZER_COMPANIONS)}
+        return {name: path for name, path in paths.items() if path.is_file()}
+
+    def sha256(self) -> str:
+        """Hex digest over the contents of the weight files, in name order."""
+        digest = hashlib.sha256()
+        for path in sorted((path for file in self._files for path in file.paths), key=lambda path: path.name):
+            with path.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+        return digest.hexdigest()
+
+    def source(self) -> Source:
+        """What the bundle's manifest says about where its weights came from."""
+        return Source(checkpoint=self._name, revision=self._revision, sha256=self.sha256())
+
+
+def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
+    """w = g · v / ‖v‖, with the norm over all axes but the first (torch.nn.utils.weight_norm's dim=0).
+
+    The first axis is that of convolutions' outputs, and of transposed convolutions' inputs: upstream
+    normalises both so.
+    """
+    norm: torch.Tensor = direction.flatten(1).norm(dim=1).view(-1, *(1,) * (direction.dim() - 1))
+    return direction * (magnitude.reshape(norm.shape) / norm)
+
+
+def check_weights(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> None:
+    """Compare names and shapes. Raises CheckpointError listing missing, unexpected, wrong-shaped weights."""
+    lora = [name for name in found if ".lora_" in f".{name}" and name not in expected]
+    if lora:
+        raise CheckpointError(
+            f"the checkpoint carries {len(lora)} LoRA weights beside the base weights ({lora[0]}, …): "
+            "merge them into the base weights first, or convert the base checkpoint with --lora"
+        )
+    missing = [f"{name} {expected[name]}" for name in sorted(expected.keys() - found.keys())]
+    unexpected = [f"{name} {found[name]}" for name in sorted(found.keys() - expected.keys())]
+    wrong = [
+        f"{name} (expected {expected[name]}, found {found[name]})"
+        for name in sorted(expected.keys() & found.keys())
+        if tuple(expected[name]) != tuple(found[name])
+    ]
+    groups = (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
+    complaints = [f"{len(names)} {what}: {_listing(names)}" for what, names in groups if names]
+    if complaints:
+        raise CheckpointError("the weights do not fit config.json; " + "; ".join(complaints))
+
+
+def _listing(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def _weights(file: WeightFile) -> dict[str, _Weight]:
+    """A file's weights by name without wrappers' prefixes, weight norm's pairs taken together."""
+    stored: dict[str, str] = {}
+    for key in file.shapes:
+        name = _without_wrappers(key)
+        if name in stored:
+            raise CheckpointError(f"{file.paths[0]}: {stored[name]} and {key} are both the weight {name}")
+        stored[name] = key
+    for magnitude, direction in _WEIGHT_NORM:
+        for name in [name for name in stored if name.endswith(direction)]:
+            stem = name.removesuffix(direction)
+            if stem + magnitude not in stored:
+                continue  # half a pair stays under its own name, and is reported as unexpected
+            if f"{stem}.weight" in stored:
+                raise CheckpointError(f"{file.paths[0]}: {stem} has a plain weight and a weight-normed one")
+    weights = {name: _Weight(file, (key,)) for name, key in stored.items()}
+    for magnitude, direction in _WEIGHT_NORM:
+        for name in [name for name in weights if name.endswith(direction)]:
+            stem = name.removesuffix(direction)
+            if stem + magnitude in weights:
+                pair = (weights.pop(stem + magnitude).stored[0], weights.pop(name).stored[0])
+                weights[f"{stem}.weight"] = _Weight(file, pair)
+    return weights
+
+
+def _without_wrappers(key: str) -> str:
+    while prefix := next((prefix for prefix in _WRAPPER_PREFIXES if key.startswith(prefix)), None):
+        key = key.removeprefix(prefix)
+    return key
+
+
+def _first(folder: Path, names: tuple[str, ...]) -> Path:
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise CheckpointError(f"{folder}: expected {' or '.join(names)}, found neither")
+    return path
+
+
+def _download(repository: str, revision: str | None) -> Path:
+    """Fetch a checkpoint's files through the hub's cache; what is cached already is not fetched again."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise MissingExtraError(
+            f"{repository}: to download, install voxcpm-coreml[convert] (huggingface_hub); or give a folder"
+        ) from None
+    weights = (*MODEL_FILES, "model-*-of-*.safetensors", *VAE_FILES)
+    names = [CONFIG_FILE, *weights, TOKENIZER_FILE, *TOKENIZER_COMPANIONS]
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=names))
+    except Exception as error:  # no network, no such repository, no such revision, a full disk, a gated model
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        at = f" at {revision}" if revision else ""
+        raise CheckpointError(f"{repository}{at}: no such folder, nor a download ({reason})") from None

@@ -1,0 +1,80 @@
+"""The command line's `convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.step_models import PRECISIONS, STEP_MODEL_NAMES, StepSizes
+
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.convert import can_compile
+from voxcpm_conversion.convert import convert as convert_checkpoint
+
+
+def convert(
+    checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder in upstream's layout, or a hub id (org/name).")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Bundle folder to write.")],
+    precision: Annotated[
+        list[str] | None, typer.Option(help="fp16, int8 or fp32; repeat for several. Default: fp16 and int8.")
+    ] = None,
+    max_length: Annotated[int, typer.Option(help="Positions in the KV caches: text, prompt and speech together.")] = 1024,
+    prefill_chunk: Annotated[
+        list[int] | None,
+        typer.Option(help="Embeddings an LM step takes at once; repeat for several. 1 alone gives fixed shapes."),
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub id.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace a bundle that exists, once the new one is whole.")] = False,
+) -> None:
+    """Convert a VoxCPM checkpoint into a bundle of Core ML step models."""
+    precisions = tuple(precision or ("fp16", "int8"))
+    unknown = [p for p in precisions if p not in PRECISIONS]
+    if unknown:
+        raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
+    sizes = _sizes(max_length, prefill_chunk)
+    opened = Checkpoint.open(checkpoint, revision=revision)
+    console = Console(stderr=True)
+    ignored = opened.architecture.unknown_keys()
+    if ignored:
+        console.print(f"config.json: ignored unknown keys {', '.join(ignored)}")
+    with Progress(
+        TextColumn("{task.description:>18}"), BarColumn(), TextColumn("{task.fields[stage]}"), TimeElapsedColumn(),
+        console=console,
+    ) as progress:  # fmt: skip
+        tasks: dict[str, TaskID] = {}
+
+        def report(model: str, stage: str, done: int, total: int) -> None:
+            if model not in tasks:
+                for finished in tasks.values():
+                    progress.update(finished, stage="done", total=1, completed=1)
+                    progress.stop_task(finished)
+                tasks[model] = progress.add_task(model, stage="", total=None)
+            progress.update(tasks[model], stage=stage, total=total or None, completed=done)
+
+        manifest = convert_checkpoint(
+            opened, output, precisions=precisions, sizes=sizes, overwrite=overwrite, report=report  # type: ignore[arg-type]
+        )
+    if not can_compile():
+        console.print("No .mlmodelc: Apple's Core ML compiler runs on macOS only; apps compile a package on first load.")
+    size = sum(record.bytes for record in manifest.files.values())
+    console.print(
+        f"{output}: {len(STEP_MODEL_NAMES)} step models in {', '.join(manifest.precisions)}, {size / 1e6:.0f} MB, "
+        f"{sizes.kv_length} positions"
+    )
+
+
+def _sizes(max_length: int, prefill_chunks: list[int] | None) -> StepSizes:
+    if max_length < 1:
+        raise InputError(f"--max-length {max_length}: expected at least 1 position")
+    if prefill_chunks is None:
+        chunks = tuple(c for c in StepSizes().prefill_chunks if c <= max_length)
+    else:
+        # One embedding at a time is how speech is decoded, so 1 is always among them.
+        chunks = tuple(sorted({1, *prefill_chunks}))
+    if chunks[0] < 1:
+        raise InputError(f"--prefill-chunk {chunks[0]}: expected at least 1")
+    return StepSizes(kv_length=max_length, prefill_chunks=chunks)

@@ -1,0 +1,179 @@
+"""Checkpoint -> bundle, one step model at a time, so that memory holds one model's weights and not all."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.arrays import EMBED_TOKENS, constant_shapes, write_constant
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import (
+    CONFIG_FILE,
+    CONSTANTS_FOLDER,
+    SCHEMA_VERSION,
+    TOKENIZER_FOLDER,
+    Manifest,
+    package_path,
+    record_folder,
+)
+from voxcpm_constants.step_models import (
+    LOCDIT_STEP,
+    PRECISIONS,
+    Precision,
+    StepModel,
+    StepSizes,
+    declare_step_models,
+)
+
+from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
+from voxcpm_conversion.checkpoint import Checkpoint, check_weights
+from voxcpm_conversion.export import export_step
+from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
+from voxcpm_conversion.modules.voxcpm import empty_modules, expected_shapes
+from voxcpm_conversion.quantization import quantize_int8
+from voxcpm_conversion.step_modules import build_step, step_parameter_names
+from voxcpm_conversion.toolchain import import_coremltools, stages_reported
+from voxcpm_conversion.workspace import Workspace
+
+Report = Callable[[str, str, int, int], None]
+"""report(step model, stage, done, total)"""
+
+_TOOLS = ("coremltools", "torch", "numpy", "voxcpm-coreml")
+
+
+def convert(
+    checkpoint: Checkpoint,
+    bundle: Path,
+    *,
+    precisions: Sequence[Precision],
+    sizes: StepSizes,
+    overwrite: bool = False,
+    report: Report = lambda model, stage, done, total: None,
+) -> Manifest:
+    """Write `bundle`. What an interrupted run of the same plan had finished is kept; an error leaves no bundle.
+
+    Raises InputError for sizes the checkpoint does not allow or a bundle that exists, CheckpointError for weights
+    that are missing, unexpected or of another shape.
+    """
+    a = checkpoint.architecture
+    _check_request(a, bundle, sizes, overwrite)
+    check_weights(checkpoint.shapes(), expected_shapes(a))
+    source = checkpoint.source()
+    tools = {name: version(name) for name in _TOOLS}
+    declarations = declare_step_models(a, sizes)
+    ordered = tuple(p for p in PRECISIONS if p in precisions)
+    plan = {"schema": SCHEMA_VERSION, "source": source.sha256, "sizes": sizes.model_dump(mode="json"), "tools": tools}
+    workspace = Workspace(bundle, plan)
+    _add_constants(workspace, checkpoint)
+    for declaration in declarations.values():
+        missing = [p for p in ordered if not workspace.has(str(package_path(p, declaration.name)))]
+        if missing:
+            with stages_reported(lambda stage, done, total: report(declaration.name, stage, done, total)):
+                _add_packages(workspace, checkpoint, declaration, sizes, missing)
+    _compile_packages(workspace, declarations, ordered)
+    report("bundle", "digests", 0, 1)
+    manifest = Manifest(
+        architecture=a,
+        sizes=sizes,
+        step_models=declarations,
+        precisions=ordered,
+        source=source,
+        tools=tools,
+        files={k: v for k, v in record_folder(workspace.folder).items() if "/" in k},
+    )
+    manifest.write(workspace.folder)
+    workspace.publish()
+    report("bundle", "digests", 1, 1)
+    return manifest
+
+
+def _check_request(a: Architecture, bundle: Path, sizes: StepSizes, overwrite: bool) -> None:
+    if bundle.exists() and not overwrite:
+        raise InputError(f"{bundle}: already exists; choose another name, or replace it with --overwrite")
+    if sizes.kv_length > a.max_length:
+        raise InputError(
+            f"--max-length {sizes.kv_length}: this checkpoint was made for at most {a.max_length} positions (max_length)"
+        )
+    if max(sizes.prefill_chunks) > sizes.kv_length:
+        raise InputError(
+            f"--prefill-chunk {max(sizes.prefill_chunks)} does not fit into a KV cache of {sizes.kv_length} positions"
+        )
+
+
+def _add_constants(workspace: Workspace, checkpoint: Checkpoint) -> None:
+    def write_constants(folder: Path) -> None:
+        folder.mkdir()
+        shutil.copyfile(checkpoint.folder / CHECKPOINT_CONFIG, folder / Path(CONFIG_FILE).name)
+        for stem in constant_shapes(checkpoint.architecture):
+            write_constant(folder, stem, _constant(checkpoint, stem))
+
+    def write_tokenizer(folder: Path) -> None:
+        folder.mkdir()
+        for name, path in checkpoint.tokenizer_files().items():
+            shutil.copyfile(path, folder / name)
+
+    for part, write in ((CONSTANTS_FOLDER, write_constants), (TOKENIZER_FOLDER, write_tokenizer)):
+        if not workspace.has(part):
+            workspace.add(part, write)
+
+
+def _constant(checkpoint: Checkpoint, stem: str) -> npt.NDArray[np.float32]:
+    if stem == EMBED_TOKENS:
+        return checkpoint.tensor(EMBED_TOKENS_WEIGHT).numpy()
+    layer, _, kind = stem.rpartition("_")
+    return checkpoint.tensor(f"{layer}.{'weight' if kind == 'w' else 'bias'}").numpy()
+
+
+def _add_packages(
+    workspace: Workspace, checkpoint: Checkpoint, declaration: StepModel, sizes: StepSizes, precisions: Sequence[Precision]
+) -> None:
+    """One step model in every missing precision; int8 is the fp16 program with its weights quantised."""
+    a = checkpoint.architecture
+    modules = empty_modules(a)
+    checkpoint.load_into(modules, step_parameter_names(declaration.name, modules, a, sizes))
+    step = build_step(declaration.name, modules, a, sizes)
+    angles = declaration.name == LOCDIT_STEP
+
+    def add(precision: Precision, model: Any) -> None:
+        model.short_description = f"VoxCPM {declaration.name}, {precision}"
+        for tensor in (*declaration.inputs, *declaration.state):
+            model.input_description[tensor.name] = tensor.meaning
+        workspace.add(str(package_path(precision, declaration.name)), lambda path: model.save(str(path)))
+
+    if "fp32" in precisions:
+        add("fp32", export_step(step, declaration, "fp32"))
+    if {"fp16", "int8"} & set(precisions):
+        half = export_step(step, declaration, "fp16", fp32_angles=angles)
+        if "fp16" in precisions:
+            add("fp16", half)
+        if "int8" in precisions:
+            add("int8", quantize_int8(half))
+
+
+def _compile_packages(workspace: Workspace, declarations: dict[str, StepModel], precisions: Sequence[Precision]) -> None:
+    """`.mlmodelc` beside every package, where Apple's compiler is: an app then starts without compiling."""
+    if not can_compile():
+        return
+    ct = import_coremltools()
+    for precision in precisions:
+        for name in declarations:
+            package = package_path(precision, name)
+            compiled = str(package.with_suffix(".mlmodelc"))
+            if not workspace.has(compiled):
+                workspace.add(
+                    compiled, lambda path, package=package: ct.models.utils.compile_model(  # type: ignore[misc]
+                        str(workspace.folder / package), destination_path=str(path)
+                    )
+                )
+
+
+def can_compile() -> bool:
+    """Whether Core ML's compiler is there: on macOS only."""
+    return platform.system() == "Darwin"

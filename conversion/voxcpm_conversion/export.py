@@ -1,0 +1,84 @@
+"""A step model's torch module -> an ML program, as its declaration says."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from voxcpm_constants.step_models import StepModel, TensorSpec
+
+from voxcpm_conversion.step_modules import example_inputs
+from voxcpm_conversion.toolchain import import_coremltools
+
+Arithmetic = Literal["fp16", "fp32"]
+
+# Names of the MIL operations that need angles of 1000 rad, which fp16 rounds to 0.5 rad.
+_ANGLE_FUNCTIONS = ("sin", "cos")
+
+
+def export_step(step: nn.Module, declaration: StepModel, arithmetic: Arithmetic, *, fp32_angles: bool = False) -> Any:
+    """Trace and convert; returns a coremltools MLModel that was not loaded.
+
+    fp32_angles keeps every operation that feeds a sine or cosine in fp32 (the DiT's time embedding).
+    """
+    ct = import_coremltools()
+    _register_index_copy()
+    # Any enumerated length will do: no length is burnt into the graph. The largest finds a broken one soonest.
+    chunk = declaration.chunk_count - 1
+    with torch.inference_mode():
+        traced = torch.jit.trace(step, example_inputs(declaration, chunk), check_trace=False)
+    precision: Any = ct.precision.FLOAT32
+    if arithmetic == "fp16":
+        precision = ct.transform.FP16ComputePrecision(lambda op: not (fp32_angles and _feeds_angle(op)))
+    return ct.convert(
+        traced,
+        convert_to="mlprogram",
+        minimum_deployment_target=ct.target.macOS14,
+        compute_precision=precision,
+        inputs=[_input_type(ct, tensor, declaration, arithmetic) for tensor in (*declaration.inputs, *declaration.state)],
+        outputs=[
+            *(ct.TensorType(name=t.name, dtype=_dtype(t, arithmetic)) for t in declaration.outputs),
+            *(ct.TensorType(name=t.output_name, dtype=_dtype(t, arithmetic)) for t in declaration.state),
+        ],
+        skip_model_load=True,
+    )
+
+
+def _input_type(ct: Any, tensor: TensorSpec, declaration: StepModel, arithmetic: Arithmetic) -> Any:
+    shapes = list(dict.fromkeys(tensor.shape_at(chunk) for chunk in range(declaration.chunk_count)))
+    shape = shapes[0] if len(shapes) == 1 else ct.EnumeratedShapes(shapes, default=shapes[0])
+    return ct.TensorType(name=tensor.name, shape=shape, dtype=_dtype(tensor, arithmetic))
+
+
+def _dtype(tensor: TensorSpec, arithmetic: Arithmetic) -> type:
+    compute = np.float16 if arithmetic == "fp16" else np.float32
+    return {"float32": np.float32, "int32": np.int32, "compute": compute}[tensor.dtype]
+
+
+def _feeds_angle(op: Any) -> bool:
+    """Whether a MIL operation is a sine or cosine, or computes (from inputs, within a few steps) the angle of one."""
+    if op.op_type in _ANGLE_FUNCTIONS:
+        return True
+    return any(_feeds_angle(child) for output in op.outputs for child in output.child_ops if _is_elementwise(child))
+
+
+def _is_elementwise(op: Any) -> bool:
+    return op.op_type in ("mul", "expand_dims", "cast", *_ANGLE_FUNCTIONS)
+
+
+def _register_index_copy() -> None:
+    """torch's index_copy is MIL's one-dimensional scatter; coremltools 9 does not know it."""
+    from coremltools.converters.mil import Builder as mb
+    from coremltools.converters.mil import register_torch_op
+    from coremltools.converters.mil.frontend.torch.ops import _get_inputs
+
+    def index_copy(context: Any, node: Any) -> None:
+        data, axis, indices, updates = _get_inputs(context, node, expected=4)
+        copied = mb.scatter(
+            data=data, indices=indices, updates=updates, axis=axis.val, mode="update", name=node.name
+        )
+        context.add(copied)
+
+    register_torch_op(override=True)(index_copy)

@@ -1,0 +1,206 @@
+"""The AudioVAE with its left contexts as inputs and outputs (upstream `modules/audiovae/`).
+
+Every convolution is causal: given the samples just before a chunk, a chunk gives exactly what it gives within
+the whole. `Contexts` hands each convolution its samples in order and collects the new ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from voxcpm_constants.architecture import AudioVAEConfig
+from voxcpm_constants.errors import CheckpointError
+
+# Largest 1/alpha that fp16 holds; below alpha = 1/6e4, sin²(alpha·x)/alpha is under x²/6e4 either way.
+_LARGEST_RECIPROCAL = 6.0e4
+
+
+class Contexts:
+    """Left contexts of one call: taken in order of execution, replaced by the ones after the chunk."""
+
+    def __init__(self, before: tuple[Tensor, ...]) -> None:
+        self._before: Iterator[Tensor] = iter(before)
+        self.after: list[Tensor] = []
+
+    def extend(self, x: Tensor, width: int) -> Tensor:
+        """x (1, C, L) with its `width` samples of context in front; remembers its last `width` samples."""
+        extended = torch.cat((next(self._before), x), dim=-1)
+        self.after.append(extended[..., -width:])
+        return extended
+
+
+class CausalConv1d(nn.Conv1d):
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, *, context: int = 0, stride: int = 1, dilation: int = 1,
+        groups: int = 1,
+    ) -> None:
+        super().__init__(inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups)
+        self.context = context
+
+    def forward(self, x: Tensor, contexts: Contexts) -> Tensor:  # type: ignore[override]
+        return super().forward(contexts.extend(x, self.context) if self.context else x)
+
+
+class CausalConvTranspose1d(nn.ConvTranspose1d):
+    """Kernel 2·stride: an output block sees its own frame and the one before."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__(inputs, outputs, 2 * stride, stride=stride)
+
+    def forward(self, x: Tensor, contexts: Contexts) -> Tensor:  # type: ignore[override]
+        stride = self.stride[0]
+        return super().forward(contexts.extend(x, 1))[..., stride:-stride]
+
+
+class Snake(nn.Module):
+    """x + sin²(alpha·x) / alpha."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1, channels, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Not 1 / alpha: coremltools turns that into `inverse`, which adds 1e-4 to the divisor.
+        reciprocal = torch.ones_like(self.alpha) / (self.alpha + 1e-9)
+        sine = torch.sin(self.alpha * x)
+        return x + reciprocal.clamp(-_LARGEST_RECIPROCAL, _LARGEST_RECIPROCAL) * (sine * sine)
+
+
+class Chain(nn.ModuleList):
+    """Modules in a row, of which some take contexts. Indexed as upstream's Sequential, so names agree."""
+
+    def forward(self, x: Tensor, contexts: Contexts) -> Tensor:
+        for module in self:
+            x = module(x) if isinstance(module, (Snake, nn.Tanh)) else module(x, contexts)
+        return x
+
+
+class _Block(nn.Module):
+    """Upstream wraps every block's layers in an attribute `block`."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.block = Chain(layers)
+
+    def forward(self, x: Tensor, contexts: Contexts) -> Tensor:
+        return self.block(x, contexts)
+
+
+class ResidualUnit(_Block):
+    def __init__(self, channels: int, dilation: int, groups: int) -> None:
+        super().__init__(
+            Snake(channels),
+            CausalConv1d(channels, channels, 7, context=6 * dilation, dilation=dilation, groups=groups),
+            Snake(channels),
+            CausalConv1d(channels, channels, 1),
+        )
+
+    def forward(self, x: Tensor, contexts: Contexts) -> Tensor:
+        return x + super().forward(x, contexts)
+
+
+def _residual_units(channels: int, depthwise: bool) -> list[nn.Module]:
+    return [ResidualUnit(channels, dilation, channels if depthwise else 1) for dilation in (1, 3, 9)]
+
+
+class Encoder(nn.Module):
+    def __init__(self, vae: AudioVAEConfig, *, output_padding: bool) -> None:
+        super().__init__()
+        channels = vae.encoder_dim
+        blocks: list[nn.Module] = [CausalConv1d(1, channels, 7, context=6)]
+        for stride in vae.encoder_rates:
+            context = 2 * math.ceil(stride / 2) - (stride % 2 if output_padding else 0)
+            down = CausalConv1d(channels, 2 * channels, 2 * stride, context=context, stride=stride)
+            blocks.append(_Block(*_residual_units(channels, vae.depthwise), Snake(channels), down))
+            channels *= 2
+        self.block = Chain(blocks)
+        self.fc_mu = CausalConv1d(channels, vae.latent_dim, 3, context=2)
+        # Read by upstream's training only; here for its name.
+        self.fc_logvar = CausalConv1d(channels, vae.latent_dim, 3, context=2)
+
+    def forward(self, audio: Tensor, contexts: Contexts) -> Tensor:
+        """audio (1, 1, frames·hop) -> latents (1, latent_dim, frames): the mean, as upstream's `encode`."""
+        return self.fc_mu(self.block(audio, contexts), contexts)
+
+
+class DecoderBlock(_Block):
+    def __init__(self, inputs: int, outputs: int, stride: int, depthwise: bool) -> None:
+        units = _residual_units(outputs, depthwise)
+        super().__init__(Snake(inputs), CausalConvTranspose1d(inputs, outputs, stride), *units)
+
+
+class SampleRateCondition(nn.Module):
+    """VoxCPM2: a learned scale and bias per channel, by bucket of the output sample rate, fixed at conversion."""
+
+    def __init__(self, channels: int, buckets: int, bucket: int) -> None:
+        super().__init__()
+        self.bucket = bucket
+        self.scale_embed = nn.Embedding(buckets, channels)
+        self.bias_embed = nn.Embedding(buckets, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, bias = self.scale_embed.weight[self.bucket], self.bias_embed.weight[self.bucket]
+        return x * scale[:, None] + bias[:, None]
+
+
+class Decoder(nn.Module):
+    def __init__(self, vae: AudioVAEConfig) -> None:
+        super().__init__()
+        channels = vae.decoder_dim
+        layers: list[nn.Module] = (
+            [
+                CausalConv1d(vae.latent_dim, vae.latent_dim, 7, context=6, groups=vae.latent_dim),
+                CausalConv1d(vae.latent_dim, channels, 1),
+            ]
+            if vae.depthwise
+            else [CausalConv1d(vae.latent_dim, channels, 7, context=6)]
+        )
+        inputs = []
+        for stride in vae.decoder_rates:
+            inputs.append((len(layers), channels))
+            layers.append(DecoderBlock(channels, channels // 2, stride, vae.depthwise))
+            channels //= 2
+        self.model = Chain([*layers, Snake(channels), CausalConv1d(channels, 1, 7, context=6), nn.Tanh()])
+        self.sr_cond_model = _sample_rate_conditions(vae, len(self.model), dict(inputs))
+
+    def forward(self, latents: Tensor, contexts: Contexts) -> Tensor:
+        """latents (1, latent_dim, frames) -> audio (1, 1, frames·hop) within [-1, 1]."""
+        x = latents
+        for index, layer in enumerate(self.model):
+            if self.sr_cond_model is not None and isinstance(layer, DecoderBlock):
+                x = self.sr_cond_model[index](x)
+            x = layer(x) if isinstance(layer, (Snake, nn.Tanh)) else layer(x, contexts)
+        return x
+
+
+def _sample_rate_conditions(vae: AudioVAEConfig, length: int, channels: dict[int, int]) -> nn.ModuleList | None:
+    """One entry a decoder layer, None where there is no condition, as upstream's `sr_cond_model`."""
+    if vae.sr_bin_boundaries is None:
+        return None
+    if not vae.cond_type.startswith("scale_bias") or vae.cond_out_layer:
+        raise CheckpointError(
+            f"audio_vae_config: sample-rate condition {vae.cond_type!r} with cond_out_layer={vae.cond_out_layer} "
+            "is not supported (expected scale_bias or scale_bias_init without an output layer)"
+        )
+    rate = vae.out_sample_rate or vae.sample_rate
+    bucket = sum(rate > boundary for boundary in vae.sr_bin_boundaries)
+    buckets = len(vae.sr_bin_boundaries) + 1
+    conditions = (
+        SampleRateCondition(channels[index], buckets, bucket) if index in channels else None for index in range(length)
+    )
+    return nn.ModuleList(conditions)  # type: ignore[arg-type]
+
+
+class AudioVAE(nn.Module):
+    def __init__(self, vae: AudioVAEConfig, *, output_padding: bool) -> None:
+        super().__init__()
+        if vae.use_noise_block:
+            raise CheckpointError(
+                "audio_vae_config: use_noise_block=true draws noise inside the decoder, which a step model cannot; "
+                "no published VoxCPM uses it"
+            )
+        self.encoder = Encoder(vae, output_padding=output_padding)
+        self.decoder = Decoder(vae)

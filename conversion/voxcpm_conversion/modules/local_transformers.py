@@ -1,0 +1,91 @@
+"""The two small transformers around a patch: the local encoder and the local DiT.
+
+Upstream: `modules/locenc/local_encoder.py`, `modules/locdit/local_dit.py` and `local_dit_v2.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from voxcpm_constants.architecture import Transformer
+
+from voxcpm_conversion.modules.minicpm4 import Rope, Stack
+
+
+class LocalEncoder(nn.Module):
+    """A patch of latent frames -> one vector: the output at a learned first token."""
+
+    def __init__(self, t: Transformer, feat_dim: int) -> None:
+        super().__init__()
+        self.special_token = nn.Parameter(torch.zeros(1, 1, 1, t.hidden_size))
+        self.in_proj = nn.Linear(feat_dim, t.hidden_size)
+        self.encoder = Stack(t)
+
+    def forward(self, patches: Tensor, rope: Rope) -> Tensor:
+        """patches (1, T, P, feat_dim) -> (1, T, hidden)."""
+        frames = self.in_proj(patches.squeeze(0))
+        # A product with zeros repeats the token once a patch without asking the graph for T.
+        token = frames[:, :1] * 0.0 + self.special_token[0]
+        hidden = self.encoder(torch.cat((token, frames), dim=1), rope)
+        return hidden[:, 0].unsqueeze(0)
+
+
+class TimestepMLP(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(width, width)
+        self.linear_2 = nn.Linear(width, width)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        return self.linear_2(nn.functional.silu(self.linear_1(embedding)))
+
+
+class LocalDiT(nn.Module):
+    """Velocity of a noisy patch, given the LM condition, the time and the patch before."""
+
+    def __init__(self, t: Transformer, feat_dim: int, patch_size: int, mu_tokens: int) -> None:
+        super().__init__()
+        self.patch_size, self.mu_tokens = patch_size, mu_tokens
+        self.in_proj = nn.Linear(feat_dim, t.hidden_size)
+        self.cond_proj = nn.Linear(feat_dim, t.hidden_size)
+        self.out_proj = nn.Linear(t.hidden_size, feat_dim)
+        self.time_mlp = TimestepMLP(t.hidden_size)
+        self.delta_time_mlp = TimestepMLP(t.hidden_size)
+        self.decoder = Stack(t)
+
+    def forward(self, x: Tensor, mu: Tensor, t: Tensor, cond: Tensor, dt: Tensor, rope: Rope) -> Tensor:
+        """x, cond (N, feat_dim, P); mu (N, mu_tokens·hidden); t, dt (N,) -> velocity (N, feat_dim, P).
+
+        One mu token is added to the time token (0.5B, 1.5); two stand before it (VoxCPM2).
+        """
+        width = self.in_proj.out_features
+        time = self.time_mlp(sinusoidal(t, width)) + self.delta_time_mlp(sinusoidal(dt, width))
+        time = time.unsqueeze(1)
+        tokens = mu.reshape(-1, self.mu_tokens, width)
+        prefix = [tokens + time] if self.mu_tokens == 1 else [tokens, time]
+        sequence = (*prefix, self.cond_proj(cond.transpose(1, 2)), self.in_proj(x.transpose(1, 2)))
+        hidden = self.decoder(torch.cat(sequence, dim=1), rope)
+        return self.out_proj(hidden[:, -self.patch_size :]).transpose(1, 2)
+
+
+def sinusoidal(t: Tensor, width: int) -> Tensor:
+    """(N,) -> (N, width): sin and cos of 1000·t at geometric frequencies. fp16 cannot hold these angles."""
+    half = width // 2
+    frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000) / (half - 1)))
+    angles = 1000 * t.unsqueeze(1) * frequencies.unsqueeze(0)
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+class ScalarQuantizer(nn.Module):
+    """Finite scalar quantisation between two projections (upstream `modules/layers/scalar_quantization_layer.py`)."""
+
+    def __init__(self, hidden: int, latent: int, scale: int) -> None:
+        super().__init__()
+        self.scale = scale
+        self.in_proj = nn.Linear(hidden, latent)
+        self.out_proj = nn.Linear(latent, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_proj(torch.round(torch.tanh(self.in_proj(x)) * self.scale) / self.scale)

@@ -1,0 +1,187 @@
+"""The MiniCPM4 transformer stack, with an explicit KV cache or none (upstream `modules/minicpm4/model.py`).
+
+Formulations are chosen for fp16: the norm never squares a large value, queries are scaled before the product,
+and the mask is a finite number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from voxcpm_constants.architecture import LanguageModelConfig, Transformer
+
+Rope = tuple[Tensor, Tensor]
+"""(cos, sin), each (positions, head_dim)."""
+
+# Added to masked scores. Finite in fp16 with room for the score itself; exp() of it is zero in every precision.
+MASKED = -3.0e4
+# Floor of a vector's largest magnitude: below it the norm's epsilon decides anyway.
+_SMALLEST_PEAK = 1e-3
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis.
+
+    mean(x²) leaves fp16 at |x| > 255, so x is first divided by its largest magnitude m:
+    x / sqrt(mean(x²) + eps) = y / sqrt(mean(y²) + eps / m²) with y = x / m.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        # A tensor, not a number: coremltools turns number / tensor into `inverse`, which adds 1e-4 to the divisor.
+        self.register_buffer("root_eps", torch.tensor([math.sqrt(eps)], device="cpu"), persistent=False)
+        # maximum() with a tensor, not clamp(): clamp becomes `clip` with an upper bound of infinity.
+        self.register_buffer("smallest_peak", torch.tensor([_SMALLEST_PEAK], device="cpu"), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        peak = torch.maximum(x.abs().amax(dim=-1, keepdim=True), self.smallest_peak)  # type: ignore[arg-type]
+        y = x / peak
+        mean_square = (y * y).mean(dim=-1, keepdim=True)
+        relative_eps = self.root_eps / peak
+        return y * torch.rsqrt(mean_square + relative_eps * relative_eps) * self.weight
+
+
+@dataclass
+class LayerCache:
+    """Keys and values of one layer, (1, kv_heads, positions, head_dim), before and after a step."""
+
+    keys: Tensor
+    values: Tensor
+
+    def updated(self, positions: Tensor, keys: Tensor, values: Tensor) -> LayerCache:
+        """The cache with new rows at `positions` (S,); the old tensors stay as they are."""
+        return LayerCache(self.keys.index_copy(2, positions, keys), self.values.index_copy(2, positions, values))
+
+
+class Attention(nn.Module):
+    """Grouped-query attention: the heads that share a key head are rows of one matrix product."""
+
+    def __init__(self, t: Transformer) -> None:
+        super().__init__()
+        self.kv_heads, self.groups, self.head_dim = t.num_kv_heads, t.num_heads // t.num_kv_heads, t.head_dim
+        query, key = t.num_heads * t.head_dim, t.num_kv_heads * t.head_dim
+        self.q_proj = nn.Linear(t.hidden_size, query, bias=False)
+        self.k_proj = nn.Linear(t.hidden_size, key, bias=False)
+        self.v_proj = nn.Linear(t.hidden_size, key, bias=False)
+        self.o_proj = nn.Linear(query, t.hidden_size, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: Rope | None,
+        cache: LayerCache | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, LayerCache]:
+        """x (B, S, hidden) -> (B, S, hidden) and the keys and values attended to. mask (S, positions) is added."""
+        batch = x.size(0)
+        # One -1 a reshape and no x.size(1): the sequence axis is enumerated and the graph does no shape arithmetic.
+        q = self.q_proj(x).reshape(batch, -1, self.kv_heads * self.groups, self.head_dim).transpose(1, 2)
+        k = self.k_proj(x).reshape(batch, -1, self.kv_heads, self.head_dim).transpose(1, 2)
+        v = self.v_proj(x).reshape(batch, -1, self.kv_heads, self.head_dim).transpose(1, 2)
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        if cache is not None and positions is not None:
+            present = cache.updated(positions, k, v)
+        else:
+            present = LayerCache(k, v)
+        q = (q * self.head_dim**-0.5).reshape(batch, self.kv_heads, -1, self.head_dim)
+        scores = q @ present.keys.transpose(-1, -2)
+        if mask is not None:
+            length = present.keys.size(2)
+            grouped = scores.reshape(batch, self.kv_heads, self.groups, -1, length) + mask
+            weights = torch.softmax(grouped, dim=-1).reshape(batch, self.kv_heads, -1, length)
+        else:
+            weights = torch.softmax(scores, dim=-1)
+        heads = (weights @ present.values).reshape(batch, self.kv_heads * self.groups, -1, self.head_dim)
+        return self.o_proj(heads.transpose(1, 2).reshape(batch, -1, self.o_proj.in_features)), present
+
+
+def rotate(x: Tensor, rope: Rope) -> Tensor:
+    """Rotary position embedding of x (..., positions, head_dim)."""
+    cos, sin = rope
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class MLP(nn.Module):
+    def __init__(self, t: Transformer) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(t.hidden_size, t.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(t.hidden_size, t.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(t.intermediate_size, t.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, t: Transformer) -> None:
+        super().__init__()
+        self.residual_scale = t.residual_scale
+        self.self_attn = Attention(t)
+        self.mlp = MLP(t)
+        self.input_layernorm = RMSNorm(t.hidden_size, t.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(t.hidden_size, t.rms_norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: Rope | None,
+        cache: LayerCache | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, LayerCache]:
+        attended, present = self.self_attn(self.input_layernorm(x), rope, cache, positions, mask)
+        x = x + self._scaled(attended)
+        return x + self._scaled(self.mlp(self.post_attention_layernorm(x))), present
+
+    def _scaled(self, branch: Tensor) -> Tensor:
+        return branch if self.residual_scale == 1.0 else branch * self.residual_scale
+
+
+class Stack(nn.Module):
+    """Layers and final norm."""
+
+    def __init__(self, t: Transformer) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(t) for _ in range(t.num_layers))
+        self.norm = RMSNorm(t.hidden_size, t.rms_norm_eps)
+
+    def forward(self, x: Tensor, rope: Rope | None) -> Tensor:
+        """Bidirectional attention within each sequence of x (B, S, hidden)."""
+        for layer in self.layers:
+            x, _ = layer(x, rope)
+        return self.norm(x)
+
+    def step(
+        self, x: Tensor, rope: Rope | None, caches: list[LayerCache], positions: Tensor, mask: Tensor
+    ) -> tuple[Tensor, list[LayerCache]]:
+        """Causal attention of x (1, S, hidden) at cache `positions` (S,) over everything in the caches so far."""
+        updated = []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x, present = layer(x, rope, cache, positions, mask)
+            updated.append(present)
+        return self.norm(x), updated
+
+
+def rope_table(lm: LanguageModelConfig, head_dim: int, length: int) -> Rope:
+    """LongRoPE factors of the first `length` positions, in float32 and in upstream's order of operations.
+
+    Raises ValueError when the checkpoint's factors do not fit the head dimension.
+    """
+    scaling = lm.rope_scaling
+    original = scaling.original_max_position_embeddings
+    factors = scaling.long_factor if lm.max_position_embeddings > original else scaling.short_factor
+    if len(factors) != head_dim // 2:
+        raise ValueError(f"rope_scaling has {len(factors)} factors; a head dimension of {head_dim} needs {head_dim // 2}")
+    scale = math.sqrt(1 + math.log(lm.max_position_embeddings / original) / math.log(original))
+    inverse_frequency = 1.0 / (lm.rope_theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
+    positions = torch.arange(length, dtype=torch.float32)
+    angles = torch.outer(positions, 1.0 / torch.tensor(factors, dtype=torch.float32)) * inverse_frequency
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos() * scale, angles.sin() * scale

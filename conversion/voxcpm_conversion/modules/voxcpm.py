@@ -1,0 +1,56 @@
+"""All of VoxCPM's modules under upstream's names, so that a state dict says which weights are missing or unexpected."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from voxcpm_constants.architecture import Architecture
+
+from voxcpm_conversion.modules.audio_vae import AudioVAE
+from voxcpm_conversion.modules.local_transformers import LocalDiT, LocalEncoder, ScalarQuantizer
+from voxcpm_conversion.modules.minicpm4 import Stack
+
+
+class FlowMatching(nn.Module):
+    """Upstream keeps the DiT as the `estimator` of its solver; the solver itself is the numpy driver's."""
+
+    def __init__(self, estimator: LocalDiT) -> None:
+        super().__init__()
+        self.estimator = estimator
+
+
+EMBED_TOKENS = "base_lm.embed_tokens.weight"
+"""The text embedding table: (vocabulary, hidden). The driver looks tokens up in it, so it is no module here."""
+
+
+class VoxCPMModules(nn.Module):
+    """A tree of parameters; it has no forward, the step models in `step_modules` have."""
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__()
+        hidden, dit_hidden = a.lm_config.hidden_size, a.dit_config.hidden_dim
+        self.base_lm = Stack(a.base_lm)
+        self.residual_lm = Stack(a.residual_lm)
+        self.feat_encoder = LocalEncoder(a.feat_encoder, a.feat_dim)
+        self.feat_decoder = FlowMatching(LocalDiT(a.locdit, a.feat_dim, a.patch_size, a.mu_tokens))
+        self.fsq_layer = ScalarQuantizer(hidden, a.scalar_quantization_latent_dim, a.scalar_quantization_scale)
+        self.enc_to_lm_proj = nn.Linear(a.encoder_config.hidden_dim, hidden)
+        self.lm_to_dit_proj = nn.Linear(hidden, dit_hidden)
+        self.res_to_dit_proj = nn.Linear(hidden, dit_hidden)
+        if a.architecture == "voxcpm2":
+            self.fusion_concat_proj = nn.Linear(2 * hidden, hidden)
+        self.stop_proj = nn.Linear(hidden, hidden)
+        self.stop_head = nn.Linear(hidden, 2, bias=False)
+        self.audio_vae = AudioVAE(a.audio_vae_config, output_padding=a.architecture == "voxcpm2")
+
+
+def empty_modules(a: Architecture) -> VoxCPMModules:
+    """The tree without data (on torch's meta device): names and shapes cost nothing at any size."""
+    with torch.device("meta"):
+        return VoxCPMModules(a).eval().requires_grad_(False)
+
+
+def expected_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every weight that a checkpoint of this architecture has."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in empty_modules(a).named_parameters()}
+    return {EMBED_TOKENS: (a.lm_config.vocab_size, a.lm_config.hidden_size), **shapes}

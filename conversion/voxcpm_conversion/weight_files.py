@@ -1,0 +1,138 @@
+"""The files that hold a checkpoint's weights: safetensors, whole or sharded, and PyTorch pickles.
+
+They are read tensor by tensor, under the names in the file; what the names mean is `checkpoint`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from voxcpm_constants.errors import CheckpointError
+
+Shape = tuple[int, ...]
+
+# A training run's file wraps the weights in a dictionary of its own; upstream unwraps `state_dict` only.
+_CONTAINERS = ("state_dict", "model", "module")
+_AGAIN = "download the checkpoint again"
+
+
+class WeightFile(Protocol):
+    """Named tensors in one or several files; shapes are known without reading data."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]: ...
+
+    @property
+    def shapes(self) -> dict[str, Shape]: ...
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor as it is stored. Raises CheckpointError if its data cannot be read."""
+        ...
+
+
+def open_weight_file(path: Path) -> WeightFile:
+    """Open by the file's name. Raises CheckpointError for a damaged file or one without a state dict."""
+    if path.name.endswith(".safetensors.index.json"):
+        return _Shards(path)
+    return _Safetensors(path) if path.suffix == ".safetensors" else _Pickle(path)
+
+
+class _Safetensors:
+    def __init__(self, path: Path) -> None:
+        self.paths: tuple[Path, ...] = (path,)
+        self.shapes: dict[str, Shape] = {}
+        try:
+            # A memory map that stays open with the object: only the tensors asked for are read.
+            file: Any = safe_open(path, framework="pt", device="cpu")
+            for name in list(file.keys()):
+                self.shapes[name] = tuple(file.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(path, "a safetensors file", error) from None
+        self._file = file
+
+    def read(self, name: str) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = self._file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(self.paths[0], "a safetensors file", error) from None
+        return tensor
+
+
+class _Shards:
+    """`model.safetensors.index.json` and the files that its `weight_map` names."""
+
+    def __init__(self, index: Path) -> None:
+        try:
+            document = json.loads(index.read_text(encoding="utf-8"))
+            owner = {str(name): str(file) for name, file in document["weight_map"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unreadable(index, "a safetensors index with a weight_map", error) from None
+        self._shards = {file: _Safetensors(_shard_path(index, file)) for file in sorted(set(owner.values()))}
+        self.paths: tuple[Path, ...] = (index, *(index.parent / file for file in self._shards))
+        self._owner = owner
+        self.shapes: dict[str, Shape] = {}
+        for name, file in owner.items():
+            if name not in self._shards[file].shapes:
+                raise CheckpointError(f"{index}: expected {name} in {file}, but it is not there; {_AGAIN}")
+            self.shapes[name] = self._shards[file].shapes[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._shards[self._owner[name]].read(name)
+
+
+def _shard_path(index: Path, file: str) -> Path:
+    path = index.parent / file
+    # A name with folders in it could point anywhere; upstream's and the hub's shards lie beside their index.
+    if Path(file).name != file or not path.is_file():
+        raise CheckpointError(f"{index}: expected the shard {file} beside it, but there is no such file")
+    return path
+
+
+class _Pickle:
+    def __init__(self, path: Path) -> None:
+        self.paths: tuple[Path, ...] = (path,)
+        try:
+            # weights_only: a pickle can run code, and a voice from the internet must not.
+            # Files older than PyTorch 1.6 are no zip archives and cannot be memory-mapped.
+            document = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        except Exception as error:  # a damaged or hostile pickle raises nearly anything
+            raise _unreadable(path, "a PyTorch state dict of plain tensors", error) from None
+        self._tensors = _state_dict(path, document)
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+
+def _state_dict(path: Path, document: object) -> dict[str, torch.Tensor]:
+    """Unwrap the containers around a state dict. Raises CheckpointError if there is none inside."""
+    while isinstance(document, Mapping):
+        inner = next((document[key] for key in _CONTAINERS if isinstance(document.get(key), Mapping)), None)
+        if inner is None:
+            break
+        document = inner
+    if not isinstance(document, Mapping) or not document:
+        raise CheckpointError(f"{path}: expected a PyTorch state dict, found {_describe(document)}")
+    for name, value in document.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise CheckpointError(
+                f"{path}: expected a PyTorch state dict, but {name!r} is {_describe(value)}, not a tensor"
+            )
+    return dict(document)
+
+
+def _describe(value: object) -> str:
+    return f"an empty {type(value).__name__}" if value in ({}, [], ()) else f"a {type(value).__name__}"
+
+
+def _unreadable(path: Path, expected: str, error: Exception) -> CheckpointError:
+    """One line, though the libraries' messages may have many."""
+    lines = str(error).strip().splitlines()
+    reason = lines[0].strip().rstrip(".:") if lines else type(error).__name__
+    return CheckpointError(f"{path}: expected {expected}, but it cannot be read ({reason}); {_AGAIN}")

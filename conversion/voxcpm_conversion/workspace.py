@@ -1,0 +1,56 @@
+"""A bundle in the making: a sibling folder that keeps finished parts across interruptions and is renamed when whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from voxcpm_constants.errors import InputError
+
+_PLAN_FILE = "plan.json"
+
+
+class Workspace:
+    """The folder `.NAME.partial` beside the bundle NAME. A part appears in it under its final name only when complete."""
+
+    def __init__(self, bundle: Path, plan: dict[str, object]) -> None:
+        """Continue the workspace of the same plan, or start anew. Raises InputError where it cannot be written."""
+        self.bundle = bundle
+        self.folder = bundle.with_name(f".{bundle.name}.partial")
+        # Packages are content of a plan: another checkpoint, size or tool version makes what lies there worthless.
+        text = json.dumps(plan, indent=1, sort_keys=True)
+        plan_file = self.folder / _PLAN_FILE
+        try:
+            if not (plan_file.is_file() and plan_file.read_text(encoding="utf-8") == text):
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self.folder.mkdir(parents=True)
+                plan_file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{bundle.parent}: cannot write a bundle there ({error.strerror})") from None
+
+    def has(self, part: str) -> bool:
+        return (self.folder / part).exists()
+
+    def add(self, part: str, write: Callable[[Path], object]) -> None:
+        """Let `write(path)` make a file or folder, then give it its name."""
+        final = self.folder / part
+        # The suffix stays the last one: coremltools saves by it.
+        unfinished = final.with_name(f".unfinished-{final.name}")
+        final.parent.mkdir(parents=True, exist_ok=True)
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
+        write(unfinished)
+        os.replace(unfinished, final)
+
+    def publish(self) -> None:
+        """Give the finished folder the bundle's name; a bundle that was there goes only now."""
+        (self.folder / _PLAN_FILE).unlink()
+        old = self.bundle.with_name(f".{self.bundle.name}.replaced")
+        shutil.rmtree(old, ignore_errors=True)
+        if self.bundle.exists():
+            os.replace(self.bundle, old)
+        os.replace(self.folder, self.bundle)
+        shutil.rmtree(old, ignore_errors=True)
