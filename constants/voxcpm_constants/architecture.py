@@ -6,6 +6,7 @@ a second mu token and a decoder at a higher sample rate. Defaults are upstream's
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,16 +169,21 @@ class Architecture(_Config):
     def from_file(cls, path: Path) -> Architecture:
         """Read `config.json`. Raises CheckpointError with one line that names the first wrong field."""
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: expected a VoxCPM config.json, but it cannot be read ({error})") from None
+        return cls.from_document(document, str(path))
+
+    @classmethod
+    def from_document(cls, document: object, name: str = "config.json") -> Architecture:
+        """Check a parsed `config.json`; `name` stands in the error."""
         try:
-            return cls.model_validate_json(text)
+            return cls.model_validate(document)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise CheckpointError(
-                f"{path}: not the config.json of a VoxCPM checkpoint ({' or '.join(GENERATIONS)}): "
+                f"{name}: not the config.json of a VoxCPM checkpoint ({' or '.join(GENERATIONS)}): "
                 f"{where}: {first['msg']}"
             ) from None
 

@@ -13,17 +13,19 @@ checkpoint is never in memory.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
-from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import CheckpointError, MissingExtraError
-from voxcpm_constants.manifest import Source
 
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.manifest import Source
 from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
 
 CONFIG_FILE = "config.json"
@@ -51,6 +53,8 @@ _WEIGHT_NORM = (
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LISTED = 20
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -200,25 +204,29 @@ def _weights(file: WeightFile) -> dict[str, _Weight]:
     """A file's weights by name without wrappers' prefixes, weight norm's pairs taken together."""
     stored: dict[str, str] = {}
     for key in file.shapes:
-        name = _without_wrappers(key)
-        if name in stored:
-            raise CheckpointError(f"{file.paths[0]}: {stored[name]} and {key} are both the weight {name}")
-        stored[name] = key
-    for magnitude, direction in _WEIGHT_NORM:
-        for name in [name for name in stored if name.endswith(direction)]:
+        _add(stored, _without_wrappers(key), key, file)
+    pairs: dict[str, tuple[str, str]] = {}
+    for name in list(stored):
+        for magnitude, direction in _WEIGHT_NORM:
             stem = name.removesuffix(direction)
-            if stem + magnitude not in stored:
-                continue  # half a pair stays under its own name, and is reported as unexpected
-            if f"{stem}.weight" in stored:
-                raise CheckpointError(f"{file.paths[0]}: {stem} has a plain weight and a weight-normed one")
+            if name.endswith(direction) and _fits(file, stored.get(stem + magnitude), stored[name]):
+                _add(pairs, f"{stem}.weight", (stored.pop(stem + magnitude), stored.pop(name)), file)
     weights = {name: _Weight(file, (key,)) for name, key in stored.items()}
-    for magnitude, direction in _WEIGHT_NORM:
-        for name in [name for name in weights if name.endswith(direction)]:
-            stem = name.removesuffix(direction)
-            if stem + magnitude in weights:
-                pair = (weights.pop(stem + magnitude).stored[0], weights.pop(name).stored[0])
-                weights[f"{stem}.weight"] = _Weight(file, pair)
+    for name, pair in pairs.items():
+        _add(weights, name, _Weight(file, pair), file)
     return weights
+
+
+def _add(table: dict[str, _T], name: str, value: _T, file: WeightFile) -> None:
+    if name in table:
+        raise CheckpointError(f"{file.paths[0]}: the weight {name} is there twice, under different names")
+    table[name] = value
+
+
+def _fits(file: WeightFile, magnitude: str | None, direction: str) -> bool:
+    """Whether there is one magnitude a row; half a pair keeps its own name, and is reported as unexpected."""
+    rows = file.shapes[direction][:1]
+    return magnitude is not None and bool(rows) and math.prod(file.shapes[magnitude]) == rows[0]
 
 
 def _without_wrappers(key: str) -> str:
@@ -236,17 +244,13 @@ def _first(folder: Path, names: tuple[str, ...]) -> Path:
 
 def _download(repository: str, revision: str | None) -> Path:
     """Fetch a checkpoint's files through the hub's cache; what is cached already is not fetched again."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise MissingExtraError(
-            f"{repository}: to download, install voxcpm-coreml[convert] (huggingface_hub); or give a folder"
-        ) from None
+    from huggingface_hub import snapshot_download
+
     weights = (*MODEL_FILES, "model-*-of-*.safetensors", *VAE_FILES)
     names = [CONFIG_FILE, *weights, TOKENIZER_FILE, *TOKENIZER_COMPANIONS]
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=names))
-    except Exception as error:  # no network, no such repository, no such revision, a full disk, a gated model
+    except Exception as error:  # noqa: BLE001 - no network, repository, revision, access or disk
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         at = f" at {revision}" if revision else ""
         raise CheckpointError(f"{repository}{at}: no such folder, nor a download ({reason})") from None

@@ -1,8 +1,10 @@
-"""Seeded synthetic checkpoints in upstream's layout, of any size, with activations of a trained model's scale.
+"""Seeded synthetic checkpoints in upstream's layout, of any size, with activations of realistic scale.
 
-Every weight is drawn by its own name and the seed, so its values depend neither on the order of writing nor on the
-other weights, and one weight at a time is in memory. The gains below follow from the shapes alone: a unit-variance
-input to each layer comes out at the stated scale. What comes out of such a checkpoint is noise, not speech.
+Every weight is drawn by its own name and the seed, so its values depend neither on the order of writing nor on
+the other weights, and one weight at a time is in memory. The gains below follow from the shapes alone: a
+unit-variance input to a layer comes out at the stated scale. Such a checkpoint speaks noise, but behaves as a
+trained one does where arithmetic matters: outlier channels, attention that attends, a flow that contracts, and
+feedback from patch to patch that damps a small error instead of growing it.
 """
 
 from __future__ import annotations
@@ -14,21 +16,32 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import CheckpointError
 
-from voxcpm_conversion.checkpoint import CONFIG_FILE, MODEL_FILES, TOKENIZER_COMPANIONS, TOKENIZER_FILE
-from voxcpm_conversion.checkpoint import VAE_FILES, VAE_PREFIX
+from voxcpm_constants.architecture import Architecture, Transformer
+from voxcpm_constants.errors import CheckpointError
+from voxcpm_conversion.checkpoint import (
+    CONFIG_FILE,
+    MODEL_FILES,
+    TOKENIZER_COMPANIONS,
+    TOKENIZER_FILE,
+    VAE_FILES,
+    VAE_PREFIX,
+)
 from voxcpm_conversion.modules.voxcpm import expected_shapes
 from voxcpm_conversion.weight_files import Shape
 
 Dtype = Literal["bfloat16", "float16", "float32"]
-_DTYPES: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPES: dict[Dtype, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
 _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int32: "I32"}
 
 # Trained language models carry a few channels far above the rest, which is what strains fp16 and int8.
@@ -39,3 +52,246 @@ _CHANNELS_PER_OUTLIER = 256
 _SNAKE_RMS = 1.15
 _TANH_RMS = 0.63
 _SILU_RMS = 0.6
+
+# Part of the velocity that is drawn, and part that points back along the noisy patch.
+_VELOCITY_GAIN = 0.7
+_CONTRACTION = 0.5
+
+
+def write_synthetic_checkpoint(
+    folder: Path,
+    architecture_json: Mapping[str, Any],
+    *,
+    seed: int,
+    dtype: Dtype = "bfloat16",
+    tokenizer: Path,
+) -> Path:
+    """Write config.json, model.safetensors (in `dtype`), audiovae.safetensors (float32) and the tokenizer's files.
+
+    architecture_json: a `config.json` document, a preset's or a published one.
+    tokenizer: the folder of a tokenizer, or its tokenizer.json, to copy.
+    Returns the folder. Raises CheckpointError for a config that is not VoxCPM's, an absent tokenizer, a folder
+    that holds a checkpoint already. config.json comes last: without it an interrupted write is no checkpoint.
+    """
+    architecture = Architecture.from_document(dict(architecture_json))
+    source = tokenizer if tokenizer.is_dir() else tokenizer.parent
+    if not (source / TOKENIZER_FILE).is_file():
+        raise CheckpointError(f"{tokenizer}: expected a folder with {TOKENIZER_FILE} to copy")
+    if (folder / CONFIG_FILE).exists():
+        raise CheckpointError(f"{folder}: there is a checkpoint here already; choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = _Weights(architecture, seed)
+    model, vae = weights.stored(DTYPES[dtype])
+    write_safetensors(folder / MODEL_FILES[0], model)
+    write_safetensors(folder / VAE_FILES[0], vae)
+    for name in (TOKENIZER_FILE, *TOKENIZER_COMPANIONS):
+        if (source / name).is_file() and source.resolve() != folder.resolve():
+            shutil.copyfile(source / name, folder / name)
+    (folder / CONFIG_FILE).write_text(json.dumps(dict(architecture_json), indent=1) + "\n", encoding="utf-8")
+    return folder
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One entry of a file to write: its data is made when its turn comes."""
+
+    shape: Shape
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+    """Write a safetensors file one tensor at a time; the library's own writer wants all of them in memory.
+
+    Format: https://huggingface.co/docs/safetensors (length of the header, JSON header, data without gaps).
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + math.prod(tensor.shape) * tensor.dtype.itemsize
+        header[name] = {
+            "dtype": _SAFETENSORS_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            data = tensor.make().to(tensor.dtype).contiguous()
+            file.write(memoryview(data.flatten().view(torch.uint8).numpy()))
+
+
+class _Weights:
+    """The weights of one seed, by upstream's names."""
+
+    def __init__(self, architecture: Architecture, seed: int) -> None:
+        self.architecture = architecture
+        self._seed = seed
+
+    def stored(self, dtype: torch.dtype) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
+        """What model.safetensors and audiovae.safetensors hold."""
+        model: dict[str, StoredTensor] = {}
+        vae: dict[str, StoredTensor] = {}
+        for name, shape in expected_shapes(self.architecture).items():
+            if not name.startswith(VAE_PREFIX):
+                model[name] = StoredTensor(shape, dtype, partial(self.drawn, name, shape))
+            else:
+                vae |= dict(self._stored_in_vae(name.removeprefix(VAE_PREFIX), shape))
+        boundaries = self.architecture.audio_vae_config.sr_bin_boundaries
+        if boundaries is not None and self.architecture.architecture == "voxcpm2":
+            buffer = torch.tensor(boundaries, dtype=torch.int32)
+            vae["decoder.sr_bin_boundaries"] = StoredTensor((len(boundaries),), torch.int32, lambda: buffer)
+        return model, vae
+
+    def _stored_in_vae(self, name: str, shape: Shape) -> Iterator[tuple[str, StoredTensor]]:
+        if not (name.endswith(".weight") and len(shape) == 3):
+            yield name, StoredTensor(shape, torch.float32, lambda: self.drawn(VAE_PREFIX + name, shape))
+            return
+        # Convolutions are weight-normed, as published: a direction of any length, and the length by itself.
+        stem, rows = name.removesuffix(".weight"), (shape[0], 1, 1)
+        yield f"{stem}.weight_g", StoredTensor(rows, torch.float32, lambda: self._magnitude(name, shape))
+        yield f"{stem}.weight_v", StoredTensor(shape, torch.float32, lambda: self._direction(name, shape))
+
+    def normal(self, name: str, shape: Shape) -> Tensor:
+        """Standard normal float32 values that the seed and the name determine."""
+        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
+        return torch.randn(
+            shape, generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        )
+
+    def drawn(self, name: str, shape: Shape) -> Tensor:
+        """The weight `name`, by the first rule that fits it."""
+        rule = next(rule for pattern, rule in _RULES if pattern.search(name))
+        return rule(self, name, shape)
+
+    def outliers(self, width: int) -> Tensor:
+        """Indices of the outlier channels of all residual streams of one width."""
+        return self.normal(f"outliers.{width}", (width,)).topk(max(1, width // _CHANNELS_PER_OUTLIER)).indices
+
+    def _magnitude(self, name: str, shape: Shape) -> Tensor:
+        gain = next(gain for pattern, gain in _ROW_NORMS if pattern.search(name))
+        target = gain(shape) if callable(gain) else gain
+        return self.normal(f"{name}_g", (shape[0], 1, 1)).mul_(0.1).add_(1.0).clamp_(min=0.5) * target
+
+    def _direction(self, name: str, shape: Shape) -> Tensor:
+        return self.normal(f"{name}_v", shape).mul_(0.05)
+
+
+Rule = Callable[[_Weights, str, Shape], Tensor]
+
+_STACKS: dict[str, Callable[[Architecture], Transformer]] = {
+    "base_lm": lambda a: a.base_lm,
+    "residual_lm": lambda a: a.residual_lm,
+    "feat_encoder": lambda a: a.feat_encoder,
+    "feat_decoder": lambda a: a.locdit,
+}
+
+
+def _linear(gain: float) -> Rule:
+    """Unit-variance input gives outputs of standard deviation `gain`."""
+    return lambda weights, name, shape: weights.normal(name, shape).mul_(gain / math.sqrt(shape[1]))
+
+
+def _branch(gain: float) -> Rule:
+    """The last matrix of a residual branch: undoes muP's scale, and drives the outlier channels."""
+
+    def rule(weights: _Weights, name: str, shape: Shape) -> Tensor:
+        stack = _STACKS[name.split(".", maxsplit=1)[0]](weights.architecture)
+        matrix = weights.normal(name, shape).mul_(gain / stack.residual_scale / math.sqrt(shape[1]))
+        matrix[weights.outliers(shape[0])] *= _OUTLIER
+        return matrix
+
+    return rule
+
+
+def _embedding(weights: _Weights, name: str, shape: Shape) -> Tensor:
+    table = weights.normal(name, shape).div_(weights.architecture.text_embedding_scale)
+    table[:, weights.outliers(shape[1])] *= _OUTLIER / 2
+    return table
+
+
+def _norm(weights: _Weights, name: str, shape: Shape) -> Tensor:
+    return weights.normal(name, shape).mul_(0.2).add_(1.0).clamp_(min=0.3)
+
+
+def _damping_norm(weights: _Weights, name: str, shape: Shape) -> Tensor:
+    """Norms in front of a branch damp the outlier channels, as trained ones do."""
+    scale = _norm(weights, name, shape)
+    scale[weights.outliers(shape[0])] /= _OUTLIER
+    return scale
+
+
+def _velocity(weights: _Weights, name: str, shape: Shape) -> Tensor:
+    """A trained velocity is noise minus data: in part it points along its input, so that the flow contracts."""
+    latent_dim, hidden = shape
+    back = weights.drawn(name.replace("out_proj", "in_proj"), (hidden, latent_dim)).T * (latent_dim / hidden)
+    return weights.normal(name, shape).mul_(_VELOCITY_GAIN / math.sqrt(hidden)) + _CONTRACTION * back
+
+
+def _stop_head(weights: _Weights, name: str, shape: Shape) -> Tensor:
+    """Logits of standard deviation near 1 with "continue" well ahead: silu's outputs have a positive mean."""
+    matrix = weights.normal(name, shape).div_(math.sqrt(shape[1]))
+    matrix[0] += 20.0 / shape[1]
+    matrix[1] -= 20.0 / shape[1]
+    return matrix
+
+
+def _spread(center: float, deviation: float) -> Rule:
+    return lambda weights, name, shape: weights.normal(name, shape).mul_(deviation).add_(center)
+
+
+def _alpha(weights: _Weights, name: str, shape: Shape) -> Tensor:
+    return weights.normal(name, shape).mul_(0.4).exp_()
+
+
+# The first pattern that a weight's name matches gives its rule.
+_RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
+    (re.compile(pattern), rule)
+    for pattern, rule in (
+        (r"embed_tokens\.weight$", _embedding),
+        (r"(input|post_attention)_layernorm\.weight$", _damping_norm),
+        (r"norm\.weight$", _norm),
+        (r"[qk]_proj\.weight$", _linear(1.5)),
+        (r"(o|down)_proj\.weight$", _branch(0.8)),
+        (r"fsq_layer\.out_proj\.weight$", _linear(1 / _TANH_RMS)),
+        (r"(lm|res)_to_dit_proj\.weight$", _linear(0.25)),
+        (r"(lm|res)_to_dit_proj\.bias$", _spread(0.0, 0.65)),
+        (r"enc_to_lm_proj\.weight$", _linear(0.5)),
+        (r"enc_to_lm_proj\.bias$", _spread(0.0, 0.85)),
+        (r"cond_proj\.weight$", _linear(0.4)),
+        (r"estimator\.out_proj\.weight$", _velocity),
+        (r"time_mlp\.linear_1\.weight$", _linear(math.sqrt(2.0))),
+        (r"time_mlp\.linear_2\.weight$", _linear(1 / _SILU_RMS)),
+        (r"stop_head\.weight$", _stop_head),
+        (r"feat_encoder\.special_token$", _spread(0.0, 1.0)),
+        (r"\.alpha$", _alpha),
+        (r"scale_embed\.weight$", _spread(1.0, 0.1)),
+        (r"bias_embed\.weight$", _spread(0.0, 0.1)),
+        (r"\.bias$", _spread(0.0, 0.1)),
+        (r"\.weight$", _linear(1.0)),
+    )
+)
+
+
+def _transposed(shape: Shape) -> float:
+    """(inputs, outputs, 2 strides): each output sums two taps of every input."""
+    inputs, outputs, taps = shape
+    return math.sqrt(outputs * taps / (2 * inputs)) / (_SNAKE_RMS * 1.15)
+
+
+# Length of a weight-normed row, so that typical input gives unit variance; speech has a level near 0.1.
+_ROW_NORMS: tuple[tuple[re.Pattern[str], float | Callable[[Shape], float]], ...] = tuple(
+    (re.compile(pattern), gain)
+    for pattern, gain in (
+        (r"^encoder\.block\.0\.weight$", 6.0),
+        (r"^encoder\.block\.\d+\.block\.4\.weight$", 1 / (_SNAKE_RMS * 1.15)),
+        (r"^decoder\.model\.\d+\.block\.1\.weight$", _transposed),
+        (r"block\.\d+\.block\.1\.weight$", 1 / _SNAKE_RMS),
+        (r"block\.\d+\.block\.3\.weight$", 0.3 / _SNAKE_RMS),
+        (r"^decoder\.model\.([2-9]|\d\d+)\.weight$", 0.25),
+        (r"\.weight$", 1.0),
+    )
+)

@@ -28,7 +28,16 @@ _FIRST_BYTE_TOKEN = 105
 _CHARACTERS = "▁" + "".join(chr(code) for code in range(ord("!"), ord("~") + 1))
 _CHINESE = "你好世界今天气很，。"
 # Merges in order of rank; the words of Chinese characters are the ones that upstream splits again.
-_MERGES = (("▁", "t"), ("h", "e"), ("l", "l"), ("▁t", "he"), ("o", "u"), ("你", "好"), ("世", "界"), ("今", "天"))
+_MERGES = (
+    ("▁", "t"),
+    ("h", "e"),
+    ("l", "l"),
+    ("▁t", "he"),
+    ("o", "u"),
+    ("你", "好"),
+    ("世", "界"),
+    ("今", "天"),
+)
 
 
 def _language_model(*, kv_channels: int | None, head_dim: int, **overrides: Any) -> dict[str, Any]:
@@ -56,15 +65,20 @@ def _language_model(*, kv_channels: int | None, head_dim: int, **overrides: Any)
         "scale_emb": 12,
         "dim_model_base": 256,
         "scale_depth": 1.4,
-        "kv_channels": kv_channels,
+        **_kv_channels(kv_channels),
         **overrides,
     }
+
+
+def _kv_channels(channels: int | None) -> dict[str, int]:
+    # Upstream accepts an absent kv_channels and refuses a null one.
+    return {} if channels is None else {"kv_channels": channels}
 
 
 def _config(
     architecture: str, lm: dict[str, Any], vae: dict[str, Any], *, kv_channels: int | None, **overrides: Any
 ) -> dict[str, Any]:
-    local = {"hidden_dim": 64, "ffn_dim": 128, "num_heads": 4, "num_layers": 2, "kv_channels": kv_channels}
+    local = {"hidden_dim": 64, "ffn_dim": 128, "num_heads": 4, "num_layers": 2, **_kv_channels(kv_channels)}
     cfm = {"sigma_min": 1e-06, "solver": "euler", "t_scheduler": "log-norm", "inference_cfg_rate": 2.0}
     return {
         "architecture": architecture,
@@ -72,7 +86,7 @@ def _config(
         "patch_size": 2,
         "feat_dim": 16,
         "residual_lm_num_layers": 1,
-        "scalar_quantization_latent_dim": 32,
+        "scalar_quantization_latent_dim": 128,
         "scalar_quantization_scale": 9,
         "encoder_config": local,
         "dit_config": {**local, "cfm_config": cfm},
@@ -96,11 +110,18 @@ def presets() -> dict[str, dict[str, Any]]:
         "sr_bin_boundaries": [20000, 30000, 40000],
     }
     return {
-        "tiny": _config("voxcpm", _language_model(kv_channels=None, head_dim=16), rates_of_1_5, kv_channels=None),
+        "tiny": _config(
+            "voxcpm", _language_model(kv_channels=None, head_dim=16), rates_of_1_5, kv_channels=None
+        ),
         "tiny-kv": _config(
             "voxcpm",
             {**long_rope, "use_mup": True, "num_key_value_heads": 1},
-            {"encoder_rates": [2, 5, 4], "decoder_rates": [4, 5, 2], "sample_rate": 16000, "depthwise": False},
+            {
+                "encoder_rates": [2, 5, 4],
+                "decoder_rates": [4, 5, 2],
+                "sample_rate": 16000,
+                "depthwise": False,
+            },
             kv_channels=24,
             patch_size=4,
         ),
@@ -124,7 +145,9 @@ def write_tokenizer(folder: Path) -> dict[str, Path]:
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
     tokenizer = Tokenizer(
-        models.BPE(_vocabulary(), list(_MERGES), unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+        models.BPE(
+            _vocabulary(), list(_MERGES), unk_token=_SPECIAL_TOKENS[0], fuse_unk=True, byte_fallback=True
+        )
     )
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -135,7 +158,12 @@ def write_tokenizer(folder: Path) -> dict[str, Path]:
     )
     folder.mkdir(parents=True, exist_ok=True)
     specials = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    config = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, "add_eos_token": False, **specials}
+    config = {
+        "tokenizer_class": "LlamaTokenizerFast",
+        "add_bos_token": True,
+        "add_eos_token": False,
+        **specials,
+    }
     documents = {
         "tokenizer.json": tokenizer.to_str(pretty=False),
         "tokenizer_config.json": json.dumps(

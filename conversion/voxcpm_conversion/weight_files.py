@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
+
 from voxcpm_constants.errors import CheckpointError
 
 Shape = tuple[int, ...]
@@ -101,7 +102,7 @@ class _Pickle:
             # weights_only: a pickle can run code, and a voice from the internet must not.
             # Files older than PyTorch 1.6 are no zip archives and cannot be memory-mapped.
             document = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        except Exception as error:  # a damaged or hostile pickle raises nearly anything
+        except Exception as error:  # noqa: BLE001 - a damaged or hostile pickle raises nearly anything
             raise _unreadable(path, "a PyTorch state dict of plain tensors", error) from None
         self._tensors = _state_dict(path, document)
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}

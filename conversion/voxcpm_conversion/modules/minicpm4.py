@@ -17,7 +17,7 @@ Rope = tuple[Tensor, Tensor]
 """(cos, sin), each (positions, head_dim)."""
 
 # Added to masked scores. Finite in fp16 with room for the score itself; exp() of it is zero in every precision.
-MASKED = -3.0e4
+MASKED = -1.0e4
 # Floor of a vector's largest magnitude: below it the norm's epsilon decides anyway.
 _SMALLEST_PEAK = 1e-3
 

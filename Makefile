@@ -1,0 +1,48 @@
+PYTHON ?= python3
+VENV   ?= .venv
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help venv lint types test test-slow demo clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+venv: $(STAMP)  ## the environment, in .venv
+
+# torch goes first and by its exact version (see constraints.txt). Upstream's own requirements are gigabytes
+# that its model code does not use, so it comes without them.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "error: Python 3.10 or newer is needed, $(PYTHON) is older or missing; name another: make PYTHON=python3.12" >&2; exit 2; }
+	@echo "Creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "Installing PyTorch"
+	@$(PIP) torch==2.13.0
+	@echo "Installing voxcpm-coreml and what it needs"
+	@$(PIP) -e '.[convert,validate,dev]'
+	@$(PIP) --no-deps voxcpm==2.0.3
+	@touch $@
+
+lint: $(STAMP)  ## ruff: rules and format
+	@$(BIN)/ruff check --quiet --output-format concise .
+	@$(BIN)/ruff format --quiet --check .
+
+types: $(STAMP)  ## mypy
+	@$(BIN)/mypy --no-error-summary
+
+test: lint types  ## lint, types and tests
+	@$(BIN)/python -m pytest -n 2
+
+test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
+	@$(BIN)/python -m pytest -m slow
+
+demo: $(STAMP)  ## convert, validate and speak: WAV, waveform and mel spectrogram in demo/
+	@$(BIN)/python -m voxcpm_validation.demo --output demo/
+
+clean:  ## remove the environment, caches and demo/
+	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Proof: each step model and the whole loop against upstream's PyTorch code."""

@@ -1,0 +1,100 @@
+"""`make demo`: a small checkpoint becomes a bundle, is validated, and speaks; with a picture of what it said.
+
+The checkpoint is the small speaking one beside the repository where it lies there, else a synthetic one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from voxcpm_constants.step_models import StepSizes
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.convert import convert
+from voxcpm_runtime.audio_file import write_audio
+from voxcpm_runtime.voxcpm import Speech, VoxCPM
+
+from voxcpm_validation.validate import validate_bundle
+
+_SPEAKING = Path(__file__).parents[3] / "shared" / "data" / "checkpoint-flite-12m"
+_SENTENCE = "the river runs slowly to the sea."
+_MEL_BANDS = 80
+
+
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the bundle, the speech and its picture.")] = Path("demo"),
+    text: Annotated[str, typer.Option(help="What to say.")] = _SENTENCE,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.", min=0)] = 0,
+) -> None:
+    """Convert, validate, speak."""
+    console = Console()
+    output.mkdir(parents=True, exist_ok=True)
+    checkpoint, speaks = _checkpoint(output)
+    bundle = output / "bundle"
+    console.print(f"[bold]1. Converting[/bold] {checkpoint.name} into six step models")
+    with console.status("") as status:
+        convert(
+            Checkpoint.open(checkpoint),
+            bundle,
+            precisions=("fp16", "int8"),
+            sizes=StepSizes(kv_length=512),
+            overwrite=True,
+            report=lambda model, stage, done, total: status.update(f"{model}: {stage}"),
+        )
+    console.print("[bold]2. Validating[/bold] against upstream's PyTorch code")
+    with console.status("") as status:
+        report = validate_bundle(bundle, str(checkpoint), patches=8, report=status.update)
+    report.write(output)
+    for step in report.steps:
+        if step.arithmetic == "plain":
+            console.print(f"   {step.step_model:18} {step.precision}  correlation {step.correlation:.6f}")
+    console.print(f"   all figures: {output / 'validation.md'}")
+    console.print(f"[bold]3. Speaking[/bold] “{text}”")
+    speech = VoxCPM.from_bundle(bundle).speak(text, seed=seed)
+    write_audio(output / "speech.wav", speech.audio, speech.sample_rate)
+    draw(speech, output / "speech.png")
+    console.print(
+        f"   {output / 'speech.wav'}: {speech.audio_seconds:.1f} s in {speech.elapsed_seconds:.1f} s "
+        f"(real-time factor {speech.real_time_factor:.2f}); picture: {output / 'speech.png'}"
+    )
+    if not speaks:
+        console.print("   The checkpoint is synthetic, its weights are drawn by chance: what you hear is noise.")
+
+
+def _checkpoint(output: Path) -> tuple[Path, bool]:
+    """A checkpoint folder, and whether it was trained to speak."""
+    if _SPEAKING.is_dir():
+        return _SPEAKING, True
+    from voxcpm_conversion.synthetic_presets import PRESETS, write_preset
+
+    folder = output / "synthetic-checkpoint"
+    shutil.rmtree(folder, ignore_errors=True)
+    write_preset(folder, next(iter(PRESETS)), seed=0)
+    return folder, False
+
+
+def draw(speech: Speech, path: Path) -> None:
+    """Waveform and mel spectrogram, as PNG."""
+    from matplotlib.figure import Figure
+    from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
+
+    rate, size = speech.sample_rate, 1024
+    filters = mel_filter_bank(size // 2 + 1, _MEL_BANDS, 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney")
+    mel = spectrogram(
+        speech.audio, window_function(size), frame_length=size, hop_length=size // 4, mel_filters=filters, log_mel="dB"
+    )
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    wave, picture = figure.subplots(2, 1)
+    wave.plot(np.arange(len(speech.audio)) / rate, speech.audio, linewidth=0.5)
+    wave.set(xlim=(0, speech.audio_seconds), ylim=(-1, 1), ylabel="amplitude")
+    picture.imshow(mel, origin="lower", aspect="auto", extent=(0, speech.audio_seconds, 0, _MEL_BANDS), vmin=mel.max() - 80)
+    picture.set(xlabel="seconds", ylabel="mel band")
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    typer.run(demo)

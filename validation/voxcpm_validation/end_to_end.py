@@ -1,0 +1,109 @@
+"""The whole loop against upstream: the same text, prompt and noise, and then patch by patch."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+from pydantic import BaseModel, ConfigDict
+from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.voxcpm import VoxCPM
+
+from voxcpm_validation.measures import Agreement, agreement
+from voxcpm_validation.upstream import upstream_generate
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One utterance. patches: so many are spoken whatever the stop head says; None leaves it to the stop head."""
+
+    name: str
+    text: str
+    seed: int
+    prompt_wav: Path | None = None
+    prompt_text: str | None = None
+    patches: int | None = None
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        return {} if self.patches is None else {"min_len": self.patches, "max_len": self.patches}
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """What upstream said: audio (samples,), latents (patches, frames, latent_dim)."""
+
+    audio: FloatArray
+    latents: FloatArray
+
+
+class EndToEnd(BaseModel):
+    """A bundle beside upstream in one case. Free-running values are compared over the patches that both have."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    case: str
+    precision: Precision
+    patches: int
+    upstream_patches: int
+    free_running_latents: Agreement
+    waveform: Agreement
+    teacher_forced_worst: float
+    """Lowest correlation of any one patch, when every patch before it is upstream's."""
+
+
+@contextmanager
+def cases(
+    model: Any, text: str, *, patches: int, seed: int, prompt_wav: Path | None = None, prompt_text: str | None = None
+) -> Iterator[list[Case]]:
+    """Zero-shot, and continuation: of the given prompt, or else of what upstream itself just said."""
+    zero_shot = Case("zero-shot", text, seed, patches=patches)
+    with tempfile.TemporaryDirectory() as folder:
+        if prompt_wav is None:
+            prompt_wav, prompt_text = Path(folder) / "prompt.wav", text
+            spoken = speak_upstream(model, zero_shot)
+            soundfile.write(prompt_wav, spoken.audio, int(model.sample_rate), subtype="FLOAT")
+        yield [zero_shot, Case("continuation", text, seed + 1, prompt_wav, prompt_text, patches)]
+
+
+def speak_upstream(model: Any, case: Case) -> Spoken:
+    rng = np.random.default_rng(case.seed)
+    prompt = {"prompt_wav": case.prompt_wav, "prompt_text": case.prompt_text}
+    return Spoken(*upstream_generate(model, case.text, rng=rng, **prompt, **case.lengths))
+
+
+def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
+    """Speak a case freely with the same noise, then with upstream's patches fed back in place of its own."""
+    prompt = (str(case.prompt_wav), case.prompt_text) if case.prompt_wav else (None, None)
+    rng = np.random.default_rng(case.seed)
+    speech = tts.speak(case.text, *prompt, rng=rng, retry_badcase=False, **case.lengths)
+    shared = min(len(speech.latents), len(upstream.latents))
+    samples = min(len(speech.audio), len(upstream.audio))
+    request = tts.request(case.text, *prompt, retry_badcase=False, **case.lengths)
+    forced = tts.driver.generate_patches(
+        tts.driver.prefill(request.sequence),
+        request.options,
+        np.random.default_rng(case.seed),
+        request.limit,
+        teacher=list(upstream.latents),
+    )
+    return EndToEnd(
+        case=case.name,
+        precision=tts.bundle.precision,
+        patches=len(speech.latents),
+        upstream_patches=len(upstream.latents),
+        free_running_latents=agreement(speech.latents[:shared], upstream.latents[:shared]),
+        waveform=agreement(speech.audio[:samples], upstream.audio[:samples]),
+        teacher_forced_worst=min(
+            agreement(patch.latents, given).correlation for patch, given in zip(forced, upstream.latents, strict=False)
+        ),
+    )

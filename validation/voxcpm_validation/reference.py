@@ -1,0 +1,161 @@
+"""What upstream's fp32 modules compute on a real utterance: the calls that each step model must reproduce.
+
+The utterance is upstream's own: its text, its generated latents and waveform, its DiT calls. Language models see the
+whole sequence in one causal pass there; here the same sequence is cut into prefill chunks and single steps, so that
+agreement at a late position means that the cache was written and read right all along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from voxcpm_constants import special_tokens
+from voxcpm_constants import step_models as names
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models
+
+from voxcpm_validation.upstream import resample_polyphase, upstream_generate
+
+FloatArray = npt.NDArray[np.float32]
+
+DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a step model: inputs, and the outputs that upstream gives for them. State flows between calls."""
+
+    inputs: dict[str, npt.NDArray[Any]]
+    outputs: dict[str, FloatArray]
+
+
+@torch.inference_mode()
+def record_reference(
+    model: Any, a: Architecture, sizes: StepSizes, *, text: str = DEFAULT_TEXT, patches: int = 12, seed: int = 0
+) -> dict[str, list[Call]]:
+    """Calls of all six step models from one utterance of `patches` patches spoken by upstream's fp32 `model`."""
+    with _recorded_estimator(model) as dit_calls:
+        audio, latents = upstream_generate(
+            model, text, rng=np.random.default_rng(seed), min_len=patches, max_len=patches
+        )
+    declarations = declare_step_models(a, sizes)
+    text_positions = len(model.text_tokenizer(text)) + 1
+    sequences = {
+        names.AUDIO_VAE_ENCODER: _vae_encoder(model, a, audio),
+        names.AUDIO_VAE_DECODER: _vae_decoder(model, latents),
+        names.FEAT_ENCODER: _feat_encoder(model, latents),
+        **_language_models(model, a, text, latents),
+    }
+    chunks = {
+        names.AUDIO_VAE_ENCODER: sizes.vae_patches,
+        names.AUDIO_VAE_DECODER: sizes.vae_patches,
+        names.FEAT_ENCODER: sizes.encode_patches,
+        names.BASE_LM_STEP: sizes.prefill_chunks,
+        names.RESIDUAL_LM_STEP: sizes.prefill_chunks,
+    }
+    calls = {}
+    for name, (inputs, outputs) in sequences.items():
+        units = len(latents) + (text_positions if "lm" in name else 0)
+        single = len(latents) if "lm" in name else min(4, len(latents))
+        plan = cut_plan(units, chunks[name], single)
+        calls[name] = cut_calls(declarations[name], inputs, outputs, plan)
+    calls[names.LOCDIT_STEP] = dit_calls
+    return calls
+
+
+def cut_plan(units: int, chunks: Sequence[int], single: int) -> list[int]:
+    """Chunk lengths that add up to `units`: the largest that fit, and the last `single` units one by one."""
+    plan: list[int] = []
+    while sum(plan) < units - single:
+        plan.append(max(c for c in chunks if c <= units - single - sum(plan)))
+    return plan + [1] * (units - sum(plan))
+
+
+def cut_calls(
+    declaration: StepModel,
+    inputs: Mapping[str, npt.NDArray[Any]],
+    outputs: Mapping[str, FloatArray],
+    plan: Sequence[int],
+) -> list[Call]:
+    """Cut whole sequences along each tensor's enumerated axis; `position` counts the units before a call."""
+    specs = {spec.name: spec for spec in (*declaration.inputs, *declaration.outputs)}
+
+    def cut(name: str, array: npt.NDArray[Any], start: int, length: int) -> npt.NDArray[Any]:
+        shape = specs[name].shape
+        axis = next((i for i, size in enumerate(shape) if isinstance(size, tuple)), 1)
+        unit = array.shape[axis] // sum(plan)
+        return np.ascontiguousarray(np.take(array, range(start * unit, (start + length) * unit), axis))
+
+    calls, start = [], 0
+    for length in plan:
+        fed = {name: cut(name, array, start, length) for name, array in inputs.items()}
+        if "position" in specs:
+            fed["position"] = np.array([start], np.int32)
+        calls.append(Call(fed, {name: cut(name, array, start, length) for name, array in outputs.items()}))
+        start += length
+    return calls
+
+
+Sequences = tuple[dict[str, FloatArray], dict[str, FloatArray]]
+
+
+def _vae_encoder(model: Any, a: Architecture, audio: FloatArray) -> Sequences:
+    at_input_rate = resample_polyphase(audio, a.output_sample_rate, a.input_sample_rate)
+    samples = len(at_input_rate) // a.patch_input_samples * a.patch_input_samples
+    heard = at_input_rate[None, None, :samples]
+    encoded = model.audio_vae.encode(torch.from_numpy(heard), a.input_sample_rate)
+    return {"audio": heard}, {"latents": encoded.numpy()}
+
+
+def _vae_decoder(model: Any, latents: FloatArray) -> Sequences:
+    frames = latents.reshape(-1, latents.shape[-1]).T[None]
+    return {"latents": frames}, {"audio": model.audio_vae.decode(torch.from_numpy(frames.copy())).numpy()}
+
+
+def _feat_encoder(model: Any, latents: FloatArray) -> Sequences:
+    embedded = model.enc_to_lm_proj(model.feat_encoder(torch.from_numpy(latents[None])))
+    return {"patches": latents[None]}, {"embeddings": embedded.numpy()}
+
+
+def _language_models(model: Any, a: Architecture, text: str, latents: FloatArray) -> dict[str, Sequences]:
+    tokens = torch.tensor([[*model.text_tokenizer(text), special_tokens.AUDIO_START]])
+    embedded_text = model.base_lm.embed_tokens(tokens) * a.text_embedding_scale
+    embedded_audio = model.enc_to_lm_proj(model.feat_encoder(torch.from_numpy(latents[None])))
+    embeddings = torch.cat((embedded_text, embedded_audio), dim=1)
+    is_audio = (torch.arange(embeddings.size(1)) >= tokens.size(1))[None, :, None]
+    hidden, _ = model.base_lm(inputs_embeds=embeddings, is_causal=True)
+    quantized = model.fsq_layer(hidden)
+    stop = model.stop_head(model.stop_actn(model.stop_proj(quantized)))
+    selected, heard = torch.where(is_audio, quantized, hidden), embeddings * is_audio
+    if a.architecture == "voxcpm2":
+        residual_inputs = model.fusion_concat_proj(torch.cat((selected, heard), dim=-1))
+    else:
+        residual_inputs = selected + heard
+    residual, _ = model.residual_lm(inputs_embeds=residual_inputs, is_causal=True)
+    base_outputs = {"hidden": hidden.numpy(), "fsq_hidden": quantized.numpy(), "stop_logits": stop.numpy()}
+    return {
+        names.BASE_LM_STEP: ({"embeddings": embeddings.numpy()}, base_outputs),
+        names.RESIDUAL_LM_STEP: ({"embeddings": residual_inputs.numpy()}, {"hidden": residual.numpy()}),
+    }
+
+
+@contextmanager
+def _recorded_estimator(model: Any) -> Iterator[list[Call]]:
+    """The DiT's calls while open, in the order of the solver's steps."""
+    calls: list[Call] = []
+
+    def record(_: object, inputs: tuple[torch.Tensor, ...], velocity: torch.Tensor) -> None:
+        fed = {name: t.numpy().copy() for name, t in zip(("x", "mu", "t", "cond", "dt"), inputs, strict=True)}
+        calls.append(Call(fed, {"velocity": velocity.numpy().copy()}))
+
+    handle = model.feat_decoder.estimator.register_forward_hook(record)
+    try:
+        yield calls
+    finally:
+        handle.remove()

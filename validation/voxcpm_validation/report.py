@@ -1,0 +1,107 @@
+"""The findings of a validation: what passes, and the tables in JSON, Markdown and on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+from voxcpm_constants.step_models import Precision
+
+from voxcpm_validation.end_to_end import EndToEnd
+from voxcpm_validation.step_agreement import PUBLISHED_FP16, StepAgreement
+
+# Lowest correlations that a bundle must reach. int8 is a lossy format: it is reported as it is.
+STEP_FLOORS: dict[Precision, dict[str, float]] = {
+    "fp32": dict.fromkeys(PUBLISHED_FP16, 0.99999),
+    # The published figures are rounded to six places.
+    "fp16": {name: figure - 5e-7 for name, figure in PUBLISHED_FP16.items()},
+}
+FREE_RUNNING_FLOORS: dict[Precision, float] = {"fp32": 0.99999, "fp16": 0.999}
+TEACHER_FORCED_FLOORS: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.9999}
+
+
+class Report(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bundle: str
+    checkpoint: str
+    tools: dict[str, str]
+    steps: tuple[StepAgreement, ...]
+    end_to_end: tuple[EndToEnd, ...]
+
+    def failures(self) -> list[str]:
+        """One line for each figure below its floor."""
+        return [*self._step_failures(), *self._speech_failures()]
+
+    def _step_failures(self) -> Iterable[str]:
+        for step in self.steps:
+            what = f"{step.step_model} {step.precision} {step.arithmetic}"
+            if not all(output.finite for output in step.outputs.values()):
+                yield f"{what}: not finite"
+            floor = STEP_FLOORS.get(step.precision, {}).get(step.step_model)
+            if step.arithmetic == "plain" and floor is not None and step.correlation < floor:
+                yield f"{what}: correlation {step.correlation:.7f} is below {floor:.7f}"
+
+    def _speech_failures(self) -> Iterable[str]:
+        for speech in self.end_to_end:
+            figures = (
+                ("free-running latents", speech.free_running_latents.correlation, FREE_RUNNING_FLOORS),
+                ("teacher-forced, worst patch", speech.teacher_forced_worst, TEACHER_FORCED_FLOORS),
+            )
+            for what, value, floors in figures:
+                floor = floors.get(speech.precision)
+                if floor is not None and value < floor:
+                    yield f"{speech.case} {speech.precision}: {what}: correlation {value:.6f} is below {floor}"
+
+    def write(self, folder: Path) -> None:
+        """`validation.json` and `validation.md`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "validation.json").write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        (folder / "validation.md").write_text(self.markdown(), encoding="utf-8")
+
+    def markdown(self) -> str:
+        lines = [f"# {Path(self.bundle).name} against {self.checkpoint}", ""]
+        lines += [", ".join(f"{name} {version}" for name, version in self.tools.items()), ""]
+        for title, header, rows in self.tables():
+            lines += [f"## {title}", "", _row(header), _row(["---"] * len(header)), *map(_row, rows), ""]
+        failures = self.failures()
+        lines += ["## Verdict", "", *([f"- {line}" for line in failures] or ["Every figure is at or above its floor."]), ""]
+        return "\n".join(lines)
+
+    def tables(self) -> Iterable[tuple[str, list[str], list[list[str]]]]:
+        """(title, header, rows) of each table."""
+        yield (
+            "Step models",
+            ["step model", "precision", "arithmetic", "output", "correlation", "max abs error", "SNR dB", "calls"],
+            [
+                [s.step_model, s.precision, s.arithmetic, name, f"{o.correlation:.7f}", f"{o.max_abs_error:.2e}",
+                 f"{o.snr_db:.1f}", str(s.calls)]
+                for s in self.steps
+                for name, o in s.outputs.items()
+            ],
+        )  # fmt: skip
+        near = [
+            [s.step_model, s.precision, n.operation, f"{n.max_abs:.0f}"] for s in self.steps for n in s.near_fp16_limit
+        ]
+        if near:
+            yield "Operations near fp16's limit (65504)", ["step model", "precision", "operation", "max abs"], near
+        if self.end_to_end:
+            yield (
+                "End to end, same noise",
+                ["case", "precision", "patches", "latents r", "waveform r", "waveform SNR dB", "teacher-forced worst r"],
+                [
+                    [e.case, e.precision, _patches(e), f"{e.free_running_latents.correlation:.7f}",
+                     f"{e.waveform.correlation:.6f}", f"{e.waveform.snr_db:.1f}", f"{e.teacher_forced_worst:.7f}"]
+                    for e in self.end_to_end
+                ],
+            )  # fmt: skip
+
+
+def _patches(speech: EndToEnd) -> str:
+    same = speech.patches == speech.upstream_patches
+    return str(speech.patches) if same else f"{speech.patches} (upstream {speech.upstream_patches})"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
