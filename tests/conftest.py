@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
+from voxcpm_constants.step_models import PRECISIONS, StepSizes
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -15,6 +18,60 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the recordings and checkpoints of ../{folder.relative_to(REPOSITORY.parent)}")
     return folder
+
+
+def _once(factory: pytest.TempPathFactory, worker_id: str, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that `make(folder)` fills once a run, whichever worker asks first."""
+    base = factory.getbasetemp()
+    shared = base if worker_id == "master" else base.parent
+    with FileLock(shared / f"{name}.lock"):
+        if not (shared / f"{name}.made").exists():
+            make(shared / name)
+            (shared / f"{name}.made").touch()
+    return shared / name
+
+
+@pytest.fixture(scope="session", params=["tiny", "tiny-kv", "tiny-2"])
+def any_checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A synthetic checkpoint of each small configuration."""
+    return _once(tmp_path_factory, worker_id, f"checkpoint-{request.param}", _synthesize(request.param))
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    return _once(tmp_path_factory, worker_id, "checkpoint-tiny", _synthesize("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The "tiny" checkpoint in all three precisions, with a cache of 128 positions."""
+    return _once(tmp_path_factory, worker_id, "bundle-tiny", _convert(tiny_checkpoint, StepSizes(kv_length=128)))
+
+
+@pytest.fixture(scope="session")
+def speaking_bundle(shared_data: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The small speaking checkpoint in all three precisions."""
+    checkpoint = shared_data / "checkpoint-flite-12m"
+    return _once(tmp_path_factory, worker_id, "bundle-speaking", _convert(checkpoint, StepSizes(kv_length=512)))
+
+
+def _synthesize(preset: str) -> Callable[[Path], object]:
+    from voxcpm_conversion.synthetic import write_synthetic_checkpoint
+    from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
+
+    def make(folder: Path) -> None:
+        tokenizer = folder.with_name(f"{folder.name}-tokenizer")
+        write_tokenizer(tokenizer)
+        write_synthetic_checkpoint(folder, presets()[preset], seed=0, dtype="float32", tokenizer=tokenizer)
+
+    return make
+
+
+def _convert(checkpoint: Path, sizes: StepSizes) -> Callable[[Path], object]:
+    from voxcpm_conversion.checkpoint import Checkpoint
+    from voxcpm_conversion.convert import convert
+
+    return lambda bundle: convert(Checkpoint.open(checkpoint), bundle, precisions=PRECISIONS, sizes=sizes)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

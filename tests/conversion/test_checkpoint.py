@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from voxcpm_constants.errors import CheckpointError
+from voxcpm_conversion.checkpoint import Checkpoint, check_weights, fold_weight_norm
+from voxcpm_conversion.modules.voxcpm import empty_modules, expected_shapes
+from voxcpm_conversion.synthetic import write_synthetic_checkpoint
+from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
+
+NORM = "base_lm.norm.weight"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))["tokenizer.json"]
+    return write_synthetic_checkpoint(folder, presets()["tiny"], seed=1, dtype="float32", tokenizer=tokenizer)
+
+
+@pytest.fixture
+def copy(tiny: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny, tmp_path / "copy")
+
+
+def model_weights(folder: Path) -> Tensors:
+    return load_file(folder / "model.safetensors")
+
+
+def as_pickle(folder: Path, wrap: Callable[[Tensors], object]) -> None:
+    torch.save(wrap(model_weights(folder)), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def open_and_check(folder: Path | str) -> None:
+    checkpoint = Checkpoint.open(folder)
+    check_weights(checkpoint.shapes(), expected_shapes(checkpoint.architecture))
+
+
+def one_line_error(folder: Path | str, fragment: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        open_and_check(folder)
+    assert fragment in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_shapes_are_those_of_the_modules_with_weight_norm_folded(tiny: Path) -> None:
+    checkpoint = Checkpoint.open(tiny)
+    assert checkpoint.shapes() == expected_shapes(checkpoint.architecture)
+    assert not [name for name in checkpoint.shapes() if name.endswith(("_g", "_v"))]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        pytest.param(lambda t: t, id="bare"),
+        pytest.param(lambda t: {"state_dict": t, "epoch": 3}, id="state_dict"),
+        pytest.param(lambda t: {"model": {"module": t}, "optimizer": {}}, id="model of module"),
+        pytest.param(lambda t: {f"model.{k}": v for k, v in t.items()}, id="model. prefix"),
+        pytest.param(
+            lambda t: {"state_dict": {f"module._orig_mod.{k}": v for k, v in t.items()}}, id="both prefixes"
+        ),
+    ],
+)
+def test_pickled_containers_and_prefixes_give_the_same_weights(
+    tiny: Path, copy: Path, wrap: Callable[[Tensors], object]
+) -> None:
+    as_pickle(copy, wrap)
+    assert Checkpoint.open(copy).shapes() == Checkpoint.open(tiny).shapes()
+    assert torch.equal(Checkpoint.open(copy).tensor(NORM), model_weights(tiny)[NORM])
+
+
+def test_vae_pickle_with_a_state_dict_around_it(tiny: Path, copy: Path) -> None:
+    path = copy / "audiovae.safetensors"
+    torch.save({"state_dict": load_file(path), "metadata": {"kwargs": {}}}, copy / "audiovae.pth")
+    path.unlink()
+    name = "audio_vae.encoder.fc_mu.weight"
+    assert torch.equal(Checkpoint.open(copy).tensor(name), Checkpoint.open(tiny).tensor(name))
+
+
+def test_shards_give_the_same_weights(tiny: Path, copy: Path) -> None:
+    weights = model_weights(copy)
+    names = sorted(weights)
+    owner = {name: f"model-0000{1 + index % 2}-of-00002.safetensors" for index, name in enumerate(names)}
+    for file in set(owner.values()):
+        save_file({name: weights[name] for name in names if owner[name] == file}, copy / file)
+    (copy / "model.safetensors").unlink()
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": owner}))
+    assert Checkpoint.open(copy).shapes() == Checkpoint.open(tiny).shapes()
+    assert torch.equal(Checkpoint.open(copy).tensor(names[1]), weights[names[1]])
+    (copy / owner[names[0]]).unlink()
+    one_line_error(copy, owner[names[0]])
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv1d(6, 4, 3), nn.Conv1d(6, 6, 7, groups=6), nn.ConvTranspose1d(6, 4, 4, stride=2)]
+)
+def test_weight_norm_folds_to_what_torch_applies(layer: nn.Module) -> None:
+    normed = torch.nn.utils.parametrizations.weight_norm(layer)
+    with torch.no_grad():
+        normed.parametrizations.weight.original0.mul_(1.7)
+        normed.parametrizations.weight.original1.mul_(0.2).add_(0.1)
+    stored = normed.state_dict()
+    folded = fold_weight_norm(
+        stored["parametrizations.weight.original0"], stored["parametrizations.weight.original1"]
+    )
+    torch.testing.assert_close(folded, normed.weight.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("magnitude", "direction"),
+    [("weight_g", "weight_v"), ("parametrizations.weight.original0", "parametrizations.weight.original1")],
+)
+def test_both_spellings_of_weight_norm_are_one_weight(copy: Path, magnitude: str, direction: str) -> None:
+    path = copy / "audiovae.safetensors"
+    weights = load_file(path)
+    convolution = nn.ConvTranspose1d(64, 32, 14, stride=7)
+    normed = torch.nn.utils.parametrizations.weight_norm(convolution)
+    g, v = (normed.state_dict()[f"parametrizations.weight.original{index}"] * 3 for index in (0, 1))
+    stem = "decoder.model.2.block.1"
+    del weights[f"{stem}.weight_g"], weights[f"{stem}.weight_v"]
+    save_file({**weights, f"{stem}.{magnitude}": g, f"{stem}.{direction}": v}, path)
+    tensor = Checkpoint.open(copy).tensor(f"audio_vae.{stem}.weight")
+    torch.testing.assert_close(tensor, 3 * normed.weight.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_half_a_weight_norm_pair_is_reported(copy: Path) -> None:
+    path = copy / "audiovae.safetensors"
+    weights = load_file(path)
+    del weights["encoder.fc_mu.weight_g"]
+    save_file(weights, path)
+    one_line_error(copy, "1 missing: audio_vae.encoder.fc_mu.weight")
+    one_line_error(copy, "1 unexpected: audio_vae.encoder.fc_mu.weight_v")
+
+
+def test_load_into_gives_float32_data_to_the_named_parameters_only(copy: Path) -> None:
+    save_file(
+        {name: tensor.to(torch.bfloat16) for name, tensor in model_weights(copy).items()},
+        copy / "model.safetensors",
+    )
+    checkpoint = Checkpoint.open(copy)
+    modules = empty_modules(checkpoint.architecture)
+    checkpoint.load_into(modules, [NORM])
+    parameters = dict(modules.named_parameters())
+    assert parameters[NORM].dtype is torch.float32
+    assert torch.equal(parameters[NORM], checkpoint.tensor(NORM))
+    assert [name for name, parameter in parameters.items() if not parameter.is_meta] == [NORM]
+    with pytest.raises(CheckpointError, match=r"base_lm\.norm\.bias"):
+        checkpoint.load_into(modules, ["base_lm.norm.bias"])
+
+
+def test_missing_unexpected_and_wrong_shaped_weights_are_named(copy: Path) -> None:
+    weights = model_weights(copy)
+    weights["base_lm.norm.wait"] = weights.pop(NORM)
+    weights["stop_head.weight"] = torch.zeros(3, 64)
+    save_file(weights, copy / "model.safetensors")
+    one_line_error(copy, "1 missing: base_lm.norm.weight (64,)")
+    one_line_error(copy, "1 unexpected: base_lm.norm.wait (64,)")
+    one_line_error(copy, "1 of another shape: stop_head.weight (expected (2, 64), found (3, 64))")
+
+
+def test_a_long_list_of_names_ends_in_a_count() -> None:
+    with pytest.raises(CheckpointError, match=r"25 missing: w00 .* and 5 more$"):
+        check_weights({}, {f"w{index:02d}": (1,) for index in range(25)})
+
+
+def test_buffers_that_are_no_weights_are_accepted(copy: Path) -> None:
+    weights = model_weights(copy)
+    weights["base_lm.rope_emb.inv_freq"] = torch.ones(8)
+    save_file(weights, copy / "model.safetensors")
+    checkpoint = Checkpoint.open(copy)
+    check_weights(checkpoint.shapes(), expected_shapes(checkpoint.architecture))
+
+
+def test_unmerged_lora_weights_are_refused_as_such(copy: Path) -> None:
+    weights = model_weights(copy)
+    weights["base_lm.layers.0.self_attn.q_proj.lora_A"] = torch.zeros(8, 64)
+    save_file(weights, copy / "model.safetensors")
+    one_line_error(copy, "LoRA")
+
+
+def test_digest_changes_with_a_weight_and_not_with_the_folder(tiny: Path, copy: Path) -> None:
+    assert Checkpoint.open(copy).sha256() == Checkpoint.open(tiny).sha256()
+    assert Checkpoint.open(copy).source().checkpoint == "copy"
+    weights = model_weights(copy)
+    weights[NORM][0] += 1
+    save_file(weights, copy / "model.safetensors")
+    assert Checkpoint.open(copy).source().sha256 != Checkpoint.open(tiny).sha256()
+
+
+class Payload:
+    """Runs when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return exec, (f"open({str(self.trace)!r}, 'w').close()",)
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+def test_a_pickle_with_code_in_it_is_refused_and_not_run(
+    copy: Path, tmp_path: Path, save: Callable[[object, Path], None]
+) -> None:
+    trace = tmp_path / "ran"
+    (copy / "model.safetensors").unlink()
+    save({"state_dict": {NORM: Payload(trace)}}, copy / "pytorch_model.bin")
+    one_line_error(copy, "pytorch_model.bin: expected a PyTorch state dict")
+    assert not trace.exists()
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def truncate(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-100])
+
+
+def llama(folder: Path) -> None:
+    (folder / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 64})
+    )
+
+
+def truncated_pickle(folder: Path) -> None:
+    as_pickle(folder, lambda t: t)
+    truncate("pytorch_model.bin")(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "fragment"),
+    [
+        (remove("config.json"), "no config.json"),
+        (remove("tokenizer.json"), "no tokenizer.json"),
+        (remove("model.safetensors"), "expected model.safetensors or"),
+        (remove("audiovae.safetensors"), "expected audiovae.safetensors or audiovae.pth"),
+        (truncate("model.safetensors"), "model.safetensors: expected a safetensors file"),
+        (llama, "not the config.json of a VoxCPM checkpoint"),
+        (truncated_pickle, "pytorch_model.bin: expected a PyTorch state dict"),
+        (lambda folder: as_pickle(folder, lambda t: [1, 2]), "found a list"),
+        (lambda folder: as_pickle(folder, lambda t: {"epoch": 3}), "'epoch' is a int, not a tensor"),
+    ],
+)
+def test_a_bad_checkpoint_is_one_clear_line(
+    copy: Path, damage: Callable[[Path], None], fragment: str
+) -> None:
+    damage(copy)
+    one_line_error(copy, fragment)
+
+
+def test_no_such_folder_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_line_error(tmp_path / "absent", "no checkpoint here")
+    asked = []
+
+    def offline(repository: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((repository, revision, "model.safetensors" in allow_patterns))
+        raise ConnectionError("no network\nand a second line")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"^openbmb/none at main: .*\(no network\)$"):
+        Checkpoint.open("openbmb/none", revision="main")
+    assert asked == [("openbmb/none", "main", True)]
+
+
+def test_a_hub_id_opens_the_snapshot_and_records_its_commit(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = shutil.copytree(tiny, tmp_path / "snapshots" / "0123abcd")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))
+    monkeypatch.chdir(tmp_path)
+    source = Checkpoint.open("openbmb/VoxCPM1.5").source()
+    assert (source.checkpoint, source.revision) == ("openbmb/VoxCPM1.5", "0123abcd")
+
+
+def test_the_small_speaking_checkpoint_fits(shared_data: Path) -> None:
+    checkpoint = Checkpoint.open(shared_data / "checkpoint-flite-12m")
+    check_weights(checkpoint.shapes(), expected_shapes(checkpoint.architecture))
+    assert sorted(checkpoint.tokenizer_files()) == [
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]

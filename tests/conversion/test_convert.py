@@ -1,0 +1,174 @@
+"""What a conversion leaves behind: a whole bundle, or nothing that looks like one."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.arrays import load_constants
+from voxcpm_constants.errors import CheckpointError, InputError, VoxCPMError
+from voxcpm_constants.manifest import Manifest, check_files, package_path
+from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes, decoder_contexts, encoder_contexts
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.convert import convert
+from voxcpm_conversion.toolchain import import_coremltools
+
+SIZES = StepSizes(kv_length=64)
+
+
+def _spec(package: Path) -> object:
+    return import_coremltools().utils.load_spec(str(package))
+
+
+def _operations(package: Path) -> list[object]:
+    function = _spec(package).mlProgram.functions["main"]  # type: ignore[attr-defined]
+    return list(function.block_specializations[function.opset].operations)
+
+
+def test_manifest_lists_every_file_and_no_other(tiny_bundle: Path) -> None:
+    manifest = Manifest.read(tiny_bundle)
+    found = {p.relative_to(tiny_bundle).as_posix() for p in tiny_bundle.rglob("*") if p.is_file()}
+    assert found == {*manifest.files, "manifest.json"}
+    check_files(tiny_bundle, manifest.files, digests=True)
+    assert {p.name for p in tiny_bundle.iterdir()} == {"manifest.json", "constants", "tokenizer", "fp16", "int8", "fp32"}
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "fp32"])
+@pytest.mark.parametrize("name", STEP_MODEL_NAMES)
+def test_package_has_the_declared_interface(tiny_bundle: Path, precision: str, name: str) -> None:
+    declared = Manifest.read(tiny_bundle).step_models[name]
+    description = _spec(tiny_bundle / package_path(precision, name)).description  # type: ignore[attr-defined]
+    compute = "FLOAT32" if precision == "fp32" else "FLOAT16"
+    dtypes = {"float32": "FLOAT32", "int32": "INT32", "compute": compute}
+
+    def described(features: list[object]) -> dict[str, str]:
+        array = {f.name: f.type.multiArrayType for f in features}  # type: ignore[attr-defined]
+        return {name: a.ArrayDataType.Name(a.dataType) for name, a in array.items()}
+
+    assert described(description.input) == {t.name: dtypes[t.dtype] for t in (*declared.inputs, *declared.state)}
+    assert described(description.output) == {
+        **{t.name: dtypes[t.dtype] for t in declared.outputs},
+        **{t.output_name: dtypes[t.dtype] for t in declared.state},
+    }
+    for feature in description.input:
+        shapes = feature.type.multiArrayType.enumeratedShapes.shapes
+        enumerated = {tuple(shape.shape) for shape in shapes} or {tuple(feature.type.multiArrayType.shape)}
+        spec = next(t for t in (*declared.inputs, *declared.state) if t.name == feature.name)
+        assert enumerated == {spec.shape_at(chunk) for chunk in range(declared.chunk_count)}
+
+
+def test_int8_quantises_every_large_matrix_but_no_rotary_table(tiny_bundle: Path) -> None:
+    operations = _operations(tiny_bundle / package_path("int8", "base_lm_step"))
+    types = Counter(op.type for op in operations)  # type: ignore[attr-defined]
+    # In two layers q, o, gate, up and down (k and v have 2048 elements, too few to gain), both of the quantiser, stop_proj.
+    assert types["constexpr_affine_dequantize"] == 2 * 5 + 3
+    quantised = {op.outputs[0].name for op in operations if op.type == "constexpr_affine_dequantize"}  # type: ignore[attr-defined]
+    gathered = {
+        argument.name
+        for op in operations
+        if op.type == "gather"  # type: ignore[attr-defined]
+        for argument in op.inputs["x"].arguments  # type: ignore[attr-defined]
+    }
+    assert gathered
+    assert not gathered & quantised
+
+
+def test_time_embedding_angles_stay_in_fp32(tiny_bundle: Path) -> None:
+    fp32 = 11  # MIL's DataType.FLOAT32
+    operations = _operations(tiny_bundle / package_path("fp16", "locdit_step"))
+    angles = [op for op in operations if op.type in ("sin", "cos")]  # type: ignore[attr-defined]
+    assert len(angles) == 4
+    assert {op.outputs[0].type.tensorType.dataType for op in angles} == {fp32}  # type: ignore[attr-defined]
+
+
+def test_constants_equal_the_checkpoint(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
+    checkpoint = Checkpoint.open(tiny_checkpoint)
+    constants = load_constants(tiny_bundle / "constants", checkpoint.architecture)
+    embedding = checkpoint.tensor("base_lm.embed_tokens.weight").numpy()
+    np.testing.assert_allclose(constants["embed_tokens"], embedding, rtol=0, atol=2**-25)
+    np.testing.assert_array_equal(constants["lm_to_dit_proj_w"], checkpoint.tensor("lm_to_dit_proj.weight").numpy())
+    np.testing.assert_array_equal(constants["res_to_dit_proj_b"], checkpoint.tensor("res_to_dit_proj.bias").numpy())
+
+
+def test_declared_contexts_are_the_convolutions_own(any_checkpoint: Path) -> None:
+    from voxcpm_conversion.modules.audio_vae import CausalConv1d, CausalConvTranspose1d
+    from voxcpm_conversion.modules.voxcpm import empty_modules
+
+    a = Architecture.from_file(any_checkpoint / "config.json")
+
+    def widths(module: object) -> list[tuple[int, int]]:
+        convolutions = [m for n, m in module.named_modules() if "logvar" not in n]  # type: ignore[attr-defined]
+        return [
+            (m.in_channels, 1 if isinstance(m, CausalConvTranspose1d) else m.context)
+            for m in convolutions
+            if isinstance(m, CausalConvTranspose1d) or (isinstance(m, CausalConv1d) and m.context)
+        ]
+
+    vae = empty_modules(a).audio_vae
+    declared = encoder_contexts(a.audio_vae_config, output_padding=a.architecture == "voxcpm2")
+    assert sorted(declared) == sorted(widths(vae.encoder))
+    assert sorted(decoder_contexts(a.audio_vae_config)) == sorted(widths(vae.decoder))
+
+
+class _InterruptedError(KeyboardInterrupt):
+    pass
+
+
+def test_interrupted_conversion_leaves_no_bundle_and_resumes(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    bundle, begun = tmp_path / "bundle", []
+
+    def interrupt(model: str, stage: str, done: int, total: int) -> None:
+        begun.append(model)
+        if model == "feat_encoder" and done:
+            raise _InterruptedError
+
+    with pytest.raises(_InterruptedError):
+        convert(Checkpoint.open(tiny_checkpoint), bundle, precisions=["fp16"], sizes=SIZES, report=interrupt)
+    assert not bundle.exists()
+    assert "audio_vae_decoder" in begun
+
+    resumed: list[str] = []
+    convert(
+        Checkpoint.open(tiny_checkpoint),
+        bundle,
+        precisions=["fp16"],
+        sizes=SIZES,
+        report=lambda model, stage, done, total: resumed.append(model),
+    )
+    assert "audio_vae_encoder" not in resumed
+    assert "audio_vae_decoder" not in resumed
+    assert "feat_encoder" in resumed
+    check_files(bundle, Manifest.read(bundle).files, digests=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+def _refused(error: type[VoxCPMError], match: str, checkpoint: Path, bundle: Path, sizes: StepSizes = SIZES) -> None:
+    before = sorted(bundle.parent.iterdir())
+    with pytest.raises(error, match=match) as raised:
+        convert(Checkpoint.open(checkpoint), bundle, precisions=["fp16"], sizes=sizes)
+    assert "\n" not in str(raised.value).strip() or error is CheckpointError
+    assert sorted(bundle.parent.iterdir()) == before
+
+
+def test_an_existing_bundle_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    _refused(InputError, "already exists.*--overwrite", tiny_checkpoint, tmp_path / "bundle")
+
+
+def test_a_longer_cache_than_the_checkpoint_allows_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    _refused(InputError, "at most 512 positions", tiny_checkpoint, tmp_path / "bundle", StepSizes(kv_length=513))
+
+
+def test_weights_that_do_not_match_are_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "checkpoint"
+    shutil.copytree(tiny_checkpoint, broken)
+    weights = load_file(broken / "model.safetensors")
+    del weights["stop_head.weight"]
+    save_file(weights, broken / "model.safetensors")
+    _refused(CheckpointError, "stop_head.weight", broken, tmp_path / "bundle")

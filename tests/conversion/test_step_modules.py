@@ -1,0 +1,136 @@
+"""The step modules, in fp32, against upstream's own modules with the same weights, for each generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from voxcpm_constants import step_models as names
+from voxcpm_constants.step_models import StepSizes, declare_step_models
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.modules.voxcpm import empty_modules
+from voxcpm_conversion.step_modules import build_step, example_inputs, step_parameter_names
+from voxcpm_validation.upstream import load_upstream
+
+SIZES = StepSizes(kv_length=64)
+# float32 through a dozen layers; the values compared are of order 1.
+TOLERANCE = 5e-5
+
+
+class Pair:
+    """Upstream's model and our step modules of one checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkpoint = Checkpoint.open(folder)
+        self.architecture = self.checkpoint.architecture
+        self.upstream = load_upstream(folder)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def noise(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+    def step(self, name: str) -> Callable[..., Any]:
+        modules = empty_modules(self.architecture)
+        wanted = step_parameter_names(name, modules, self.architecture, SIZES)
+        self.checkpoint.load_into(modules, wanted)
+        return build_step(name, modules, self.architecture, SIZES)
+
+    def stream(self, name: str, inputs: Sequence[tuple[Tensor, ...]], outputs: int) -> list[tuple[Tensor, ...]]:
+        """Outputs of successive calls, the state flowing from one to the next."""
+        declared, step = declare_step_models(self.architecture, SIZES)[name], self.step(name)
+        state = example_inputs(declared, 0)[len(declared.inputs) :]
+        results = []
+        for call in inputs:
+            result = step(*call, *state)
+            results.append(result[:outputs])
+            state = result[outputs:]
+        return results
+
+
+@pytest.fixture(scope="module")
+def pair(any_checkpoint: Path) -> Pair:
+    return Pair(any_checkpoint)
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Any:
+    with torch.inference_mode():
+        yield
+
+
+def _assert_close(ours: Tensor, upstream: Tensor) -> None:
+    torch.testing.assert_close(ours, upstream, rtol=0, atol=TOLERANCE)
+
+
+def test_encoder_in_chunks_equals_upstream_on_the_whole(pair: Pair) -> None:
+    a = pair.architecture
+    audio = 0.2 * pair.noise(1, 1, 6 * a.patch_input_samples)
+    chunks = [(chunk,) for chunk in audio.split([n * a.patch_input_samples for n in (1, 3, 2)], dim=-1)]
+    latents = torch.cat([result[0] for result in pair.stream(names.AUDIO_VAE_ENCODER, chunks, 1)], dim=-1)
+    _assert_close(latents, pair.upstream.audio_vae.encode(audio, a.input_sample_rate))
+
+
+def test_decoder_in_chunks_equals_upstream_on_the_whole(pair: Pair) -> None:
+    a = pair.architecture
+    latents = pair.noise(1, a.feat_dim, 6 * a.patch_size)
+    chunks = [(chunk,) for chunk in latents.split([n * a.patch_size for n in (1, 3, 2)], dim=-1)]
+    audio = torch.cat([result[0] for result in pair.stream(names.AUDIO_VAE_DECODER, chunks, 1)], dim=-1)
+    _assert_close(audio, pair.upstream.audio_vae.decode(latents))
+
+
+def test_feat_encoder(pair: Pair) -> None:
+    patches = pair.noise(1, 5, pair.architecture.patch_size, pair.architecture.feat_dim)
+    expected = pair.upstream.enc_to_lm_proj(pair.upstream.feat_encoder(patches))
+    _assert_close(pair.step(names.FEAT_ENCODER)(patches), expected)
+
+
+def _in_chunks(embeddings: Tensor) -> list[tuple[Tensor, Tensor]]:
+    position, calls = 0, []
+    for chunk in embeddings.split([16, 1, 1, 2], dim=1):
+        calls.append((chunk, torch.tensor([position], dtype=torch.int32)))
+        position += chunk.size(1)
+    return calls
+
+
+def test_base_lm_over_a_filled_cache_equals_upstream_at_once(pair: Pair) -> None:
+    model = pair.upstream
+    embeddings = pair.noise(1, 20, pair.architecture.base_lm.hidden_size)
+    results = pair.stream(names.BASE_LM_STEP, _in_chunks(embeddings), 3)
+    hidden, quantized, stop = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
+    expected, _ = model.base_lm(inputs_embeds=embeddings, is_causal=True)
+    _assert_close(hidden, expected)
+    # Quantised levels are 1/9 apart: a level flipped by rounding would show far above the tolerance.
+    _assert_close(quantized, model.fsq_layer(expected))
+    _assert_close(stop, model.stop_head(model.stop_actn(model.stop_proj(model.fsq_layer(expected)))))
+
+
+def test_residual_lm_over_a_filled_cache_equals_upstream_at_once(pair: Pair) -> None:
+    embeddings = pair.noise(1, 20, pair.architecture.residual_lm.hidden_size)
+    results = pair.stream(names.RESIDUAL_LM_STEP, _in_chunks(embeddings), 1)
+    expected, _ = pair.upstream.residual_lm(inputs_embeds=embeddings, is_causal=True)
+    _assert_close(torch.cat([result[0] for result in results], dim=1), expected)
+
+
+def test_padding_behind_a_chunk_is_overwritten_before_it_is_seen(pair: Pair) -> None:
+    embeddings = pair.noise(1, 6, pair.architecture.residual_lm.hidden_size)
+    rubbish = torch.full((1, 4, embeddings.size(2)), 7.0)
+    calls = [
+        (torch.cat((embeddings[:, :4], rubbish), dim=1), torch.tensor([0], dtype=torch.int32)),
+        (embeddings[:, 4:5], torch.tensor([4], dtype=torch.int32)),
+        (embeddings[:, 5:6], torch.tensor([5], dtype=torch.int32)),
+    ]
+    results = pair.stream(names.RESIDUAL_LM_STEP, calls, 1)
+    expected, _ = pair.upstream.residual_lm(inputs_embeds=embeddings, is_causal=True)
+    _assert_close(torch.cat([results[0][0][:, :4], results[1][0], results[2][0]], dim=1), expected)
+
+
+@pytest.mark.parametrize("t", [0.0, 0.37, 1.0])
+def test_locdit(pair: Pair, t: float) -> None:
+    a = pair.architecture
+    x, cond = pair.noise(2, a.feat_dim, a.patch_size), pair.noise(2, a.feat_dim, a.patch_size)
+    inputs = (x, pair.noise(2, a.mu_size), torch.full((2,), t), cond, torch.zeros(2))
+    _assert_close(pair.step(names.LOCDIT_STEP)(*inputs), pair.upstream.feat_decoder.estimator(*inputs))

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+
+from voxcpm_constants.errors import CheckpointError
+from voxcpm_conversion.checkpoint import Checkpoint, check_weights
+from voxcpm_conversion.modules.voxcpm import expected_shapes
+from voxcpm_conversion.synthetic import StoredTensor, write_safetensors, write_synthetic_checkpoint
+from voxcpm_conversion.synthetic_command import synthesize_checkpoint
+from voxcpm_conversion.synthetic_presets import VOCABULARY, presets, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))["tokenizer.json"]
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_gives_the_weights_of_its_architecture(
+    name: str, tmp_path: Path, tokenizer: Path
+) -> None:
+    write_synthetic_checkpoint(tmp_path, presets()[name], seed=0, tokenizer=tokenizer)
+    checkpoint = Checkpoint.open(tmp_path)
+    check_weights(checkpoint.shapes(), expected_shapes(checkpoint.architecture))
+    assert all(checkpoint.tensor(name).isfinite().all() for name in checkpoint.shapes())
+
+
+def test_files_are_in_the_published_form(tmp_path: Path, tokenizer: Path) -> None:
+    write_synthetic_checkpoint(tmp_path, presets()["tiny-2"], seed=0, tokenizer=tokenizer)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "audiovae.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    }
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+    vae = load_file(tmp_path / "audiovae.safetensors")
+    assert {"encoder.fc_mu.weight_g", "encoder.fc_mu.weight_v"} < vae.keys()
+    assert vae["decoder.sr_bin_boundaries"].tolist() == [20000, 30000, 40000]
+
+
+def test_the_seed_decides_and_the_depth_does_not(tmp_path: Path, tokenizer: Path) -> None:
+    document = presets()["tiny"]
+    deeper = {**document, "lm_config": {**document["lm_config"], "num_hidden_layers": 3}}
+    folders = [
+        write_synthetic_checkpoint(tmp_path / name, config, seed=seed, dtype="float32", tokenizer=tokenizer)
+        for name, config, seed in (
+            ("a", document, 5),
+            ("b", document, 5),
+            ("c", deeper, 5),
+            ("d", document, 6),
+        )
+    ]
+    first, again, deep, other = (Checkpoint.open(folder) for folder in folders)
+    assert first.sha256() == again.sha256() != other.sha256()
+    name = "base_lm.layers.1.mlp.down_proj.weight"
+    assert torch.equal(first.tensor(name), deep.tensor(name))
+    assert not torch.equal(first.tensor(name), other.tensor(name))
+
+
+def test_written_safetensors_are_read_by_the_library(tmp_path: Path) -> None:
+    values = {
+        "bf16": torch.randn(3, 5).to(torch.bfloat16),
+        "f16": torch.randn(7).to(torch.float16),
+        "i32": torch.tensor([1, 2, 3], dtype=torch.int32),
+        "scalar": torch.tensor(0.5),
+    }
+    stored = {name: StoredTensor(tuple(t.shape), t.dtype, lambda t=t: t) for name, t in values.items()}
+    write_safetensors(tmp_path / "x.safetensors", stored)
+    with safe_open(tmp_path / "x.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert all(torch.equal(file.get_tensor(name), value) for name, value in values.items())
+
+
+def test_one_tensor_at_a_time_is_made(tmp_path: Path) -> None:
+    order: list[str] = []
+    path = tmp_path / "x.safetensors"
+
+    def make(name: str, size_before: int) -> torch.Tensor:
+        order.append(name)
+        assert path.stat().st_size <= 400 + size_before
+        return torch.ones(1000)
+
+    names = {
+        name: StoredTensor((1000,), torch.float32, lambda n=name, i=i: make(n, 4000 * i))
+        for i, name in enumerate("abc")
+    }
+    write_safetensors(path, names)
+    assert order == ["a", "b", "c"]
+
+
+def test_refuses_a_folder_with_a_checkpoint_and_a_config_of_something_else(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    write_synthetic_checkpoint(tmp_path / "a", presets()["tiny"], seed=0, tokenizer=tokenizer)
+    with pytest.raises(CheckpointError, match="already"):
+        write_synthetic_checkpoint(tmp_path / "a", presets()["tiny"], seed=0, tokenizer=tokenizer)
+    with pytest.raises(CheckpointError, match="lm_config"):
+        write_synthetic_checkpoint(tmp_path / "b", {"hidden_size": 3}, seed=0, tokenizer=tokenizer)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        write_synthetic_checkpoint(tmp_path / "c", presets()["tiny"], seed=0, tokenizer=tmp_path / "no.json")
+
+
+def test_tokenizer_has_the_special_ids_bytes_and_chinese_words(tokenizer: Path) -> None:
+    made = Tokenizer.from_file(str(tokenizer))
+    assert [made.id_to_token(index) for index in (0, 1, 2, 101, 103)] == [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "<|audio_start|>",
+        "<|audio_prompt_start|>",
+    ]
+    assert made.encode("the 你好 ~", add_special_tokens=False).tokens == ["▁the", "▁", "你好", "▁", "~"]
+    assert made.encode("é", add_special_tokens=False).tokens == ["▁", "<0xC3>", "<0xA9>"]
+    assert made.decode(made.encode("hello 世界 🙂", add_special_tokens=False).ids) == "hello 世界 🙂"
+    assert max(made.get_vocab().values()) < VOCABULARY
+
+
+def command(*arguments: str) -> tuple[int, BaseException | None]:
+    import typer
+
+    app = typer.Typer()
+    app.command()(synthesize_checkpoint)
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.exception
+
+
+def test_command_takes_a_preset_or_a_config(tmp_path: Path) -> None:
+    assert command("tiny", "-o", str(tmp_path / "a"), "--seed", "3")[0] == 0
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(presets()["tiny"]))
+    assert command(str(config), "-o", str(tmp_path / "b"), "--seed", "3")[0] == 0
+    assert Checkpoint.open(tmp_path / "a").sha256() == Checkpoint.open(tmp_path / "b").sha256()
+    _, error = command("huge", "-o", str(tmp_path / "c"))
+    assert isinstance(error, CheckpointError)
+    assert not (tmp_path / "c").exists()
