@@ -180,7 +180,7 @@ def check_weights(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> 
     if lora:
         raise CheckpointError(
             f"the checkpoint carries {len(lora)} LoRA weights beside the base weights ({lora[0]}, …): "
-            "merge them into the base weights first, or convert the base checkpoint with --lora"
+            "merge them into the base weights first"
         )
     missing = [f"{name} {expected[name]}" for name in sorted(expected.keys() - found.keys())]
     unexpected = [f"{name} {found[name]}" for name in sorted(found.keys() - expected.keys())]

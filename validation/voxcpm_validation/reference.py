@@ -19,8 +19,9 @@ from voxcpm_constants import special_tokens
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models
+from voxcpm_runtime.audio_file import resample
 
-from voxcpm_validation.upstream import resample_polyphase, upstream_generate
+from voxcpm_validation.upstream import upstream_generate
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -106,7 +107,7 @@ Sequences = tuple[dict[str, FloatArray], dict[str, FloatArray]]
 
 
 def _vae_encoder(model: Any, a: Architecture, audio: FloatArray) -> Sequences:
-    at_input_rate = resample_polyphase(audio, a.output_sample_rate, a.input_sample_rate)
+    at_input_rate = resample(audio, a.output_sample_rate, a.input_sample_rate)
     samples = len(at_input_rate) // a.patch_input_samples * a.patch_input_samples
     heard = at_input_rate[None, None, :samples]
     encoded = model.audio_vae.encode(torch.from_numpy(heard), a.input_sample_rate)

@@ -1,0 +1,115 @@
+"""Lowered graphs kept per user, so that a second start needs neither coremltools nor onnx nor the lowering.
+
+An entry holds the graph without its large weights: a few hundred kilobytes, in one file
+
+    magic (8 bytes) │ sha256 of the rest (32) │ header length (8, little-endian) │ header (JSON) │ ONNX graph
+
+An entry that does not read back exactly is rebuilt. The directory is $VOXCPM_COREML_CACHE, or the platform's user
+cache directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import tempfile
+from pathlib import Path
+
+from .lowered import Lowered, Mode
+
+# Part of every key: raise it when the same package would lower to another graph.
+LOWERING_VERSION = 1
+
+CACHE_VARIABLE = "VOXCPM_COREML_CACHE"
+MAGIC = b"VOXLOW01"
+LENGTH = struct.Struct("<Q")
+DIGEST_BYTES = hashlib.sha256().digest_size
+CHUNK_BYTES = 1 << 22
+
+
+def load_lowered(
+    package: Path, *, cache_key: str | None = None, mode: Mode = "plain", probe: bool = False
+) -> Lowered:
+    """The lowered package, from the cache or lowered now and cached.
+
+    `cache_key` identifies the package's content (such as a digest from a manifest); without it the content is hashed.
+    A cache that cannot be written is no error. Raises what `lowering.lower` raises.
+    """
+    content = cache_key or content_key(package)
+    entry = _directory() / f"{_digest(f'{LOWERING_VERSION}|{mode}|{probe}|{content}')}.lowered"
+    lowered = read_entry(entry)
+    if lowered is not None and lowered.weight_file_size == _weight_file_size(package):
+        return lowered
+    from .lowering import lower  # imports onnx and coremltools: only when there is something to lower
+
+    lowered = lower(package, mode, probe)
+    with contextlib.suppress(OSError):
+        write_entry(entry, lowered)
+    return lowered
+
+
+def content_key(package: Path) -> str:
+    """sha256 over the package's program and weights, as hex."""
+    digest = hashlib.sha256()
+    for path in _content_files(package):
+        digest.update(f"{path.relative_to(package).as_posix()}:{path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def read_entry(path: Path) -> Lowered | None:
+    """The entry in a file; None when the file is missing, damaged or of another version."""
+    try:
+        data = path.read_bytes()
+        rest = data[len(MAGIC) + DIGEST_BYTES :]
+        if data[: len(MAGIC) + DIGEST_BYTES] != MAGIC + hashlib.sha256(rest).digest():
+            return None
+        (length,) = LENGTH.unpack_from(rest)
+        header = rest[LENGTH.size : LENGTH.size + length].decode()
+        return Lowered.from_parts(header, rest[LENGTH.size + length :])
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        return None
+
+
+def write_entry(path: Path, lowered: Lowered) -> None:
+    """Writes an entry whole or not at all. Raises OSError when the directory cannot be written."""
+    header = lowered.header().encode()
+    rest = LENGTH.pack(len(header)) + header + lowered.model
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(MAGIC + hashlib.sha256(rest).digest() + rest)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _directory() -> Path:
+    if CACHE_VARIABLE in os.environ:
+        return Path(os.environ[CACHE_VARIABLE])
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("voxcpm-coreml")) / "lowered"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _content_files(package: Path) -> list[Path]:
+    from .package import MODEL_FILE, WEIGHT_FILE
+
+    return [package / file for file in (MODEL_FILE, WEIGHT_FILE) if (package / file).is_file()]
+
+
+def _weight_file_size(package: Path) -> int:
+    from .package import map_weights
+
+    weights = map_weights(package)
+    return 0 if weights is None else weights.size

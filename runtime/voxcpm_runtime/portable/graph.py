@@ -1,0 +1,194 @@
+"""An ONNX graph under construction, and the view of one MIL operation that the operator functions are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from .lowered import GRAPH_DTYPES, Mode, WeightRef
+from .package import Argument, Blob, Constant, Operation, PackageError, Program, TensorType
+
+CONTRIB = "com.microsoft"
+
+# Blobs up to this size are copied into the graph: biases, norm weights and Snake's alphas, never matrices.
+INLINE_BYTES = 4096
+
+
+class UnsupportedOperationError(PackageError):
+    """A MIL operation, or a use of one, that has no ONNX form here."""
+
+
+class Graph:
+    """ONNX nodes, constants and weight references, in the order they were emitted."""
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeProto] = []
+        self.initializers: dict[str, TensorProto] = {}
+        self.weights: dict[str, WeightRef] = {}
+        self._constants: dict[tuple[Any, ...], str] = {}
+        self._count = 0
+
+    def name(self, stem: str) -> str:
+        """A name no other value has. MIL names hold no slash, so these cannot meet one."""
+        self._count += 1
+        return f"{stem}/{self._count}"
+
+    def emit(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """Appends a node and returns its only output. An empty input name is ONNX's omitted input."""
+        return self.emit_many(kind, *inputs, outputs=1, domain=domain, **attributes)[0]
+
+    def emit_many(
+        self, kind: str, *inputs: str, outputs: int, domain: str = "", **attributes: Any
+    ) -> list[str]:
+        names = [self.name(kind) for _ in range(outputs)]
+        self.nodes.append(helper.make_node(kind, inputs, names, name=names[0], domain=domain, **attributes))
+        return names
+
+    def constant(self, value: Any, dtype: Any) -> str:
+        """A constant kept inside the graph; equal ones are shared."""
+        array = np.asarray(value, dtype)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = self._constants[key] = self.name("const")
+            self.initializers[name] = numpy_helper.from_array(array, name)
+        return self._constants[key]
+
+    def integers(self, values: Any) -> str:
+        """An int64 constant, ONNX's type for shapes, axes and bounds."""
+        return self.constant(values, np.int64)
+
+    def weight(self, blob: Blob, dtype: np.dtype) -> str:
+        """A reference to weight.bin, its bytes read as `dtype`."""
+        name = f"weight@{blob.offset}:{dtype.name}"
+        self.weights[name] = WeightRef(name, dtype.name, blob.shape, blob.offset)
+        return name
+
+    def external(self, ref: WeightRef) -> TensorProto:
+        """The placeholder ONNX Runtime replaces with the memory handed over at session creation."""
+        dtype = np.dtype(ref.dtype)
+        tensor = TensorProto(name=ref.name, data_type=helper.np_dtype_to_tensor_dtype(dtype), dims=ref.shape)
+        tensor.data_location = TensorProto.EXTERNAL
+        length = int(np.prod(ref.shape, dtype=np.int64)) * dtype.itemsize
+        for key, value in (("location", "weight.bin"), ("offset", ref.offset), ("length", length)):
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
+
+
+class Call:
+    """One MIL operation as its operator function sees it: ONNX names for tensors, Python values for constants."""
+
+    def __init__(
+        self, operation: Operation, program: Program, graph: Graph, mode: Mode, values: dict[str, str],
+        constants: dict[str, Constant], types: dict[str, TensorType], dequantized: dict[str, Operation],
+    ) -> None:  # fmt: skip
+        self.operation = operation
+        self.program = program
+        self.graph = graph
+        self.mode = mode
+        self.dequantized = dequantized
+        self._values = values
+        self._constants = constants
+        self._types = types
+
+    def refuse(self, reason: str) -> UnsupportedOperationError:
+        return UnsupportedOperationError(
+            f"MIL operation {self.operation.kind} ({self.operation.name}): {reason}"
+        )
+
+    def has(self, name: str) -> bool:
+        return name in self.operation.inputs
+
+    def reference(self, name: str) -> str | None:
+        """The MIL name bound to an input; None when it is given in place."""
+        argument = self._argument(name)
+        return argument if isinstance(argument, str) else None
+
+    def type(self, name: str) -> TensorType:
+        argument = self._argument(name)
+        return self._types[argument] if isinstance(argument, str) else argument.type
+
+    def shape(self, name: str) -> tuple[int | None, ...]:
+        return self.type(name).shape
+
+    def rank(self, name: str) -> int:
+        return len(self.shape(name))
+
+    def output_type(self, index: int = 0) -> TensorType:
+        return self.operation.outputs[index][1]
+
+    def tensor(self, name: str) -> str:
+        """ONNX name of an input's value."""
+        return self._tensor(self._argument(name))
+
+    def tensors(self, name: str) -> list[str]:
+        return [self._tensor(argument) for argument in self.operation.inputs[name]]
+
+    def is_constant(self, name: str) -> bool:
+        return self._constant(self._argument(name)) is not None
+
+    def static(self, name: str, default: Any = None) -> Any:
+        """A constant input as int, float, bool, str or nested list; the default when the input is absent."""
+        if not self.has(name):
+            return default
+        constant = self._constant(self._argument(name))
+        if constant is None:
+            raise self.refuse(f"{name} must be a constant")
+        return constant.data if isinstance(constant.data, str) else self.array(constant).tolist()
+
+    def indices(self, name: str) -> str:
+        """An integer input as int64: ONNX name."""
+        if self.is_constant(name):
+            return self.graph.integers(self.static(name))
+        return self.graph.emit("Cast", self.tensor(name), to=TensorProto.INT64)
+
+    def emit(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        return self.graph.emit(kind, *inputs, **attributes)
+
+    def scalar(self, value: float, dtype: Any = np.float32) -> str:
+        return self.graph.constant(value, dtype)
+
+    def _argument(self, name: str) -> Argument:
+        (argument,) = self.operation.inputs[name]
+        return argument
+
+    def _constant(self, argument: Argument) -> Constant | None:
+        return self._constants.get(argument) if isinstance(argument, str) else argument
+
+    def array(self, constant: Constant) -> np.ndarray:
+        """A numeric constant's elements as stored."""
+        if isinstance(constant.data, str):
+            raise self.refuse(f"a number was expected, not {constant.data!r}")
+        return self.program.read(constant.data) if isinstance(constant.data, Blob) else constant.data
+
+    def _tensor(self, argument: Argument) -> str:
+        if isinstance(argument, str) and argument in self._values:
+            return self._values[argument]
+        constant = self._constant(argument)
+        if constant is None:
+            raise self.refuse(f"its input {argument} is not defined before it")
+        name = self._materialised(constant)
+        if isinstance(argument, str):
+            self._values[argument] = name
+        return name
+
+    def _materialised(self, constant: Constant) -> str:
+        graph_dtype = GRAPH_DTYPES[constant.type.dtype]
+        if not isinstance(constant.data, Blob) or constant.data.size <= INLINE_BYTES:
+            return self.graph.constant(self.array(constant).astype(graph_dtype), graph_dtype)
+        stored = self.array(constant).dtype
+        name = self.graph.weight(constant.data, stored)
+        if stored == graph_dtype:
+            return name
+        # ONNX Runtime folds this cast when it loads the graph: no copy of the weights is kept on this side.
+        return self.graph.emit("Cast", name, to=helper.np_dtype_to_tensor_dtype(graph_dtype))
+
+
+Operator = Callable[[Call], str | Sequence[str]]
+
+
+def value_info(name: str, dtype: np.dtype, shape: Sequence[int | None] | None) -> ValueInfoProto:
+    """ONNX declaration of a graph input or output; None dimensions are left open."""
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)

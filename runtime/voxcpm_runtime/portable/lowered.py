@@ -1,0 +1,123 @@
+"""A lowered step model: serialised ONNX graph, interface and weight references, and nothing that needs onnx to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Mode = Literal["plain", "faithful"]
+
+# Upper bound of a dimension that may have any size.
+OPEN_END = 2**31 - 1
+
+PROBE_OUTPUT = "probe.max_abs"
+
+# MIL element type → numpy dtype in the ONNX graph. fp16 is computed and passed in float32, small integers in int32.
+GRAPH_DTYPES = {
+    "FLOAT16": np.dtype(np.float32),
+    "FLOAT32": np.dtype(np.float32),
+    "INT8": np.dtype(np.int32),
+    "UINT8": np.dtype(np.int32),
+    "INT16": np.dtype(np.int32),
+    "UINT16": np.dtype(np.int32),
+    "INT32": np.dtype(np.int32),
+    "BOOL": np.dtype(np.bool_),
+}
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One input or output: name, MIL element type, and the shapes allowed, each a (low, high) pair a dimension."""
+
+    name: str
+    dtype: str
+    shapes: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def graph_dtype(self) -> np.dtype:
+        return GRAPH_DTYPES[self.dtype]
+
+    @property
+    def fixed_shape(self) -> tuple[int, ...] | None:
+        """The one shape it takes; None when there are several."""
+        if len(self.shapes) == 1 and all(low == high for low, high in self.shapes[0]):
+            return tuple(low for low, _ in self.shapes[0])
+        return None
+
+    def allows(self, shape: tuple[int, ...]) -> bool:
+        return any(
+            len(shape) == len(option)
+            and all(low <= d <= high for d, (low, high) in zip(shape, option, strict=True))
+            for option in self.shapes
+        )
+
+    def describe(self) -> str:
+        """The allowed shapes for an error message: `(1, 16, 64) or (1, 1, 64)`, `(1, 1…256, 64)`."""
+        return " or ".join("(" + ", ".join(_span(*d) for d in option) + ")" for option in self.shapes)
+
+
+def _span(low: int, high: int) -> str:
+    if low == high:
+        return str(low)
+    return f"{low}…" if high == OPEN_END else f"{low}…{high}"
+
+
+@dataclass(frozen=True)
+class WeightRef:
+    """An initializer that stays in weight.bin: ONNX name, numpy dtype name, shape, offset in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    def view(self, weights: np.ndarray) -> np.ndarray:
+        """The tensor in the memory-mapped weight file (uint8), without a copy."""
+        dtype = np.dtype(self.dtype)
+        count = int(np.prod(self.shape, dtype=np.int64))
+        return np.frombuffer(weights, dtype, count, self.offset).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What a session needs.
+
+    `scattered` maps an input to the output that is the same tensor after one scatter, and nothing else reads the
+    input: both may share one buffer. `probed` names the entries of the probe output.
+    """
+
+    model: bytes
+    inputs: tuple[Interface, ...]
+    outputs: tuple[Interface, ...]
+    weights: tuple[WeightRef, ...]
+    weight_file_size: int
+    scattered: Mapping[str, str]
+    probed: tuple[str, ...]
+
+    def header(self) -> str:
+        """Everything but the graph, as JSON."""
+        fields = {k: v for k, v in vars(self).items() if k != "model"}
+        return json.dumps(fields, default=asdict)
+
+    @classmethod
+    def from_parts(cls, header: str, model: bytes) -> Lowered:
+        """The inverse of `header`; raises KeyError, TypeError or ValueError for a header of another form."""
+        fields = json.loads(header)
+        return cls(
+            model=model,
+            inputs=tuple(_interface(i) for i in fields["inputs"]),
+            outputs=tuple(_interface(o) for o in fields["outputs"]),
+            weights=tuple(WeightRef(**{**w, "shape": tuple(w["shape"])}) for w in fields["weights"]),
+            weight_file_size=int(fields["weight_file_size"]),
+            scattered=dict(fields["scattered"]),
+            probed=tuple(fields["probed"]),
+        )
+
+
+def _interface(fields: dict[str, Any]) -> Interface:
+    shapes = tuple(tuple((int(low), int(high)) for low, high in option) for option in fields["shapes"])
+    return Interface(fields["name"], fields["dtype"], shapes)

@@ -1,0 +1,29 @@
+"""MIL operation type → the function that emits its ONNX nodes, one table a module, by the nature of the operation.
+
+To add an operation, write a function `(Call) -> ONNX name(s)` in the module it belongs to and enter it in that
+module's OPERATORS. An attribute value that has no ONNX form is refused with `call.refuse`.
+"""
+
+from __future__ import annotations
+
+from voxcpm_runtime.portable.graph import Operator
+
+from . import convolution, elementwise, gather, linear, reductions, shape, slicing, weights
+
+OPERATORS: dict[str, Operator] = {
+    **elementwise.OPERATORS,
+    **reductions.OPERATORS,
+    **linear.OPERATORS,
+    **convolution.OPERATORS,
+    **shape.OPERATORS,
+    **slicing.OPERATORS,
+    **gather.OPERATORS,
+    **weights.OPERATORS,
+}
+
+DEQUANTIZE = weights.DEQUANTIZE
+
+# Operations that only move values: of fp16 tensors they make fp16 tensors, without a rounding.
+VALUE_PRESERVING = frozenset({*shape.OPERATORS, *slicing.OPERATORS, *gather.OPERATORS, "identity"})
+
+__all__ = ["DEQUANTIZE", "OPERATORS", "VALUE_PRESERVING"]

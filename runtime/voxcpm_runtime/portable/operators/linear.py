@@ -1,0 +1,30 @@
+"""Matrix products. Where a factor is an 8-bit weight, plain mode keeps it 8-bit."""
+
+from __future__ import annotations
+
+from voxcpm_runtime.portable.graph import CONTRIB, Call, Operator
+
+from .weights import quantized_matmul
+
+
+def _linear(call: Call) -> str:
+    """X · weightᵀ + bias, weight (out_features, in_features)."""
+    product = quantized_matmul(call, "weight", transposed=True)
+    if product is None:
+        # The contrib form multiplies by the transpose as it is stored: no transposed copy at load.
+        product = call.emit("FusedMatMul", call.tensor("x"), call.tensor("weight"), domain=CONTRIB, transB=1)
+    return call.emit("Add", product, call.tensor("bias")) if call.has("bias") else product
+
+
+def _matmul(call: Call) -> str:
+    transpose_x, transpose_y = call.static("transpose_x", False), call.static("transpose_y", False)
+    product = None if transpose_x else quantized_matmul(call, "y", transposed=transpose_y)
+    if product is not None:
+        return product
+    x, y = call.tensor("x"), call.tensor("y")
+    if not (transpose_x or transpose_y):
+        return call.emit("MatMul", x, y)
+    return call.emit("FusedMatMul", x, y, domain=CONTRIB, transA=int(transpose_x), transB=int(transpose_y))
+
+
+OPERATORS: dict[str, Operator] = {"linear": _linear, "matmul": _matmul}

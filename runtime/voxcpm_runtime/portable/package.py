@@ -1,0 +1,241 @@
+"""Reading an .mlpackage: the MIL program as plain Python objects, with every large weight left on disk.
+
+Only the protobuf is parsed. A tensor stored in weight.bin becomes a `Blob`, which says where its bytes are; whoever
+needs them maps the file. coremltools supplies the protobuf classes and is imported only here, when a program is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import struct
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from voxcpm_constants.errors import BundleError
+
+from .lowered import OPEN_END, Interface
+
+MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
+WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
+BLOB_FILE_NAME = "@model_path/weights/weight.bin"
+
+# A weight record: sentinel, element type, size in bytes, offset of the data from the start of the file.
+BLOB_RECORD = struct.Struct("<IIQQ")
+BLOB_SENTINEL = 0xDEADBEEF
+
+# MIL element type → how its elements lie in memory.
+STORED_DTYPES: dict[str, np.dtype[Any]] = {
+    "FLOAT16": np.dtype(np.float16),
+    "FLOAT32": np.dtype(np.float32),
+    "INT8": np.dtype(np.int8),
+    "UINT8": np.dtype(np.uint8),
+    "INT16": np.dtype(np.int16),
+    "UINT16": np.dtype(np.uint16),
+    "INT32": np.dtype(np.int32),
+    "BOOL": np.dtype(np.bool_),
+}
+
+# FeatureTypes.proto ArrayFeatureType.ArrayDataType → MIL element type.
+FEATURE_DTYPES = {65552: "FLOAT16", 65568: "FLOAT32", 131104: "INT32"}
+
+
+class PackageError(BundleError):
+    """An .mlpackage that cannot be read or run here: incomplete, damaged, or with an operation unknown here."""
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Element type (MIL name, such as FLOAT16) and shape; None is a dimension known only at run time."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A tensor in weight.bin: MIL element type, shape, and offset of its first byte in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return int(np.prod(self.shape, dtype=np.int64)) * STORED_DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant MIL value: an array or a string given in the program, or a blob of weight.bin."""
+
+    type: TensorType
+    data: np.ndarray | str | Blob
+
+
+Argument = str | Constant
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One MIL operation: its inputs (names of earlier values, or constants), attributes and outputs."""
+
+    kind: str
+    inputs: Mapping[str, tuple[Argument, ...]]
+    attributes: Mapping[str, Constant]
+    outputs: tuple[tuple[str, TensorType], ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its first output: the name Core ML tools show for the operation."""
+        return self.outputs[0][0]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The `main` function of an ML program, its interface, and its memory-mapped weight file (uint8, or None)."""
+
+    inputs: tuple[Interface, ...]
+    outputs: tuple[Interface, ...]
+    operations: tuple[Operation, ...]
+    weights: np.ndarray | None
+
+    def read(self, blob: Blob) -> np.ndarray:
+        """The blob's elements as stored, without a copy."""
+        if self.weights is None:
+            raise PackageError("the program refers to weights that the package does not hold")
+        flat = np.frombuffer(self.weights, np.uint8, blob.size, blob.offset)
+        return flat.view(STORED_DTYPES[blob.dtype]).reshape(blob.shape)
+
+
+def read_package(package: Path) -> Program:
+    """The program in an .mlpackage directory.
+
+    Raises PackageError when the package is incomplete or is no ML program.
+    """
+    path = package / MODEL_FILE
+    if not path.is_file():
+        raise PackageError(f"{package} is not an .mlpackage: it has no {MODEL_FILE}")
+    spec = _parse(path)
+    weights = map_weights(package)
+    functions = spec.mlProgram.functions
+    if "main" not in functions:
+        raise PackageError(f"{package} holds no ML program (convert with convert_to='mlprogram')")
+    (block,) = functions["main"].block_specializations.values()
+    operations = tuple(_operation(op, weights) for op in block.operations)
+    types = {name: type_ for op in operations for name, type_ in op.outputs}
+    types |= {value.name: _tensor_type(value.type) for value in functions["main"].inputs}
+    return Program(
+        inputs=tuple(_input(feature) for feature in spec.description.input),
+        outputs=tuple(
+            Interface(name, types[name].dtype, (tuple((d, d) if d is not None else (0, OPEN_END)
+                                                      for d in types[name].shape),))
+            for name in block.outputs
+        ),
+        operations=operations,
+        weights=weights,
+    )  # fmt: skip
+
+
+def map_weights(package: Path) -> np.ndarray | None:
+    """The package's weight.bin as a read-only memory map of bytes; None when it has no such file."""
+    path = package / WEIGHT_FILE
+    return np.memmap(path, np.uint8, mode="r") if path.is_file() and path.stat().st_size else None
+
+
+def _parse(path: Path) -> Any:
+    with _quiet():
+        from coremltools.proto import Model_pb2
+    from google.protobuf.message import DecodeError
+
+    spec = Model_pb2.Model()
+    try:
+        spec.ParseFromString(path.read_bytes())
+    except DecodeError as error:
+        raise PackageError(f"{path} is damaged: {error}") from None
+    return spec
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what coremltools logs on import about torch versions and missing Apple frameworks."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _input(feature: Any) -> Interface:
+    array = feature.type.multiArrayType
+    if array.dataType not in FEATURE_DTYPES:
+        raise PackageError(f"input {feature.name} has an element type the portable executor does not take")
+    shapes: tuple[tuple[tuple[int, int], ...], ...]
+    match array.WhichOneof("ShapeFlexibility"):
+        case "enumeratedShapes":
+            shapes = tuple(tuple((int(d), int(d)) for d in s.shape) for s in array.enumeratedShapes.shapes)
+        case "shapeRange":
+            # An upper bound of -1 is Core ML's "any size".
+            ranges = ((r.lowerBound, r.upperBound) for r in array.shapeRange.sizeRanges)
+            shapes = (tuple((int(low), int(high) if high >= 0 else OPEN_END) for low, high in ranges),)
+        case _:
+            shapes = (tuple((int(d), int(d)) for d in array.shape),)
+    return Interface(feature.name, FEATURE_DTYPES[array.dataType], shapes)
+
+
+def _operation(proto: Any, weights: np.ndarray | None) -> Operation:
+    def argument(binding: Any) -> Argument:
+        return binding.name if binding.WhichOneof("binding") == "name" else _constant(binding.value, weights)
+
+    return Operation(
+        kind=proto.type,
+        inputs={k: tuple(argument(a) for a in v.arguments) for k, v in proto.inputs.items()},
+        attributes={k: _constant(v, weights) for k, v in proto.attributes.items() if k != "name"},
+        outputs=tuple((value.name, _tensor_type(value.type)) for value in proto.outputs),
+    )
+
+
+def _tensor_type(proto: Any) -> TensorType:
+    from coremltools.proto import MIL_pb2
+
+    tensor = proto.tensorType
+    shape = tuple(
+        int(d.constant.size) if d.WhichOneof("dimension") == "constant" else None for d in tensor.dimensions
+    )
+    return TensorType(MIL_pb2.DataType.Name(tensor.dataType), shape)
+
+
+def _constant(proto: Any, weights: np.ndarray | None) -> Constant:
+    type_ = _tensor_type(proto.type)
+    if proto.WhichOneof("value") == "blobFileValue":
+        return Constant(type_, _blob(proto.blobFileValue, type_, weights))
+    tensor = proto.immediateValue.tensor
+    values = getattr(tensor, tensor.WhichOneof("value")).values
+    if type_.dtype == "STRING":
+        return Constant(type_, str(values[0]))
+    if type_.dtype not in STORED_DTYPES:
+        raise PackageError(f"a constant of MIL type {type_.dtype} cannot be read")
+    dtype = STORED_DTYPES[type_.dtype]
+    flat = np.frombuffer(values, dtype) if isinstance(values, bytes) else np.array(values, dtype)
+    return Constant(type_, flat.reshape([d or 0 for d in type_.shape]))
+
+
+def _blob(value: Any, type_: TensorType, weights: np.ndarray | None) -> Blob:
+    if weights is None or value.fileName != BLOB_FILE_NAME or value.offset + BLOB_RECORD.size > weights.size:
+        raise PackageError(f"the weight at {value.fileName}:{value.offset} is missing from the package")
+    sentinel, _, size, offset = BLOB_RECORD.unpack_from(weights.data, value.offset)
+    blob = Blob(type_.dtype, tuple(d or 0 for d in type_.shape), offset)
+    if sentinel != BLOB_SENTINEL or size != blob.size or offset + size > weights.size:
+        raise PackageError(
+            f"weight.bin is damaged at byte {value.offset}: no weight of {blob.size} bytes is there"
+        )
+    return blob

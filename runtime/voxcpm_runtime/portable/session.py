@@ -1,0 +1,145 @@
+"""Running an .mlpackage on ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from .cache import load_lowered
+from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode
+from .package import PackageError, map_weights
+from .state import State, rounded_to_fp16
+
+# Logged by ONNX Runtime from here up: errors.
+LOG_SEVERITY = 3
+
+OPTIMIZATION = {
+    "plain": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    # Folds constants, so that fp16 weights are unpacked once; merges nothing across a rounding.
+    "faithful": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+}
+
+# What a caller may pass for each MIL element type.
+ACCEPTED_DTYPES = {
+    "FLOAT16": ("float16", "float32"),
+    "FLOAT32": ("float16", "float32"),
+    "INT32": ("int32",),
+}
+
+
+class PortableStepModel:
+    """A step model: `(inputs, state) -> outputs`, the state changed in place.
+
+    `state` maps each state input to the output that holds its next value; both are hidden from callers. `mode` is
+    "plain" (float32 arithmetic) or "faithful" (every fp16 result rounded to fp16). With `probe`, `max_abs` of a call
+    tells the largest value of every fp16 operation. `threads` is the number of threads one operation uses.
+
+    Several threads may call one model, each with its own state.
+
+    Raises PackageError for a package that cannot be run, ValueError for a `state` that the model does not have.
+    """
+
+    def __init__(
+        self,
+        package: Path,
+        *,
+        cache_key: str | None = None,
+        mode: Mode = "plain",
+        probe: bool = False,
+        threads: int | None = None,
+        state: Mapping[str, str] | None = None,
+    ) -> None:
+        self._lowered = load_lowered(package, cache_key=cache_key, mode=mode, probe=probe)
+        self._mode = mode
+        self._state = dict(state or {})
+        self._name = package.name
+        self.inputs = {i.name: i for i in self._lowered.inputs if i.name not in self._state}
+        self._state_inputs = {i.name: i for i in self._lowered.inputs if i.name in self._state}
+        hidden = set(self._state.values())
+        self.outputs = {o.name: o for o in self._lowered.outputs if o.name not in hidden}
+        self._require_state(hidden)
+        self._visible = [*self.outputs, *([PROBE_OUTPUT] if self._lowered.probed else [])]
+        self._session, self._weights = _open(package, self._lowered, mode, threads)
+
+    @property
+    def probed(self) -> tuple[str, ...]:
+        """The operations behind the entries of the output "probe.max_abs", in order; empty without `probe`."""
+        return self._lowered.probed
+
+    def new_state(self) -> State:
+        """The start of a stream: zeros."""
+        in_place = frozenset(i for i, o in self._state.items() if self._lowered.scattered.get(i) == o)
+        return State(self._session, self._state_inputs, self._state, in_place, self._mode)
+
+    def __call__(self, inputs: Mapping[str, np.ndarray], state: State | None = None) -> dict[str, np.ndarray]:
+        """Runs one step and returns the outputs by name, float32 or int32; a state is moved on.
+
+        Raises ValueError for a missing or unknown input, another dtype, a shape the model does not take, or a
+        missing state.
+        """
+        feeds = {name: self._checked(interface, inputs) for name, interface in self.inputs.items()}
+        if len(inputs) != len(feeds):
+            unknown = ", ".join(sorted(set(inputs) - set(feeds)))
+            raise ValueError(f"{self._name} has no input {unknown}; its inputs are {', '.join(self.inputs)}")
+        if (state is None) != (not self._state):
+            raise ValueError(f"{self._name} {'keeps a state: pass one' if self._state else 'keeps no state'}")
+        if state is None:
+            return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
+        return self._advanced(feeds, state)
+
+    def _advanced(self, feeds: Mapping[str, np.ndarray], state: State) -> dict[str, np.ndarray]:
+        binding = state.binding
+        for name, array in feeds.items():
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+        for name in self._visible:
+            binding.bind_output(name)  # anew each time: a bound output would keep the first call's shape
+        self._session.run_with_iobinding(binding)
+        # The state bound its outputs first, then came the visible ones in order.
+        visible = binding.get_outputs()[-len(self._visible) :]
+        results = {name: value.numpy() for name, value in zip(self._visible, visible, strict=True)}
+        state.advance()
+        return results
+
+    def _checked(self, interface: Interface, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        if interface.name not in inputs:
+            raise ValueError(f"{self._name} needs an input {interface.name}")
+        array = inputs[interface.name]
+        accepted = ACCEPTED_DTYPES[interface.dtype]
+        if array.dtype.name not in accepted:
+            raise ValueError(f"{interface.name} must be {' or '.join(accepted)}, not {array.dtype.name}")
+        if not interface.allows(array.shape):
+            raise ValueError(f"{interface.name} must have shape {interface.describe()}, not {array.shape}")
+        array = np.ascontiguousarray(array, interface.graph_dtype)
+        return rounded_to_fp16(array) if self._mode == "faithful" and interface.dtype == "FLOAT16" else array
+
+    def _require_state(self, outputs: set[str]) -> None:
+        missing = (set(self._state) - set(self._state_inputs)) | (
+            outputs - {o.name for o in self._lowered.outputs}
+        )
+        if missing:
+            raise ValueError(f"{self._name} has no state tensor {', '.join(sorted(missing))}")
+
+
+def _open(
+    package: Path, lowered: Lowered, mode: Mode, threads: int | None
+) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
+    """A session, and the memory-mapped weights that must live as long as it."""
+    options = ort.SessionOptions()
+    options.log_severity_level = LOG_SEVERITY
+    options.graph_optimization_level = OPTIMIZATION[mode]
+    # Several step models run in turn, each with threads of its own. Idle threads that spin take the cores from the
+    # model at work, and from other programs: up to tenfold time on a busy machine.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    mapped = map_weights(package)
+    values = []
+    if lowered.weights:
+        if mapped is None or mapped.size != lowered.weight_file_size:
+            raise PackageError(f"{package}: weight.bin is missing or has changed")
+        values = [ort.OrtValue.ortvalue_from_numpy(ref.view(mapped)) for ref in lowered.weights]
+        options.add_external_initializers([ref.name for ref in lowered.weights], values)
+    return ort.InferenceSession(lowered.model, options, providers=["CPUExecutionProvider"]), values

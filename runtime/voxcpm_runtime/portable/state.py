@@ -1,0 +1,90 @@
+"""The state of one stream: KV caches and convolution contexts, updated by ONNX Runtime where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnxruntime as ort
+
+from .lowered import Interface, Mode
+
+
+def rounded_to_fp16(array: np.ndarray) -> np.ndarray:
+    """float32 values rounded to fp16 and back; above 65504 they become infinite."""
+    with np.errstate(over="ignore"):
+        return array.astype(np.float16).astype(np.float32)
+
+
+class State:
+    """Zeros at the start of a stream; every call of the model that made it moves it on.
+
+    A tensor written by one scatter has one buffer, read and written in place. Any other has two, which take turns.
+    One state belongs to one stream: two threads must not run with the same state at once.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        interfaces: Mapping[str, Interface],
+        outputs: Mapping[str, str],
+        in_place: frozenset[str],
+        mode: Mode,
+        arrays: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self._remake: Callable[[Mapping[str, np.ndarray]], State] = lambda arrays: State(
+            session, interfaces, outputs, in_place, mode, arrays
+        )
+        self._interfaces = interfaces
+        self._outputs = outputs
+        self._mode = mode
+        self._now = {name: _zeros(i) for name, i in interfaces.items()}
+        self._next = {name: _zeros(i) for name, i in interfaces.items() if name not in in_place}
+        self.binding = session.io_binding()
+        for name in interfaces:
+            self._bind(name)
+        for name, array in (arrays or {}).items():
+            self.set(name, array)
+
+    def numpy(self, name: str) -> np.ndarray:
+        """A copy of a state tensor, float32 (its shape is the model's)."""
+        return self._buffer(name).copy()
+
+    def set(self, name: str, array: np.ndarray) -> None:
+        """Overwrites a state tensor. Raises ValueError for another shape, KeyError for an unknown name."""
+        buffer = self._buffer(name)
+        if array.shape != buffer.shape:
+            raise ValueError(f"state {name} has shape {buffer.shape}, not {array.shape}")
+        value = array.astype(buffer.dtype)
+        buffer[...] = rounded_to_fp16(value) if self._rounds(name) else value
+
+    def clone(self) -> State:
+        """An independent state with the same values."""
+        return self._remake(self._now)
+
+    def advance(self) -> None:
+        """Makes what the last run wrote the state that the next run reads."""
+        for name, written in self._next.items():
+            self._next[name], self._now[name] = self._now[name], written
+            self._bind(name)
+
+    def _bind(self, name: str) -> None:
+        now = self._now[name]
+        self.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(now))
+        target = ort.OrtValue.ortvalue_from_numpy(self._next.get(name, now))
+        self.binding.bind_ortvalue_output(self._outputs[name], target)
+
+    def _buffer(self, name: str) -> np.ndarray:
+        if name not in self._now:
+            raise KeyError(f"no state tensor {name}; there are {', '.join(self._now)}")
+        return self._now[name]
+
+    def _rounds(self, name: str) -> bool:
+        return self._mode == "faithful" and self._interfaces[name].dtype == "FLOAT16"
+
+
+def _zeros(interface: Interface) -> np.ndarray:
+    shape = interface.fixed_shape
+    if shape is None:
+        raise ValueError(f"state {interface.name} must have one fixed shape, not {interface.describe()}")
+    return np.zeros(shape, interface.graph_dtype)

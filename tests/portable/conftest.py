@@ -1,0 +1,107 @@
+"""Tiny ML programs built with coremltools' MIL builder, saved as .mlpackage and run by the portable executor."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_runtime.portable.package import read_package
+
+Build = Callable[..., Any]
+
+# FeatureTypes of the interface, by numpy dtype name.
+INPUT_TYPES = {"float16": "fp16", "float32": "fp32", "int32": "int32"}
+
+
+@pytest.fixture(scope="session")
+def ct() -> Any:
+    """coremltools, without its warnings and progress bars."""
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import coremltools
+        import tqdm
+
+    tqdm.tqdm.disable = True
+    return coremltools
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test lowers anew."""
+    directory = tmp_path / "cache"
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(directory))
+    return directory
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """Builds and runs programs of one or a few operations."""
+
+    ct: Any
+    directory: Path
+
+    @property
+    def mb(self) -> Any:
+        from coremltools.converters.mil import Builder
+
+        return Builder
+
+    def convert(self, build: Build, inputs: Mapping[str, np.ndarray | tuple[str, tuple[Any, ...]]]) -> Any:
+        """The converted model of a function from MIL inputs to MIL outputs, precision as the inputs'."""
+        from coremltools.converters.mil.mil import types
+
+        def spec(value: Any) -> Any:
+            dtype, shape = value if isinstance(value, tuple) else (value.dtype.name, value.shape)
+            return self.mb.TensorSpec(shape=shape, dtype=getattr(types, INPUT_TYPES[dtype]))
+
+        specs = {name: spec(value) for name, value in inputs.items()}
+        source = f"lambda {', '.join(specs)}: build({', '.join(specs)})"
+        target = self.ct.target.macOS14
+        program = self.mb.program(input_specs=list(specs.values()), opset_version=target)(
+            # The builder takes the input names from the function's signature.
+            eval(source, {"build": build})  # noqa: S307
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self.ct.convert(
+                program,
+                convert_to="mlprogram",
+                minimum_deployment_target=target,
+                compute_precision=self.ct.precision.FLOAT32,
+                skip_model_load=True,
+            )
+
+    def save(self, model: Any, name: str = "model") -> Path:
+        path = self.directory / f"{name}.mlpackage"
+        model.save(str(path))
+        return path
+
+    def package(self, build: Build, inputs: Mapping[str, Any], name: str = "model") -> Path:
+        return self.save(self.convert(build, inputs), name)
+
+    def run(
+        self, build: Build, inputs: Mapping[str, np.ndarray], kind: str, **options: Any
+    ) -> list[np.ndarray]:
+        """Outputs in order; the package is required to contain the operation under test."""
+        package = self.package(build, inputs)
+        assert kind in {op.kind for op in read_package(package).operations}
+        return list(PortableStepModel(package, threads=1, **options)(inputs).values())
+
+
+@pytest.fixture
+def lab(ct: Any, tmp_path: Path) -> Laboratory:
+    return Laboratory(ct, tmp_path)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)

@@ -1,0 +1,105 @@
+"""The cache of lowered graphs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_runtime.portable.cache import content_key, load_lowered, read_entry
+
+X = np.ones((1, 64), np.float32)
+
+WARM_START = """
+import sys
+from pathlib import Path
+import numpy as np
+from voxcpm_runtime.portable import PortableStepModel
+(y,) = PortableStepModel(Path(sys.argv[1]), threads=1)({"x": np.ones((1, 64), np.float32)}).values()
+print(float(y[0, 0]), sorted({"coremltools", "onnx", "torch"} & set(sys.modules)))
+"""
+
+
+@pytest.fixture
+def package(lab: Any) -> Path:
+    """y = 64 · 2 from each of 64 outputs."""
+    weight = np.full((64, 64), 2, np.float32)
+    return lab.package(lambda x: lab.mb.linear(x=x, weight=weight), {"x": X})
+
+
+def the_entry(directory: Path) -> Path:
+    (entry,) = directory.iterdir()
+    return entry
+
+
+def y(package: Path) -> float:
+    (value,) = PortableStepModel(package, threads=1)({"x": X}).values()
+    return float(value[0, 0])
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "truncated": lambda data: data[:-7],
+    "one bit flipped": lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
+    "another version": lambda data: b"VOXLOW99" + data[8:],
+    "garbage": lambda data: b"\x00" * 500,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_rebuilt(package: Path, private_cache: Path, damage: str) -> None:
+    assert y(package) == 128
+    entry = the_entry(private_cache)
+    intact = entry.read_bytes()
+    entry.write_bytes(DAMAGES[damage](intact))
+    assert read_entry(entry) is None
+    assert y(package) == 128
+    assert read_entry(the_entry(private_cache)) == load_lowered(package)
+
+
+def test_a_warm_start_imports_neither_coremltools_nor_onnx(package: Path, private_cache: Path) -> None:
+    assert y(package) == 128
+    before = the_entry(private_cache).stat().st_mtime_ns
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", WARM_START, str(package)]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert output.split(maxsplit=1) == ["128.0", "[]\n"]
+    assert the_entry(private_cache).stat().st_mtime_ns == before
+
+
+def test_changed_weights_get_another_key(package: Path) -> None:
+    before = content_key(package)
+    weights = next(package.rglob("weight.bin"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert content_key(package) != before
+
+
+def test_an_entry_for_a_package_of_another_size_is_not_used(lab: Any, package: Path) -> None:
+    """A caller whose key does not change with the content gets the package, not the entry."""
+    load_lowered(package, cache_key="model")
+    weight = np.full((64, 128), 2, np.float32)
+    x = np.ones((1, 128), np.float32)
+    other = lab.package(lambda x: lab.mb.linear(x=x, weight=weight), {"x": x}, name="other")
+    (value,) = PortableStepModel(other, cache_key="model", threads=1)({"x": x}).values()
+    assert value[0, 0] == 256
+
+
+def test_modes_have_entries_of_their_own(package: Path, private_cache: Path) -> None:
+    for mode in ("plain", "faithful"):
+        for probe in (False, True):
+            load_lowered(package, cache_key="model", mode=mode, probe=probe)
+    assert len(list(private_cache.iterdir())) == 4
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(package: Path, private_cache: Path) -> None:
+    private_cache.write_text("a file where the directory should be")
+    assert y(package) == 128

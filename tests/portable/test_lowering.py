@@ -1,0 +1,182 @@
+"""Precision modes, 8-bit weights, the probe, and what cannot be lowered."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from voxcpm_runtime.portable import PROBE_OUTPUT, PackageError, PortableStepModel
+from voxcpm_runtime.portable.cache import load_lowered
+
+INT8_NOISE = 0.015  # relative: what quantising unit-variance activations to 8 bits costs, and a little
+
+
+def quantized(model: Any) -> Any:
+    """The model with int8 weights, as the conversion makes them."""
+    import coremltools.optimize.coreml as cto
+
+    settings = cto.OpLinearQuantizerConfig(mode="linear_symmetric", weight_threshold=512)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return cto.linear_quantize_weights(model, config=cto.OptimizationConfig(global_config=settings))
+
+
+def int8_rows(weight: np.ndarray) -> np.ndarray:
+    """Symmetric 8-bit rounding of each row, by its definition."""
+    scale = np.abs(weight).max(1, keepdims=True) / 127
+    return np.round(weight / scale) * scale
+
+
+def relative_error(result: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((result - expected) ** 2) / np.mean(expected**2)))
+
+
+def test_unknown_operations_are_refused_by_name(lab: Any) -> None:
+    package = lab.package(lambda x: lab.mb.atan(x=x, name="angle"), {"x": np.zeros(3, np.float32)})
+    with pytest.raises(PackageError, match=r"atan \(angle\)"):
+        PortableStepModel(package)
+
+
+def test_a_folder_that_is_no_package_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PackageError, match=r"nothing is not an .mlpackage"):
+        PortableStepModel(tmp_path / "nothing")
+
+
+def test_a_damaged_program_is_named(lab: Any) -> None:
+    package = lab.package(lambda x: lab.mb.abs(x=x), {"x": np.zeros(3, np.float32)})
+    program = next(package.rglob("model.mlmodel"))
+    program.write_bytes(b"\xff" * 40)
+    with pytest.raises(PackageError, match=r"model.mlmodel is damaged"):
+        PortableStepModel(package)
+
+
+def test_truncated_weights_are_named(lab: Any, rng: np.random.Generator) -> None:
+    weight = rng.standard_normal((8, 16)).astype(np.float32)
+    package = lab.package(lambda x: lab.mb.linear(x=x, weight=weight), {"x": np.zeros((1, 16), np.float32)})
+    weights = next(package.rglob("weight.bin"))
+    weights.write_bytes(weights.read_bytes()[:200])
+    with pytest.raises(PackageError, match=r"weight.bin is damaged"):
+        PortableStepModel(package)
+
+
+@pytest.mark.parametrize("mode", ["plain", "faithful"])
+def test_only_faithful_mode_rounds_to_fp16(lab: Any, mode: str) -> None:
+    """1 + 2^-12 is 1 in fp16, and 300² is beyond its range."""
+
+    def build(x: Any) -> tuple[Any, Any]:
+        near_one = lab.mb.add(x=x, y=np.float16(2**-12))
+        huge = lab.mb.mul(x=lab.mb.mul(x=x, y=np.float16(300)), y=np.float16(300))
+        return lab.mb.sub(x=near_one, y=np.float16(1)), lab.mb.mul(x=huge, y=np.float16(0.5))
+
+    x = np.ones(2, np.float16)
+    difference, half = lab.run(build, {"x": x}, "add", mode=mode)
+    np.testing.assert_array_equal(difference, {"plain": 2**-12, "faithful": 0}[mode])
+    np.testing.assert_array_equal(half, {"plain": 45000, "faithful": np.inf}[mode])
+
+
+def test_faithful_mode_rounds_inputs_and_leaves_fp32_operations_alone(lab: Any) -> None:
+    def build(x: Any, y: Any) -> tuple[Any, Any]:
+        return lab.mb.abs(x=x), lab.mb.add(x=y, y=np.float32(2**-20))
+
+    third = np.full(2, 1 / 3, np.float32)
+    types = {"x": ("float16", (2,)), "y": ("float32", (2,))}
+    model = PortableStepModel(lab.package(build, types), threads=1, mode="faithful")
+    rounded, exact = model({"x": third, "y": np.ones(2, np.float32)}).values()
+    np.testing.assert_array_equal(rounded, np.float32(np.float16(1 / 3)))
+    np.testing.assert_array_equal(exact, np.float32(1 + 2**-20))
+
+
+def test_faithful_mode_rounds_after_every_operation(lab: Any, rng: np.random.Generator) -> None:
+    """A chain long enough for optimisers to try, against numpy's own fp16 arithmetic."""
+    x = rng.standard_normal(500).astype(np.float16)
+    weight = rng.standard_normal(500).astype(np.float16)
+
+    def build(x: Any) -> Any:
+        for _ in range(4):
+            x = lab.mb.add(x=lab.mb.mul(x=x, y=weight), y=np.float16(0.1))
+            x = lab.mb.tanh(x=x)
+        return x
+
+    expected = x
+    for _ in range(4):
+        expected = expected * weight + np.float16(0.1)
+        expected = np.tanh(expected.astype(np.float32)).astype(np.float16)
+    (result,) = lab.run(build, {"x": x}, "mul", mode="faithful")
+    # One unit in the last place where float32's tanh itself falls next to a rounding boundary.
+    np.testing.assert_allclose(result, expected.astype(np.float32), rtol=1e-3, atol=0)
+    assert np.mean(result == expected) > 0.98
+
+
+@pytest.mark.parametrize("mode", ["plain", "faithful"])
+def test_the_probe_reports_the_largest_value_of_each_operation(lab: Any, mode: str) -> None:
+    def build(x: Any) -> Any:
+        scaled = lab.mb.mul(x=x, y=np.float16(-300), name="scaled")
+        moved = lab.mb.reshape(x=scaled, shape=[2, 1])
+        return lab.mb.mul(x=moved, y=np.float16(300), name="overflowing")
+
+    package = lab.package(build, {"x": ("float16", (2,))})
+    model = PortableStepModel(package, threads=1, mode=mode, probe=True)
+    outputs = model({"x": np.array([0.5, 1], np.float32)})
+    reported = dict(zip(model.probed, outputs[PROBE_OUTPUT], strict=True))
+    assert reported == {"scaled": 300, "overflowing": 90000}
+
+
+def test_int8_linear_stays_8_bit_in_plain_mode(lab: Any, rng: np.random.Generator) -> None:
+    weight, bias = (
+        rng.standard_normal((64, 96)).astype(np.float32),
+        rng.standard_normal(64).astype(np.float32),
+    )
+    x = rng.standard_normal((1, 5, 96)).astype(np.float32)
+    model = lab.convert(lambda x: lab.mb.linear(x=x, weight=weight, bias=bias), {"x": x})
+    package = lab.save(quantized(model))
+    expected = x @ int8_rows(weight).T + bias
+    (plain,) = PortableStepModel(package, threads=1)({"x": x}).values()
+    assert relative_error(plain, expected) < INT8_NOISE
+    assert b"MatMulNBits" in load_lowered(package).model
+    (faithful,) = PortableStepModel(package, threads=1, mode="faithful")({"x": x}).values()
+    np.testing.assert_allclose(faithful, expected, rtol=1e-3, atol=1e-3)
+    assert b"MatMulNBits" not in load_lowered(package, mode="faithful").model
+
+
+def test_int8_matmul_of_an_untransposed_weight(lab: Any, rng: np.random.Generator) -> None:
+    weight = rng.standard_normal((96, 64)).astype(np.float32)
+    x = rng.standard_normal((2, 5, 96)).astype(np.float32)
+    package = lab.save(quantized(lab.convert(lambda x: lab.mb.matmul(x=x, y=weight), {"x": x})))
+    (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
+    assert relative_error(result, x @ int8_rows(weight.T).T) < INT8_NOISE
+    assert b"MatMulNBits" in load_lowered(package).model
+
+
+def test_int8_weights_of_an_odd_row_length_are_unpacked(lab: Any, rng: np.random.Generator) -> None:
+    weight = rng.standard_normal((90, 50)).astype(np.float32)
+    x = rng.standard_normal((1, 50)).astype(np.float32)
+    package = lab.save(quantized(lab.convert(lambda x: lab.mb.linear(x=x, weight=weight), {"x": x})))
+    (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
+    np.testing.assert_allclose(result, x @ int8_rows(weight).T, rtol=1e-4, atol=1e-4)
+
+
+def test_int8_convolution_weights_are_unpacked(lab: Any, rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    weight = rng.standard_normal((32, 16, 3)).astype(np.float32)
+    x = rng.standard_normal((1, 16, 20)).astype(np.float32)
+    package = lab.save(quantized(lab.convert(lambda x: lab.mb.conv(x=x, weight=weight), {"x": x})))
+    (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
+    rounded = int8_rows(weight.reshape(32, -1)).reshape(weight.shape).astype(np.float32)
+    expected = torch.nn.functional.conv1d(torch.from_numpy(x), torch.from_numpy(rounded))
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_fp16_weights_are_read_from_the_package(
+    lab: Any, rng: np.random.Generator, private_cache: Path
+) -> None:
+    weight = rng.standard_normal((256, 200)).astype(np.float16)
+    x = rng.standard_normal((3, 200)).astype(np.float16)
+    (result,) = lab.run(lambda x: lab.mb.linear(x=x, weight=weight), {"x": x}, "linear")
+    np.testing.assert_allclose(
+        result, x.astype(np.float32) @ weight.astype(np.float32).T, rtol=1e-4, atol=1e-4
+    )
+    assert sum(file.stat().st_size for file in private_cache.iterdir()) < weight.nbytes / 8

@@ -1,0 +1,188 @@
+"""A step model's state, checks and concurrency."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from voxcpm_runtime.portable import PortableStepModel
+
+LENGTH, HEADS, WIDTH = 12, 2, 3
+
+
+@pytest.fixture
+def cache_package(lab: Any) -> Path:
+    """Writes `new` rows at `position` of a KV cache and returns the sums of what the cache then holds."""
+
+    def build(cache: Any, new: Any, position: Any) -> tuple[Any, Any]:
+        mb = lab.mb
+        after = mb.scatter(data=cache, indices=position, updates=new, axis=2, mode="update", name="cache_out")
+        return mb.reduce_sum(x=after, axes=[0, 1, 3], name="sums"), after
+
+    inputs = {
+        "cache": ("float32", (1, HEADS, LENGTH, WIDTH)),
+        "new": ("float32", (1, HEADS, 2, WIDTH)),
+        "position": ("int32", (2,)),
+    }
+    return lab.package(build, inputs)
+
+
+@pytest.fixture
+def context_package(lab: Any) -> Path:
+    """A causal convolution of taps (1, 10, 100), its left context of two frames as state."""
+
+    def build(context: Any, x: Any) -> tuple[Any, Any]:
+        joined = lab.mb.concat(values=[context, x], axis=2)
+        taps = np.array([[[100, 10, 1]]], np.float32)
+        after = lab.mb.slice_by_index(
+            x=joined, begin=[0, 0, -2], end=[0, 0, 0], begin_mask=[True, True, False], end_mask=[True] * 3,
+            name="context_out",
+        )  # fmt: skip
+        return lab.mb.conv(x=joined, weight=taps, name="y"), after
+
+    return lab.package(build, {"context": ("float32", (1, 1, 2)), "x": ("float32", (1, 1, 4))})
+
+
+def cache_inputs(rng: np.random.Generator, start: int) -> dict[str, np.ndarray]:
+    new = rng.standard_normal((1, HEADS, 2, WIDTH)).astype(np.float32)
+    return {"new": new, "position": np.array([start, start + 1], np.int32)}
+
+
+def test_a_scattered_state_accumulates_in_its_own_buffer(
+    cache_package: Path, rng: np.random.Generator
+) -> None:
+    model = PortableStepModel(cache_package, threads=1, state={"cache": "cache_out"})
+    state = model.new_state()
+    expected = np.zeros((1, HEADS, LENGTH, WIDTH), np.float32)
+    for start in (0, 2, 4, 3):  # the last overwrites
+        inputs = cache_inputs(rng, start)
+        expected[:, :, start : start + 2] = inputs["new"]
+        outputs = model(inputs, state)
+        assert list(outputs) == ["sums"]
+        np.testing.assert_array_equal(state.numpy("cache"), expected)
+        np.testing.assert_allclose(outputs["sums"], expected.sum((0, 1, 3)), rtol=1e-5, atol=1e-6)
+    assert not state._next  # one buffer only
+
+
+def test_outputs_of_a_step_survive_the_next(cache_package: Path, rng: np.random.Generator) -> None:
+    model = PortableStepModel(cache_package, threads=1, state={"cache": "cache_out"})
+    state = model.new_state()
+    first = model(cache_inputs(rng, 0), state)["sums"]
+    kept = first.copy()
+    model(cache_inputs(rng, 4), state)
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_a_cache_that_is_also_read_before_the_scatter_is_not_overwritten_early(
+    lab: Any, rng: np.random.Generator
+) -> None:
+    def build(cache: Any, new: Any, position: Any) -> tuple[Any, Any]:
+        after = lab.mb.scatter(
+            data=cache, indices=position, updates=new, axis=2, mode="update", name="cache_out"
+        )
+        return after, lab.mb.reduce_sum(x=lab.mb.sub(x=after, y=cache), axes=[0, 1, 3], name="change")
+
+    inputs = cache_inputs(rng, 4)
+    package = lab.package(build, {"cache": np.zeros((1, HEADS, LENGTH, WIDTH), np.float32), **inputs})
+    model = PortableStepModel(package, threads=1, state={"cache": "cache_out"})
+    state = model.new_state()
+    model(inputs, state)
+    model(cache_inputs(rng, 6), state)
+    before = state.numpy("cache")
+    again = cache_inputs(rng, 4)
+    change = model(again, state)["change"]
+    expected = np.zeros(LENGTH)
+    expected[4:6] = (again["new"] - before[:, :, 4:6]).sum((0, 1, 3))
+    np.testing.assert_allclose(change, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_context_carries_from_chunk_to_chunk(context_package: Path) -> None:
+    model = PortableStepModel(context_package, threads=1, state={"context": "context_out"})
+    state = model.new_state()
+    signal = np.arange(1, 13, dtype=np.float32)
+    chunks = [model({"x": signal[i : i + 4].reshape(1, 1, 4)}, state)["y"].ravel() for i in (0, 4, 8)]
+    padded = np.concatenate([[0, 0], signal])
+    np.testing.assert_array_equal(np.concatenate(chunks), np.convolve(padded, [1, 10, 100], "valid"))
+    np.testing.assert_array_equal(state.numpy("context").ravel(), [11, 12])
+
+
+def test_a_clone_goes_its_own_way(context_package: Path) -> None:
+    model = PortableStepModel(context_package, threads=1, state={"context": "context_out"})
+    state = model.new_state()
+    model({"x": np.ones((1, 1, 4), np.float32)}, state)
+    clone = state.clone()
+    model({"x": np.full((1, 1, 4), 5, np.float32)}, state)
+    np.testing.assert_array_equal(clone.numpy("context").ravel(), [1, 1])
+    np.testing.assert_array_equal(state.numpy("context").ravel(), [5, 5])
+    y = model({"x": np.zeros((1, 1, 4), np.float32)}, clone)["y"]
+    np.testing.assert_array_equal(y.ravel(), [110, 100, 0, 0])
+
+
+def test_a_set_state_is_what_the_next_step_reads(context_package: Path) -> None:
+    model = PortableStepModel(context_package, threads=1, state={"context": "context_out"})
+    state = model.new_state()
+    state.set("context", np.array([[[2, 3]]], np.float32))
+    y = model({"x": np.zeros((1, 1, 4), np.float32)}, state)["y"]
+    np.testing.assert_array_equal(y.ravel(), [230, 300, 0, 0])
+    with pytest.raises(ValueError, match=r"context has shape \(1, 1, 2\), not \(3,\)"):
+        state.set("context", np.zeros(3, np.float32))
+
+
+def test_threads_with_their_own_states_do_not_meet(cache_package: Path) -> None:
+    model = PortableStepModel(cache_package, threads=1, state={"cache": "cache_out"})
+
+    def stream(seed: int) -> np.ndarray:
+        rng, state = np.random.default_rng(seed), model.new_state()
+        for start in [0, 2, 4, 6, 8, 10] * 8:
+            model(cache_inputs(rng, start), state)
+        return state.numpy("cache")
+
+    alone = [stream(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(stream, range(4)))
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_enumerated_lengths(ct: Any, lab: Any) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Doubled(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2
+
+    shapes = ct.EnumeratedShapes([(1, 1, 3), (1, 4, 3)])
+    traced = torch.jit.trace(Doubled(), torch.zeros(1, 4, 3))
+    target = ct.target.macOS14
+    inputs = [ct.TensorType("x", shape=shapes)]
+    model = ct.convert(traced, inputs=inputs, minimum_deployment_target=target, skip_model_load=True)
+    step = PortableStepModel(lab.save(model), threads=1)
+    for length in (1, 4):
+        (y,) = step({"x": np.ones((1, length, 3), np.float32)}).values()
+        np.testing.assert_array_equal(y, np.full((1, length, 3), 2))
+    with pytest.raises(ValueError, match=r"x must have shape \(1, 1, 3\) or \(1, 4, 3\), not \(1, 2, 3\)"):
+        step({"x": np.ones((1, 2, 3), np.float32)})
+
+
+BAD_INPUTS = [
+    ({}, "needs an input x"),
+    ({"x": np.zeros((1, 1, 4), np.float64)}, "x must be float16 or float32, not float64"),
+    ({"x": np.zeros((1, 4), np.float32)}, r"x must have shape \(1, 1, 4\), not \(1, 4\)"),
+    ({"x": np.zeros((1, 1, 4), np.float32), "z": np.zeros(1)}, "has no input z; its inputs are x"),
+    ({"x": np.zeros((1, 1, 4), np.float32)}, "keeps a state: pass one"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "message"), BAD_INPUTS, ids=[message for _, message in BAD_INPUTS])
+def test_wrong_inputs_are_named(context_package: Path, inputs: dict[str, np.ndarray], message: str) -> None:
+    model = PortableStepModel(context_package, threads=1, state={"context": "context_out"})
+    with pytest.raises(ValueError, match=message):
+        model(inputs)
+
+
+def test_an_unknown_state_tensor_is_named(context_package: Path) -> None:
+    with pytest.raises(ValueError, match="no state tensor k_cache"):
+        PortableStepModel(context_package, state={"k_cache": "context_out"})

@@ -1,0 +1,170 @@
+"""Reshaping, slicing, gathering and scattering against numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+X = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
+
+# kind, builder arguments, numpy equivalent
+REARRANGEMENTS: list[tuple[str, dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = [
+    ("reshape", {"shape": [4, -1]}, lambda x: x.reshape(4, -1)),
+    ("transpose", {"perm": [0, -1, 1]}, lambda x: x.transpose(0, 2, 1)),
+    ("expand_dims", {"axes": [0, -1]}, lambda x: x[None, ..., None]),
+    ("tile", {"reps": [1, 2, 3]}, lambda x: np.tile(x, (1, 2, 3))),
+    ("pad", {"pad": [1, 2, 0, 3], "mode": "constant", "constant_val": 7.0},
+     lambda x: np.pad(x, [(0, 0), (1, 2), (0, 3)], constant_values=7)),
+    ("pad", {"pad": [2, 1], "mode": "replicate"}, lambda x: np.pad(x, [(0, 0), (0, 0), (2, 1)], mode="edge")),
+    ("slice_by_size", {"begin": [0, 1, 2], "size": [2, 2, -1]}, lambda x: x[0:2, 1:3, 2:]),
+    ("gather", {"indices": np.array([2, 0], np.int32), "axis": 1}, lambda x: x[:, [2, 0]]),
+    ("gather", {"indices": np.int32(1), "axis": 0}, lambda x: x[1]),
+    ("gather", {"indices": np.array([[0, 3], [1, 1]], np.int32), "axis": -1}, lambda x: x[:, :, [[0, 3], [1, 1]]]),
+]  # fmt: skip
+
+SLICES: list[tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = [
+    ({"begin": [0, 1, 0], "end": [2, 3, 4]}, lambda x: x[:, 1:3]),
+    ({"begin": [0, 0, -3], "end": [2, 3, -1]}, lambda x: x[:, :, -3:-1]),
+    ({"begin": [0, 0, 0], "end": [2, 3, 4], "stride": [1, 2, 3]}, lambda x: x[:, ::2, ::3]),
+    ({"begin": [0, 1, 1], "end": [0, 2, 0], "begin_mask": [True, False, False], "end_mask": [True, False, True]},
+     lambda x: x[:, 1:2, 1:]),
+    ({"begin": [0, -1, 0], "end": [0, 0, 0], "end_mask": [True, False, True], "squeeze_mask": [False, True, False]},
+     lambda x: x[:, -1]),
+    ({"begin": [1, 1, 3], "end": [2, 2, 0], "squeeze_mask": [True, False, False], "stride": [1, 1, -1]},
+     lambda x: x[1, 1:2, 3:0:-1]),
+    ({"begin": [0, 0, 0], "end": [0, 0, 0], "begin_mask": [True] * 3, "end_mask": [True] * 3, "stride": [1, 1, -1]},
+     lambda x: x[:, :, ::-1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "expected"), REARRANGEMENTS, ids=lambda v: v if isinstance(v, str) else ""
+)
+def test_rearrangement(
+    lab: Any, kind: str, arguments: dict[str, Any], expected: Callable[[Any], Any]
+) -> None:
+    (result,) = lab.run(lambda x: getattr(lab.mb, kind)(x=x, **arguments), {"x": X}, kind)
+    np.testing.assert_array_equal(result, expected(X))
+
+
+@pytest.mark.parametrize(("arguments", "expected"), SLICES)
+def test_slice_by_index(lab: Any, arguments: dict[str, Any], expected: Callable[[Any], Any]) -> None:
+    (result,) = lab.run(lambda x: lab.mb.slice_by_index(x=x, **arguments), {"x": X}, "slice_by_index")
+    np.testing.assert_array_equal(result, expected(X))
+
+
+@pytest.mark.parametrize("begin", [0, 2, -1])
+def test_slice_at_a_computed_position(lab: Any, begin: int) -> None:
+    def build(x: Any, at: Any) -> tuple[Any, Any]:
+        start = lab.mb.concat(values=[np.array([0], np.int32), at, np.array([1], np.int32)], axis=0)
+        masks = {"end_mask": [True, False, True], "begin_mask": [True, False, False]}
+        return lab.mb.slice_by_index(
+            x=x, begin=start, end=[0, 0, 0], squeeze_mask=[False, True, False], **masks
+        )
+
+    (result,) = lab.run(build, {"x": X, "at": np.array([begin], np.int32)}, "slice_by_index")
+    np.testing.assert_array_equal(result, X[:, begin, 1:])
+
+
+def test_squeeze(lab: Any) -> None:
+    (result,) = lab.run(lambda x: lab.mb.squeeze(x=x, axes=[0, -1]), {"x": X[None, ..., None]}, "squeeze")
+    np.testing.assert_array_equal(result, X)
+
+
+@pytest.mark.parametrize("sizes", [{"num_splits": 2}, {"split_sizes": [3, 1]}])
+def test_split(lab: Any, sizes: dict[str, Any]) -> None:
+    results = lab.run(lambda x: tuple(lab.mb.split(x=x, axis=-1, **sizes)), {"x": X}, "split")
+    expected = np.split(X, 2, -1) if "num_splits" in sizes else [X[..., :3], X[..., 3:]]
+    for result, part in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, part)
+
+
+@pytest.mark.parametrize("kind", ["concat", "stack"])
+def test_join(lab: Any, kind: str) -> None:
+    (result,) = lab.run(lambda x, y: getattr(lab.mb, kind)(values=[x, y], axis=1), {"x": X, "y": -X}, kind)
+    np.testing.assert_array_equal(result, {"concat": np.concatenate, "stack": np.stack}[kind]([X, -X], 1))
+
+
+def test_positions_from_an_open_length(lab: Any) -> None:
+    """range_1d, shape and fill of a length known at run time: the position arithmetic of a chunk."""
+    from coremltools.converters.mil import mil
+
+    frames = mil.get_new_symbol()
+
+    def build(x: Any, start: Any) -> tuple[Any, Any, Any]:
+        length = lab.mb.gather(x=lab.mb.shape(x=x), indices=np.int32(1), axis=0)
+        positions = lab.mb.add(x=lab.mb.range_1d(start=np.int32(0), end=length, step=np.int32(1)), y=start)
+        filled = lab.mb.fill(shape=lab.mb.shape(x=x), value=np.float32(2.5))
+        return positions, filled, lab.mb.fill_like(ref_tensor=x, value=np.float32(-1))
+
+    model = lab.convert(build, {"x": ("float32", (1, frames, 2)), "start": ("int32", (1,))})
+    from voxcpm_runtime.portable import PortableStepModel
+
+    step = PortableStepModel(lab.save(model), threads=1)
+    for count in (1, 2):  # coremltools' bounds of an unnamed symbol
+        x = np.zeros((1, count, 2), np.float32)
+        positions, filled, like = step({"x": x, "start": np.array([10], np.int32)}).values()
+        np.testing.assert_array_equal(positions, 10 + np.arange(count))
+        np.testing.assert_array_equal(filled, np.full((1, count, 2), 2.5))
+        np.testing.assert_array_equal(like, np.full((1, count, 2), -1))
+
+
+def test_gather_along_axis(lab: Any, rng: np.random.Generator) -> None:
+    indices = rng.integers(0, 3, (2, 5, 4)).astype(np.int32)
+
+    def build(x: Any, i: Any) -> Any:
+        return lab.mb.gather_along_axis(x=x, indices=i, axis=1)
+
+    (result,) = lab.run(build, {"x": X, "i": indices}, "gather_along_axis")
+    np.testing.assert_array_equal(result, np.take_along_axis(X, indices, 1))
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_scatter_replaces_slices(lab: Any, axis: int) -> None:
+    expected = X.copy()
+    updates = -1 - np.take(X, [1, 0], axis)
+    np.moveaxis(expected, axis, 0)[[1, 0]] = np.moveaxis(updates, axis, 0)
+
+    def build(x: Any, i: Any, u: Any) -> Any:
+        return lab.mb.scatter(data=x, indices=i, updates=u, axis=axis, mode="update")
+
+    (result,) = lab.run(build, {"x": X, "i": np.array([1, 0], np.int32), "u": updates}, "scatter")
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_scatter_along_axis(lab: Any) -> None:
+    indices = np.array([[[2, 0, 1, 2]], [[0, 0, 1, 1]]], np.int32)
+    updates = -1 - X[:, :1]
+    expected = X.copy()
+    np.put_along_axis(expected, indices, updates, 1)
+
+    def build(x: Any, i: Any, u: Any) -> Any:
+        return lab.mb.scatter_along_axis(data=x, indices=i, updates=u, axis=1, mode="update")
+
+    (result,) = lab.run(build, {"x": X, "i": indices, "u": updates}, "scatter_along_axis")
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_scatter_nd(lab: Any) -> None:
+    expected = X.copy()
+    expected[[0, 1], [2, 0]] = -5
+    inputs = {"x": X, "i": np.array([[0, 2], [1, 0]], np.int32), "u": np.full((2, 4), -5, np.float32)}
+
+    def build(x: Any, i: Any, u: Any) -> Any:
+        return lab.mb.scatter_nd(data=x, indices=i, updates=u, mode="update")
+
+    (result,) = lab.run(build, inputs, "scatter_nd")
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_another_scatter_mode_is_refused_by_name(lab: Any) -> None:
+    from voxcpm_runtime.portable import PackageError
+
+    def build(x: Any, i: Any, u: Any) -> Any:
+        return lab.mb.scatter(data=x, indices=i, updates=u, axis=0, mode="add")
+
+    with pytest.raises(PackageError, match=r"scatter.*mode add"):
+        lab.run(build, {"x": X, "i": np.array([0], np.int32), "u": X[:1]}, "scatter")

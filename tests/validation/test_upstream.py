@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from voxcpm_constants.errors import InputError
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.synthetic import write_synthetic_checkpoint
+from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
+from voxcpm_validation.upstream import load_upstream, recorded_noise, upstream_generate
+
+pytestmark = pytest.mark.skipif(
+    find_spec("voxcpm") is None, reason="needs upstream's code: pip install --no-deps voxcpm==2.0.3"
+)
+
+TEXT = "The world today, 你好 世界."
+PATCHES = 6
+
+
+class Speaker:
+    """A synthetic checkpoint in upstream's hands, and what a zero-shot run of it gave."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model: Any = load_upstream(folder)
+        self.activations: dict[str, list[torch.Tensor]] = {}
+        for name in ("base_lm.norm", "fsq_layer.in_proj", "residual_lm.norm", "feat_encoder"):
+            self.model.get_submodule(name).register_forward_hook(self._record(name))
+        self.audio, self.latents = upstream_generate(
+            self.model, TEXT, rng=np.random.default_rng(0), max_len=PATCHES
+        )
+
+    def _record(self, name: str) -> Any:
+        return lambda module, inputs, output: self.activations.setdefault(name, []).append(output.flatten())
+
+    def rms(self, name: str) -> float:
+        return float(torch.cat(self.activations[name]).pow(2).mean().sqrt())
+
+
+@pytest.fixture(scope="module", params=sorted(presets()))
+def speaker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Speaker:
+    folder = tmp_path_factory.mktemp(request.param)
+    tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))["tokenizer.json"]
+    return Speaker(write_synthetic_checkpoint(folder, presets()[request.param], seed=0, tokenizer=tokenizer))
+
+
+@pytest.fixture
+def prompt(speaker: Speaker, tmp_path: Path) -> Path:
+    """Two and a half patches of stereo noise at a rate that is not the model's."""
+    model = speaker.model
+    seconds = 2.5 * model.patch_size * model.chunk_size / model.audio_vae.sample_rate
+    samples = 0.1 * np.random.default_rng(3).standard_normal((round(seconds * 48000), 2))
+    soundfile.write(tmp_path / "prompt.wav", samples, 48000)
+    return tmp_path / "prompt.wav"
+
+
+def test_upstream_has_every_weight_of_the_synthetic_checkpoint(speaker: Speaker) -> None:
+    checkpoint = Checkpoint.open(speaker.folder)
+    loaded = {
+        name: value for name, value in speaker.model.state_dict().items() if not name.endswith("boundaries")
+    }
+    plain = {name for name in loaded if not name.endswith(("weight_g", "weight_v"))}
+    folded = {name.removesuffix("_g") for name in loaded if name.endswith("weight_g")}
+    assert plain | folded == set(checkpoint.shapes())
+    assert all(torch.equal(loaded[name], checkpoint.tensor(name)) for name in plain)
+
+
+def test_folded_weights_are_those_that_upstream_convolves_with(speaker: Speaker) -> None:
+    checkpoint = Checkpoint.open(speaker.folder)
+    vae = speaker.model.audio_vae
+    frames = torch.randn(1, vae.latent_dim, 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        vae.decode(frames)  # upstream's hook computes the weights before a forward
+    for name, module in vae.named_modules():
+        if hasattr(module, "weight_g") and "logvar" not in name and name.startswith("decoder"):
+            expected = checkpoint.tensor(f"audio_vae.{name}.weight")
+            torch.testing.assert_close(module.weight.detach(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_activations_are_of_realistic_scale(speaker: Speaker) -> None:
+    assert all(0.7 < speaker.rms(name) < 1.5 for name in ("base_lm.norm", "residual_lm.norm", "feat_encoder"))
+    hidden = torch.cat(speaker.activations["base_lm.norm"])
+    assert hidden.abs().max() > 4  # outlier channels
+    levels = torch.round(torch.tanh(torch.cat(speaker.activations["fsq_layer.in_proj"])) * 9)
+    assert set(levels.int().tolist()) == set(range(-9, 10))
+
+
+def test_attention_is_not_uniform(speaker: Speaker) -> None:
+    attention = speaker.model.base_lm.layers[1].self_attn
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(256, attention.hidden_size, generator=generator)
+    norm = speaker.model.base_lm.layers[1].input_layernorm
+    with torch.no_grad():
+        q = attention.q_proj(norm(x))[:, : attention.head_dim]
+        k = attention.k_proj(norm(x))[:, : attention.head_dim]
+    assert 1.0 < float((q @ k.T / attention.head_dim**0.5).std()) < 5.0
+
+
+def test_speech_is_noise_of_a_voices_level_that_does_not_stop_at_once(speaker: Speaker) -> None:
+    model = speaker.model
+    assert speaker.latents.shape == (PATCHES, model.patch_size, model.feat_dim)
+    assert 0.6 < speaker.latents.std() < 1.5
+    assert speaker.audio.dtype == np.float32
+    hop = getattr(model.audio_vae, "decode_chunk_size", model.audio_vae.chunk_size)
+    assert speaker.audio.shape == (PATCHES * model.patch_size * hop,)
+    assert 0.05 < speaker.audio.std() < 0.5
+    assert np.abs(speaker.audio).max() < 0.99
+
+
+def test_a_small_error_does_not_grow_from_patch_to_patch(speaker: Speaker) -> None:
+    class Disturbed:
+        def __init__(self, level: float) -> None:
+            self.noise, self.error, self.level = np.random.default_rng(0), np.random.default_rng(1), level
+
+        def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
+            return self.noise.standard_normal(size) + self.level * self.error.standard_normal(size)
+
+    clean, disturbed = (
+        upstream_generate(speaker.model, TEXT, rng=Disturbed(level), max_len=16)[1] for level in (0.0, 1e-3)
+    )
+    # With the DiT's condition six times as strong, these fall to 0.9991–0.9997.
+    assert 0.9998 < np.corrcoef(clean.ravel(), disturbed.ravel())[0, 1] < 1.0
+
+
+def test_noise_comes_from_rng_once_a_patch(speaker: Speaker) -> None:
+    sizes: list[tuple[int, ...]] = []
+
+    class Recorded:
+        def __init__(self) -> None:
+            self.rng = np.random.default_rng(0)
+
+        def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
+            sizes.append(size)
+            return self.rng.standard_normal(size)
+
+    audio, latents = upstream_generate(speaker.model, TEXT, rng=Recorded(), max_len=PATCHES)
+    assert sizes == [(1, speaker.model.feat_dim, speaker.model.patch_size)] * PATCHES
+    assert np.array_equal(audio, speaker.audio)
+    assert np.array_equal(latents, speaker.latents)
+
+
+def test_latents_after_a_prompt_are_the_generated_ones_alone(speaker: Speaker, prompt: Path) -> None:
+    audio, latents = upstream_generate(
+        speaker.model,
+        TEXT,
+        prompt_wav=prompt,
+        prompt_text="Hi. ",
+        rng=np.random.default_rng(0),
+        max_len=PATCHES,
+    )
+    assert latents.shape == speaker.latents.shape
+    assert audio.shape == speaker.audio.shape
+    # The last samples are decoded from the last latents: in upstream's own decoder, those give the same sound.
+    frames = torch.from_numpy(latents.reshape(-1, speaker.model.feat_dim).T.copy())[None]
+    with torch.no_grad():
+        decoded = speaker.model.audio_vae.decode(frames).numpy().reshape(-1)
+    hop = len(audio) // PATCHES
+    assert np.corrcoef(decoded[-hop:], audio[-hop:])[0, 1] > 0.99
+
+
+def test_one_patch_of_prompt_leaves_all_generated_latents(speaker: Speaker, tmp_path: Path) -> None:
+    model = speaker.model
+    rate = model.audio_vae.sample_rate
+    samples = 0.1 * np.random.default_rng(3).standard_normal(model.patch_size * model.chunk_size)
+    soundfile.write(tmp_path / "short.wav", samples, rate)
+    _, latents = upstream_generate(
+        model,
+        TEXT,
+        prompt_wav=tmp_path / "short.wav",
+        prompt_text="Hi. ",
+        rng=np.random.default_rng(0),
+        max_len=4,
+    )
+    assert latents.shape[0] == 4
+
+
+def test_only_voxcpm2_takes_a_reference_voice(speaker: Speaker, prompt: Path) -> None:
+    def speak() -> np.ndarray:
+        return upstream_generate(
+            speaker.model, TEXT, reference_wav=prompt, rng=np.random.default_rng(0), max_len=PATCHES
+        )[1]
+
+    if type(speaker.model).__name__ == "VoxCPM2Model":
+        assert not np.allclose(speak(), speaker.latents)
+    else:
+        with pytest.raises(InputError, match="VoxCPM2"):
+            speak()
+
+
+def test_dtype_is_overridden_without_touching_the_checkpoint(speaker: Speaker) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in speaker.folder.iterdir()}
+    assert next(speaker.model.base_lm.parameters()).dtype is torch.float32
+    model = load_upstream(speaker.folder, dtype="bfloat16", max_length=64)
+    assert next(model.base_lm.parameters()).dtype is torch.bfloat16
+    assert next(model.audio_vae.parameters()).dtype is torch.float32
+    assert {path.name: path.stat().st_mtime_ns for path in speaker.folder.iterdir()} == before
+
+
+def test_nothing_is_printed(speaker: Speaker, capfd: pytest.CaptureFixture[str]) -> None:
+    load_upstream(speaker.folder)
+    upstream_generate(speaker.model, TEXT, rng=np.random.default_rng(0), max_len=2)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_randn_is_itself_again_afterwards() -> None:
+    original = torch.randn
+    noise = recorded_noise(np.random.default_rng(0))
+    with noise:
+        assert torch.randn is not original
+    assert torch.randn is original
+
+
+def test_capitals_survive_a_tokenizer_that_lowers_them(shared_data: Path) -> None:
+    model = load_upstream(shared_data / "checkpoint-flite-12m")
+    assert model.text_tokenizer("HELLO.") == model.text_tokenizer("hello.")
+    assert len(model.text_tokenizer("HELLO.")) == len("▁hello.")

@@ -1,0 +1,148 @@
+"""A bundle against upstream itself, step by step and end to end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from voxcpm_constants import step_models as names
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import Manifest, package_path
+from voxcpm_constants.step_models import STEP_MODEL_NAMES
+from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_validation.end_to_end import Case, compare_speech, speak_upstream
+from voxcpm_validation.measures import agreement
+from voxcpm_validation.report import Report
+from voxcpm_validation.upstream import load_upstream
+from voxcpm_validation.validate import validate_bundle
+from voxcpm_runtime.voxcpm import VoxCPM
+
+
+@pytest.fixture(scope="module")
+def report(tiny_bundle: Path, tiny_checkpoint: Path) -> Report:
+    return validate_bundle(tiny_bundle, str(tiny_checkpoint), text="the you and the world", patches=12)
+
+
+def test_every_step_model_is_measured_in_every_precision(report: Report) -> None:
+    measured = {(s.step_model, s.precision, s.arithmetic) for s in report.steps}
+    kinds = [("fp32", "plain"), ("fp16", "plain"), ("fp16", "faithful"), ("int8", "plain"), ("int8", "faithful")]
+    assert measured == {(name, *kind) for name in STEP_MODEL_NAMES for kind in kinds}
+    # A single position with an empty cache would prove little.
+    assert min(s.calls for s in report.steps) >= 4
+
+
+def test_fp32_equals_upstream(report: Report) -> None:
+    for step in report.steps:
+        if step.precision == "fp32":
+            assert step.correlation > 0.9999999, step.step_model
+    for speech in report.end_to_end:
+        if speech.precision == "fp32":
+            assert speech.patches == speech.upstream_patches == 12
+            assert speech.free_running_latents.correlation >= 0.99999
+            assert speech.waveform.correlation >= 0.9999
+            assert speech.teacher_forced_worst >= 0.9999
+    assert {(s.case, s.precision) for s in report.end_to_end} >= {("zero-shot", "fp32"), ("continuation", "fp32")}
+
+
+def test_faithful_arithmetic_is_coarser_than_plain(report: Report) -> None:
+    error = {(s.step_model, s.arithmetic): s.outputs for s in report.steps if s.precision == "fp16"}
+    for name in STEP_MODEL_NAMES:
+        for output, plain in error[name, "plain"].items():
+            assert error[name, "faithful"][output].max_abs_error > plain.max_abs_error, (name, output)
+
+
+def test_report_is_written_in_both_forms(report: Report, tmp_path: Path) -> None:
+    report.write(tmp_path)
+    assert Report.model_validate(json.loads((tmp_path / "validation.json").read_text())) == report
+    markdown = (tmp_path / "validation.md").read_text()
+    assert "| base_lm_step | fp16 | faithful | stop_logits |" in markdown
+    assert "## Verdict" in markdown
+
+
+def test_a_low_figure_is_a_failure(report: Report) -> None:
+    step = next(s for s in report.steps if s.precision == "fp32")
+    name, output = next(iter(step.outputs.items()))
+    low = step.model_copy(update={"outputs": {name: output.model_copy(update={"correlation": 0.9})}})
+    failures = report.model_copy(update={"steps": (low,), "end_to_end": ()}).failures()
+    assert len(failures) == 1
+    assert "0.9000000 is below" in failures[0]
+
+
+def test_another_checkpoint_is_refused(tiny_bundle: Path, shared_data: Path) -> None:
+    with pytest.raises(InputError, match="not the checkpoint"):
+        validate_bundle(tiny_bundle, str(shared_data / "checkpoint-flite-12m"))
+
+
+def test_residual_stream_of_3e4_in_fp16_arithmetic(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
+    import torch
+
+    manifest = Manifest.read(tiny_bundle)
+    declared = manifest.step_models[names.BASE_LM_STEP]
+    model = PortableStepModel(
+        tiny_bundle / package_path("fp16", names.BASE_LM_STEP),
+        mode="faithful",
+        state={t.name: t.output_name for t in declared.state},
+    )
+    generator = np.random.default_rng(0)
+    embeddings = generator.standard_normal((1, 20, manifest.architecture.base_lm.hidden_size)).astype(np.float32)
+    embeddings[..., [3, 40]] = 3e4, -2.9e4
+    embeddings[:, 7:9] *= 100
+    embeddings = np.clip(embeddings, -3e4, 3e4)
+    state, hidden, position = model.new_state(), [], 0
+    for length in (16, 1, 1, 1, 1):
+        chunk = embeddings[:, position : position + length]
+        outputs = model({"embeddings": chunk, "position": np.array([position], np.int32)}, state)
+        assert all(np.isfinite(output).all() for output in outputs.values())
+        hidden.append(outputs["hidden"])
+        position += length
+    upstream = load_upstream(tiny_checkpoint)
+    with torch.inference_mode():
+        expected, _ = upstream.base_lm(inputs_embeds=torch.from_numpy(embeddings), is_causal=True)
+    assert agreement(np.concatenate(hidden, axis=1), expected.numpy()).correlation > 0.9999
+
+
+SENTENCES = (
+    "the river runs slowly to the sea.",
+    "she sells fresh bread in the market.",
+    "we walked home in the rain.",
+    "a cold wind came down from the hills.",
+    "please open the window and let in some air.",
+)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_says_what_upstream_says(
+    speaking_bundle: Path, shared_data: Path, precision: str, record_property: object
+) -> None:
+    model = load_upstream(shared_data / "checkpoint-flite-12m")
+    tts = VoxCPM.from_bundle(speaking_bundle, precision=precision)
+    correlations = []
+    for seed, sentence in enumerate(SENTENCES):
+        case = Case("zero-shot", sentence, seed)
+        found = compare_speech(tts, case, speak_upstream(model, case))
+        assert found.patches == found.upstream_patches, sentence
+        correlations.append(found.waveform.correlation)
+        record_property(sentence, found.waveform.correlation)  # type: ignore[operator]
+    # Where the stop head decides alike, what differs is rounding and, with int8, the weights.
+    assert min(correlations) > {"fp32": 0.99999, "fp16": 0.999, "int8": 0.9}[precision], correlations
+
+
+def test_continues_a_recorded_prompt_as_upstream_does(speaking_bundle: Path, shared_data: Path) -> None:
+    model = load_upstream(shared_data / "checkpoint-flite-12m")
+    tts = VoxCPM.from_bundle(speaking_bundle, precision="fp32")
+    prompt = shared_data / "audio" / "flite_rms_prompt.wav"
+    case = Case("continuation", SENTENCES[0], 3, prompt, "they went in opposite directions. ")
+    found = compare_speech(tts, case, speak_upstream(model, case))
+    assert found.patches == found.upstream_patches
+    assert found.free_running_latents.correlation >= 0.99999
+    assert found.waveform.correlation >= 0.9999
+
+
+def test_a_bundle_moved_elsewhere_still_speaks(tiny_bundle: Path, tmp_path: Path) -> None:
+    before = VoxCPM.from_bundle(tiny_bundle).generate("the world", seed=1, max_len=4)
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(tiny_bundle, moved)
+    np.testing.assert_array_equal(VoxCPM.from_bundle(moved).generate("the world", seed=1, max_len=4), before)
