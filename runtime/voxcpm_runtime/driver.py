@@ -1,0 +1,230 @@
+"""The loop of upstream's `_inference`: prefill both language models, then patch by patch DiT, encoder, LM steps.
+
+embed ─► base LM ─► hidden (text) or fsq_hidden (audio) ─┬─► DiT condition ◄── residual LM
+                                                         └─► residual input ──────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.arrays import EMBED_TOKENS
+from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    AUDIO_VAE_ENCODER,
+    BASE_LM_STEP,
+    FEAT_ENCODER,
+    LOCDIT_STEP,
+    RESIDUAL_LM_STEP,
+    StepSizes,
+)
+from voxcpm_runtime.audio_vae import CONTEXT_PATCHES, Audio, decode_patches, encode_audio, pad_to_patches
+from voxcpm_runtime.backends import StepFunction
+from voxcpm_runtime.chunks import plan_chunks
+from voxcpm_runtime.flow_matching import solve
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.projections import projections
+from voxcpm_runtime.sequence import Latents, Sequence
+
+Floats = npt.NDArray[np.float32]
+_STOP = 1
+
+
+class NoiseSource(Protocol):
+    """Where all randomness comes from; numpy's Generator is one."""
+
+    def standard_normal(self, size: tuple[int, ...]) -> npt.NDArray[np.floating]: ...
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """Both caches after the sequence, and what the first patch needs.
+
+    Generation writes at `position` and beyond only, so it can start again from here as often as wanted.
+    """
+
+    base_state: Any
+    residual_state: Any
+    position: int
+    hidden: Floats
+    """(hidden,): raw after text, quantised after audio."""
+    residual_hidden: Floats
+    stop_logits: Floats
+    """(2,)"""
+    last_patch: Latents
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One generated patch."""
+
+    index: int
+    latents: Latents
+    """(frames, latent_dim)"""
+    stops: bool
+    """Whether the stop head ends the speech with this patch."""
+
+
+class Driver:
+    """A bundle's constants and step models, as functions on arrays. It keeps no state between calls."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        sizes: StepSizes,
+        constants: Mapping[str, npt.NDArray[np.floating]],
+        models: Mapping[str, StepFunction],
+    ) -> None:
+        self.architecture = architecture
+        self.sizes = sizes
+        self._embeddings = constants[EMBED_TOKENS]
+        self._projections = projections(architecture.architecture, constants)
+        self.models = models
+
+    def encode_prompt(self, audio: Audio) -> Latents:
+        """Latent patches of prompt audio at `input_sample_rate`, padded on the left to a whole patch."""
+        return self._encode(pad_to_patches(audio, self.architecture.patch_input_samples, "left"))
+
+    def encode_reference(self, audio: Audio) -> Latents:
+        """As `encode_prompt`, padded on the right."""
+        return self._encode(pad_to_patches(audio, self.architecture.patch_input_samples, "right"))
+
+    def prefill(self, sequence: Sequence) -> Prefilled:
+        """Run a sequence, which must fit the caches, through both language models."""
+        base, residual = self.models[BASE_LM_STEP], self.models[RESIDUAL_LM_STEP]
+        base_state, residual_state = base.new_state(), residual.new_state()
+        audio = sequence.is_audio[:, np.newaxis]
+        audio_embeddings = np.zeros((len(sequence), self.architecture.base_lm.hidden_size), np.float32)
+        audio_embeddings[sequence.is_audio] = self.embed_patches(sequence.patches)
+        embeddings = np.where(audio, audio_embeddings, self.embed_tokens(sequence.tokens))
+        outputs = self._lm_step(base, base_state, embeddings, 0)
+        hidden = np.where(audio, outputs["fsq_hidden"], outputs["hidden"])
+        residual_input = self._projections.residual_input(hidden, audio_embeddings)
+        residual_hidden = self._lm_step(residual, residual_state, residual_input, 0)["hidden"]
+        return Prefilled(
+            base_state=base_state,
+            residual_state=residual_state,
+            position=len(sequence),
+            hidden=hidden[-1],
+            residual_hidden=residual_hidden[-1],
+            stop_logits=outputs["stop_logits"][-1],
+            last_patch=sequence.last_patch,
+        )
+
+    def generate_patches(
+        self,
+        prefilled: Prefilled,
+        options: GenerationOptions,
+        rng: NoiseSource,
+        limit: int,
+        *,
+        teacher: Items[Latents] | None = None,
+    ) -> Iterator[Patch]:
+        """At most `limit` patches, up to and including the one that the stop head ends.
+
+        The caches must have room for `limit` positions more. teacher: patches (frames, latent_dim) to go on with in
+        place of the predicted ones; then as many are predicted as it has, whatever the stop head says.
+
+        Raises BundleError when a patch has infinities or NaN.
+        """
+        base, residual = self.models[BASE_LM_STEP], self.models[RESIDUAL_LM_STEP]
+        hidden, residual_hidden = prefilled.hidden, prefilled.residual_hidden
+        stop_logits, last = prefilled.stop_logits, prefilled.last_patch
+        count = limit if teacher is None else min(limit, len(teacher))
+        for index in range(count):
+            predicted = self._predict(hidden, residual_hidden, last, options, rng)
+            if not np.isfinite(predicted).all():
+                raise BundleError(
+                    f"patch {index} is not finite: the step models overflow; try another precision"
+                )
+            stops = index > options.min_len and int(np.argmax(stop_logits)) == _STOP
+            yield Patch(index, predicted, stops)
+            if index + 1 == count or (stops and teacher is None):
+                return
+            last = predicted if teacher is None else np.asarray(teacher[index], np.float32)
+            embedding = self.embed_patches(last[np.newaxis])
+            position = prefilled.position + index
+            outputs = self._lm_step(base, prefilled.base_state, embedding, position)
+            hidden, stop_logits = outputs["fsq_hidden"][0], outputs["stop_logits"][0]
+            residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
+            residual_hidden = self._lm_step(residual, prefilled.residual_state, residual_input, position)[
+                "hidden"
+            ][0]
+
+    def decode(self, patches: Items[Latents] | Iterator[Latents], sequence: Sequence) -> Iterator[Audio]:
+        """The audio of each generated patch, as it comes; the prompt's own is left out."""
+        context = sequence.decoder_context(CONTEXT_PATCHES[self.architecture.architecture])
+        return decode_patches(self.models[AUDIO_VAE_DECODER], patches, context)
+
+    def embed_tokens(self, tokens: npt.NDArray[np.int32]) -> Floats:
+        """Text embeddings (tokens, hidden). Raises InputError for an id beyond the vocabulary."""
+        if tokens.max(initial=0) >= len(self._embeddings):
+            raise InputError(
+                f"the text has a token of id {tokens.max()}, but the vocabulary ends at {len(self._embeddings) - 1}; "
+                "leave out special tokens"
+            )
+        scale = np.float32(self.architecture.text_embedding_scale)
+        return np.asarray(self._embeddings[tokens], np.float32) * scale
+
+    def embed_patches(self, patches: Latents) -> Floats:
+        """Audio embeddings (patches, hidden) of latent patches (patches, frames, latent_dim), which may be none."""
+        encoder = self.models[FEAT_ENCODER]
+        embeddings = np.zeros((len(patches), self.architecture.base_lm.hidden_size), np.float32)
+        for start, length, size in plan_chunks(len(patches), self.sizes.encode_patches):
+            chunk = _padded(patches[start : start + length], size)
+            embeddings[start : start + length] = encoder({"patches": chunk})["embeddings"][0, :length]
+        return embeddings
+
+    def _encode(self, audio: Audio) -> Latents:
+        samples = self.architecture.patch_input_samples
+        return encode_audio(self.models[AUDIO_VAE_ENCODER], audio, samples, self.sizes.vae_patches)
+
+    def _predict(
+        self,
+        hidden: Floats,
+        residual_hidden: Floats,
+        last: Latents,
+        options: GenerationOptions,
+        rng: NoiseSource,
+    ) -> Latents:
+        a = self.architecture
+        noise = np.asarray(rng.standard_normal((1, a.feat_dim, a.patch_size)), np.float32)[0]
+        patch = solve(
+            self.models[LOCDIT_STEP],
+            noise,
+            self._projections.dit_condition(hidden, residual_hidden),
+            np.ascontiguousarray(last.T),
+            steps=options.inference_timesteps,
+            cfg_value=options.cfg_value,
+            mean_mode=a.mean_mode,
+        )
+        return np.ascontiguousarray(patch.T)
+
+    def _lm_step(
+        self, model: StepFunction, state: Any, embeddings: Floats, position: int
+    ) -> dict[str, Floats]:
+        """Outputs (embeddings, width) by name of embeddings (embeddings, hidden) from cache `position` on."""
+        plan = plan_chunks(
+            len(embeddings), self.sizes.prefill_chunks, position=position, capacity=self.sizes.kv_length
+        )
+        parts: list[dict[str, Floats]] = []
+        for start, length, size in plan:
+            chunk = _padded(embeddings[start : start + length], size)
+            outputs = model({"embeddings": chunk, "position": np.array([position + start], np.int32)}, state)
+            parts.append({name: output[0, :length] for name, output in outputs.items()})
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _padded(rows: Floats, size: int) -> Floats:
+    """Rows (n, ...) as a batch of one (1, size, ...), zeros after them."""
+    batch = np.zeros((1, size, *rows.shape[1:]), np.float32)
+    batch[0, : len(rows)] = rows
+    return batch

@@ -1,0 +1,79 @@
+"""A patch from noise: Euler steps with classifier-free guidance and CFG-zero* (upstream `locdit/unified_cfm.py`).
+
+All arithmetic is float32, in upstream's order, so that the difference to it is rounding only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Estimator = Callable[[Mapping[str, Floats]], Mapping[str, Floats]]
+"""The `locdit_step` step model: x, mu, t, cond, dt (batch 2: conditional, unconditional) -> velocity."""
+
+_ZERO_VELOCITY_FRACTION = 0.04
+_NORM_FLOOR = np.float32(1e-8)
+
+
+def time_span(steps: int) -> Floats:
+    """Times (steps + 1,) from 1 (noise) to 0 (data), denser near the noise ("sway sampling", coefficient 1)."""
+    index = np.arange(steps + 1, dtype=np.float32)
+    step = np.float32(1) / np.float32(steps)
+    # Both halves count from their own end, as torch.linspace does.
+    linear = np.where(2 * index < steps + 1, 1 - step * index, step * (steps - index)).astype(np.float32)
+    sway = np.cos(np.float32(math.pi / 2) * linear) - np.float32(1) + linear
+    return (linear + sway).astype(np.float32)
+
+
+def zero_velocity_steps(steps: int) -> int:
+    """How many first steps do not move (CFG-zero*, arXiv 2503.18886): 1 for fewer than 49 steps."""
+    return max(1, int((steps + 1) * _ZERO_VELOCITY_FRACTION))
+
+
+def guided_velocity(velocities: Floats, cfg_value: float) -> Floats:
+    """Velocity (latent_dim, frames) from the conditional and unconditional ones (2, latent_dim, frames).
+
+    The unconditional one is first scaled by its projection, <v+, v-> / (|v-|^2 + 1e-8).
+    """
+    conditional, unconditional = velocities[0], velocities[1]
+    scale = np.sum(conditional * unconditional) / (np.sum(unconditional * unconditional) + _NORM_FLOOR)
+    scaled = unconditional * scale
+    return scaled + np.float32(cfg_value) * (conditional - scaled)
+
+
+def solve(
+    estimator: Estimator,
+    noise: Floats,
+    mu: Floats,
+    cond: Floats,
+    *,
+    steps: int,
+    cfg_value: float,
+    mean_mode: bool = False,
+) -> Floats:
+    """The patch (latent_dim, frames) that noise of the same shape becomes.
+
+    mu: LM condition (mu_size,). cond: the patch before, (latent_dim, frames). mean_mode: tell the estimator the
+    length of the step; without it `dt` is zero.
+    """
+    times = time_span(steps)
+    conditions = {
+        "mu": np.stack([mu, np.zeros_like(mu)]),
+        "cond": np.stack([cond, cond]),
+    }
+    unmoved = zero_velocity_steps(steps)
+    x, t, dt = noise, times[0], times[0] - times[1]
+    for step in range(1, steps + 1):
+        if step > unmoved:
+            told = dt if mean_mode else np.float32(0)
+            moving = {"x": np.stack([x, x]), "t": np.full(2, t), "dt": np.full(2, told)}
+            x = x - dt * guided_velocity(estimator(moving | conditions)["velocity"], cfg_value)
+        # Not times[step]: upstream subtracts, and the rounding of t is part of what the estimator is told.
+        t = t - dt
+        if step < steps:
+            dt = t - times[step + 1]
+    return x

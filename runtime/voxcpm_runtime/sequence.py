@@ -1,0 +1,83 @@
+"""The positions before generation: text tokens, and audio patches of a reference voice or a prompt.
+
+zero-shot       text 101
+continuation    text 101 prompt                  (text: the prompt's transcript and the target, tokenised as one)
+reference       103 reference 104 text 101       (VoxCPM2)
+both            103 reference 104 text 101 prompt
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_constants.special_tokens import AUDIO_START, REFERENCE_END, REFERENCE_START
+
+Latents = npt.NDArray[np.float32]
+"""Latent patches (patches, frames, latent_dim), or one patch (frames, latent_dim)."""
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """What both language models are prefilled with."""
+
+    tokens: npt.NDArray[np.int32]
+    """Token ids (positions,); 0 at audio positions."""
+    is_audio: npt.NDArray[np.bool_]
+    """(positions,)"""
+    patches: Latents
+    """The patches of the audio positions, in order: (audio positions, frames, latent_dim)."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def continues_audio(self) -> bool:
+        return bool(self.is_audio[-1])
+
+    @property
+    def last_patch(self) -> Latents:
+        """The first DiT's `cond` (frames, latent_dim): the prompt's last patch, or zeros after text."""
+        return self.patches[-1] if self.continues_audio else np.zeros(self.patches.shape[1:], np.float32)
+
+    def decoder_context(self, count: int) -> Latents:
+        """Up to `count` patches that the decoder hears before the generated ones; none after text."""
+        return self.patches[-count:] if self.continues_audio and count else self.patches[:0]
+
+
+def build_sequence(
+    text_tokens: list[int],
+    patch_shape: tuple[int, int],
+    *,
+    prompt: Latents | None = None,
+    reference: Latents | None = None,
+) -> Sequence:
+    """The sequence of one generation.
+
+    patch_shape: (frames, latent_dim). prompt, reference: latent patches (patches, frames, latent_dim).
+    """
+    segments = [_text([*text_tokens, AUDIO_START], patch_shape)]
+    if reference is not None:
+        opening, closing = _text([REFERENCE_START], patch_shape), _text([REFERENCE_END], patch_shape)
+        segments = [opening, _audio(reference), closing, *segments]
+    if prompt is not None:
+        segments.append(_audio(prompt))
+    return Sequence(
+        tokens=np.concatenate([segment.tokens for segment in segments]),
+        is_audio=np.concatenate([segment.is_audio for segment in segments]),
+        patches=np.concatenate([segment.patches for segment in segments]),
+    )
+
+
+def _text(tokens: list[int], patch_shape: tuple[int, int]) -> Sequence:
+    return Sequence(
+        np.array(tokens, np.int32), np.zeros(len(tokens), np.bool_), np.zeros((0, *patch_shape), np.float32)
+    )
+
+
+def _audio(patches: Latents) -> Sequence:
+    return Sequence(
+        np.zeros(len(patches), np.int32), np.ones(len(patches), np.bool_), patches.astype(np.float32)
+    )

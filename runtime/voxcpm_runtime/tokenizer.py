@@ -1,0 +1,173 @@
+"""Text → token ids, equal to upstream's tokeniser without `transformers`.
+
+Upstream (`model/utils.py`) wraps `LlamaTokenizerFast`: no BOS, and every token of several Chinese characters is
+split into single characters. What LlamaTokenizerFast is depends on the release of transformers: 4 runs
+`tokenizer.json` as it stands, 5 takes its vocabulary and merges only and builds Llama's own pipeline around them.
+
+- Published checkpoints have Llama's normaliser. There both releases agree but for leading spaces, and this is 5.
+- Where a file has a normaliser of its own (lower-casing, say), 5 drops it, and with it every letter that is no token.
+  There this is 4: the file as it stands, which is what such a checkpoint was trained with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from voxcpm_constants.errors import BundleError
+
+_WORD_START = "▁"
+_LLAMA_NORMALIZER = {
+    "type": "Sequence",
+    "normalizers": [
+        {"type": "Prepend", "prepend": _WORD_START},
+        {"type": "Replace", "pattern": {"String": " "}, "content": _WORD_START},
+    ],
+}
+_NAMED_SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_DEFAULT_NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+_ADDED_TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+class TextTokenizer:
+    """Token ids of a text; open one with `from_folder`."""
+
+    def __init__(self, tokenizer: Tokenizer, unknown: str) -> None:
+        self._tokenizer = tokenizer
+        self._unknown = unknown
+        self._unknown_id: int | None = tokenizer.token_to_id(unknown)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> TextTokenizer:
+        """Read `tokenizer.json` and `tokenizer_config.json`. Raises BundleError when one is absent or not BPE."""
+        config = _read_json(folder / "tokenizer_config.json")
+        document = _read_json(folder / "tokenizer.json")
+        model = document.get("model")
+        if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+            raise BundleError(f"{folder / 'tokenizer.json'}: expected a BPE tokeniser, as every VoxCPM has")
+        build = _llama_tokenizer if document.get("normalizer") == _LLAMA_NORMALIZER else _tokenizer_of_file
+        try:
+            tokenizer = build(document, config)
+        except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception for a bad file
+            raise BundleError(f"{folder / 'tokenizer.json'}: not a tokeniser file ({error})") from None
+        return cls(tokenizer, _content(config.get("unk_token") or "<unk>"))
+
+    def tokens(self, text: str) -> list[str]:
+        """Upstream's `tokenize`: BPE tokens, with those of several Chinese characters split into characters."""
+        pieces = self._tokenizer.encode(text, add_special_tokens=False).tokens
+        return [token for piece in pieces for token in self._split(piece)]
+
+    def __call__(self, text: str) -> list[int]:
+        """Token ids of a text; a character that is no token of its own gets the id of the unknown token."""
+        ids = (self._tokenizer.token_to_id(token) for token in self.tokens(text))
+        return [id_ for id_ in (self._unknown_id if id_ is None else id_ for id_ in ids) if id_ is not None]
+
+    def unknown_characters(self, text: str) -> str:
+        """Characters of a text, each once, that no token stands for: they would not be spoken."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        known = {
+            index
+            for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True)
+            if token != self._unknown
+            for index in range(start, end)
+        }
+        lost = (char for index, char in enumerate(text) if index not in known and not char.isspace())
+        return "".join(dict.fromkeys(lost))
+
+    def _split(self, piece: str) -> Iterable[str]:
+        bare = piece.replace(_WORD_START, "")
+        splits = len(bare) > 1 and all("\u4e00" <= char <= "\u9fff" for char in bare)
+        return bare if splits and self._tokenizer.token_to_id(bare) is not None else (piece,)
+
+
+def _tokenizer_of_file(document: Mapping[str, Any], config: Mapping[str, Any]) -> Tokenizer:  # noqa: ARG001
+    return Tokenizer.from_str(json.dumps({**document, "truncation": None, "padding": None}))
+
+
+def _llama_tokenizer(document: Mapping[str, Any], config: Mapping[str, Any]) -> Tokenizer:
+    """The file's vocabulary in Llama's pipeline (transformers 5, `models/llama/tokenization_llama.py`)."""
+    prefix = config.get("add_prefix_space")
+    always = "always" if config.get("legacy", False) else "first"
+    pre_tokenizer = {
+        "type": "Metaspace",
+        "replacement": _WORD_START,
+        "prepend_scheme": always if prefix is None or prefix else "never",
+        "split": False,
+    }
+    model = {
+        "type": "BPE",
+        "vocab": document["model"]["vocab"],
+        "merges": document["model"].get("merges", []),
+        "fuse_unk": True,
+        "byte_fallback": True,
+    }
+    tokenizer = Tokenizer.from_str(
+        json.dumps(
+            {
+                "version": "1.0",
+                "truncation": None,
+                "padding": None,
+                "added_tokens": [],
+                "normalizer": None,
+                "pre_tokenizer": pre_tokenizer,
+                "post_processor": None,
+                "decoder": None,
+                "model": model,
+            }
+        )
+    )
+    tokenizer.add_tokens(_added_tokens(document, config))
+    tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
+    return tokenizer
+
+
+def _added_tokens(document: Mapping[str, Any], config: Mapping[str, Any]) -> list[AddedToken]:
+    """Tokens cut out before BPE, in id order: the configuration's own list, else the file's, then named ones."""
+    listed = config.get("added_tokens_decoder")
+    if listed is None:
+        records = sorted(document.get("added_tokens") or (), key=lambda record: record["id"])
+    else:
+        records = [record for _, record in sorted(listed.items(), key=lambda item: int(item[0]))]
+    added = [
+        AddedToken(**{field: record[field] for field in _ADDED_TOKEN_FIELDS if field in record})
+        for record in records
+    ]
+    known = {record["content"] for record in records}
+    for name in _named_tokens(config):
+        if name not in known:
+            known.add(name)
+            added.append(AddedToken(name, special=True))
+    return added
+
+
+def _named_tokens(config: Mapping[str, Any]) -> list[str]:
+    named = [config.get(key, _DEFAULT_NAMED.get(key)) for key in _NAMED_SPECIAL_TOKENS]
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    values = [*named, *(extra.values() if isinstance(extra, dict) else extra)]
+    return [_content(value) for value in values if value is not None]
+
+
+def _content(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path}: expected a tokeniser file, but it cannot be read ({error})") from None
+    if not isinstance(document, dict):
+        raise BundleError(f"{path}: expected a JSON object")
+    return document

@@ -1,0 +1,62 @@
+"""Digests of bundle files, computed once: a second start trusts a file whose size, time and inode are unchanged.
+
+One record a bundle, in the user's cache folder ($VOXCPM_COREML_CACHE, or the platform's own).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from voxcpm_constants.manifest import FileRecord, check_files
+
+_CACHE_VARIABLE = "VOXCPM_COREML_CACHE"
+
+
+def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:
+    """Hash the files that are not known to be right already. Raises BundleError naming the first wrong one."""
+    record = _record_path(bundle)
+    known = _read(record)
+    unknown = {name: file for name, file in expected.items() if known.get(name) != _mark(bundle / name, file)}
+    if not unknown:
+        return
+    check_files(bundle, unknown, digests=True)
+    fresh = {name: _mark(bundle / name, file) for name, file in unknown.items()}
+    # A cache that cannot be written costs time at the next start, nothing else.
+    with contextlib.suppress(OSError):
+        _write(record, {**known, **fresh})
+
+
+def _mark(path: Path, file: FileRecord) -> list[int | str]:
+    stat = path.stat()
+    return [file.sha256, stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
+def _record_path(bundle: Path) -> Path:
+    import platformdirs
+
+    folder = os.environ.get(_CACHE_VARIABLE) or platformdirs.user_cache_dir("voxcpm-coreml")
+    name = hashlib.sha256(str(bundle.resolve()).encode()).hexdigest()
+    return Path(folder) / "verified" / f"{name}.json"
+
+
+def _read(record: Path) -> dict[str, list[int | str]]:
+    try:
+        document = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _write(record: Path, marks: Mapping[str, list[int | str]]) -> None:
+    record.parent.mkdir(parents=True, exist_ok=True)
+    temporary = record.with_suffix(f".{os.getpid()}.part")
+    try:
+        temporary.write_text(json.dumps(marks), encoding="utf-8")
+        temporary.replace(record)
+    finally:
+        temporary.unlink(missing_ok=True)

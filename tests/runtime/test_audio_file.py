@@ -1,0 +1,167 @@
+import io
+import os
+
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.audio_file import FORMATS, check_output_path, read_audio, write_audio
+
+RATE = 16000
+
+
+def sine(rate, seconds=0.5, hertz=440.0):
+    return (0.5 * np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)).astype(np.float32)
+
+
+@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
+def test_a_sine_is_the_same_sine_at_another_rate(rate):
+    audio = read_audio((sine(rate), rate), RATE)
+
+    assert audio.dtype == np.float32
+    assert abs(len(audio) - RATE // 2) <= 1
+    # The filter rings at the ends.
+    np.testing.assert_allclose(audio[400:-400], sine(RATE)[: len(audio)][400:-400], atol=2e-3)
+
+
+def test_what_is_above_the_new_nyquist_frequency_does_not_fold_back():
+    audio = read_audio((sine(48000, hertz=12000), 48000), RATE)
+
+    assert np.abs(audio[400:-400]).max() < 0.01
+
+
+def test_a_path_bytes_a_file_and_an_array_are_the_same(tmp_path):
+    path = tmp_path / "prompt.wav"
+    stereo = np.stack([sine(RATE), 0.2 * sine(RATE)], axis=1)
+    soundfile.write(path, stereo, RATE, subtype="FLOAT")
+    mean = (stereo[:, 0] + stereo[:, 1]) / 2
+
+    for source in (path, str(path), path.read_bytes(), io.BytesIO(path.read_bytes()), (stereo, RATE)):
+        np.testing.assert_allclose(read_audio(source, RATE), mean, atol=1e-7)
+
+
+@pytest.mark.parametrize(("dtype", "peak"), [("int16", 2**15), ("int32", 2**31), ("float64", 1)])
+def test_integers_are_scaled_to_one(dtype, peak):
+    samples = (np.array([0.5, -0.25, 0.0]) * peak).astype(dtype)
+
+    np.testing.assert_allclose(read_audio((samples, RATE), RATE), [0.5, -0.25, 0.0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere.wav", "prompt audio nowhere.wav: no such file"),
+        (b"this is no audio", "expected an audio file"),
+        (b"", "expected an audio file"),
+        ((np.zeros(0, np.float32), RATE), "it is empty"),
+        ((np.zeros((0, 2), np.float32), RATE), "it is empty"),
+        ((np.array([0.0, np.nan], np.float32), RATE), "NaN or infinite"),
+        ((np.array([0.0, np.inf], np.float32), RATE), "NaN or infinite"),
+        ((np.zeros(99, np.float32), RATE), "0.006 s long, but one patch, 0.006 s, is the least"),
+        ((np.zeros(16, np.float32), 1600), "0.010 s long, but one patch"),
+        ((np.zeros((2, 2, 2), np.float32), RATE), "shape"),
+        ((np.zeros(500, np.uint8), RATE), "uint8"),
+        ((np.zeros(500, np.float32), 0), "sample rate"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(source, message):
+    least = 100 if message != "0.010 s long, but one patch" else 200
+    with pytest.raises(InputError, match=message) as caught:
+        read_audio(source, RATE, least_samples=least, what="prompt audio")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_wav_file_is_refused(tmp_path):
+    path = tmp_path / "empty.wav"
+    soundfile.write(path, np.zeros(0, np.float32), RATE)
+
+    with pytest.raises(InputError, match="it is empty"):
+        read_audio(path, RATE)
+
+
+def test_wav_is_sixteen_bit_and_clipped(tmp_path):
+    path = tmp_path / "out.wav"
+
+    write_audio(path, np.array([0.0, 1.0, -1.0, 1.5, -2.0, 0.5], np.float32), RATE)
+
+    samples, rate = soundfile.read(path, dtype="int16")
+    assert (rate, soundfile.info(path).subtype) == (RATE, "PCM_16")
+    assert samples.tolist() == [0, 32767, -32767, 32767, -32767, 16384]
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+@pytest.mark.parametrize("rate", [16000, 44100, 48000])
+def test_every_ending_is_written_and_read_back(tmp_path, ending, rate):
+    path = tmp_path / f"out{ending}"
+    try:
+        check_output_path(path)
+    except InputError as error:
+        pytest.skip(str(error))
+
+    write_audio(path, sine(rate), rate)
+
+    back = read_audio(path, rate)
+    assert abs(len(back) / rate - 0.5) < 0.1
+    middle = back[len(back) // 4 : -len(back) // 4]
+    assert np.sqrt(np.mean(middle**2)) == pytest.approx(0.5 / np.sqrt(2), abs=0.02)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_the_same_audio_gives_the_same_bytes(tmp_path):
+    for name in ("a.wav", "b.wav"):
+        write_audio(tmp_path / name, sine(RATE), RATE)
+
+    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing/out.wav", "the folder .* does not exist"),
+        ("out.txt", "expected a name that ends in .wav"),
+        ("out", "no ending"),
+        ("folder.wav", "it is a folder"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):
+    (tmp_path / "folder.wav").mkdir()
+
+    with pytest.raises(InputError, match=message):
+        check_output_path(tmp_path / name)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_known_before(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(InputError, match="cannot be written"):
+            check_output_path(tmp_path / "out.wav")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_the_check_leaves_nothing_and_keeps_what_was_there(tmp_path):
+    check_output_path(tmp_path / "new.wav")
+    assert not list(tmp_path.iterdir())
+
+    (tmp_path / "old.wav").write_bytes(b"old")
+    check_output_path(tmp_path / "old.wav")
+    assert (tmp_path / "old.wav").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_an_interrupted_write_leaves_what_was_there(tmp_path, monkeypatch, interruption):
+    path = tmp_path / "out.wav"
+    path.write_bytes(b"old")
+
+    def write(file, *_, **__):
+        file.write(b"half a")
+        raise interruption
+
+    monkeypatch.setattr(soundfile, "write", write)
+    with pytest.raises((KeyboardInterrupt, InputError)):
+        write_audio(path, sine(RATE), RATE)
+
+    assert path.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["out.wav"]

@@ -1,0 +1,181 @@
+"""Choosing a backend, and the Core ML one over a stand-in for coremltools' MLModel."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, declare_step_models
+from voxcpm_runtime.backends import CoreMLStepModel, check_interface, choose_backend, load_step_models
+from voxcpm_runtime.bundle import open_bundle
+
+
+@pytest.fixture
+def declared(architecture, sizes):
+    return declare_step_models(architecture, sizes)
+
+
+class Predictor:
+    """Gives ones of the right shapes, and caches that count the calls."""
+
+    def __init__(self, declared):
+        self.declared = declared
+        self.seen = []
+
+    def predict(self, features):
+        self.seen.append(features)
+        outputs = {t.name: np.ones(t.shape_at(0), np.float16) for t in self.declared.outputs}
+        return outputs | {t.output_name: features[t.name] + np.float16(1) for t in self.declared.state}
+
+    def get_spec(self):
+        names = [t.name for t in (*self.declared.inputs, *self.declared.state)]
+        outputs = [t.name for t in self.declared.outputs] + [t.output_name for t in self.declared.state]
+        return SimpleNamespace(
+            description=SimpleNamespace(
+                input=[SimpleNamespace(name=n) for n in names],
+                output=[SimpleNamespace(name=n) for n in outputs],
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("backend", "platform", "chosen"),
+    [
+        ("auto", "darwin", "coreml"),
+        ("auto", "linux", "portable"),
+        ("auto", "win32", "portable"),
+        ("portable", "darwin", "portable"),
+        ("coreml", "darwin", "coreml"),
+    ],
+)
+def test_auto_is_core_ml_on_a_mac(backend, platform, chosen):
+    assert choose_backend(backend, platform) == chosen
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"), [("coreml", "coreml needs macOS"), ("cuda", "must be one of auto, coreml")]
+)
+def test_what_this_machine_lacks_is_one_line(backend, message):
+    with pytest.raises(InputError, match=message):
+        choose_backend(backend, "linux")
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp16", np.float16), ("int8", np.float16), ("fp32", np.float32)]
+)
+def test_state_goes_through_a_prediction_as_an_input_and_comes_back(declared, precision, dtype):
+    predictor = Predictor(declared[BASE_LM_STEP])
+    model = CoreMLStepModel(declared[BASE_LM_STEP], predictor, precision)
+    state = model.new_state()
+    inputs = {"embeddings": np.ones((1, 1, 8)), "position": np.array([3])}
+
+    outputs = model(inputs, state)
+    kept = state.clone()
+    model(inputs, state)
+
+    assert set(outputs) == {"hidden", "fsq_hidden", "stop_logits"}
+    assert all(array.dtype == np.float32 for array in outputs.values())
+    first, second = predictor.seen
+    assert (first["embeddings"].dtype, first["position"].dtype) == (np.float32, np.int32)
+    assert first["k_cache_00"].shape == (1, 1, 48, 4)
+    assert first["k_cache_00"].dtype == dtype
+    assert not first["k_cache_00"].any()
+    assert (second["v_cache_00"] == 1).all()
+    assert (state.numpy("k_cache_00") == 2).all()
+    assert (kept.numpy("k_cache_00") == 1).all()
+
+
+def test_a_state_can_be_set_and_keeps_its_type(declared):
+    state = CoreMLStepModel(declared[BASE_LM_STEP], None, "fp16").new_state()
+
+    state.set("k_cache_00", np.full((1, 1, 48, 4), 2.0, np.float32))
+
+    assert state.arrays["k_cache_00"].dtype == np.float16
+    with pytest.raises(ValueError, match="has shape"):
+        state.set("k_cache_00", np.zeros(3))
+
+
+def test_a_missing_input_or_state_is_told(declared):
+    model = CoreMLStepModel(declared[BASE_LM_STEP], Predictor(declared[BASE_LM_STEP]), "fp16")
+
+    with pytest.raises(ValueError, match="needs an input position"):
+        model({"embeddings": np.ones((1, 1, 8))}, model.new_state())
+    with pytest.raises(ValueError, match="keeps a state"):
+        model({"embeddings": np.ones((1, 1, 8)), "position": np.array([0])})
+
+
+@pytest.fixture
+def coreml(monkeypatch, declared):
+    """A coremltools that is on a Mac, as far as loading goes."""
+    loaded = []
+
+    def ml_model(path, compute_units):
+        loaded.append((path, compute_units))
+        return Predictor(declared[path.rpartition("/")[2].removesuffix(".mlpackage")])
+
+    def compiled_model(path, compute_units):
+        loaded.append((path, compute_units))
+        return Predictor(declared[path.rpartition("/")[2].removesuffix(".mlmodelc")])
+
+    units = SimpleNamespace(ALL="all of them", CPU_AND_NE="neural engine", CPU_ONLY="cpu", CPU_AND_GPU="gpu")
+    models = SimpleNamespace(MLModel=ml_model, CompiledMLModel=compiled_model)
+    monkeypatch.setitem(sys.modules, "coremltools", SimpleNamespace(ComputeUnit=units, models=models))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    return loaded
+
+
+def test_packages_are_loaded_for_the_compute_units_and_compiled_ones_preferred(coreml, bundle_folder):
+    (bundle_folder / "int8" / "locdit_step.mlmodelc").mkdir()
+
+    models = load_step_models(
+        open_bundle(bundle_folder), names=(FEAT_ENCODER, LOCDIT_STEP), compute_units="cpu_and_ne"
+    )
+
+    assert list(models) == [FEAT_ENCODER, LOCDIT_STEP]
+    assert coreml == [
+        (str(bundle_folder / "int8" / "feat_encoder.mlpackage"), "neural engine"),
+        (str(bundle_folder / "int8" / "locdit_step.mlmodelc"), "neural engine"),
+    ]
+    outputs = models[FEAT_ENCODER]({"patches": np.zeros((1, 1, 2, 4))}, None)
+    assert outputs["embeddings"].dtype == np.float32
+
+
+@pytest.mark.usefixtures("coreml")
+def test_what_core_ml_refuses_is_one_line(bundle_folder, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("Error compiling model\nwith a long story")
+
+    monkeypatch.setattr(sys.modules["coremltools"].models, "MLModel", refuse)
+
+    with pytest.raises(
+        BundleError, match=r"feat_encoder.mlpackage: Core ML cannot load it \(Error compiling model\)"
+    ):
+        load_step_models(open_bundle(bundle_folder), names=(FEAT_ENCODER,))
+
+
+def test_a_package_that_cannot_be_run_is_one_line(bundle_folder):
+    pytest.importorskip("onnxruntime")
+
+    with pytest.raises(BundleError, match=r"feat_encoder.mlpackage: cannot be run here"):
+        load_step_models(open_bundle(bundle_folder), "portable", names=(FEAT_ENCODER,))
+
+
+def test_options_of_the_backends_are_checked(bundle_folder):
+    bundle = open_bundle(bundle_folder)
+
+    with pytest.raises(InputError, match="threads must be at least 1"):
+        load_step_models(bundle, "portable", threads=0)
+    with pytest.raises(InputError, match="compute units must be one of all, cpu"):
+        load_step_models(bundle, "portable", compute_units="gpu")
+
+
+def test_an_interface_of_other_names_is_refused(declared, tmp_path):
+    model = declared[LOCDIT_STEP]
+
+    check_interface(model, ["x", "mu", "t", "cond", "dt"], ["velocity"], tmp_path)
+    with pytest.raises(BundleError, match=r"inputs are not those of locdit_step .dt is missing."):
+        check_interface(model, ["x", "mu", "t", "cond"], ["velocity"], tmp_path)
+    with pytest.raises(BundleError, match=r"outputs are not those of locdit_step .extra is unknown."):
+        check_interface(model, ["x", "mu", "t", "cond", "dt"], ["velocity", "extra"], tmp_path)

@@ -1,0 +1,278 @@
+import json
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_runtime import cli, voxcpm
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def speaking(bundle_folder, monkeypatch, models, network):
+    """A bundle whose step models are the tiny ones, and which stops as soon as it may."""
+    monkeypatch.setattr(voxcpm, "load_step_models", lambda *_, **__: models)
+    network.stop_bias = np.array([-1e3, 0], np.float32)
+    return str(bundle_folder)
+
+
+def test_generate_writes_the_speech_of_the_library(speaking, tmp_path, capsys):
+    out = tmp_path / "out.wav"
+
+    assert cli.main(["generate", speaking, "--text", "hello.", "--seed", "7", "-o", str(out)]) == 0
+
+    samples, rate = soundfile.read(out, dtype="int16")
+    audio = voxcpm.VoxCPM.from_bundle(speaking).generate("hello.", seed=7)
+    assert rate == voxcpm.VoxCPM.from_bundle(speaking).sample_rate
+    np.testing.assert_array_equal(samples, np.round(np.clip(audio, -1, 1) * 32767))
+    line = capsys.readouterr().out.strip()
+    assert line.startswith(f"{out}: ")
+    assert line.endswith("seed 7")
+    assert "real-time factor" in line
+
+
+def test_options_reach_the_driver(speaking, tmp_path, capsys):
+    prompt = tmp_path / "prompt.wav"
+    soundfile.write(prompt, np.linspace(0.1, 0.5, 100), 1000)
+    (tmp_path / "text.txt").write_text("hello\nthere.\n", encoding="utf-8")
+    out = tmp_path / "out.flac"
+    options = ["--text-file", str(tmp_path / "text.txt"), "--prompt", str(prompt), "--prompt-text", "so. "]
+    lengths = [
+        "--min-len",
+        "5",
+        "--max-len",
+        "9",
+        "--cfg-value",
+        "1.5",
+        "--inference-timesteps",
+        "3",
+        "--no-retry",
+    ]
+
+    assert (
+        cli.main(["generate", speaking, *options, *lengths, "--seed", "3", "--quiet", "--output", str(out)])
+        == 0
+    )
+
+    tts = voxcpm.VoxCPM.from_bundle(speaking)
+    arguments = {
+        "min_len": 5,
+        "max_len": 9,
+        "cfg_value": 1.5,
+        "inference_timesteps": 3,
+        "retry_badcase": False,
+    }
+    audio = tts.generate("hello there.", str(prompt), "so. ", seed=3, **arguments)
+    samples, _ = soundfile.read(out, dtype="int16")
+    np.testing.assert_array_equal(samples, np.round(np.clip(audio, -1, 1) * 32767))
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def damaged(folder):
+    (Path(folder) / "int8" / "locdit_step.mlpackage" / "Manifest.json").unlink()
+    return []
+
+
+def newer(folder):
+    path = Path(folder) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 9}))
+    return []
+
+
+def noise_file(folder):
+    path = Path(folder).parent / "noise.wav"
+    path.write_bytes(b"no audio at all")
+    return ["--prompt", str(path), "--prompt-text", "a"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text", ""], "the text is empty"),
+        (["--text", " \n "], "the text is empty"),
+        ([], "expected one of --text and --text-file"),
+        (["--text", "a", "--text-file", "b"], "expected one of --text and --text-file"),
+        (["--text-file", "nowhere.txt"], "nowhere.txt: cannot be read"),
+        (["--text", "a" * 60], "66 needed, but the KV cache has 48"),
+        (["--text", "a", "--prompt-text", "b"], "transcript without the audio"),
+        (["--text", "a", "--prompt", "b.wav"], "audio without the transcript"),
+        (["--text", "a", "--prompt", "b.wav", "--prompt-text", "b"], "no such file"),
+        (["--text", "a", "--cfg-value", "11"], "cfg_value must be"),
+        (["--text", "a", "--inference-timesteps", "0"], "inference_timesteps must be"),
+        (["--text", "a", "--max-len", "0"], "max_len must be"),
+        (["--text", "a", "--max-len", "many"], "--max-len"),
+        (["--text", "a", "--seed", "-1"], "seed must be"),
+        (["--text", "a", "--precision", "fp32"], "it has fp16, int8"),
+        (["--text", "a", "--output", "nowhere/out.wav"], "does not exist"),
+        (["--text", "a", "--output", "out.txt"], "expected a name that ends in"),
+        (["--text", "a", "--nonsense"], "--nonsense"),
+        (damaged, "missing from the bundle"),
+        (newer, "schema version 9 is newer"),
+        (noise_file, "expected an audio file"),
+    ],
+)
+def test_bad_input_is_one_line_exit_code_two_and_nothing_written(
+    speaking, tmp_path, monkeypatch, capsys, options, message
+):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    given = ["--text", "a", *options(speaking)] if callable(options) else options
+
+    assert cli.main(["generate", speaking, *given]) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not list(folder.iterdir())
+
+
+def test_no_such_bundle(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    assert cli.main(["generate", "nowhere", "--text", "a"]) == 2
+    assert "nowhere: no bundle here" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_core_ml_off_the_mac(bundle_folder, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "platform", "linux")
+
+    assert cli.main(["generate", str(bundle_folder), "--text", "a", "--backend", "coreml"]) == 2
+    assert "backend coreml needs macOS" in capsys.readouterr().err
+
+
+def test_an_interrupted_generation_leaves_nothing(speaking, tmp_path, monkeypatch, models, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    models["locdit_step"].function = interrupt
+
+    assert cli.main(["generate", speaking, "--text", "a"]) == 130
+    assert not list(folder.iterdir())
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_warnings_are_lines(speaking, network, tmp_path, capsys):
+    network.stop_bias = np.array([1e3, 0], np.float32)
+
+    assert (
+        cli.main(
+            ["generate", speaking, "--text", "hello there.", "--no-retry", "-o", str(tmp_path / "o.wav")]
+        )
+        == 0
+    )
+    assert "warning: the speech was cut off after 34 patches" in capsys.readouterr().err
+
+
+def test_inspect_tells_what_a_bundle_is(bundle_folder, capsys, architecture):
+    assert cli.main(["inspect", str(bundle_folder)]) == 0
+    text = capsys.readouterr().out
+    assert cli.main(["inspect", str(bundle_folder), "--json", "--verify"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+
+    assert f"{architecture.output_sample_rate} Hz out" in text
+    assert "base_lm_step" in text
+    assert facts["architecture"] == architecture.architecture
+    assert facts["sizes"]["kv_length"] == 48
+    assert facts["step_models"]["locdit_step"]["inputs"]["t"] == [2, "float32"]
+    assert set(facts["precisions"]) == {"fp16", "int8"}
+
+
+def test_inspect_looks_at_every_file(bundle_folder, capsys):
+    (bundle_folder / "fp16" / "locdit_step.mlpackage" / "Manifest.json").unlink()
+
+    assert cli.main(["inspect", str(bundle_folder)]) == 2
+    assert "locdit_step" in capsys.readouterr().err
+
+
+COMMAND = '''
+"""A command of another package."""
+from typing import Annotated
+import typer
+{imports}
+
+def shout(word: Annotated[str, typer.Argument()]) -> None:
+    """Say it aloud. And more."""
+    typer.echo(word.upper())
+'''
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Other packages' commands: one that works, one that needs torch, one that is broken."""
+    for name, imports in (
+        ("loud", ""),
+        ("needy", "import torch.absent"),
+        ("broken", "import nowhere_at_all"),
+    ):
+        (tmp_path / f"plugin_{name}.py").write_text(COMMAND.format(imports=imports))
+        monkeypatch.delitem(sys.modules, f"plugin_{name}", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = [
+        EntryPoint(name, f"plugin_{name}:shout", cli.COMMAND_GROUP) for name in ("loud", "needy", "broken")
+    ]
+    monkeypatch.setattr(cli, "entry_points", lambda *, group: entries if group == cli.COMMAND_GROUP else [])
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_command_comes_from_its_entry_point_when_it_is_called(capsys):
+    assert cli.main(["loud", "hello"]) == 0
+    assert capsys.readouterr().out == "HELLO\n"
+    assert "plugin_broken" not in sys.modules
+
+
+@pytest.mark.usefixtures("installed")
+def test_help_lists_every_command_and_imports_none(capsys):
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+
+    assert all(name in out for name in ("generate", "inspect", "loud", "needy", "broken", "Say it aloud."))
+    assert not {"plugin_loud", "plugin_needy", "plugin_broken"} & set(sys.modules)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_missing_extra_is_named(capsys):
+    assert cli.main(["needy", "hello"]) == 2
+    assert (
+        'needy needs torch.absent; install it with: pip install "voxcpm-coreml[convert]"'
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_module_that_no_extra_brings_is_a_bug_and_not_hidden():
+    with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
+        cli.main(["broken", "hello"])
+
+
+def test_an_unknown_command(capsys):
+    assert cli.main(["speak"]) == 2
+    assert capsys.readouterr().err.startswith("error: No such command 'speak'")
+
+
+@pytest.mark.parametrize("arguments", [["--bundle", "nowhere"], []])
+def test_the_script_is_the_command(tmp_path, arguments):
+    script = [sys.executable, str(REPOSITORY / "generate_coreml.py")]
+    ran = subprocess.run(
+        [*script, "--text", "a", "--output", "o.wav", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"error: {arguments[1] if arguments else 'bundle'}: no bundle here")

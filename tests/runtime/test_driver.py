@@ -1,0 +1,221 @@
+"""The loop against a straightforward one: whole sequences, no caches, no chunks, as upstream's `_inference` reads."""
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.arrays import EMBED_TOKENS
+from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.step_models import BASE_LM_STEP, RESIDUAL_LM_STEP
+from voxcpm_runtime.audio_vae import CONTEXT_PATCHES
+from voxcpm_runtime.driver import Driver
+from voxcpm_runtime.flow_matching import solve
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.sequence import build_sequence
+
+OPTIONS = GenerationOptions(inference_timesteps=4, cfg_value=1.5)
+SHAPE = (2, 4)
+
+
+@pytest.fixture
+def driver(architecture, sizes, constants, models):
+    return Driver(architecture, sizes, constants, models)
+
+
+@pytest.fixture
+def loop(architecture, network, constants):
+    """`patches` of latents from (tokens, is_audio, patches so far), every step over the whole sequence."""
+
+    def linear(name, rows):
+        return rows @ constants[f"{name}_w"].T + constants[f"{name}_b"]
+
+    second = architecture.architecture == "voxcpm2"
+
+    def run(sequence, count, seed, teacher=None):
+        rng = np.random.default_rng(seed)
+        text = constants[EMBED_TOKENS][sequence.tokens] * 12.0
+        audio = np.zeros_like(text)
+        audio[sequence.is_audio] = network.embed(sequence.patches)
+        is_audio, last, made, stops = sequence.is_audio, sequence.last_patch, [], []
+        embeddings = np.where(is_audio[:, None], audio, text)
+        for index in range(count):
+            raw = network.causal("base", embeddings)
+            hidden = np.where(is_audio[:, None], network.fsq(raw), raw)
+            masked = np.where(is_audio[:, None], embeddings, 0)
+            if second:
+                into_residual = linear("fusion_concat_proj", np.concatenate([hidden, masked], axis=1))
+            else:
+                into_residual = hidden + masked
+            residual = network.causal("residual", into_residual)
+            halves = linear("lm_to_dit_proj", hidden[-1]), linear("res_to_dit_proj", residual[-1])
+            mu = np.concatenate(halves) if second else halves[0] + halves[1]
+            noise = rng.standard_normal((1, 4, 2)).astype(np.float32)[0]
+            patch = solve(
+                lambda i: {"velocity": network.velocity(i)},
+                noise,
+                mu.astype(np.float32),
+                last.T,
+                steps=OPTIONS.inference_timesteps,
+                cfg_value=OPTIONS.cfg_value,
+            ).T
+            made.append(patch)
+            stops.append(index > OPTIONS.min_len and bool(network.stop_logits(hidden[-1]).argmax() == 1))
+            last = patch if teacher is None else teacher[index]
+            embeddings = np.concatenate([embeddings, network.embed(last[np.newaxis])])
+            is_audio = np.append(is_audio, True)
+        return np.stack(made), stops
+
+    return run
+
+
+def sequences():
+    rng = np.random.default_rng(3)
+    prompt = rng.standard_normal((6, *SHAPE)).astype(np.float32)
+    text = list(range(20, 37))
+    return {
+        "zero-shot": build_sequence(text, SHAPE),
+        "one token": build_sequence([5], SHAPE),
+        "continuation": build_sequence(text, SHAPE, prompt=prompt),
+        "reference": build_sequence(text, SHAPE, reference=prompt[:3]),
+        "reference and prompt": build_sequence(text, SHAPE, reference=prompt[:3], prompt=prompt[3:]),
+    }
+
+
+@pytest.mark.parametrize("kind", sequences())
+def test_patches_are_those_of_the_plain_loop(driver, loop, kind):
+    sequence = sequences()[kind]
+
+    patches = list(driver.generate_patches(driver.prefill(sequence), OPTIONS, np.random.default_rng(4), 7))
+
+    expected, _ = loop(sequence, 7, 4)
+    np.testing.assert_allclose([patch.latents for patch in patches], expected, atol=2e-4)
+    assert [patch.index for patch in patches] == list(range(7))
+
+
+def test_it_starts_again_from_the_same_prefill(driver):
+    prefilled = driver.prefill(sequences()["continuation"])
+
+    first, second = (
+        [p.latents for p in driver.generate_patches(prefilled, OPTIONS, np.random.default_rng(4), 5)]
+        for _ in "12"
+    )
+
+    np.testing.assert_array_equal(first, second)
+
+
+def test_prefill_runs_in_chunks_and_decoding_one_by_one(driver, models):
+    sequence = sequences()["continuation"]  # 24 positions in chunks of 1, 4 and 16
+
+    list(driver.generate_patches(driver.prefill(sequence), OPTIONS, np.random.default_rng(0), 3))
+
+    for name in (BASE_LM_STEP, RESIDUAL_LM_STEP):
+        lengths = [shape[1] for shape in models[name].calls]
+        assert lengths[-2:] == [1, 1]
+        assert sum(lengths[:-2]) >= 24
+        assert len(lengths[:-2]) <= 3
+
+
+def test_the_cache_may_be_filled_to_its_last_position(driver, sizes):
+    sequence = build_sequence(list(range(40)), SHAPE)
+
+    patches = list(
+        driver.generate_patches(
+            driver.prefill(sequence), OPTIONS, np.random.default_rng(0), sizes.kv_length - 41
+        )
+    )
+
+    assert len(patches) == 7
+
+
+@pytest.mark.parametrize("min_len", [0, 2, 3])
+def test_it_stops_after_min_len_with_the_patch_whose_own_hidden_state_says_so(driver, network, min_len):
+    network.stop_bias = np.array([-1e3, 0], np.float32)
+    options = GenerationOptions(inference_timesteps=4, min_len=min_len)
+
+    patches = list(
+        driver.generate_patches(
+            driver.prefill(sequences()["zero-shot"]), options, np.random.default_rng(0), 9
+        )
+    )
+
+    # Upstream breaks at the first index above min_len.
+    assert len(patches) == min_len + 2
+    assert [patch.stops for patch in patches] == [False] * (min_len + 1) + [True]
+
+
+def test_the_stop_head_reads_the_state_that_fed_the_patch(driver, network, loop):
+    sequence = sequences()["continuation"]
+    firsts = set()
+    for bias in np.linspace(-1, 4, 26):
+        network.stop_bias = np.array([bias, 0], np.float32)
+        _, stops = loop(sequence, 20, 8)
+        firsts.add(first := stops.index(True) if True in stops else 19)
+
+        patches = list(
+            driver.generate_patches(driver.prefill(sequence), OPTIONS, np.random.default_rng(8), 20)
+        )
+
+        assert len(patches) == first + 1
+    assert len(firsts & set(range(4, 19))) > 1, (
+        "the stop head never spoke late: this test cannot tell one index apart"
+    )
+
+
+def test_a_teacher_is_fed_on_in_place_of_the_prediction(driver, network, loop):
+    network.stop_bias = np.array([-1e3, 0], np.float32)
+    sequence = sequences()["continuation"]
+    teacher = np.random.default_rng(6).standard_normal((5, *SHAPE)).astype(np.float32)
+
+    patches = list(
+        driver.generate_patches(
+            driver.prefill(sequence), OPTIONS, np.random.default_rng(4), 9, teacher=list(teacher)
+        )
+    )
+
+    expected, _ = loop(sequence, 5, 4, teacher)
+    np.testing.assert_allclose([patch.latents for patch in patches], expected, atol=2e-4)
+    assert patches[-1].stops
+
+
+@pytest.mark.parametrize("samples", [20, 21, 65, 100])
+def test_a_prompt_is_padded_on_the_left_and_a_reference_on_the_right(driver, architecture, encode, samples):
+    audio = np.random.default_rng(0).standard_normal(samples).astype(np.float32)
+    missing = -samples % 20  # 2 frames a patch, 2 * 5 samples a frame
+
+    for padded, latents in (
+        (np.pad(audio, (missing, 0)), driver.encode_prompt(audio)),
+        (np.pad(audio, (0, missing)), driver.encode_reference(audio)),
+    ):
+        whole = encode({}, padded, architecture)  # (latent_dim, frames)
+        assert latents.shape == (len(padded) // 20, 2, 4)
+        np.testing.assert_allclose(latents.reshape(-1, 4).T, whole, atol=1e-6)
+
+
+def test_the_decoder_hears_the_end_of_the_prompt_and_gives_only_what_follows(driver, architecture, decode):
+    sequence = sequences()["continuation"]
+    generated = np.random.default_rng(1).standard_normal((4, *SHAPE)).astype(np.float32)
+    context = CONTEXT_PATCHES[architecture.architecture]
+    heard = np.concatenate([sequence.patches[-context:], generated]).reshape(-1, 4).T
+    whole = decode({}, heard, architecture)
+
+    audio = list(driver.decode(list(generated), sequence))
+
+    assert [len(piece) for piece in audio] == [architecture.patch_output_samples] * 4
+    np.testing.assert_allclose(
+        np.concatenate(audio), whole[context * architecture.patch_output_samples :], atol=1e-6
+    )
+
+
+def test_a_patch_that_is_not_finite_is_an_error_and_no_noise(driver, models):
+    models["locdit_step"].function = lambda inputs, _: {"velocity": inputs["x"] * np.float32(np.nan)}
+
+    with pytest.raises(BundleError, match="patch 0 is not finite"):
+        next(
+            driver.generate_patches(
+                driver.prefill(sequences()["zero-shot"]), OPTIONS, np.random.default_rng(0), 3
+            )
+        )
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(driver):
+    with pytest.raises(InputError, match="token of id 120, but the vocabulary ends at 119"):
+        driver.embed_tokens(np.array([3, 120], np.int32))

@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+
+from voxcpm_runtime.flow_matching import guided_velocity, solve, time_span, zero_velocity_steps
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("voxcpm_validation.upstream")
+
+
+@pytest.fixture(scope="module")
+def upstream_cfm():
+    from voxcpm_validation.upstream import import_upstream
+
+    import_upstream()
+    from voxcpm.modules.locdit.unified_cfm import CfmConfig, UnifiedCFM
+
+    return lambda estimator, mean_mode: UnifiedCFM(4, CfmConfig(), estimator, mean_mode)
+
+
+def estimator_arrays(x, mu, t, cond, dt):
+    """Velocity that depends on every input, in float64 so that both sides round the same way."""
+    x, mu, t, cond, dt = (np.asarray(array, np.float64) for array in (x, mu, t, cond, dt))
+    row = mu.sum(axis=1) + 3 * t + 7 * dt
+    return np.sin(x * 1.7 + cond * 0.3 + row[:, np.newaxis, np.newaxis]).astype(np.float32)
+
+
+class TorchEstimator(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x, mu, t, cond, dt):
+        self.calls += 1
+        return torch.from_numpy(estimator_arrays(*(array.numpy() for array in (x, mu, t, cond, dt))))
+
+
+@pytest.mark.parametrize("mean_mode", [False, True])
+@pytest.mark.parametrize("cfg_value", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 48, 49, 100])
+def test_a_patch_equals_upstreams(upstream_cfm, steps, cfg_value, mean_mode, monkeypatch):
+    rng = np.random.default_rng(steps)
+    noise, mu, cond = (rng.standard_normal(shape).astype(np.float32) for shape in [(4, 3), (5,), (4, 3)])
+    theirs = TorchEstimator()
+    monkeypatch.setattr(torch, "randn", lambda *_, **__: torch.from_numpy(noise[np.newaxis].copy()))
+    expected = upstream_cfm(theirs, mean_mode)(
+        mu=torch.from_numpy(mu[np.newaxis]),
+        n_timesteps=steps,
+        patch_size=3,
+        cond=torch.from_numpy(cond[np.newaxis]),
+        cfg_value=cfg_value,
+    ).numpy()[0]
+    calls = []
+
+    def ours(inputs):
+        calls.append({name: array.dtype for name, array in inputs.items()})
+        return {"velocity": estimator_arrays(**inputs)}
+
+    patch = solve(ours, noise, mu, cond, steps=steps, cfg_value=cfg_value, mean_mode=mean_mode)
+
+    assert len(calls) == theirs.calls
+    assert all(dtype == np.float32 for call in calls for dtype in call.values())
+    assert patch.dtype == np.float32
+    np.testing.assert_allclose(patch, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9, 10, 11, 50, 100])
+def test_times_are_those_of_torch_to_the_last_bit_but_one(steps):
+    linear = torch.linspace(1, 0, steps + 1)
+    expected = linear + 1.0 * (torch.cos(torch.pi / 2 * linear) - 1 + linear)
+
+    np.testing.assert_allclose(time_span(steps), expected.numpy(), rtol=0, atol=1.2e-7)
+
+
+@pytest.mark.parametrize(
+    ("steps", "unmoved"), [(1, 1), (10, 1), (48, 1), (49, 2), (73, 2), (74, 3), (100, 4)]
+)
+def test_cfg_zero_star_leaves_out_four_percent_of_the_times(steps, unmoved):
+    assert zero_velocity_steps(steps) == unmoved
+
+
+def test_guidance_by_hand():
+    # <v+, v-> / |v-|^2 = (3*1 + 1*1) / 2 = 2, so the scaled unconditional velocity is (2, 2);
+    # 2 + 2 * (3 - 2) = 4 and 2 + 2 * (1 - 2) = 0.
+    velocities = np.array([[[3.0], [1.0]], [[1.0], [1.0]]], np.float32)
+
+    np.testing.assert_allclose(guided_velocity(velocities, 2.0), [[4.0], [0.0]], atol=1e-6)
+
+
+def test_a_guidance_of_one_is_the_conditional_velocity():
+    velocities = np.random.default_rng(0).standard_normal((2, 4, 3)).astype(np.float32)
+
+    np.testing.assert_allclose(guided_velocity(velocities, 1.0), velocities[0], atol=1e-6)

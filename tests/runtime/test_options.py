@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.options import GenerationOptions, checked_options, patch_bound, patch_limit
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cfg_value", 0.05),
+        ("cfg_value", 10.5),
+        ("cfg_value", float("nan")),
+        ("cfg_value", "2"),
+        ("inference_timesteps", 0),
+        ("inference_timesteps", 101),
+        ("inference_timesteps", 10.0),
+        ("inference_timesteps", True),
+        ("min_len", -1),
+        ("max_len", 0),
+        ("retry_badcase_max_times", 0),
+        ("retry_badcase_ratio_threshold", 0.0),
+    ],
+)
+def test_a_value_out_of_range_is_one_line_that_names_it_and_the_range(name, value):
+    with pytest.raises(
+        InputError, match=rf"^{name} must be a (whole )?number from .* to .*, got .*$"
+    ) as caught:
+        GenerationOptions(**{name: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_bounds_themselves_and_numpy_numbers_are_allowed():
+    GenerationOptions(cfg_value=0.1, inference_timesteps=1, min_len=0, max_len=1)
+    GenerationOptions(cfg_value=np.float32(10), inference_timesteps=np.int64(100))
+
+
+def test_a_greatest_length_below_the_least_is_refused():
+    with pytest.raises(InputError, match=r"max_len \(3 patches\) must be at least min_len \(4\)"):
+        GenerationOptions(min_len=4, max_len=3)
+
+
+def test_preprocessing_of_upstream_is_refused_and_its_absence_is_not():
+    assert checked_options(normalize=False, denoise=False) == GenerationOptions()
+    with pytest.raises(InputError, match="normalize is upstream's own"):
+        checked_options(normalize=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'cfg'"):
+        checked_options(cfg=2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "bound"),
+    [
+        (5, {}, 40),  # int(5 * 6 + 10)
+        (5, {"max_len": 12}, 12),
+        (5, {"retry_badcase_ratio_threshold": 1.5}, 17),
+        (1000, {}, 4096),
+    ],
+)
+def test_the_bound_is_upstreams(tokens, options, bound):
+    assert patch_bound(tokens, GenerationOptions(**options)) == bound
+
+
+def test_a_default_length_shrinks_to_what_fits():
+    assert patch_limit(20, 5, GenerationOptions(), capacity=100) == 40
+    assert patch_limit(70, 5, GenerationOptions(), capacity=100) == 30
+    assert patch_limit(96, 5, GenerationOptions(), capacity=100) == 4
+
+
+def test_a_length_that_was_asked_for_must_fit():
+    assert patch_limit(70, 5, GenerationOptions(max_len=30), capacity=100) == 30
+    with pytest.raises(
+        InputError, match="70 positions and the speech at least 31: 101 needed, but the KV cache has 100"
+    ):
+        patch_limit(70, 5, GenerationOptions(max_len=31), capacity=100)
+
+
+def test_not_even_the_shortest_speech_fits():
+    with pytest.raises(InputError, match="101 needed, but the KV cache has 100"):
+        patch_limit(97, 5, GenerationOptions(), capacity=100)

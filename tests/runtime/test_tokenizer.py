@@ -1,0 +1,159 @@
+"""Token ids against upstream's own wrapper."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import BundleError
+from voxcpm_runtime.tokenizer import TextTokenizer
+
+TEXTS = [
+    "Hello.",
+    "Hello, world! It's 3:45 p.m. – isn't it?",
+    " two  spaces   three",
+    "trailing ",
+    "   ",
+    "你好,世界。我们今天去北京大学图书馆看书。",
+    "人工智能技术的发展",
+    "mixed 中文 and English混在一起 text。",
+    "数字123和ABC",
+    "emoji 😀👍🏽👨‍👩‍👧 and 🇫🇷",
+    "ünïcödé ñ ß Ω й ğ 한국어 日本語 العربية עברית",
+    "punct !!! ??? ... ,,, ;;; “quotes” ‘single’ —dash— …",
+    "line\nbreak\r\nand\ttab",
+    "control\x00\x01\x1b\x7fcharacters\u200b\ufeff",
+    "<s>literal</s> <unk> <|im_end|> <|audio_start|>x<|audio_end|> y",
+    "▁lower one eighth▁block ▁你好▁",
+    "a" * 300,
+    "\u0301combining e\u0301",
+    "",
+]
+
+
+UNKNOWN = {"unk_token": "<unk>"}
+
+
+def upstream_tokenizer(base):
+    pytest.importorskip("torch")
+    upstream = pytest.importorskip("voxcpm_validation.upstream")
+    upstream.import_upstream()
+    from voxcpm.model.utils import mask_multichar_chinese_tokens
+
+    return mask_multichar_chinese_tokens(base)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    transformers = pytest.importorskip("transformers")
+    if int(transformers.__version__.partition(".")[0]) < 5:
+        pytest.skip("transformers 4 runs tokenizer.json as it stands")
+    return lambda folder: upstream_tokenizer(transformers.LlamaTokenizerFast.from_pretrained(folder))
+
+
+@pytest.fixture(scope="module")
+def as_it_stands():
+    transformers = pytest.importorskip("transformers")
+    return lambda folder: upstream_tokenizer(
+        transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **UNKNOWN)
+    )
+
+
+@pytest.fixture(scope="module")
+def published(shared_data):
+    return shared_data / "tokenizer"
+
+
+def test_the_published_vocabulary_is_upstreams_on_every_text(published, llama):
+    ours, theirs = TextTokenizer.from_folder(published), llama(published)
+
+    for text in TEXTS:
+        assert ours.tokens(text) == theirs.tokenize(text), text
+        assert ours(text) == theirs(text), text
+
+
+def test_so_it_is_on_a_thousand_random_texts(published, llama):
+    ours, theirs = TextTokenizer.from_folder(published), llama(published)
+    rng = np.random.default_rng(0)
+    alphabet = "ab Zé,。 你好世界中国人民\n\t▁😀0<s>1\u3000’"
+
+    for _ in range(1000):
+        text = "".join(rng.choice(list(alphabet), rng.integers(1, 24)))
+        assert ours(text) == theirs(text), repr(text)
+
+
+def test_without_leading_spaces_and_markup_transformers_4_gives_the_same(published, as_it_stands):
+    ours, theirs = TextTokenizer.from_folder(published), as_it_stands(published)
+
+    for text in TEXTS:
+        if not text.startswith((" ", "▁")) and "<" not in text:
+            assert ours(text) == theirs(text), text
+
+
+def test_chinese_words_are_split_into_characters(published):
+    pieces = TextTokenizer.from_folder(published).tokens("你好,我们去北京大学")
+
+    assert [piece.strip("▁") for piece in pieces if piece != "▁"] == list("你好,我们去北京大学")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"legacy": False},
+        {"add_prefix_space": False},
+        {"split_special_tokens": True},
+        {"extra_special_tokens": ["world"]},
+        {"added_tokens_decoder": {"1": {"content": "<s>", "special": True}}},
+    ],
+)
+def test_settings_of_the_configuration_are_obeyed(published, llama, tmp_path, changes):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(published / name, tmp_path / name)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    ours, theirs = TextTokenizer.from_folder(tmp_path), llama(tmp_path)
+
+    for text in ["Hello <s>world</s> <|im_end|> x", " two", "你好"]:
+        assert ours(text) == theirs(text), text
+
+
+def test_a_tokeniser_with_its_own_normaliser_runs_as_it_stands(shared_data, as_it_stands, llama):
+    folder = shared_data / "checkpoint-flite-12m"
+    ours = TextTokenizer.from_folder(folder)
+    theirs, fifth = as_it_stands(folder), llama(folder)
+
+    for text in TEXTS:
+        assert ours(text) == theirs(text), text
+    assert ours("Hello There.") == ours("hello there.")
+    # What transformers 5 makes of it is the same where it loses nothing.
+    assert ours("they went in opposite directions.") == fifth("they went in opposite directions.")
+
+
+def test_characters_without_a_token_are_told(shared_data, published):
+    assert (
+        TextTokenizer.from_folder(shared_data / "checkpoint-flite-12m").unknown_characters(
+            "Hello 你 there ☃☃."
+        )
+        == "你☃"
+    )
+    assert TextTokenizer.from_folder(published).unknown_characters("Hello 你 ☃ \x01.") == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", "{", "cannot be read"),
+        ("tokenizer.json", "[]", "expected a JSON object"),
+        ("tokenizer.json", '{"model": {"type": "Unigram"}}', "expected a BPE tokeniser"),
+        ("tokenizer.json", '{"model": {"type": "BPE"}}', "not a tokeniser file"),
+        ("tokenizer_config.json", None, "cannot be read"),
+    ],
+)
+def test_a_damaged_tokeniser_is_one_line(bundle_folder, file, content, message):
+    path = bundle_folder / "tokenizer" / file
+    path.unlink() if content is None else path.write_text(content)
+
+    with pytest.raises(BundleError, match=message) as caught:
+        TextTokenizer.from_folder(bundle_folder / "tokenizer")
+    assert str(path) in str(caught.value)

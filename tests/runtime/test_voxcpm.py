@@ -1,0 +1,267 @@
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime import voxcpm
+from voxcpm_runtime.bundle import open_bundle
+from voxcpm_runtime.driver import Driver
+from voxcpm_runtime.request import normalized_text
+from voxcpm_runtime.voxcpm import VoxCPM
+
+TEXT = "hello there."  # 12 characters and ▁: 13 tokens
+
+
+@pytest.fixture
+def tts(bundle_folder, architecture, sizes, constants, models):
+    return VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
+
+
+@pytest.fixture
+def prompt_audio():
+    return np.random.default_rng(0).standard_normal(90).astype(
+        np.float32
+    ) * 0.1, 1000  # 5 patches of 20 samples
+
+
+@pytest.fixture
+def chatty(network):
+    """A stop head that ends the speech as soon as it is asked."""
+    network.stop_bias = np.array([-1e3, 0], np.float32)
+
+
+@pytest.mark.usefixtures("chatty")
+def test_speech_has_whole_patches_and_the_output_rate(tts, architecture):
+    speech = tts.speak(TEXT, seed=7)
+
+    assert speech.audio.dtype == np.float32
+    assert speech.sample_rate == tts.sample_rate == architecture.output_sample_rate
+    assert speech.latents.shape == (4, 2, 4)
+    assert len(speech.audio) == 4 * architecture.patch_output_samples
+    assert (speech.seed, speech.attempts, speech.stopped) == (7, 1, True)
+
+
+@pytest.mark.usefixtures("chatty")
+def test_the_same_seed_is_the_same_speech_and_another_is_another(tts):
+    first, again, other = (tts.generate(TEXT, seed=seed) for seed in (7, 7, 8))
+
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.usefixtures("chatty")
+def test_a_seed_is_numpys_generator_and_noise_may_come_from_the_caller(tts):
+    speech = tts.speak(TEXT, rng=np.random.default_rng(7))
+
+    np.testing.assert_array_equal(speech.audio, tts.generate(TEXT, seed=7))
+    assert speech.seed is None
+
+
+@pytest.mark.usefixtures("chatty")
+def test_a_speech_without_a_seed_can_be_made_again(tts):
+    speech = tts.speak(TEXT)
+
+    np.testing.assert_array_equal(speech.audio, tts.generate(TEXT, seed=speech.seed))
+
+
+@pytest.mark.usefixtures("chatty")
+def test_noise_is_drawn_once_a_patch_in_upstreams_shape(tts):
+    class Noise:
+        def __init__(self):
+            self.sizes = []
+
+        def standard_normal(self, size):
+            self.sizes.append(size)
+            return np.zeros(size)
+
+    noise = Noise()
+
+    tts.generate(TEXT, rng=noise)
+
+    assert noise.sizes == [(1, 4, 2)] * 4
+
+
+@pytest.mark.parametrize("with_prompt", [False, True])
+@pytest.mark.usefixtures("chatty")
+def test_streaming_gives_exactly_the_samples_of_offline_generation(tts, prompt_audio, with_prompt):
+    prompt = {"prompt_wav_path": prompt_audio, "prompt_text": "so it is "} if with_prompt else {}
+
+    pieces = list(tts.generate_streaming(TEXT, seed=3, min_len=5, **prompt))
+
+    assert len(pieces) == 7
+    np.testing.assert_array_equal(np.concatenate(pieces), tts.generate(TEXT, seed=3, min_len=5, **prompt))
+
+
+def test_prompt_and_target_are_tokenised_together(tts, prompt_audio):
+    request = tts.request("b\n\n c", prompt_audio, "a ")
+
+    # ▁ a ▁ b ▁ c, audio start, five patches
+    assert request.sequence.tokens.tolist() == [3, 4, 3, 5, 3, 6, 101, 0, 0, 0, 0, 0]
+    assert request.target_tokens == 4  # ▁ b ▁ c
+    assert request.limit == 34  # 4 * 6 + 10
+
+
+def test_length_follows_the_target_text_alone(tts, prompt_audio):
+    assert len(tts.speak("hi", seed=1, retry_badcase=False).latents) == 3 * 6 + 10
+    assert (
+        len(tts.speak("hi", prompt_audio, "long words. ", seed=1, retry_badcase=False, max_len=9).latents)
+        == 9
+    )
+
+
+@pytest.mark.usefixtures("network")
+def test_a_speech_too_long_for_its_text_is_tried_again_with_the_next_seeds(tts):
+    long = tts.speak("hi", seed=5)
+
+    assert (long.attempts, long.seed, long.stopped) == (3, 7, False)
+    np.testing.assert_array_equal(long.latents, tts.speak("hi", seed=7, retry_badcase=False).latents)
+
+
+def test_the_seed_told_is_the_one_that_succeeded(tts, network):
+    """A stop head that first speaks on the second attempt."""
+    bias, asked = np.array([1e3, 0], np.float32), []
+    network.stop_logits = lambda hidden: (
+        asked.append(1) or np.broadcast_to(bias * (1 if len(asked) < 40 else -1), (*hidden.shape[:-1], 2))
+    )
+
+    speech = tts.speak("hi", seed=5)
+
+    assert (speech.attempts, speech.seed, speech.stopped) == (2, 6, True)
+
+
+@pytest.mark.parametrize(("length", "attempts"), [(17, 1), (18, 3)])
+def test_bad_is_from_six_patches_a_token_on(tts, length, attempts):
+    assert tts.speak("hi", seed=5, max_len=length).attempts == attempts
+
+
+def test_the_first_generation_counts_the_decoders_context_too(tts, prompt_audio, architecture):
+    """Upstream's voxcpm returns prompt patches with the generated ones, and counts both; voxcpm2 does not."""
+    speech = tts.speak("hi", prompt_audio, "a ", seed=5, max_len=16)
+
+    assert speech.attempts == (3 if architecture.architecture == "voxcpm" else 1)
+
+
+@pytest.mark.usefixtures("chatty")
+def test_progress_is_told_after_every_patch(tts, architecture):
+    told = []
+    tts.generate(TEXT, seed=1, progress=told.append)
+    streamed = []
+    list(tts.generate_streaming(TEXT, seed=1, progress=streamed.append))
+
+    for progress in (told, streamed):
+        assert [p.patches for p in progress] == [1, 2, 3, 4]
+        assert progress[-1].audio_seconds == pytest.approx(
+            4 * architecture.patch_output_samples / tts.sample_rate
+        )
+        assert all(p.real_time_factor > 0 and p.attempt == 1 for p in progress)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [(" a\n\tb  c ", " a b c "), ("a\u3000b", "a b"), ("a\r\nb", "a b"), ("a", "a")]
+)
+def test_white_space_is_normalised_as_upstream_does(text, expected):
+    assert normalized_text(text, "text") == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"text": ""}, "the text is empty"),
+        ({"text": " \n\t"}, "the text is empty"),
+        ({"text": None}, "the text is empty"),
+        ({"text": "a\udcff"}, "not valid Unicode"),
+        ({"prompt_text": "words"}, "got the transcript without the audio"),
+        ({"prompt_wav_path": "x.wav"}, "got the audio without the transcript"),
+        ({"prompt_wav_path": "x.wav", "prompt_text": " "}, "transcript is empty"),
+        ({"prompt_wav_path": "x.wav", "prompt_text": "a"}, "no such file"),
+        ({"cfg_value": 11}, "cfg_value must be"),
+        ({"max_len": 0}, "max_len must be"),
+        ({"seed": -1}, "seed must be a whole number from 0"),
+        ({"seed": 1.5}, "seed must be a whole number from 0"),
+        ({"seed": 1, "rng": np.random.default_rng(1)}, "not both"),
+        ({"text": "a" * 60}, r"62 positions and the speech at least 4: 66 needed, but the KV cache has 48"),
+        ({"max_len": 40}, r"14 positions and the speech at least 40: 54 needed, but the KV cache has 48"),
+    ],
+)
+@pytest.mark.parametrize("call", ["generate", "generate_streaming"])
+def test_what_cannot_be_spoken_is_refused_before_any_work(tts, models, call, arguments, message):
+    with pytest.raises(InputError, match=message) as caught:
+        getattr(tts, call)(**{"text": TEXT} | arguments)
+
+    assert "\n" not in str(caught.value)
+    assert not any(model.calls for model in models.values())
+
+
+def test_a_prompt_too_long_for_the_cache_is_refused_before_it_is_encoded(tts, models):
+    audio = (np.zeros(20 * 40, np.float32), 1000)
+
+    with pytest.raises(InputError, match=r"56 positions and the speech at least 4: 60 needed"):
+        tts.generate(TEXT, audio, "a ")
+
+    assert not models["audio_vae_encoder"].calls
+
+
+def test_a_prompt_shorter_than_a_patch_is_refused(tts):
+    with pytest.raises(InputError, match=r"prompt audio: 0.019 s long, but one patch, 0.020 s, is the least"):
+        tts.generate(TEXT, (np.zeros(19, np.float32), 1000), "a ")
+
+
+@pytest.mark.usefixtures("chatty")
+def test_a_reference_voice_is_voxcpm2s(tts, architecture, prompt_audio):
+    if architecture.architecture == "voxcpm":
+        with pytest.raises(InputError, match="a reference voice needs VoxCPM2"):
+            tts.generate(TEXT, reference_wav_path=prompt_audio)
+        return
+    request = tts.request("a", reference_wav_path=prompt_audio)
+    assert request.sequence.tokens.tolist() == [103, 0, 0, 0, 0, 0, 104, 3, 4, 101]
+    assert len(tts.generate("a", reference_wav_path=prompt_audio, seed=1)) > 0
+
+
+def test_a_speech_that_the_cache_cuts_off_is_warned_of(tts):
+    with pytest.warns(UserWarning, match="cut off after 34 patches: the KV cache is full"):
+        speech = tts.speak(TEXT, seed=1, retry_badcase=False)
+
+    assert len(speech.latents) == 48 - 14
+    assert not speech.stopped
+
+
+def test_a_streamed_speech_that_is_cut_off_is_warned_of(tts):
+    with pytest.warns(UserWarning, match="the KV cache is full"):
+        assert len(list(tts.generate_streaming(TEXT, seed=1))) == 34
+
+
+@pytest.mark.usefixtures("chatty")
+def test_characters_that_will_not_be_spoken_are_warned_of(tts, monkeypatch):
+    monkeypatch.setattr(tts.bundle.tokenizer, "unknown_characters", lambda _: "☃")
+
+    with pytest.warns(UserWarning, match="no token for '☃'"):
+        tts.generate(TEXT, seed=1)
+
+
+@pytest.mark.usefixtures("chatty")
+def test_from_bundle_loads_the_step_models_of_the_precision(bundle_folder, monkeypatch, models):
+    asked = []
+
+    def load(bundle, backend, **options):
+        asked.append((bundle.precision, backend, options))
+        return models
+
+    monkeypatch.setattr(voxcpm, "load_step_models", load)
+
+    tts = VoxCPM.from_bundle(bundle_folder, precision="fp16", backend="portable", threads=2)
+
+    assert asked == [("fp16", "portable", {"threads": 2, "compute_units": "all"})]
+    assert len(tts.generate(TEXT, seed=1)) > 0
+
+
+@pytest.mark.usefixtures("chatty")
+def test_prompt_audio_may_be_a_path_bytes_or_an_array(tts, tmp_path, prompt_audio):
+    path = tmp_path / "prompt.wav"
+    soundfile.write(path, prompt_audio[0], 1000, subtype="FLOAT")
+
+    speeches = [
+        tts.generate(TEXT, source, "a ", seed=1) for source in (path, path.read_bytes(), prompt_audio)
+    ]
+
+    np.testing.assert_array_equal(speeches[0], speeches[1])
+    np.testing.assert_array_equal(speeches[0], speeches[2])
