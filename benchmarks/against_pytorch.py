@@ -26,20 +26,20 @@ PREFILL_TOKENS = 64
 def main() -> None:
     arguments = _arguments()
     if arguments.contender:
-        print(json.dumps(_measure(arguments)))  # noqa: T201 - the result, for the parent
+        print(json.dumps(_measure(arguments)))
         return
     contenders = [*(f"bundle {p}" for p in arguments.precision), "upstream float32", "upstream bfloat16"]
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for _ in range(arguments.rounds):
         for name in contenders:
             rounds[name].append(_in_child(name, arguments))
-            print(f"{name}: {rounds[name][-1]}", file=sys.stderr)  # noqa: T201 - progress
+            print(f"{name}: {rounds[name][-1]}", file=sys.stderr)
     medians = {
         name: {figure: statistics.median(r[figure] for r in results) for figure in results[0]}
         for name, results in rounds.items()
     }
     if arguments.json:
-        print(json.dumps(medians, indent=1))  # noqa: T201
+        print(json.dumps(medians, indent=1))
         return
     _print_table(medians)
 
@@ -58,10 +58,19 @@ def _arguments() -> argparse.Namespace:
 
 
 def _in_child(contender: str, arguments: argparse.Namespace) -> dict[str, float]:
-    options = ["--patches", str(arguments.patches), "--threads", str(arguments.threads), "--contender", contender]
+    options = [
+        "--patches",
+        str(arguments.patches),
+        "--threads",
+        str(arguments.threads),
+        "--contender",
+        contender,
+    ]
     command = [sys.executable, __file__, arguments.bundle, arguments.checkpoint, *options]
     environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(  # noqa: S603 - this file itself
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -99,6 +108,7 @@ def _measure_bundle(arguments: argparse.Namespace, precision: str) -> dict[str, 
 def _measure_upstream(arguments: argparse.Namespace, dtype: Any) -> dict[str, float]:
     import numpy as np
     import torch
+
     from voxcpm_constants.manifest import Manifest
     from voxcpm_validation.upstream import load_upstream, upstream_generate
 
@@ -121,7 +131,9 @@ def _measure_upstream(arguments: argparse.Namespace, dtype: Any) -> dict[str, fl
 
     @torch.inference_mode()
     def at_once() -> None:
-        embeddings = torch.zeros(1, PREFILL_TOKENS, a.lm_config.hidden_size, dtype=next(model.base_lm.parameters()).dtype)
+        embeddings = torch.zeros(
+            1, PREFILL_TOKENS, a.lm_config.hidden_size, dtype=next(model.base_lm.parameters()).dtype
+        )
         for lm in (model.base_lm, model.residual_lm):
             lm(inputs_embeds=embeddings, is_causal=True)
 

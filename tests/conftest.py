@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+
 from voxcpm_constants.step_models import PRECISIONS, StepSizes
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -32,7 +33,9 @@ def _once(factory: pytest.TempPathFactory, worker_id: str, name: str, make: Call
 
 
 @pytest.fixture(scope="session", params=["tiny", "tiny-kv", "tiny-2"])
-def any_checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def any_checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Path:
     """A synthetic checkpoint of each small configuration."""
     return _once(tmp_path_factory, worker_id, f"checkpoint-{request.param}", _synthesize(request.param))
 
@@ -45,14 +48,18 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory, worker_id: str) ->
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """The "tiny" checkpoint in all three precisions, with a cache of 128 positions."""
-    return _once(tmp_path_factory, worker_id, "bundle-tiny", _convert(tiny_checkpoint, StepSizes(kv_length=128)))
+    return _once(
+        tmp_path_factory, worker_id, "bundle-tiny", _convert(tiny_checkpoint, StepSizes(kv_length=128))
+    )
 
 
 @pytest.fixture(scope="session")
 def speaking_bundle(shared_data: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """The small speaking checkpoint in all three precisions."""
     checkpoint = shared_data / "checkpoint-flite-12m"
-    return _once(tmp_path_factory, worker_id, "bundle-speaking", _convert(checkpoint, StepSizes(kv_length=512)))
+    return _once(
+        tmp_path_factory, worker_id, "bundle-speaking", _convert(checkpoint, StepSizes(kv_length=512))
+    )
 
 
 def _synthesize(preset: str) -> Callable[[Path], object]:

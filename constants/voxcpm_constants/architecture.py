@@ -161,7 +161,8 @@ class Architecture(_Config):
     def _one_latent_width(self) -> Architecture:
         if self.feat_dim != self.audio_vae_config.latent_dim:
             raise ValueError(
-                f"feat_dim ({self.feat_dim}) must equal audio_vae_config.latent_dim ({self.audio_vae_config.latent_dim})"
+                f"feat_dim ({self.feat_dim}) must equal "
+                f"audio_vae_config.latent_dim ({self.audio_vae_config.latent_dim})"
             )
         return self
 
@@ -171,7 +172,9 @@ class Architecture(_Config):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: expected a VoxCPM config.json, but it cannot be read ({error})") from None
+            raise CheckpointError(
+                f"{path}: expected a VoxCPM config.json, but it cannot be read ({error})"
+            ) from None
         return cls.from_document(document, str(path))
 
     @classmethod
@@ -220,7 +223,14 @@ class Architecture(_Config):
         )
 
     def _transformer(
-        self, hidden: int, ffn: int, layers: int, heads: int, kv_channels: int | None, *, use_rope: bool = True
+        self,
+        hidden: int,
+        ffn: int,
+        layers: int,
+        heads: int,
+        kv_channels: int | None,
+        *,
+        use_rope: bool = True,
     ) -> Transformer:
         lm = self.lm_config
         return Transformer(

@@ -1,10 +1,10 @@
 """`manifest.json`: what a bundle is, and the digest of every file in it.
 
-    bundle/
-      manifest.json
-      constants/   config.json and the arrays of `voxcpm_constants.arrays`
-      tokenizer/   tokenizer.json, tokenizer_config.json
-      fp16/        <step model>.mlpackage (and .mlmodelc where Apple's compiler was present); int8/, fp32/ likewise
+bundle/
+  manifest.json
+  constants/   config.json and the arrays of `voxcpm_constants.arrays`
+  tokenizer/   tokenizer.json, tokenizer_config.json
+  fp16/        <step model>.mlpackage (and .mlmodelc where Apple's compiler was present); int8/, fp32/ likewise
 """
 
 from __future__ import annotations
@@ -70,22 +70,29 @@ class Manifest(_Record):
         """Raises BundleError for an absent bundle, an unreadable manifest or a schema of a later release."""
         path = bundle / MANIFEST_FILE
         if not path.is_file():
-            raise BundleError(f"{bundle}: no bundle here (expected a folder with {MANIFEST_FILE}; make one with `convert`)")
+            raise BundleError(
+                f"{bundle}: no bundle here (expected a folder with {MANIFEST_FILE}; make one with `convert`)"
+            )
         try:
             document: Any = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise BundleError(f"{path}: expected JSON, but it cannot be read ({error}); convert again") from None
+            raise BundleError(
+                f"{path}: expected JSON, but it cannot be read ({error}); convert again"
+            ) from None
         version = document.get("schema_version") if isinstance(document, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise BundleError(
-                f"{path}: schema version {version} is newer than this release reads ({SCHEMA_VERSION}); update voxcpm-coreml"
+                f"{path}: schema version {version} is newer than this release reads ({SCHEMA_VERSION}); "
+                "update voxcpm-coreml"
             )
         try:
             return cls.model_validate(document)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise BundleError(f"{path}: not a bundle manifest: {where}: {first['msg']}; convert again") from None
+            raise BundleError(
+                f"{path}: not a bundle manifest: {where}: {first['msg']}; convert again"
+            ) from None
 
     def files_of(self, precision: Precision) -> dict[str, FileRecord]:
         """The files that speaking in one precision needs: constants, tokenizer and that precision's models."""
@@ -95,7 +102,9 @@ class Manifest(_Record):
     def package_key(self, precision: Precision, step_model: str) -> str:
         """Content key of one step model's package, from the recorded digests."""
         prefix = f"{package_path(precision, step_model)}/"
-        records = sorted((path, record.sha256) for path, record in self.files.items() if path.startswith(prefix))
+        records = sorted(
+            (path, record.sha256) for path, record in self.files.items() if path.startswith(prefix)
+        )
         return hashlib.sha256(json.dumps(records).encode()).hexdigest()
 
 
@@ -127,9 +136,15 @@ def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool)
     for name, record in expected.items():
         path = bundle / name
         if not path.is_file():
-            raise BundleError(f"{path}: missing from the bundle (the manifest lists it); copy it again or convert again")
+            raise BundleError(
+                f"{path}: missing from the bundle (the manifest lists it); copy it again or convert again"
+            )
         size = path.stat().st_size
         if size != record.bytes:
-            raise BundleError(f"{path}: expected {record.bytes} bytes, found {size}; copy it again or convert again")
+            raise BundleError(
+                f"{path}: expected {record.bytes} bytes, found {size}; copy it again or convert again"
+            )
         if digests and record_file(path).sha256 != record.sha256:
-            raise BundleError(f"{path}: content differs from the manifest's digest; copy it again or convert again")
+            raise BundleError(
+                f"{path}: content differs from the manifest's digest; copy it again or convert again"
+            )

@@ -21,7 +21,14 @@ FEAT_ENCODER = "feat_encoder"
 BASE_LM_STEP = "base_lm_step"
 RESIDUAL_LM_STEP = "residual_lm_step"
 LOCDIT_STEP = "locdit_step"
-STEP_MODEL_NAMES = (AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER, FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_STEP)
+STEP_MODEL_NAMES = (
+    AUDIO_VAE_ENCODER,
+    AUDIO_VAE_DECODER,
+    FEAT_ENCODER,
+    BASE_LM_STEP,
+    RESIDUAL_LM_STEP,
+    LOCDIT_STEP,
+)
 
 Precision = Literal["fp16", "int8", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "fp32")
@@ -104,9 +111,17 @@ def _audio_vae_encoder(a: Architecture, sizes: StepSizes) -> StepModel:
     frames = _axis(sizes.vae_patches, a.patch_size)
     return StepModel(
         name=AUDIO_VAE_ENCODER,
-        inputs=(TensorSpec(name="audio", shape=(1, 1, samples), meaning=f"mono audio at {a.input_sample_rate} Hz"),),
+        inputs=(
+            TensorSpec(
+                name="audio", shape=(1, 1, samples), meaning=f"mono audio at {a.input_sample_rate} Hz"
+            ),
+        ),
         outputs=(
-            TensorSpec(name="latents", shape=(1, a.feat_dim, frames), meaning="latent frames (batch, latent_dim, frames)"),
+            TensorSpec(
+                name="latents",
+                shape=(1, a.feat_dim, frames),
+                meaning="latent frames (batch, latent_dim, frames)",
+            ),
         ),
         state=_contexts(encoder_contexts(a.audio_vae_config, output_padding=a.architecture == "voxcpm2")),
     )
@@ -118,10 +133,18 @@ def _audio_vae_decoder(a: Architecture, sizes: StepSizes) -> StepModel:
     return StepModel(
         name=AUDIO_VAE_DECODER,
         inputs=(
-            TensorSpec(name="latents", shape=(1, a.feat_dim, frames), meaning="latent frames (batch, latent_dim, frames)"),
+            TensorSpec(
+                name="latents",
+                shape=(1, a.feat_dim, frames),
+                meaning="latent frames (batch, latent_dim, frames)",
+            ),
         ),
         outputs=(
-            TensorSpec(name="audio", shape=(1, 1, samples), meaning=f"waveform in [-1, 1] at {a.output_sample_rate} Hz"),
+            TensorSpec(
+                name="audio",
+                shape=(1, 1, samples),
+                meaning=f"waveform in [-1, 1] at {a.output_sample_rate} Hz",
+            ),
         ),
         state=_contexts(decoder_contexts(a.audio_vae_config)),
     )
@@ -139,7 +162,11 @@ def _feat_encoder(a: Architecture, sizes: StepSizes) -> StepModel:
             ),
         ),
         outputs=(
-            TensorSpec(name="embeddings", shape=(1, patches, a.base_lm.hidden_size), meaning="one LM embedding a patch"),
+            TensorSpec(
+                name="embeddings",
+                shape=(1, patches, a.base_lm.hidden_size),
+                meaning="one LM embedding a patch",
+            ),
         ),
     )
 
@@ -150,7 +177,11 @@ def _base_lm_step(a: Architecture, sizes: StepSizes) -> StepModel:
         a.base_lm,
         sizes,
         ("hidden", a.base_lm.hidden_size, "last hidden state, after the final norm"),
-        ("fsq_hidden", a.base_lm.hidden_size, "hidden state through scalar quantisation: used at audio positions"),
+        (
+            "fsq_hidden",
+            a.base_lm.hidden_size,
+            "hidden state through scalar quantisation: used at audio positions",
+        ),
         ("stop_logits", 2, "continue, stop: read from fsq_hidden"),
     )
 
@@ -167,10 +198,13 @@ def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, 
         name=name,
         inputs=(
             TensorSpec(name="embeddings", shape=(1, chunk, lm.hidden_size), meaning="input embeddings"),
-            TensorSpec(name="position", shape=(1,), dtype="int32", meaning="cache position of the first embedding"),
+            TensorSpec(
+                name="position", shape=(1,), dtype="int32", meaning="cache position of the first embedding"
+            ),
         ),
         outputs=tuple(
-            TensorSpec(name=tensor, shape=(1, chunk, width), meaning=meaning) for tensor, width, meaning in outputs
+            TensorSpec(name=tensor, shape=(1, chunk, width), meaning=meaning)
+            for tensor, width, meaning in outputs
         ),
         state=tuple(
             TensorSpec(
@@ -191,7 +225,9 @@ def _locdit_step(a: Architecture) -> StepModel:
         name=LOCDIT_STEP,
         inputs=(
             TensorSpec(name="x", shape=latents, meaning="noisy patch; rows: conditional, unconditional"),
-            TensorSpec(name="mu", shape=(2, a.mu_size), meaning="LM condition; zeros in the unconditional row"),
+            TensorSpec(
+                name="mu", shape=(2, a.mu_size), meaning="LM condition; zeros in the unconditional row"
+            ),
             TensorSpec(name="t", shape=(2,), meaning="time, from 1 (noise) to 0 (data)"),
             TensorSpec(name="cond", shape=latents, meaning="previous patch"),
             TensorSpec(name="dt", shape=(2,), meaning="step length in mean mode, else zero"),

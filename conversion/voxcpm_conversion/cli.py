@@ -8,27 +8,35 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import PRECISIONS, STEP_MODEL_NAMES, StepSizes
-
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import can_compile
 from voxcpm_conversion.convert import convert as convert_checkpoint
 
 
 def convert(
-    checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder in upstream's layout, or a hub id (org/name).")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="Checkpoint folder in upstream's layout, or a hub id (org/name).")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Bundle folder to write.")],
     precision: Annotated[
         list[str] | None, typer.Option(help="fp16, int8 or fp32; repeat for several. Default: fp16 and int8.")
     ] = None,
-    max_length: Annotated[int, typer.Option(help="Positions in the KV caches: text, prompt and speech together.")] = 1024,
+    max_length: Annotated[
+        int, typer.Option(help="Positions in the KV caches: text, prompt and speech together.")
+    ] = 1024,
     prefill_chunk: Annotated[
         list[int] | None,
-        typer.Option(help="Embeddings an LM step takes at once; repeat for several. 1 alone gives fixed shapes."),
+        typer.Option(
+            help="Embeddings an LM step takes at once; repeat for several. 1 alone gives fixed shapes."
+        ),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub id.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace a bundle that exists, once the new one is whole.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace a bundle that exists, once the new one is whole.")
+    ] = False,
 ) -> None:
     """Convert a VoxCPM checkpoint into a bundle of Core ML step models."""
     precisions = tuple(precision or ("fp16", "int8"))
@@ -56,10 +64,17 @@ def convert(
             progress.update(tasks[model], stage=stage, total=total or None, completed=done)
 
         manifest = convert_checkpoint(
-            opened, output, precisions=precisions, sizes=sizes, overwrite=overwrite, report=report  # type: ignore[arg-type]
+            opened,
+            output,
+            precisions=precisions,
+            sizes=sizes,
+            overwrite=overwrite,
+            report=report,  # type: ignore[arg-type]
         )
     if not can_compile():
-        console.print("No .mlmodelc: Apple's Core ML compiler runs on macOS only; apps compile a package on first load.")
+        console.print(
+            "No .mlmodelc: Apple's Core ML compiler runs on macOS only; apps compile a package on first load."
+        )
     size = sum(record.bytes for record in manifest.files.values())
     console.print(
         f"{output}: {len(STEP_MODEL_NAMES)} step models in {', '.join(manifest.precisions)}, {size / 1e6:.0f} MB, "

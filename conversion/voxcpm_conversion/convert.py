@@ -5,12 +5,14 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import EMBED_TOKENS, constant_shapes, write_constant
 from voxcpm_constants.errors import InputError
@@ -31,7 +33,6 @@ from voxcpm_constants.step_models import (
     StepSizes,
     declare_step_models,
 )
-
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint, check_weights
 from voxcpm_conversion.export import export_step
@@ -69,13 +70,18 @@ def convert(
     tools = {name: version(name) for name in _TOOLS}
     declarations = declare_step_models(a, sizes)
     ordered = tuple(p for p in PRECISIONS if p in precisions)
-    plan = {"schema": SCHEMA_VERSION, "source": source.sha256, "sizes": sizes.model_dump(mode="json"), "tools": tools}
+    plan = {
+        "schema": SCHEMA_VERSION,
+        "source": source.sha256,
+        "sizes": sizes.model_dump(mode="json"),
+        "tools": tools,
+    }
     workspace = Workspace(bundle, plan)
     _add_constants(workspace, checkpoint)
     for declaration in declarations.values():
         missing = [p for p in ordered if not workspace.has(str(package_path(p, declaration.name)))]
         if missing:
-            with stages_reported(lambda stage, done, total: report(declaration.name, stage, done, total)):
+            with stages_reported(partial(report, declaration.name)):
                 _add_packages(workspace, checkpoint, declaration, sizes, missing)
     _compile_packages(workspace, declarations, ordered)
     report("bundle", "digests", 0, 1)
@@ -99,7 +105,7 @@ def _check_request(a: Architecture, bundle: Path, sizes: StepSizes, overwrite: b
         raise InputError(f"{bundle}: already exists; choose another name, or replace it with --overwrite")
     if sizes.kv_length > a.max_length:
         raise InputError(
-            f"--max-length {sizes.kv_length}: this checkpoint was made for at most {a.max_length} positions (max_length)"
+            f"--max-length {sizes.kv_length}: this checkpoint was made for at most {a.max_length} positions"
         )
     if max(sizes.prefill_chunks) > sizes.kv_length:
         raise InputError(
@@ -132,7 +138,11 @@ def _constant(checkpoint: Checkpoint, stem: str) -> npt.NDArray[np.float32]:
 
 
 def _add_packages(
-    workspace: Workspace, checkpoint: Checkpoint, declaration: StepModel, sizes: StepSizes, precisions: Sequence[Precision]
+    workspace: Workspace,
+    checkpoint: Checkpoint,
+    declaration: StepModel,
+    sizes: StepSizes,
+    precisions: Sequence[Precision],
 ) -> None:
     """One step model in every missing precision; int8 is the fp16 program with its weights quantised."""
     a = checkpoint.architecture
@@ -157,7 +167,9 @@ def _add_packages(
             add("int8", quantize_int8(half))
 
 
-def _compile_packages(workspace: Workspace, declarations: dict[str, StepModel], precisions: Sequence[Precision]) -> None:
+def _compile_packages(
+    workspace: Workspace, declarations: dict[str, StepModel], precisions: Sequence[Precision]
+) -> None:
     """`.mlmodelc` beside every package, where Apple's compiler is: an app then starts without compiling."""
     if not can_compile():
         return
@@ -168,9 +180,10 @@ def _compile_packages(workspace: Workspace, declarations: dict[str, StepModel], 
             compiled = str(package.with_suffix(".mlmodelc"))
             if not workspace.has(compiled):
                 workspace.add(
-                    compiled, lambda path, package=package: ct.models.utils.compile_model(  # type: ignore[misc]
+                    compiled,
+                    lambda path, package=package: ct.models.utils.compile_model(  # type: ignore[misc]
                         str(workspace.folder / package), destination_path=str(path)
-                    )
+                    ),
                 )
 
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import nn
-from voxcpm_constants.step_models import StepModel, TensorSpec
 
+from voxcpm_constants.step_models import StepModel, TensorSpec
 from voxcpm_conversion.step_modules import example_inputs
 from voxcpm_conversion.toolchain import import_coremltools
 
@@ -18,7 +18,9 @@ Arithmetic = Literal["fp16", "fp32"]
 _ANGLE_FUNCTIONS = ("sin", "cos")
 
 
-def export_step(step: nn.Module, declaration: StepModel, arithmetic: Arithmetic, *, fp32_angles: bool = False) -> Any:
+def export_step(
+    step: nn.Module, declaration: StepModel, arithmetic: Arithmetic, *, fp32_angles: bool = False
+) -> Any:
     """Trace and convert; returns a coremltools MLModel that was not loaded.
 
     fp32_angles keeps every operation that feeds a sine or cosine in fp32 (the DiT's time embedding).
@@ -37,7 +39,10 @@ def export_step(step: nn.Module, declaration: StepModel, arithmetic: Arithmetic,
         convert_to="mlprogram",
         minimum_deployment_target=ct.target.macOS14,
         compute_precision=precision,
-        inputs=[_input_type(ct, tensor, declaration, arithmetic) for tensor in (*declaration.inputs, *declaration.state)],
+        inputs=[
+            _input_type(ct, tensor, declaration, arithmetic)
+            for tensor in (*declaration.inputs, *declaration.state)
+        ],
         outputs=[
             *(ct.TensorType(name=t.name, dtype=_dtype(t, arithmetic)) for t in declaration.outputs),
             *(ct.TensorType(name=t.output_name, dtype=_dtype(t, arithmetic)) for t in declaration.state),
@@ -61,7 +66,9 @@ def _feeds_angle(op: Any) -> bool:
     """Whether a MIL operation is a sine or cosine, or computes (from inputs, within a few steps) the angle of one."""
     if op.op_type in _ANGLE_FUNCTIONS:
         return True
-    return any(_feeds_angle(child) for output in op.outputs for child in output.child_ops if _is_elementwise(child))
+    return any(
+        _feeds_angle(child) for output in op.outputs for child in output.child_ops if _is_elementwise(child)
+    )
 
 
 def _is_elementwise(op: Any) -> bool:
@@ -70,13 +77,12 @@ def _is_elementwise(op: Any) -> bool:
 
 def _register_index_copy() -> None:
     """torch's index_copy is MIL's one-dimensional scatter; coremltools 9 does not know it."""
-    from coremltools.converters.mil import Builder as mb
-    from coremltools.converters.mil import register_torch_op
+    from coremltools.converters.mil import Builder, register_torch_op
     from coremltools.converters.mil.frontend.torch.ops import _get_inputs
 
     def index_copy(context: Any, node: Any) -> None:
         data, axis, indices, updates = _get_inputs(context, node, expected=4)
-        copied = mb.scatter(
+        copied = Builder.scatter(
             data=data, indices=indices, updates=updates, axis=axis.val, mode="update", name=node.name
         )
         context.add(copied)

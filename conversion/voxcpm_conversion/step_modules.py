@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.step_models import StepModel, StepSizes
-
 from voxcpm_conversion.modules.audio_vae import Contexts, Decoder, Encoder
 from voxcpm_conversion.modules.local_transformers import LocalDiT, LocalEncoder, ScalarQuantizer
-from voxcpm_conversion.modules.minicpm4 import MASKED, LayerCache, Rope, Stack, rope_table
+from voxcpm_conversion.modules.minicpm4 import MASKED, Rope, Stack, rope_table
 from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 
 
@@ -71,15 +71,17 @@ class _CachedStack(nn.Module):
         self.rope = _Rope(a, t, kv_length) if t.use_rope else None
         self.register_buffer("cache_positions", torch.arange(kv_length), persistent=False)
 
-    def forward(self, embeddings: Tensor, position: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
-        """embeddings (1, S, hidden) at cache positions position + (0 .. S-1); state: keys and values, layer by layer."""
+    def forward(
+        self, embeddings: Tensor, position: Tensor, state: tuple[Tensor, ...]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """embeddings (1, S, hidden) at positions position + (0 .. S-1); state: keys and values, layer by layer."""
         positions = position.long() + torch.arange(embeddings.size(1))
         visible = self.cache_positions <= positions[:, None]  # type: ignore[operator]
         mask = torch.where(visible, 0.0, MASKED)
         rope = None if self.rope is None else self.rope.at(positions)
-        caches = [LayerCache(*pair) for pair in zip(state[::2], state[1::2], strict=True)]
+        caches = list(zip(state[::2], state[1::2], strict=True))
         hidden, updated = self.stack.step(embeddings, rope, caches, positions, mask)
-        return hidden, [tensor for cache in updated for tensor in (cache.keys, cache.values)]
+        return hidden, [tensor for cached in updated for tensor in cached]
 
 
 class BaseLMStep(nn.Module):

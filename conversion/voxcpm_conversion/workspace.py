@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ _PLAN_FILE = "plan.json"
 
 
 class Workspace:
-    """The folder `.NAME.partial` beside the bundle NAME. A part appears in it under its final name only when complete."""
+    """The folder `.NAME.partial` beside the bundle NAME. A part has its final name there only when complete."""
 
     def __init__(self, bundle: Path, plan: dict[str, object]) -> None:
         """Continue the workspace of the same plan, or start anew. Raises InputError where it cannot be written."""
@@ -43,7 +42,7 @@ class Workspace:
         if unfinished.is_dir():
             shutil.rmtree(unfinished)
         write(unfinished)
-        os.replace(unfinished, final)
+        unfinished.replace(final)
 
     def publish(self) -> None:
         """Give the finished folder the bundle's name; a bundle that was there goes only now."""
@@ -51,6 +50,6 @@ class Workspace:
         old = self.bundle.with_name(f".{self.bundle.name}.replaced")
         shutil.rmtree(old, ignore_errors=True)
         if self.bundle.exists():
-            os.replace(self.bundle, old)
-        os.replace(self.folder, self.bundle)
+            self.bundle.replace(old)
+        self.folder.replace(self.bundle)
         shutil.rmtree(old, ignore_errors=True)

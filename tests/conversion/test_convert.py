@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import load_constants
 from voxcpm_constants.errors import CheckpointError, InputError, VoxCPMError
@@ -34,7 +35,14 @@ def test_manifest_lists_every_file_and_no_other(tiny_bundle: Path) -> None:
     found = {p.relative_to(tiny_bundle).as_posix() for p in tiny_bundle.rglob("*") if p.is_file()}
     assert found == {*manifest.files, "manifest.json"}
     check_files(tiny_bundle, manifest.files, digests=True)
-    assert {p.name for p in tiny_bundle.iterdir()} == {"manifest.json", "constants", "tokenizer", "fp16", "int8", "fp32"}
+    assert {p.name for p in tiny_bundle.iterdir()} == {
+        "manifest.json",
+        "constants",
+        "tokenizer",
+        "fp16",
+        "int8",
+        "fp32",
+    }
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8", "fp32"])
@@ -49,7 +57,9 @@ def test_package_has_the_declared_interface(tiny_bundle: Path, precision: str, n
         array = {f.name: f.type.multiArrayType for f in features}  # type: ignore[attr-defined]
         return {name: a.ArrayDataType.Name(a.dataType) for name, a in array.items()}
 
-    assert described(description.input) == {t.name: dtypes[t.dtype] for t in (*declared.inputs, *declared.state)}
+    assert described(description.input) == {
+        t.name: dtypes[t.dtype] for t in (*declared.inputs, *declared.state)
+    }
     assert described(description.output) == {
         **{t.name: dtypes[t.dtype] for t in declared.outputs},
         **{t.output_name: dtypes[t.dtype] for t in declared.state},
@@ -64,7 +74,7 @@ def test_package_has_the_declared_interface(tiny_bundle: Path, precision: str, n
 def test_int8_quantises_every_large_matrix_but_no_rotary_table(tiny_bundle: Path) -> None:
     operations = _operations(tiny_bundle / package_path("int8", "base_lm_step"))
     types = Counter(op.type for op in operations)  # type: ignore[attr-defined]
-    # In two layers q, o, gate, up and down (k and v have 2048 elements, too few to gain), both of the quantiser, stop_proj.
+    # In two layers q, o, gate, up and down (k and v have too few elements); the quantiser's two, and stop_proj.
     assert types["constexpr_affine_dequantize"] == 2 * 5 + 3
     quantised = {op.outputs[0].name for op in operations if op.type == "constexpr_affine_dequantize"}  # type: ignore[attr-defined]
     gathered = {
@@ -90,8 +100,12 @@ def test_constants_equal_the_checkpoint(tiny_bundle: Path, tiny_checkpoint: Path
     constants = load_constants(tiny_bundle / "constants", checkpoint.architecture)
     embedding = checkpoint.tensor("base_lm.embed_tokens.weight").numpy()
     np.testing.assert_allclose(constants["embed_tokens"], embedding, rtol=0, atol=2**-25)
-    np.testing.assert_array_equal(constants["lm_to_dit_proj_w"], checkpoint.tensor("lm_to_dit_proj.weight").numpy())
-    np.testing.assert_array_equal(constants["res_to_dit_proj_b"], checkpoint.tensor("res_to_dit_proj.bias").numpy())
+    np.testing.assert_array_equal(
+        constants["lm_to_dit_proj_w"], checkpoint.tensor("lm_to_dit_proj.weight").numpy()
+    )
+    np.testing.assert_array_equal(
+        constants["res_to_dit_proj_b"], checkpoint.tensor("res_to_dit_proj.bias").numpy()
+    )
 
 
 def test_declared_contexts_are_the_convolutions_own(any_checkpoint: Path) -> None:
@@ -121,7 +135,7 @@ class _InterruptedError(KeyboardInterrupt):
 def test_interrupted_conversion_leaves_no_bundle_and_resumes(tiny_checkpoint: Path, tmp_path: Path) -> None:
     bundle, begun = tmp_path / "bundle", []
 
-    def interrupt(model: str, stage: str, done: int, total: int) -> None:
+    def interrupt(model: str, _stage: str, done: int, _total: int) -> None:
         begun.append(model)
         if model == "feat_encoder" and done:
             raise _InterruptedError
@@ -137,7 +151,7 @@ def test_interrupted_conversion_leaves_no_bundle_and_resumes(tiny_checkpoint: Pa
         bundle,
         precisions=["fp16"],
         sizes=SIZES,
-        report=lambda model, stage, done, total: resumed.append(model),
+        report=lambda model, _stage, _done, _total: resumed.append(model),
     )
     assert "audio_vae_encoder" not in resumed
     assert "audio_vae_decoder" not in resumed
@@ -146,7 +160,9 @@ def test_interrupted_conversion_leaves_no_bundle_and_resumes(tiny_checkpoint: Pa
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
-def _refused(error: type[VoxCPMError], match: str, checkpoint: Path, bundle: Path, sizes: StepSizes = SIZES) -> None:
+def _refused(
+    error: type[VoxCPMError], match: str, checkpoint: Path, bundle: Path, sizes: StepSizes = SIZES
+) -> None:
     before = sorted(bundle.parent.iterdir())
     with pytest.raises(error, match=match) as raised:
         convert(Checkpoint.open(checkpoint), bundle, precisions=["fp16"], sizes=sizes)
@@ -160,7 +176,9 @@ def test_an_existing_bundle_is_refused(tiny_checkpoint: Path, tmp_path: Path) ->
 
 
 def test_a_longer_cache_than_the_checkpoint_allows_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    _refused(InputError, "at most 512 positions", tiny_checkpoint, tmp_path / "bundle", StepSizes(kv_length=513))
+    _refused(
+        InputError, "at most 512 positions", tiny_checkpoint, tmp_path / "bundle", StepSizes(kv_length=513)
+    )
 
 
 def test_weights_that_do_not_match_are_named(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from voxcpm_conversion.modules.minicpm4 import RMSNorm
 
 
@@ -20,4 +21,6 @@ def test_norm_of_fp16_values_that_square_beyond_fp16() -> None:
     x = torch.tensor([[3.0e4, -2.0e4, 5.0, 0.1]])
     norm = RMSNorm(4, 1e-5).half()
     expected = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5)
-    np.testing.assert_allclose(norm(x.half()).float().detach().numpy(), expected.numpy(), rtol=3e-3, atol=1e-6)
+    np.testing.assert_allclose(
+        norm(x.half()).float().detach().numpy(), expected.numpy(), rtol=3e-3, atol=1e-6
+    )

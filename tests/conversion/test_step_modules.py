@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+
 from voxcpm_constants import step_models as names
 from voxcpm_constants.step_models import StepSizes, declare_step_models
 from voxcpm_conversion.checkpoint import Checkpoint
@@ -39,7 +40,9 @@ class Pair:
         self.checkpoint.load_into(modules, wanted)
         return build_step(name, modules, self.architecture, SIZES)
 
-    def stream(self, name: str, inputs: Sequence[tuple[Tensor, ...]], outputs: int) -> list[tuple[Tensor, ...]]:
+    def stream(
+        self, name: str, inputs: Sequence[tuple[Tensor, ...]], outputs: int
+    ) -> list[tuple[Tensor, ...]]:
         """Outputs of successive calls, the state flowing from one to the next."""
         declared, step = declare_step_models(self.architecture, SIZES)[name], self.step(name)
         state = example_inputs(declared, 0)[len(declared.inputs) :]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from voxcpm_constants.step_models import StepModel, TensorSpec
 from voxcpm_validation.reference import cut_calls, cut_plan
 

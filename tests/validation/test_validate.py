@@ -8,17 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from voxcpm_constants import step_models as names
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, package_path
 from voxcpm_constants.step_models import STEP_MODEL_NAMES
 from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, compare_speech, speak_upstream
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.report import Report
 from voxcpm_validation.upstream import load_upstream
 from voxcpm_validation.validate import validate_bundle
-from voxcpm_runtime.voxcpm import VoxCPM
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,13 @@ def report(tiny_bundle: Path, tiny_checkpoint: Path) -> Report:
 
 def test_every_step_model_is_measured_in_every_precision(report: Report) -> None:
     measured = {(s.step_model, s.precision, s.arithmetic) for s in report.steps}
-    kinds = [("fp32", "plain"), ("fp16", "plain"), ("fp16", "faithful"), ("int8", "plain"), ("int8", "faithful")]
+    kinds = [
+        ("fp32", "plain"),
+        ("fp16", "plain"),
+        ("fp16", "faithful"),
+        ("int8", "plain"),
+        ("int8", "faithful"),
+    ]
     assert measured == {(name, *kind) for name in STEP_MODEL_NAMES for kind in kinds}
     # A single position with an empty cache would prove little.
     assert min(s.calls for s in report.steps) >= 4
@@ -44,7 +51,10 @@ def test_fp32_equals_upstream(report: Report) -> None:
             assert speech.free_running_latents.correlation >= 0.99999
             assert speech.waveform.correlation >= 0.9999
             assert speech.teacher_forced_worst >= 0.9999
-    assert {(s.case, s.precision) for s in report.end_to_end} >= {("zero-shot", "fp32"), ("continuation", "fp32")}
+    assert {(s.case, s.precision) for s in report.end_to_end} >= {
+        ("zero-shot", "fp32"),
+        ("continuation", "fp32"),
+    }
 
 
 def test_faithful_arithmetic_is_coarser_than_plain(report: Report) -> None:
@@ -87,7 +97,9 @@ def test_residual_stream_of_3e4_in_fp16_arithmetic(tiny_bundle: Path, tiny_check
         state={t.name: t.output_name for t in declared.state},
     )
     generator = np.random.default_rng(0)
-    embeddings = generator.standard_normal((1, 20, manifest.architecture.base_lm.hidden_size)).astype(np.float32)
+    embeddings = generator.standard_normal((1, 20, manifest.architecture.base_lm.hidden_size)).astype(
+        np.float32
+    )
     embeddings[..., [3, 40]] = 3e4, -2.9e4
     embeddings[:, 7:9] *= 100
     embeddings = np.clip(embeddings, -3e4, 3e4)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import PRECISIONS
 
@@ -15,14 +16,18 @@ from voxcpm_constants.step_models import PRECISIONS
 def validate(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder.")],
     checkpoint: Annotated[str, typer.Option(help="The checkpoint that the bundle was converted from.")],
-    precision: Annotated[list[str] | None, typer.Option(help="fp16, int8 or fp32; all that are there by default.")] = None,
+    precision: Annotated[
+        list[str] | None, typer.Option(help="fp16, int8 or fp32; all that are there by default.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Folder for validation.json and validation.md.")] = None,
     text: Annotated[str | None, typer.Option(help="What to say.")] = None,
     prompt: Annotated[Path | None, typer.Option(help="Prompt audio of the continuation case.")] = None,
     prompt_text: Annotated[str | None, typer.Option(help="Its transcript.")] = None,
     patches: Annotated[int, typer.Option(help="Patches to speak in each case.", min=2)] = 12,
     seed: Annotated[int, typer.Option(help="Seed of the noise.", min=0)] = 0,
-    backend: Annotated[str, typer.Option(help="auto, coreml or portable: what the end-to-end cases run on.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="auto, coreml or portable: what the end-to-end cases run on.")
+    ] = "auto",
 ) -> None:
     """Compare each step model and the whole loop with upstream's PyTorch code. Exit code 1: a figure is too low."""
     from voxcpm_validation.reference import DEFAULT_TEXT
@@ -44,7 +49,7 @@ def validate(
             prompt_text=prompt_text,
             patches=patches,
             seed=seed,
-            report=lambda line: status.update(line),
+            report=status.update,
             **chosen,
         )
     out = Console()

@@ -12,12 +12,12 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
+
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
 from voxcpm_runtime.audio_file import write_audio
 from voxcpm_runtime.voxcpm import Speech, VoxCPM
-
 from voxcpm_validation.validate import validate_bundle
 
 _SPEAKING = Path(__file__).parents[3] / "shared" / "data" / "checkpoint-flite-12m"
@@ -26,7 +26,9 @@ _MEL_BANDS = 80
 
 
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder for the bundle, the speech and its picture.")] = Path("demo"),
+    output: Annotated[Path, typer.Option(help="Folder for the bundle, the speech and its picture.")] = Path(
+        "demo"
+    ),
     text: Annotated[str, typer.Option(help="What to say.")] = _SENTENCE,
     seed: Annotated[int, typer.Option(help="Seed of the noise.", min=0)] = 0,
 ) -> None:
@@ -62,7 +64,9 @@ def demo(
         f"(real-time factor {speech.real_time_factor:.2f}); picture: {output / 'speech.png'}"
     )
     if not speaks:
-        console.print("   The checkpoint is synthetic, its weights are drawn by chance: what you hear is noise.")
+        console.print(
+            "   The checkpoint is synthetic, its weights are drawn by chance: what you hear is noise."
+        )
 
 
 def _checkpoint(output: Path) -> tuple[Path, bool]:
@@ -83,15 +87,28 @@ def draw(speech: Speech, path: Path) -> None:
     from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
     rate, size = speech.sample_rate, 1024
-    filters = mel_filter_bank(size // 2 + 1, _MEL_BANDS, 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney")
+    filters = mel_filter_bank(
+        size // 2 + 1, _MEL_BANDS, 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney"
+    )
     mel = spectrogram(
-        speech.audio, window_function(size), frame_length=size, hop_length=size // 4, mel_filters=filters, log_mel="dB"
+        speech.audio,
+        window_function(size),
+        frame_length=size,
+        hop_length=size // 4,
+        mel_filters=filters,
+        log_mel="dB",
     )
     figure = Figure(figsize=(9, 5), layout="constrained")
     wave, picture = figure.subplots(2, 1)
     wave.plot(np.arange(len(speech.audio)) / rate, speech.audio, linewidth=0.5)
     wave.set(xlim=(0, speech.audio_seconds), ylim=(-1, 1), ylabel="amplitude")
-    picture.imshow(mel, origin="lower", aspect="auto", extent=(0, speech.audio_seconds, 0, _MEL_BANDS), vmin=mel.max() - 80)
+    picture.imshow(
+        mel,
+        origin="lower",
+        aspect="auto",
+        extent=(0, speech.audio_seconds, 0, _MEL_BANDS),
+        vmin=mel.max() - 80,
+    )
     picture.set(xlabel="seconds", ylabel="mel band")
     figure.savefig(path, dpi=120)
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 from pydantic import BaseModel, ConfigDict
+
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.voxcpm import VoxCPM
-
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.upstream import upstream_generate
 
@@ -63,7 +63,13 @@ class EndToEnd(BaseModel):
 
 @contextmanager
 def cases(
-    model: Any, text: str, *, patches: int, seed: int, prompt_wav: Path | None = None, prompt_text: str | None = None
+    model: Any,
+    text: str,
+    *,
+    patches: int,
+    seed: int,
+    prompt_wav: Path | None = None,
+    prompt_text: str | None = None,
 ) -> Iterator[list[Case]]:
     """Zero-shot, and continuation: of the given prompt, or else of what upstream itself just said."""
     zero_shot = Case("zero-shot", text, seed, patches=patches)
@@ -104,6 +110,7 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
         free_running_latents=agreement(speech.latents[:shared], upstream.latents[:shared]),
         waveform=agreement(speech.audio[:samples], upstream.audio[:samples]),
         teacher_forced_worst=min(
-            agreement(patch.latents, given).correlation for patch, given in zip(forced, upstream.latents, strict=False)
+            agreement(patch.latents, given).correlation
+            for patch, given in zip(forced, upstream.latents, strict=False)
         ),
     )

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from voxcpm_constants import special_tokens
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models
 from voxcpm_runtime.audio_file import resample
-
 from voxcpm_validation.upstream import upstream_generate
 
 FloatArray = npt.NDArray[np.float32]
@@ -38,7 +38,13 @@ class Call:
 
 @torch.inference_mode()
 def record_reference(
-    model: Any, a: Architecture, sizes: StepSizes, *, text: str = DEFAULT_TEXT, patches: int = 12, seed: int = 0
+    model: Any,
+    a: Architecture,
+    sizes: StepSizes,
+    *,
+    text: str = DEFAULT_TEXT,
+    patches: int = 12,
+    seed: int = 0,
 ) -> dict[str, list[Call]]:
     """Calls of all six step models from one utterance of `patches` patches spoken by upstream's fp32 `model`."""
     with _recorded_estimator(model) as dit_calls:

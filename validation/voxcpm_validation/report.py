@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
-from voxcpm_constants.step_models import Precision
 
+from voxcpm_constants.step_models import Precision
 from voxcpm_validation.end_to_end import EndToEnd
 from voxcpm_validation.step_agreement import PUBLISHED_FP16, StepAgreement
 
@@ -66,7 +66,12 @@ class Report(BaseModel):
         for title, header, rows in self.tables():
             lines += [f"## {title}", "", _row(header), _row(["---"] * len(header)), *map(_row, rows), ""]
         failures = self.failures()
-        lines += ["## Verdict", "", *([f"- {line}" for line in failures] or ["Every figure is at or above its floor."]), ""]
+        lines += [
+            "## Verdict",
+            "",
+            *([f"- {line}" for line in failures] or ["Every figure is at or above its floor."]),
+            "",
+        ]
         return "\n".join(lines)
 
     def tables(self) -> Iterable[tuple[str, list[str], list[list[str]]]]:
@@ -82,14 +87,20 @@ class Report(BaseModel):
             ],
         )  # fmt: skip
         near = [
-            [s.step_model, s.precision, n.operation, f"{n.max_abs:.0f}"] for s in self.steps for n in s.near_fp16_limit
+            [s.step_model, s.precision, n.operation, f"{n.max_abs:.0f}"]
+            for s in self.steps
+            for n in s.near_fp16_limit
         ]
         if near:
-            yield "Operations near fp16's limit (65504)", ["step model", "precision", "operation", "max abs"], near
+            yield (
+                "Operations near fp16's limit (65504)",
+                ["step model", "precision", "operation", "max abs"],
+                near,
+            )
         if self.end_to_end:
             yield (
                 "End to end, same noise",
-                ["case", "precision", "patches", "latents r", "waveform r", "waveform SNR dB", "teacher-forced worst r"],
+                ["case", "precision", "patches", "latents r", "waveform r", "waveform SNR dB", "forced, worst r"],
                 [
                     [e.case, e.precision, _patches(e), f"{e.free_running_latents.correlation:.7f}",
                      f"{e.waveform.correlation:.6f}", f"{e.waveform.snr_db:.1f}", f"{e.teacher_forced_worst:.7f}"]

@@ -9,10 +9,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
+
 from voxcpm_constants.manifest import Manifest, package_path
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.portable import PROBE_OUTPUT, PortableStepModel
-
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.reference import Call
 
@@ -61,11 +61,18 @@ class StepAgreement(BaseModel):
 class StepRunner(Protocol):
     def new_state(self) -> Any: ...
 
-    def __call__(self, inputs: Mapping[str, npt.NDArray[Any]], state: Any = None) -> dict[str, npt.NDArray[Any]]: ...
+    def __call__(
+        self, inputs: Mapping[str, npt.NDArray[Any]], state: Any = None
+    ) -> dict[str, npt.NDArray[Any]]: ...
 
 
 def measure_step(
-    bundle: Path, manifest: Manifest, precision: Precision, step_model: str, arithmetic: Arithmetic, calls: Sequence[Call]
+    bundle: Path,
+    manifest: Manifest,
+    precision: Precision,
+    step_model: str,
+    arithmetic: Arithmetic,
+    calls: Sequence[Call],
 ) -> StepAgreement:
     """Replay the recorded calls, state flowing from call to call, and compare all outputs at once."""
     declaration = manifest.step_models[step_model]
@@ -100,8 +107,12 @@ def replay(runner: StepRunner, calls: Sequence[Call], *, stateful: bool) -> list
     return [runner(call.inputs, state) for call in calls]
 
 
-def _near_limit(operations: Sequence[str], results: Sequence[dict[str, npt.NDArray[Any]]]) -> tuple[NearLimit, ...]:
+def _near_limit(
+    operations: Sequence[str], results: Sequence[dict[str, npt.NDArray[Any]]]
+) -> tuple[NearLimit, ...]:
     peaks = np.max([result[PROBE_OUTPUT] for result in results], axis=0)
     # not (peak < limit): a NaN is listed too.
-    near = [(float(peak), name) for name, peak in zip(operations, peaks, strict=True) if not peak < NEAR_LIMIT]
+    near = [
+        (float(peak), name) for name, peak in zip(operations, peaks, strict=True) if not peak < NEAR_LIMIT
+    ]
     return tuple(NearLimit(operation=name, max_abs=peak) for peak, name in sorted(near, reverse=True))

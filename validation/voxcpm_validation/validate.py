@@ -14,7 +14,6 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_runtime.backends import Backend
 from voxcpm_runtime.bundle import open_bundle
 from voxcpm_runtime.voxcpm import VoxCPM
-
 from voxcpm_validation.end_to_end import EndToEnd, cases, compare_speech, speak_upstream
 from voxcpm_validation.reference import DEFAULT_TEXT, record_reference
 from voxcpm_validation.report import Report
@@ -44,20 +43,26 @@ def validate_bundle(
     backend: Backend = "auto",
     report: Callable[[str], None] = lambda line: None,
 ) -> Report:
-    """Measure everything; `report` is told what runs. Raises InputError where checkpoint and bundle do not belong together."""
+    """Measure everything; `report` is told what runs. Raises InputError for a checkpoint of another bundle."""
     opened = open_bundle(bundle)
     manifest, folder = opened.manifest, opened.folder
     source = Checkpoint.open(checkpoint)
     if source.sha256() != manifest.source.sha256:
-        raise InputError(f"{checkpoint}: not the checkpoint that {bundle} was converted from ({manifest.source.checkpoint})")
+        raise InputError(
+            f"{checkpoint}: not the checkpoint that {bundle} was converted from ({manifest.source.checkpoint})"
+        )
     chosen = tuple(p for p in manifest.precisions if precisions is None or p in precisions)
     if not chosen:
-        raise InputError(f"{bundle} has the precisions {', '.join(manifest.precisions)}; asked for {', '.join(precisions or ())}")
+        raise InputError(
+            f"{bundle} has the precisions {', '.join(manifest.precisions)}; asked for {', '.join(precisions or ())}"
+        )
     report("upstream")
     model = load_upstream(source.folder, max_length=manifest.sizes.kv_length)
     steps = list(_measure_steps(folder, manifest, chosen, model, text, patches, seed, report))
     spoken: list[EndToEnd] = []
-    with cases(model, text, patches=patches, seed=seed, prompt_wav=prompt_wav, prompt_text=prompt_text) as utterances:
+    with cases(
+        model, text, patches=patches, seed=seed, prompt_wav=prompt_wav, prompt_text=prompt_text
+    ) as utterances:
         expected = [speak_upstream(model, case) for case in utterances]
         for precision in chosen:
             tts = VoxCPM.from_bundle(folder, precision=precision, backend=backend)
@@ -83,7 +88,9 @@ def _measure_steps(
     seed: int,
     report: Callable[[str], None],
 ) -> list[StepAgreement]:
-    reference = record_reference(model, manifest.architecture, manifest.sizes, text=text, patches=patches, seed=seed)
+    reference = record_reference(
+        model, manifest.architecture, manifest.sizes, text=text, patches=patches, seed=seed
+    )
     measured = []
     for name in STEP_MODEL_NAMES:
         for precision in precisions:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+
 from voxcpm_constants.architecture import AudioVAEConfig
 from voxcpm_constants.errors import CheckpointError
 
@@ -34,7 +35,14 @@ class Contexts:
 
 class CausalConv1d(nn.Conv1d):
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, *, context: int = 0, stride: int = 1, dilation: int = 1,
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        *,
+        context: int = 0,
+        stride: int = 1,
+        dilation: int = 1,
         groups: int = 1,
     ) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups)
@@ -176,7 +184,9 @@ class Decoder(nn.Module):
         return x
 
 
-def _sample_rate_conditions(vae: AudioVAEConfig, length: int, channels: dict[int, int]) -> nn.ModuleList | None:
+def _sample_rate_conditions(
+    vae: AudioVAEConfig, length: int, channels: dict[int, int]
+) -> nn.ModuleList | None:
     """One entry a decoder layer, None where there is no condition, as upstream's `sr_cond_model`."""
     if vae.sr_bin_boundaries is None:
         return None
@@ -189,7 +199,8 @@ def _sample_rate_conditions(vae: AudioVAEConfig, length: int, channels: dict[int
     bucket = sum(rate > boundary for boundary in vae.sr_bin_boundaries)
     buckets = len(vae.sr_bin_boundaries) + 1
     conditions = (
-        SampleRateCondition(channels[index], buckets, bucket) if index in channels else None for index in range(length)
+        SampleRateCondition(channels[index], buckets, bucket) if index in channels else None
+        for index in range(length)
     )
     return nn.ModuleList(conditions)  # type: ignore[arg-type]
 

@@ -9,8 +9,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from voxcpm_constants.architecture import Transformer
 
+from voxcpm_constants.architecture import Transformer
 from voxcpm_conversion.modules.minicpm4 import Rope, Stack
 
 
@@ -28,8 +28,7 @@ class LocalEncoder(nn.Module):
         frames = self.in_proj(patches.squeeze(0))
         # A product with zeros repeats the token once a patch without asking the graph for T.
         token = frames[:, :1] * 0.0 + self.special_token[0]
-        hidden = self.encoder(torch.cat((token, frames), dim=1), rope)
-        return hidden[:, 0].unsqueeze(0)
+        return self.encoder(torch.cat((token, frames), dim=1), rope, keep=slice(0, 1)).transpose(0, 1)
 
 
 class TimestepMLP(nn.Module):
@@ -66,8 +65,8 @@ class LocalDiT(nn.Module):
         tokens = mu.reshape(-1, self.mu_tokens, width)
         prefix = [tokens + time] if self.mu_tokens == 1 else [tokens, time]
         sequence = (*prefix, self.cond_proj(cond.transpose(1, 2)), self.in_proj(x.transpose(1, 2)))
-        hidden = self.decoder(torch.cat(sequence, dim=1), rope)
-        return self.out_proj(hidden[:, -self.patch_size :]).transpose(1, 2)
+        hidden = self.decoder(torch.cat(sequence, dim=1), rope, keep=slice(-self.patch_size, None))
+        return self.out_proj(hidden).transpose(1, 2)
 
 
 def sinusoidal(t: Tensor, width: int) -> Tensor:

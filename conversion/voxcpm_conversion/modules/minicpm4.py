@@ -11,10 +11,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
 from voxcpm_constants.architecture import LanguageModelConfig, Transformer
 
 Rope = tuple[Tensor, Tensor]
 """(cos, sin), each (positions, head_dim)."""
+
+EVERY = slice(None)
 
 # Added to masked scores. Finite in fp16 with room for the score itself; exp() of it is zero in every precision.
 MASKED = -1.0e4
@@ -45,16 +48,24 @@ class RMSNorm(nn.Module):
         return y * torch.rsqrt(mean_square + relative_eps * relative_eps) * self.weight
 
 
-@dataclass
-class LayerCache:
-    """Keys and values of one layer, (1, kv_heads, positions, head_dim), before and after a step."""
+Cached = tuple[Tensor, Tensor]
+"""Keys and values of one layer, each (1, kv_heads, positions, head_dim)."""
 
-    keys: Tensor
-    values: Tensor
 
-    def updated(self, positions: Tensor, keys: Tensor, values: Tensor) -> LayerCache:
-        """The cache with new rows at `positions` (S,); the old tensors stay as they are."""
-        return LayerCache(self.keys.index_copy(2, positions, keys), self.values.index_copy(2, positions, values))
+@dataclass(frozen=True)
+class Past:
+    """What a step of one layer attends to beside itself, and where it writes."""
+
+    cached: Cached
+    positions: Tensor
+    """(S,): cache positions of the step's embeddings."""
+    mask: Tensor
+    """(S, cache positions), added to the scores: 0 where visible, else MASKED."""
+
+    def updated(self, keys: Tensor, values: Tensor) -> Cached:
+        """The cache with the step's rows; the old tensors stay as they are."""
+        old_keys, old_values = self.cached
+        return old_keys.index_copy(2, self.positions, keys), old_values.index_copy(2, self.positions, values)
 
 
 class Attention(nn.Module):
@@ -73,32 +84,36 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         rope: Rope | None,
-        cache: LayerCache | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, LayerCache]:
-        """x (B, S, hidden) -> (B, S, hidden) and the keys and values attended to. mask (S, positions) is added."""
+        past: Past | None = None,
+        keep: slice = EVERY,
+    ) -> tuple[Tensor, Cached]:
+        """x (B, S, hidden) -> (B, kept, hidden), and the keys and values attended to."""
         batch = x.size(0)
-        # One -1 a reshape and no x.size(1): the sequence axis is enumerated and the graph does no shape arithmetic.
-        q = self.q_proj(x).reshape(batch, -1, self.kv_heads * self.groups, self.head_dim).transpose(1, 2)
-        k = self.k_proj(x).reshape(batch, -1, self.kv_heads, self.head_dim).transpose(1, 2)
-        v = self.v_proj(x).reshape(batch, -1, self.kv_heads, self.head_dim).transpose(1, 2)
+        q = self._split(self.q_proj(_kept(x, keep)), self.kv_heads * self.groups)
+        k, v = self._split(self.k_proj(x), self.kv_heads), self._split(self.v_proj(x), self.kv_heads)
         if rope is not None:
-            q, k = rotate(q, rope), rotate(k, rope)
-        if cache is not None and positions is not None:
-            present = cache.updated(positions, k, v)
-        else:
-            present = LayerCache(k, v)
+            cos, sin = rope
+            q, k = rotate(q, (cos[keep], sin[keep])), rotate(k, rope)
+        k, v = (k, v) if past is None else past.updated(k, v)
         q = (q * self.head_dim**-0.5).reshape(batch, self.kv_heads, -1, self.head_dim)
-        scores = q @ present.keys.transpose(-1, -2)
-        if mask is not None:
-            length = present.keys.size(2)
-            grouped = scores.reshape(batch, self.kv_heads, self.groups, -1, length) + mask
-            weights = torch.softmax(grouped, dim=-1).reshape(batch, self.kv_heads, -1, length)
-        else:
+        scores = q @ k.transpose(-1, -2)
+        if past is None:
             weights = torch.softmax(scores, dim=-1)
-        heads = (weights @ present.values).reshape(batch, self.kv_heads * self.groups, -1, self.head_dim)
-        return self.o_proj(heads.transpose(1, 2).reshape(batch, -1, self.o_proj.in_features)), present
+        else:
+            length = k.size(2)
+            grouped = scores.reshape(batch, self.kv_heads, self.groups, -1, length) + past.mask
+            weights = torch.softmax(grouped, dim=-1).reshape(batch, self.kv_heads, -1, length)
+        heads = (weights @ v).reshape(batch, self.kv_heads * self.groups, -1, self.head_dim)
+        return self.o_proj(heads.transpose(1, 2).reshape(batch, -1, self.o_proj.in_features)), (k, v)
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        """(B, S, heads·head_dim) -> (B, heads, S, head_dim)."""
+        # One -1 a reshape and no x.size(1): the sequence axis is enumerated and the graph does no shape arithmetic.
+        return x.reshape(x.size(0), -1, heads, self.head_dim).transpose(1, 2)
+
+
+def _kept(x: Tensor, keep: slice) -> Tensor:
+    return x if keep == EVERY else x[:, keep]
 
 
 def rotate(x: Tensor, rope: Rope) -> Tensor:
@@ -132,13 +147,13 @@ class Layer(nn.Module):
         self,
         x: Tensor,
         rope: Rope | None,
-        cache: LayerCache | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, LayerCache]:
-        attended, present = self.self_attn(self.input_layernorm(x), rope, cache, positions, mask)
-        x = x + self._scaled(attended)
-        return x + self._scaled(self.mlp(self.post_attention_layernorm(x))), present
+        past: Past | None = None,
+        keep: slice = EVERY,
+    ) -> tuple[Tensor, Cached]:
+        """x (B, S, hidden) -> (B, kept, hidden): all positions are attended to, the kept ones are computed."""
+        attended, cached = self.self_attn(self.input_layernorm(x), rope, past, keep)
+        x = _kept(x, keep) + self._scaled(attended)
+        return x + self._scaled(self.mlp(self.post_attention_layernorm(x))), cached
 
     def _scaled(self, branch: Tensor) -> Tensor:
         return branch if self.residual_scale == 1.0 else branch * self.residual_scale
@@ -152,19 +167,24 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Layer(t) for _ in range(t.num_layers))
         self.norm = RMSNorm(t.hidden_size, t.rms_norm_eps)
 
-    def forward(self, x: Tensor, rope: Rope | None) -> Tensor:
-        """Bidirectional attention within each sequence of x (B, S, hidden)."""
-        for layer in self.layers:
+    def forward(self, x: Tensor, rope: Rope | None, keep: slice) -> Tensor:
+        """Bidirectional attention within each sequence of x (B, S, hidden); outputs at the positions `keep` only.
+
+        The last layer computes no others: a fourteenth of the DiT's work, which upstream does and drops.
+        """
+        *layers, last = self.layers
+        for layer in layers:
             x, _ = layer(x, rope)
+        x, _ = last(x, rope, keep=keep)
         return self.norm(x)
 
     def step(
-        self, x: Tensor, rope: Rope | None, caches: list[LayerCache], positions: Tensor, mask: Tensor
-    ) -> tuple[Tensor, list[LayerCache]]:
+        self, x: Tensor, rope: Rope | None, caches: list[Cached], positions: Tensor, mask: Tensor
+    ) -> tuple[Tensor, list[Cached]]:
         """Causal attention of x (1, S, hidden) at cache `positions` (S,) over everything in the caches so far."""
         updated = []
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x, present = layer(x, rope, cache, positions, mask)
+        for layer, cached in zip(self.layers, caches, strict=True):
+            x, present = layer(x, rope, Past(cached, positions, mask))
             updated.append(present)
         return self.norm(x), updated
 
@@ -178,7 +198,9 @@ def rope_table(lm: LanguageModelConfig, head_dim: int, length: int) -> Rope:
     original = scaling.original_max_position_embeddings
     factors = scaling.long_factor if lm.max_position_embeddings > original else scaling.short_factor
     if len(factors) != head_dim // 2:
-        raise ValueError(f"rope_scaling has {len(factors)} factors; a head dimension of {head_dim} needs {head_dim // 2}")
+        raise ValueError(
+            f"rope_scaling has {len(factors)} factors; a head dimension of {head_dim} needs {head_dim // 2}"
+        )
     scale = math.sqrt(1 + math.log(lm.max_position_embeddings / original) / math.log(original))
     inverse_frequency = 1.0 / (lm.rope_theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
     positions = torch.arange(length, dtype=torch.float32)

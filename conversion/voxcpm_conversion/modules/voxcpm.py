@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from voxcpm_constants.architecture import Architecture
 
+from voxcpm_constants.architecture import Architecture
 from voxcpm_conversion.modules.audio_vae import AudioVAE
 from voxcpm_conversion.modules.local_transformers import LocalDiT, LocalEncoder, ScalarQuantizer
 from voxcpm_conversion.modules.minicpm4 import Stack
@@ -33,7 +33,9 @@ class VoxCPMModules(nn.Module):
         self.residual_lm = Stack(a.residual_lm)
         self.feat_encoder = LocalEncoder(a.feat_encoder, a.feat_dim)
         self.feat_decoder = FlowMatching(LocalDiT(a.locdit, a.feat_dim, a.patch_size, a.mu_tokens))
-        self.fsq_layer = ScalarQuantizer(hidden, a.scalar_quantization_latent_dim, a.scalar_quantization_scale)
+        self.fsq_layer = ScalarQuantizer(
+            hidden, a.scalar_quantization_latent_dim, a.scalar_quantization_scale
+        )
         self.enc_to_lm_proj = nn.Linear(a.encoder_config.hidden_dim, hidden)
         self.lm_to_dit_proj = nn.Linear(hidden, dit_hidden)
         self.res_to_dit_proj = nn.Linear(hidden, dit_hidden)
