@@ -125,30 +125,54 @@ def test_the_probe_reports_the_largest_value_of_each_operation(lab: Any, mode: s
     assert reported == {"scaled": 300, "overflowing": 90000}
 
 
-def test_int8_linear_stays_8_bit_in_plain_mode(lab: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(("rows", "product"), [(1, b"MatMulNBits"), (5, b"DynamicQuantizeMatMul")])
+def test_int8_linear_stays_8_bit_in_plain_mode(
+    lab: Any, rng: np.random.Generator, rows: int, product: bytes
+) -> None:
     weight, bias = (
         rng.standard_normal((64, 96)).astype(np.float32),
         rng.standard_normal(64).astype(np.float32),
     )
-    x = rng.standard_normal((1, 5, 96)).astype(np.float32)
+    # Rows of different size: one scale for all of them would lose the small ones.
+    x = (rng.standard_normal((1, rows, 96)) * np.logspace(-3, 1, rows)[:, None]).astype(np.float32)
     model = lab.convert(lambda x: lab.mb.linear(x=x, weight=weight, bias=bias), {"x": x})
     package = lab.save(quantized(model))
     expected = x @ int8_rows(weight).T + bias
     (plain,) = PortableStepModel(package, threads=1)({"x": x}).values()
-    assert relative_error(plain, expected) < INT8_NOISE
-    assert b"MatMulNBits" in load_lowered(package).model
+    for row in range(rows):
+        assert relative_error(plain[0, row] - bias, expected[0, row] - bias) < INT8_NOISE
+    assert product in load_lowered(package).model
     (faithful,) = PortableStepModel(package, threads=1, mode="faithful")({"x": x}).values()
     np.testing.assert_allclose(faithful, expected, rtol=1e-3, atol=1e-3)
-    assert b"MatMulNBits" not in load_lowered(package, mode="faithful").model
+    assert product not in load_lowered(package, mode="faithful").model
 
 
-def test_int8_matmul_of_an_untransposed_weight(lab: Any, rng: np.random.Generator) -> None:
+def test_int8_products_do_not_saturate(lab: Any) -> None:
+    weight, x = np.full((64, 96), 0.7, np.float32), np.full((1, 8, 96), 3.0, np.float32)
+    package = lab.save(quantized(lab.convert(lambda x: lab.mb.linear(x=x, weight=weight), {"x": x})))
+    (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
+    np.testing.assert_allclose(result, np.full((1, 8, 64), 0.7 * 3 * 96), rtol=1e-2)
+
+
+def test_int8_product_with_a_row_of_zeros(lab: Any, rng: np.random.Generator) -> None:
+    weight = rng.standard_normal((64, 96)).astype(np.float32)
+    x = rng.standard_normal((1, 5, 96)).astype(np.float32)
+    x[:, 2] = 0
+    package = lab.save(quantized(lab.convert(lambda x: lab.mb.linear(x=x, weight=weight), {"x": x})))
+    (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
+    np.testing.assert_array_equal(result[:, 2], 0)
+
+
+@pytest.mark.parametrize(("rows", "product"), [((1, 1), b"MatMulNBits"), ((2, 5), b"DynamicQuantizeMatMul")])
+def test_int8_matmul_of_an_untransposed_weight(
+    lab: Any, rng: np.random.Generator, rows: tuple[int, int], product: bytes
+) -> None:
     weight = rng.standard_normal((96, 64)).astype(np.float32)
-    x = rng.standard_normal((2, 5, 96)).astype(np.float32)
+    x = rng.standard_normal((*rows, 96)).astype(np.float32)
     package = lab.save(quantized(lab.convert(lambda x: lab.mb.matmul(x=x, y=weight), {"x": x})))
     (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
     assert relative_error(result, x @ int8_rows(weight.T).T) < INT8_NOISE
-    assert b"MatMulNBits" in load_lowered(package).model
+    assert product in load_lowered(package).model
 
 
 def test_int8_weights_of_an_odd_row_length_are_unpacked(lab: Any, rng: np.random.Generator) -> None:

@@ -6,6 +6,9 @@ the memory-mapped file.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 from onnx import TensorProto
 
@@ -14,16 +17,46 @@ from voxcpm_runtime.portable.package import Blob, Operation
 
 DEQUANTIZE = "constexpr_affine_dequantize"
 
-# Activations are quantised in blocks of the same length: small blocks keep an outlier from coarsening its
+# MatMulNBits quantises activations in blocks of the same length: small blocks keep an outlier from coarsening its
 # neighbours, large ones are a little faster (TRIALS.md). The first that divides the row length is taken.
 BLOCK_SIZES = (32, 16)
 
 # MatMulNBits computes with int8 activations at this level; at lower ones it unpacks to float32 and is far slower.
 INT8_ACCURACY_LEVEL = 4
 
+# From so many rows on, one integer product of whole rows takes half the time, and costs 4 dB (TRIALS.md).
+WHOLE_ROWS = 4
+
+# Keeps a row of zeros from being divided by zero.
+_SMALLEST_PEAK = 1e-30
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    """An int8 weight (columns, rows) when `transposed`, else (rows, columns), with one scale a column."""
+
+    blob: Blob
+    transposed: bool
+    scales: np.ndarray
+
+    @property
+    def columns(self) -> int:
+        return self.blob.shape[0 if self.transposed else 1]
+
+    @property
+    def rows(self) -> int:
+        return self.blob.shape[1 if self.transposed else 0]
+
+    def stored(self, call: Call, *, transposed: bool) -> str:
+        """The weight as uint8 with zero point 128, in the layout asked for."""
+        value = call.graph.weight(self.blob, np.dtype(np.uint8))
+        value = value if self.transposed == transposed else call.emit("Transpose", value, perm=[1, 0])
+        # Two's complement int8 with its top bit flipped is the same number as uint8 with zero point 128.
+        return call.emit("BitwiseXor", value, call.scalar(0x80, np.uint8))
+
 
 def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
-    """X · W with W kept 8-bit, as one MatMulNBits; None when W is not an int8 weight that this form can hold.
+    """X · W with W kept 8-bit; None when W is not an int8 weight that this can hold.
 
     `weight` names the input that holds W: (out, in) when `transposed`, else (in, out).
     """
@@ -36,23 +69,51 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
         return None
     if _axis(call, operation) != channel_axis or np.any(call.array(operation.attributes["zero_point"])):
         return None
-    columns, rows = data.data.shape[channel_axis], data.data.shape[1 - channel_axis]
-    block = next((size for size in BLOCK_SIZES if rows % size == 0), None)
+    scale = call.array(operation.attributes["scale"]).astype(np.float32)
+    columns = data.data.shape[channel_axis]
+    quantized = _Quantized(data.data, transposed, np.broadcast_to(scale, (columns,)))
+    if _least_rows(call) >= WHOLE_ROWS:
+        return _whole_row_product(call, quantized)
+    return _block_product(call, quantized)
+
+
+def _least_rows(call: Call) -> int:
+    """Rows of X as far as they are known now: an axis of open length counts once."""
+    return math.prod(size or 1 for size in call.shape("x")[:-1])
+
+
+def _block_product(call: Call, weight: _Quantized) -> str | None:
+    """One MatMulNBits: best for one row, as in a decode step, where reading the weight is what takes time."""
+    block = next((size for size in BLOCK_SIZES if weight.rows % size == 0), None)
     if block is None:
         return None
-    blocks = rows // block
-    # Two's complement int8 with its top bit flipped is the same number as uint8 with zero point 128, the implied one.
-    stored = call.graph.weight(data.data, np.dtype(np.uint8))
-    stored = stored if transposed else call.emit("Transpose", stored, perm=[1, 0])
-    flipped = call.emit("BitwiseXor", stored, call.scalar(0x80, np.uint8))
-    packed = call.emit("Reshape", flipped, call.graph.integers([columns, blocks, block]))
-    scales = np.broadcast_to(call.array(operation.attributes["scale"]).astype(np.float32), (columns,))
-    column = call.graph.constant(scales.reshape(columns, 1), np.float32)
-    scale = call.emit("Expand", column, call.graph.integers([columns, blocks]))
+    blocks = weight.rows // block
+    shape = call.graph.integers([weight.columns, blocks, block])
+    packed = call.emit("Reshape", weight.stored(call, transposed=True), shape)
+    column = call.graph.constant(weight.scales.reshape(-1, 1), np.float32)
+    scale = call.emit("Expand", column, call.graph.integers([weight.columns, blocks]))
     return call.emit(
         "MatMulNBits", call.tensor("x"), packed, call.emit("Reshape", scale, call.graph.integers([-1])),
-        domain=CONTRIB, K=rows, N=columns, bits=8, block_size=block, accuracy_level=INT8_ACCURACY_LEVEL,
+        domain=CONTRIB, K=weight.rows, N=weight.columns, bits=8, block_size=block, accuracy_level=INT8_ACCURACY_LEVEL,
     )  # fmt: skip
+
+
+def _whole_row_product(call: Call, weight: _Quantized) -> str:
+    """Rows scaled to a peak of 1, one integer product with unsigned factors, rows scaled back.
+
+    The product quantises all rows with one scale; equal peaks make that a scale of each row's own. Unsigned, because
+    the signed product saturates on processors without VNNI.
+    """
+    x = call.tensor("x")
+    peak = call.emit("ReduceMax", call.emit("Abs", x), call.graph.integers([-1]), keepdims=1)
+    peak = call.emit("Max", peak, call.scalar(_SMALLEST_PEAK))
+    product = call.emit(
+        "DynamicQuantizeMatMul", call.emit("Div", x, peak), weight.stored(call, transposed=False),
+        call.graph.constant(weight.scales, np.float32),
+        call.graph.constant(np.full(weight.columns, 0x80), np.uint8),
+        domain=CONTRIB,
+    )  # fmt: skip
+    return call.emit("Mul", product, peak)
 
 
 def _dequantize(call: Call) -> str:
