@@ -16,6 +16,8 @@ from rich.console import Console
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
+from voxcpm_conversion.synthetic import write_synthetic_checkpoint
+from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
 from voxcpm_runtime.audio_file import write_audio
 from voxcpm_runtime.voxcpm import Speech, VoxCPM
 from voxcpm_validation.validate import validate_bundle
@@ -73,12 +75,11 @@ def _checkpoint(output: Path) -> tuple[Path, bool]:
     """A checkpoint folder, and whether it was trained to speak."""
     if _SPEAKING.is_dir():
         return _SPEAKING, True
-    from voxcpm_conversion.synthetic_presets import PRESETS, write_preset
-
-    folder = output / "synthetic-checkpoint"
-    shutil.rmtree(folder, ignore_errors=True)
-    write_preset(folder, next(iter(PRESETS)), seed=0)
-    return folder, False
+    folder, tokenizer = output / "synthetic-checkpoint", output / "synthetic-tokenizer"
+    for made_before in (folder, tokenizer):
+        shutil.rmtree(made_before, ignore_errors=True)
+    write_tokenizer(tokenizer)
+    return write_synthetic_checkpoint(folder, presets()["tiny"], seed=0, tokenizer=tokenizer), False
 
 
 def draw(speech: Speech, path: Path) -> None:

@@ -1,0 +1,56 @@
+"""The same packages on Core ML itself, against the portable executor. On a Mac only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepModel
+from voxcpm_runtime.backends import load_step_models
+from voxcpm_runtime.bundle import open_bundle
+from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_validation.measures import agreement
+
+pytestmark = pytest.mark.coreml
+
+# Core ML computes fp16 packages in fp16, the portable executor in float32.
+FLOORS = {"fp32": 0.99999, "fp16": 0.999, "int8": 0.99}
+
+
+def _inputs(declared: StepModel, chunk: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    return {
+        tensor.name: np.zeros(tensor.shape_at(chunk), np.int32)
+        if tensor.dtype == "int32"
+        else generator.standard_normal(tensor.shape_at(chunk), np.float32)
+        for tensor in declared.inputs
+    }
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("name", STEP_MODEL_NAMES)
+def test_step_model_at_every_chunk_length(tiny_bundle: Path, precision: str, name: str) -> None:
+    bundle = open_bundle(tiny_bundle, precision)
+    declared = bundle.manifest.step_models[name]
+    models = [load_step_models(bundle, backend, names=[name])[name] for backend in ("coreml", "portable")]  # type: ignore[arg-type]
+    generator = np.random.default_rng(0)
+    for chunk in range(declared.chunk_count):
+        states = [model.new_state() if declared.state else None for model in models]
+        for _ in range(2):
+            inputs = _inputs(declared, chunk, generator)
+            ours, portable = (model(inputs, state) for model, state in zip(models, states, strict=True))
+            for output in declared.outputs:
+                found = agreement(ours[output.name], portable[output.name])
+                assert found.correlation > FLOORS[precision], (chunk, output.name)
+
+
+def test_speech_on_core_ml(speaking_bundle: Path) -> None:
+    text = "the river runs slowly to the sea."
+    ours, portable = (
+        VoxCPM.from_bundle(speaking_bundle, precision="fp16", backend=backend).speak(
+            text, seed=1, max_len=12, min_len=12
+        )  # type: ignore[arg-type]
+        for backend in ("coreml", "portable")
+    )
+    assert agreement(ours.latents[:2], portable.latents[:2]).correlation > 0.99

@@ -1,0 +1,91 @@
+"""VoxCPM 1.5's real size, with synthetic weights: minutes and gigabytes. Run by `make test-slow`."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from voxcpm_constants import step_models as names
+from voxcpm_constants.manifest import Manifest, package_path
+from voxcpm_conversion.synthetic import write_synthetic_checkpoint
+from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_validation.report import Report
+from voxcpm_validation.validate import validate_bundle
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def checkpoint(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = json.loads((shared_data / "config" / "voxcpm-1.5.json").read_text())
+    folder = tmp_path_factory.mktemp("real") / "checkpoint"
+    return write_synthetic_checkpoint(
+        folder, config, seed=0, dtype="float16", tokenizer=shared_data / "tokenizer"
+    )
+
+
+@pytest.fixture(scope="module")
+def converted(checkpoint: Path) -> tuple[Path, float, int]:
+    """The bundle, the seconds that its conversion took, and the bytes."""
+    bundle = checkpoint.with_name("bundle")
+    program = "from voxcpm_runtime.cli import main; import sys; sys.exit(main())"
+    options = ["--precision", "fp16", "--precision", "int8"]
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", program, "convert", checkpoint, "-o", bundle, *options], check=True)
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return bundle, seconds, peak
+
+
+@pytest.fixture(scope="module")
+def report(converted: tuple[Path, float, int], checkpoint: Path) -> Report:
+    return validate_bundle(converted[0], str(checkpoint))
+
+
+def test_conversion_takes_at_most_six_minutes_and_8_gb(converted: tuple[Path, float, int]) -> None:
+    _, seconds, peak = converted
+    assert seconds < 360
+    assert peak < 8e9
+
+
+def test_fp16_reaches_the_published_correlations_and_follows_upstream(report: Report) -> None:
+    assert report.failures() == []
+
+
+def test_fp32_speaks_as_upstream(checkpoint: Path) -> None:
+    from voxcpm_constants.step_models import StepSizes
+    from voxcpm_conversion.checkpoint import Checkpoint
+    from voxcpm_conversion.convert import convert
+
+    bundle = checkpoint.with_name("bundle-fp32")
+    convert(Checkpoint.open(checkpoint), bundle, precisions=["fp32"], sizes=StepSizes())
+    report = validate_bundle(bundle, str(checkpoint))
+    assert report.failures() == []
+    for speech in report.end_to_end:
+        assert speech.patches == 12
+        assert speech.free_running_latents.correlation >= 0.99999
+
+
+def test_residual_stream_of_3e4_in_fp16_arithmetic(converted: tuple[Path, float, int]) -> None:
+    bundle = converted[0]
+    manifest = Manifest.read(bundle)
+    declared = manifest.step_models[names.BASE_LM_STEP]
+    model = PortableStepModel(
+        bundle / package_path("fp16", names.BASE_LM_STEP),
+        mode="faithful",
+        state={tensor.name: tensor.output_name for tensor in declared.state},
+    )
+    embeddings = np.random.default_rng(0).standard_normal((1, 17, 1024)).astype(np.float32)
+    embeddings[..., [7, 400, 1000]] = 3e4, -3e4, 2e4
+    state = model.new_state()
+    for start, length in ((0, 16), (16, 1)):
+        chunk = embeddings[:, start : start + length]
+        outputs = model({"embeddings": chunk, "position": np.array([start], np.int32)}, state)
+        assert all(np.isfinite(output).all() for output in outputs.values())
