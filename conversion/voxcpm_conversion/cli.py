@@ -39,8 +39,8 @@ def convert(
     ] = False,
 ) -> None:
     """Convert a VoxCPM checkpoint into a bundle of Core ML step models."""
-    precisions = tuple(precision or ("fp16", "int8"))
-    unknown = [p for p in precisions if p not in PRECISIONS]
+    asked = precision or ["fp16", "int8"]
+    unknown = [p for p in asked if p not in PRECISIONS]
     if unknown:
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
     sizes = _sizes(max_length, prefill_chunk)
@@ -66,10 +66,10 @@ def convert(
         manifest = convert_checkpoint(
             opened,
             output,
-            precisions=precisions,
+            precisions=[p for p in PRECISIONS if p in asked],
             sizes=sizes,
             overwrite=overwrite,
-            report=report,  # type: ignore[arg-type]
+            report=report,
         )
     if not can_compile():
         console.print(

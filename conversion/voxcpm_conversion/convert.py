@@ -174,17 +174,16 @@ def _compile_packages(
     if not can_compile():
         return
     ct = import_coremltools()
+
+    def compile_package(package: Path, compiled: Path) -> None:
+        ct.models.utils.compile_model(str(package), destination_path=str(compiled))
+
     for precision in precisions:
         for name in declarations:
             package = package_path(precision, name)
             compiled = str(package.with_suffix(".mlmodelc"))
             if not workspace.has(compiled):
-                workspace.add(
-                    compiled,
-                    lambda path, package=package: ct.models.utils.compile_model(  # type: ignore[misc]
-                        str(workspace.folder / package), destination_path=str(path)
-                    ),
-                )
+                workspace.add(compiled, partial(compile_package, workspace.folder / package))
 
 
 def can_compile() -> bool:

@@ -39,6 +39,9 @@ class AudioVAEDecoderStep(nn.Module):
 class _Rope(nn.Module):
     """A stack's rotary table as constants of its step model."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, a: Architecture, t: Transformer, length: int) -> None:
         super().__init__()
         cos, sin = rope_table(a.lm_config, t.head_dim, length)
@@ -46,10 +49,10 @@ class _Rope(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def all(self) -> Rope:
-        return self.cos, self.sin  # type: ignore[return-value]
+        return self.cos, self.sin
 
     def at(self, positions: Tensor) -> Rope:
-        return self.cos[positions], self.sin[positions]  # type: ignore[index]
+        return self.cos[positions], self.sin[positions]
 
 
 class FeatEncoderStep(nn.Module):
@@ -65,6 +68,8 @@ class FeatEncoderStep(nn.Module):
 class _CachedStack(nn.Module):
     """A language model over explicit caches: what the two LM steps share."""
 
+    cache_positions: Tensor
+
     def __init__(self, stack: Stack, a: Architecture, t: Transformer, kv_length: int) -> None:
         super().__init__()
         self.stack = stack
@@ -76,7 +81,7 @@ class _CachedStack(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """embeddings (1, S, hidden) at positions position + (0 .. S-1); state: keys and values, layer by layer."""
         positions = position.long() + torch.arange(embeddings.size(1))
-        visible = self.cache_positions <= positions[:, None]  # type: ignore[operator]
+        visible = self.cache_positions <= positions[:, None]
         mask = torch.where(visible, 0.0, MASKED)
         rope = None if self.rope is None else self.rope.at(positions)
         caches = list(zip(state[::2], state[1::2], strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -37,7 +37,7 @@ def stages_reported(report: StageReport) -> Iterator[None]:
     """While open, coremltools' bars call `report`, and its warnings do not reach the terminal."""
 
     def bar(items: Iterable[Any], desc: str = "", **_: Any) -> Iterator[Any]:
-        total = len(items) if hasattr(items, "__len__") else 0
+        total = len(items) if isinstance(items, Sized) else 0
         for done, item in enumerate(items):
             report(desc, done, total)
             yield item

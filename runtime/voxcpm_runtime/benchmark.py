@@ -75,8 +75,7 @@ def measure(
     tokens = min(_PREFILL_TOKENS, tts.bundle.manifest.sizes.kv_length)
     sequence = build_sequence([1] * (tokens - 1), (a.patch_size, a.feat_dim))
     prefill = _median_seconds(lambda: tts.driver.prefill(sequence), max(3, repeats // 4))
-    lengths = {"min_len": patches, "max_len": patches}
-    runs = [_streamed(tts, text, lengths) for _ in range(3)]
+    runs = [_streamed(tts, text, patches) for _ in range(3)]
     first, whole = (statistics.median(column) for column in zip(*runs, strict=True))
     return Measurement(
         bundle=Path(bundle).name,
@@ -128,10 +127,10 @@ def _lengths(declared: StepModel, a: Architecture) -> list[int]:
     return [length // unit for length in axes[0]]
 
 
-def _streamed(tts: VoxCPM, text: str, lengths: dict[str, int]) -> tuple[float, float]:
+def _streamed(tts: VoxCPM, text: str, patches: int) -> tuple[float, float]:
     """Seconds to the first audio, and to the last."""
     began = time.perf_counter()
-    chunks = tts.generate_streaming(text, seed=0, **lengths)
+    chunks = tts.generate_streaming(text, seed=0, min_len=patches, max_len=patches)
     next(chunks)
     first = time.perf_counter() - began
     for _ in chunks:

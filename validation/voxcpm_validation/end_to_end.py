@@ -34,8 +34,12 @@ class Case:
     patches: int | None = None
 
     @property
-    def lengths(self) -> dict[str, int]:
-        return {} if self.patches is None else {"min_len": self.patches, "max_len": self.patches}
+    def min_len(self) -> int:
+        return 2 if self.patches is None else self.patches
+
+    @property
+    def max_len(self) -> int:
+        return 2000 if self.patches is None else self.patches
 
 
 @dataclass(frozen=True)
@@ -83,18 +87,31 @@ def cases(
 
 def speak_upstream(model: Any, case: Case) -> Spoken:
     rng = np.random.default_rng(case.seed)
-    prompt = {"prompt_wav": case.prompt_wav, "prompt_text": case.prompt_text}
-    return Spoken(*upstream_generate(model, case.text, rng=rng, **prompt, **case.lengths))
+    spoken = upstream_generate(
+        model,
+        case.text,
+        rng=rng,
+        prompt_wav=case.prompt_wav,
+        prompt_text=case.prompt_text,
+        min_len=case.min_len,
+        max_len=case.max_len,
+    )
+    return Spoken(*spoken)
 
 
 def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
     """Speak a case freely with the same noise, then with upstream's patches fed back in place of its own."""
-    prompt = (str(case.prompt_wav), case.prompt_text) if case.prompt_wav else (None, None)
-    rng = np.random.default_rng(case.seed)
-    speech = tts.speak(case.text, *prompt, rng=rng, retry_badcase=False, **case.lengths)
+    asked: dict[str, Any] = {
+        "prompt_wav_path": case.prompt_wav,
+        "prompt_text": case.prompt_text,
+        "retry_badcase": False,
+        "min_len": case.min_len,
+        "max_len": None if case.patches is None else case.max_len,
+    }
+    speech = tts.speak(case.text, rng=np.random.default_rng(case.seed), **asked)
     shared = min(len(speech.latents), len(upstream.latents))
     samples = min(len(speech.audio), len(upstream.audio))
-    request = tts.request(case.text, *prompt, retry_badcase=False, **case.lengths)
+    request = tts.request(case.text, **asked)
     forced = tts.driver.generate_patches(
         tts.driver.prefill(request.sequence),
         request.options,

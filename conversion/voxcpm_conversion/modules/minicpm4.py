@@ -32,6 +32,9 @@ class RMSNorm(nn.Module):
     x / sqrt(mean(x²) + eps) = y / sqrt(mean(y²) + eps / m²) with y = x / m.
     """
 
+    root_eps: Tensor
+    smallest_peak: Tensor
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -41,7 +44,7 @@ class RMSNorm(nn.Module):
         self.register_buffer("smallest_peak", torch.tensor([_SMALLEST_PEAK], device="cpu"), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        peak = torch.maximum(x.abs().amax(dim=-1, keepdim=True), self.smallest_peak)  # type: ignore[arg-type]
+        peak = torch.maximum(x.abs().amax(dim=-1, keepdim=True), self.smallest_peak)
         y = x / peak
         mean_square = (y * y).mean(dim=-1, keepdim=True)
         relative_eps = self.root_eps / peak
