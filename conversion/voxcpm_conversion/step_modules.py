@@ -117,9 +117,7 @@ class LocDiTStep(nn.Module):
     def __init__(self, dit: LocalDiT, a: Architecture) -> None:
         super().__init__()
         self.dit = dit
-        # The time token is one of its own only beside several mu tokens.
-        prefix = a.mu_tokens + (a.mu_tokens > 1)
-        self.rope = _Rope(a, a.locdit, prefix + 2 * a.patch_size)
+        self.rope = _Rope(a, a.locdit, dit.length)
 
     def forward(self, x: Tensor, mu: Tensor, t: Tensor, cond: Tensor, dt: Tensor) -> Tensor:
         return self.dit(x, mu, t, cond, dt, self.rope.all())

@@ -17,11 +17,11 @@ from voxcpm_conversion.modules.minicpm4 import Rope, Stack
 class LocalEncoder(nn.Module):
     """A patch of latent frames -> one vector: the output at a learned first token."""
 
-    def __init__(self, t: Transformer, feat_dim: int) -> None:
+    def __init__(self, t: Transformer, feat_dim: int, patch_size: int) -> None:
         super().__init__()
         self.special_token = nn.Parameter(torch.zeros(1, 1, 1, t.hidden_size))
         self.in_proj = nn.Linear(feat_dim, t.hidden_size)
-        self.encoder = Stack(t)
+        self.encoder = Stack(t, patch_size + 1)
 
     def forward(self, patches: Tensor, rope: Rope) -> Tensor:
         """patches (1, T, P, feat_dim) -> (1, T, hidden)."""
@@ -52,7 +52,9 @@ class LocalDiT(nn.Module):
         self.out_proj = nn.Linear(t.hidden_size, feat_dim)
         self.time_mlp = TimestepMLP(t.hidden_size)
         self.delta_time_mlp = TimestepMLP(t.hidden_size)
-        self.decoder = Stack(t)
+        # The time token is one of its own only beside several mu tokens.
+        self.length = mu_tokens + (mu_tokens > 1) + 2 * patch_size
+        self.decoder = Stack(t, self.length)
 
     def forward(self, x: Tensor, mu: Tensor, t: Tensor, cond: Tensor, dt: Tensor, rope: Rope) -> Tensor:
         """x, cond (N, feat_dim, P); mu (N, mu_tokens·hidden); t, dt (N,) -> velocity (N, feat_dim, P).

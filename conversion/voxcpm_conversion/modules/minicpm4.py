@@ -72,10 +72,15 @@ class Past:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: the heads that share a key head are rows of one matrix product."""
+    """Grouped-query attention: the heads that share a key head are rows of one matrix product.
 
-    def __init__(self, t: Transformer) -> None:
+    length: positions of every sequence, of which there may be any number; None for one sequence of any length. One
+    of the two axes is open, each reshape infers it, and so the graph does no shape arithmetic.
+    """
+
+    def __init__(self, t: Transformer, length: int | None) -> None:
         super().__init__()
+        self.length = length
         self.kv_heads, self.groups, self.head_dim = t.num_kv_heads, t.num_heads // t.num_kv_heads, t.head_dim
         query, key = t.num_heads * t.head_dim, t.num_kv_heads * t.head_dim
         self.q_proj = nn.Linear(t.hidden_size, query, bias=False)
@@ -91,28 +96,28 @@ class Attention(nn.Module):
         keep: slice = EVERY,
     ) -> tuple[Tensor, Cached]:
         """x (B, S, hidden) -> (B, kept, hidden), and the keys and values attended to."""
-        batch = x.size(0)
-        q = self._split(self.q_proj(_kept(x, keep)), self.kv_heads * self.groups)
-        k, v = self._split(self.k_proj(x), self.kv_heads), self._split(self.v_proj(x), self.kv_heads)
+        heads, width = self.kv_heads * self.groups, self.head_dim
+        # -1 in either place: inferred.
+        batch, total = (1, -1) if self.length is None else (-1, self.length)
+        kept = total if self.length is None else len(range(self.length)[keep])
+        rows = -1 if kept == -1 else self.groups * kept
+        q = self.q_proj(_kept(x, keep)).reshape(batch, kept, heads, width).transpose(1, 2)
+        k = self.k_proj(x).reshape(batch, total, self.kv_heads, width).transpose(1, 2)
+        v = self.v_proj(x).reshape(batch, total, self.kv_heads, width).transpose(1, 2)
         if rope is not None:
             cos, sin = rope
             q, k = rotate(q, (cos[keep], sin[keep])), rotate(k, rope)
         k, v = (k, v) if past is None else past.updated(k, v)
-        q = (q * self.head_dim**-0.5).reshape(batch, self.kv_heads, -1, self.head_dim)
+        q = (q * width**-0.5).reshape(batch, self.kv_heads, rows, width)
         scores = q @ k.transpose(-1, -2)
         if past is None:
             weights = torch.softmax(scores, dim=-1)
         else:
             length = k.size(2)
-            grouped = scores.reshape(batch, self.kv_heads, self.groups, -1, length) + past.mask
-            weights = torch.softmax(grouped, dim=-1).reshape(batch, self.kv_heads, -1, length)
-        heads = (weights @ v).reshape(batch, self.kv_heads * self.groups, -1, self.head_dim)
-        return self.o_proj(heads.transpose(1, 2).reshape(batch, -1, self.o_proj.in_features)), (k, v)
-
-    def _split(self, x: Tensor, heads: int) -> Tensor:
-        """(B, S, heads·head_dim) -> (B, heads, S, head_dim)."""
-        # One -1 a reshape and no x.size(1): the sequence axis is enumerated and the graph does no shape arithmetic.
-        return x.reshape(x.size(0), -1, heads, self.head_dim).transpose(1, 2)
+            grouped = scores.reshape(batch, self.kv_heads, self.groups, kept, length) + past.mask
+            weights = torch.softmax(grouped, dim=-1).reshape(batch, self.kv_heads, rows, length)
+        attended = (weights @ v).reshape(batch, heads, kept, width).transpose(1, 2)
+        return self.o_proj(attended.reshape(batch, kept, heads * width)), (k, v)
 
 
 def _kept(x: Tensor, keep: slice) -> Tensor:
@@ -138,10 +143,10 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, t: Transformer) -> None:
+    def __init__(self, t: Transformer, length: int | None) -> None:
         super().__init__()
         self.residual_scale = t.residual_scale
-        self.self_attn = Attention(t)
+        self.self_attn = Attention(t, length)
         self.mlp = MLP(t)
         self.input_layernorm = RMSNorm(t.hidden_size, t.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(t.hidden_size, t.rms_norm_eps)
@@ -163,11 +168,11 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers and final norm."""
+    """Layers and final norm. length: as of `Attention`."""
 
-    def __init__(self, t: Transformer) -> None:
+    def __init__(self, t: Transformer, length: int | None = None) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(t) for _ in range(t.num_layers))
+        self.layers = nn.ModuleList(Layer(t, length) for _ in range(t.num_layers))
         self.norm = RMSNorm(t.hidden_size, t.rms_norm_eps)
 
     def forward(self, x: Tensor, rope: Rope | None, keep: slice) -> Tensor:

@@ -31,7 +31,7 @@ class VoxCPMModules(nn.Module):
         hidden, dit_hidden = a.lm_config.hidden_size, a.dit_config.hidden_dim
         self.base_lm = Stack(a.base_lm)
         self.residual_lm = Stack(a.residual_lm)
-        self.feat_encoder = LocalEncoder(a.feat_encoder, a.feat_dim)
+        self.feat_encoder = LocalEncoder(a.feat_encoder, a.feat_dim, a.patch_size)
         self.feat_decoder = FlowMatching(LocalDiT(a.locdit, a.feat_dim, a.patch_size, a.mu_tokens))
         self.fsq_layer = ScalarQuantizer(
             hidden, a.scalar_quantization_latent_dim, a.scalar_quantization_scale
