@@ -196,11 +196,16 @@ def _linear(gain: float) -> Rule:
 
 
 def _branch(gain: float) -> Rule:
-    """The last matrix of a residual branch: undoes muP's scale, and drives the outlier channels."""
+    """The last matrix of a residual branch: undoes muP's scale, and drives the outlier channels.
+
+    All branches of a stack together add gain² to the stream's variance: with as much from each layer, a stack of 24
+    would be chaotic, which trained ones are not.
+    """
 
     def rule(weights: _Weights, name: str, shape: Shape) -> Tensor:
         stack = _STACKS[name.split(".", maxsplit=1)[0]](weights.architecture)
-        matrix = weights.normal(name, shape).mul_(gain / stack.residual_scale / math.sqrt(shape[1]))
+        share = gain / math.sqrt(2 * stack.num_layers)
+        matrix = weights.normal(name, shape).mul_(share / stack.residual_scale / math.sqrt(shape[1]))
         matrix[weights.outliers(shape[0])] *= _OUTLIER
         return matrix
 
@@ -255,7 +260,7 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"(input|post_attention)_layernorm\.weight$", _damping_norm),
         (r"norm\.weight$", _norm),
         (r"[qk]_proj\.weight$", _linear(1.5)),
-        (r"(o|down)_proj\.weight$", _branch(0.8)),
+        (r"(o|down)_proj\.weight$", _branch(1.6)),
         (r"fsq_layer\.out_proj\.weight$", _linear(1 / _TANH_RMS)),
         (r"(lm|res)_to_dit_proj\.weight$", _linear(0.25)),
         (r"(lm|res)_to_dit_proj\.bias$", _spread(0.0, 0.65)),
