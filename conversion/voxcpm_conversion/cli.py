@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import PRECISIONS, STEP_MODEL_NAMES, StepSizes
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import can_compile
+from voxcpm_conversion.compilation import can_compile
 from voxcpm_conversion.convert import convert as convert_checkpoint
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,12 +34,13 @@ from voxcpm_constants.step_models import (
 )
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint, check_weights
+from voxcpm_conversion.compilation import compile_packages
 from voxcpm_conversion.export import export_step
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
 from voxcpm_conversion.modules.voxcpm import empty_modules, expected_shapes
 from voxcpm_conversion.quantization import quantize_int8
 from voxcpm_conversion.step_modules import build_step, step_parameter_names
-from voxcpm_conversion.toolchain import import_coremltools, stages_reported
+from voxcpm_conversion.toolchain import stages_reported
 from voxcpm_conversion.workspace import Workspace
 
 Report = Callable[[str, str, int, int], None]
@@ -83,7 +83,7 @@ def convert(
         if missing:
             with stages_reported(partial(report, declaration.name)):
                 _add_packages(workspace, checkpoint, declaration, sizes, missing)
-    _compile_packages(workspace, declarations, ordered)
+    compile_packages(workspace, list(declarations), ordered)
     report("bundle", "digests", 0, 1)
     manifest = Manifest(
         architecture=a,
@@ -165,27 +165,3 @@ def _add_packages(
             add("fp16", half)
         if "int8" in precisions:
             add("int8", quantize_int8(half))
-
-
-def _compile_packages(
-    workspace: Workspace, declarations: dict[str, StepModel], precisions: Sequence[Precision]
-) -> None:
-    """`.mlmodelc` beside every package, where Apple's compiler is: an app then starts without compiling."""
-    if not can_compile():
-        return
-    ct = import_coremltools()
-
-    def compile_package(package: Path, compiled: Path) -> None:
-        ct.models.utils.compile_model(str(package), destination_path=str(compiled))
-
-    for precision in precisions:
-        for name in declarations:
-            package = package_path(precision, name)
-            compiled = str(package.with_suffix(".mlmodelc"))
-            if not workspace.has(compiled):
-                workspace.add(compiled, partial(compile_package, workspace.folder / package))
-
-
-def can_compile() -> bool:
-    """Whether Core ML's compiler is there: on macOS only."""
-    return platform.system() == "Darwin"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,9 +17,11 @@ from voxcpm_constants.arrays import load_constants
 from voxcpm_constants.errors import CheckpointError, InputError, VoxCPMError
 from voxcpm_constants.manifest import Manifest, check_files, package_path
 from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes, decoder_contexts, encoder_contexts
+from voxcpm_conversion import compilation
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.toolchain import import_coremltools
+from voxcpm_conversion.workspace import Workspace
 
 SIZES = StepSizes(kv_length=64)
 
@@ -190,3 +195,60 @@ def test_weights_that_do_not_match_are_named(tiny_checkpoint: Path, tmp_path: Pa
     del weights["stop_head.weight"]
     save_file(weights, broken / "model.safetensors")
     _refused(CheckpointError, "stop_head.weight", broken, tmp_path / "bundle")
+
+
+def test_packages_are_compiled_where_the_compiler_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def compile_model(package: str, destination_path: str) -> None:
+        compiled.append(Path(package).name)
+        Path(destination_path).mkdir()
+
+    monkeypatch.setattr(compilation, "can_compile", lambda: True)
+    monkeypatch.setattr(import_coremltools().models.utils, "compile_model", compile_model)
+    workspace = Workspace(tmp_path / "bundle", {})
+    compilation.compile_packages(workspace, ["feat_encoder", "locdit_step"], ["fp16"])
+    assert compiled == ["feat_encoder.mlpackage", "locdit_step.mlpackage"]
+    assert {p.name for p in (workspace.folder / "fp16").iterdir()} == {
+        "feat_encoder.mlmodelc",
+        "locdit_step.mlmodelc",
+    }
+
+
+def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    program = "import sys; from voxcpm_runtime.cli import main; sys.exit(main())"
+    command = [sys.executable, "-W", "default", "-c", program, "convert", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_speaks_for_itself_alone(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    done = _command(tiny_checkpoint, "-o", tmp_path / "bundle", "--precision", "int8", "--max-length", 64)
+    assert done.returncode == 0
+    noise = re.compile(r"it/s|ops/s|passes/s|warn|deprecat|failed to load|\d+%\|", re.IGNORECASE)
+    assert [line for line in (done.stdout + done.stderr).splitlines() if noise.search(line)] == []
+    for expected in (*STEP_MODEL_NAMES, "No .mlmodelc" if sys.platform != "darwin" else "", "64 positions"):
+        assert expected in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing", "-o", "b"], "no checkpoint here"),
+        (["{checkpoint}", "-o", "b", "--precision", "fp8"], "expected one of fp16, int8, fp32"),
+        (["{checkpoint}", "-o", "b", "--max-length", "0"], "at least 1 position"),
+        (["{other}", "-o", "b"], "lm_config"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}')
+    done = _command(*(a.format(checkpoint=tiny_checkpoint, other=other) for a in arguments))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["other"]
