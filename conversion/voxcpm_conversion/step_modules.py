@@ -16,24 +16,16 @@ from voxcpm_conversion.modules.minicpm4 import MASKED, Rope, Stack, rope_table
 from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 
 
-class AudioVAEEncoderStep(nn.Module):
-    def __init__(self, encoder: Encoder) -> None:
+class AudioVAEStep(nn.Module):
+    """Either half of the AudioVAE: a chunk and the contexts before it -> its result and the contexts after it."""
+
+    def __init__(self, half: Encoder | Decoder) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.network = half
 
-    def forward(self, audio: Tensor, *before: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, chunk: Tensor, *before: Tensor) -> tuple[Tensor, ...]:
         contexts = Contexts(before)
-        return self.encoder(audio, contexts), *contexts.after
-
-
-class AudioVAEDecoderStep(nn.Module):
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__()
-        self.decoder = decoder
-
-    def forward(self, latents: Tensor, *before: Tensor) -> tuple[Tensor, ...]:
-        contexts = Contexts(before)
-        return self.decoder(latents, contexts), *contexts.after
+        return self.network(chunk, contexts), *contexts.after
 
 
 class _Rope(nn.Module):
@@ -126,8 +118,8 @@ class LocDiTStep(nn.Module):
 StepBuilder = Callable[[VoxCPMModules, Architecture, StepSizes], nn.Module]
 
 STEP_BUILDERS: dict[str, StepBuilder] = {
-    names.AUDIO_VAE_ENCODER: lambda m, a, sizes: AudioVAEEncoderStep(m.audio_vae.encoder),
-    names.AUDIO_VAE_DECODER: lambda m, a, sizes: AudioVAEDecoderStep(m.audio_vae.decoder),
+    names.AUDIO_VAE_ENCODER: lambda m, a, sizes: AudioVAEStep(m.audio_vae.encoder),
+    names.AUDIO_VAE_DECODER: lambda m, a, sizes: AudioVAEStep(m.audio_vae.decoder),
     names.FEAT_ENCODER: lambda m, a, sizes: FeatEncoderStep(m.feat_encoder, m.enc_to_lm_proj, a),
     names.BASE_LM_STEP: lambda m, a, sizes: BaseLMStep(
         _CachedStack(m.base_lm, a, a.base_lm, sizes.kv_length), m.fsq_layer, m.stop_proj, m.stop_head
