@@ -107,8 +107,7 @@ class Call:
         return argument if isinstance(argument, str) else None
 
     def type(self, name: str) -> TensorType:
-        argument = self._argument(name)
-        return self._types[argument] if isinstance(argument, str) else argument.type
+        return self._type(self._argument(name))
 
     def shape(self, name: str) -> tuple[int | None, ...]:
         return self.type(name).shape
@@ -116,8 +115,8 @@ class Call:
     def rank(self, name: str) -> int:
         return len(self.shape(name))
 
-    def output_type(self, index: int = 0) -> TensorType:
-        return self.operation.outputs[index][1]
+    def ranks(self, name: str) -> list[int]:
+        return [len(self._type(argument).shape) for argument in self.operation.inputs[name]]
 
     def tensor(self, name: str) -> str:
         """ONNX name of an input's value."""
@@ -153,6 +152,9 @@ class Call:
     def _argument(self, name: str) -> Argument:
         (argument,) = self.operation.inputs[name]
         return argument
+
+    def _type(self, argument: Argument) -> TensorType:
+        return self._types[argument] if isinstance(argument, str) else argument.type
 
     def _constant(self, argument: Argument) -> Constant | None:
         return self._constants.get(argument) if isinstance(argument, str) else argument

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from voxcpm_runtime.portable.graph import Operator
 
-from . import convolution, elementwise, gather, linear, reductions, shape, slicing, weights
+from . import convolution, elementwise, indexing, linear, reductions, shape, weights
 
 OPERATORS: dict[str, Operator] = {
     **elementwise.OPERATORS,
@@ -16,14 +16,13 @@ OPERATORS: dict[str, Operator] = {
     **linear.OPERATORS,
     **convolution.OPERATORS,
     **shape.OPERATORS,
-    **slicing.OPERATORS,
-    **gather.OPERATORS,
+    **indexing.OPERATORS,
     **weights.OPERATORS,
 }
 
 DEQUANTIZE = weights.DEQUANTIZE
 
 # Operations that only move values: of fp16 tensors they make fp16 tensors, without a rounding.
-VALUE_PRESERVING = frozenset({*shape.OPERATORS, *slicing.OPERATORS, *gather.OPERATORS, "identity"})
+VALUE_PRESERVING = frozenset({*shape.OPERATORS, *indexing.OPERATORS, "identity"})
 
 __all__ = ["DEQUANTIZE", "OPERATORS", "VALUE_PRESERVING"]

@@ -10,19 +10,12 @@ from voxcpm_runtime.portable.graph import Call, Operator
 
 UNARY = {
     "abs": "Abs",
-    "ceil": "Ceil",
     "cos": "Cos",
-    "erf": "Erf",
     "exp": "Exp",
-    "floor": "Floor",
     "identity": "Identity",
-    "logical_not": "Not",
-    "relu": "Relu",
     "round": "Round",
     "sigmoid": "Sigmoid",
-    "sign": "Sign",
     "sin": "Sin",
-    "softplus": "Softplus",
     "sqrt": "Sqrt",
     "tanh": "Tanh",
 }
@@ -35,8 +28,6 @@ BINARY = {
     "less": "Less",
     "less_equal": "LessOrEqual",
     "logical_and": "And",
-    "logical_or": "Or",
-    "logical_xor": "Xor",
     "maximum": "Max",
     "minimum": "Min",
     "mul": "Mul",
@@ -55,8 +46,6 @@ CAST_TARGETS = {
     "int32": TensorProto.INT32,
     "bool": TensorProto.BOOL,
 }
-
-GELU_MODES = {"EXACT": "none", "TANH_APPROXIMATION": "tanh"}
 
 
 def _unary(kind: str) -> Operator:
@@ -82,43 +71,6 @@ def _clip(call: Call) -> str:
     return call.emit("Min", x, call.scalar(beta)) if beta < math.inf else call.emit("Identity", x)
 
 
-def _floor_div(call: Call) -> str:
-    """Rounds towards minus infinity, as Python's //; ONNX's integer Div truncates, so integers go through Mod."""
-    x, y = call.tensor("x"), call.tensor("y")
-    if _is_float(call):
-        return call.emit("Floor", call.emit("Div", x, y))
-    return call.emit("Div", call.emit("Sub", x, call.emit("Mod", x, y)), y)
-
-
-def _gelu(call: Call) -> str:
-    mode = call.static("mode", "EXACT")
-    if mode not in GELU_MODES:
-        raise call.refuse(f"mode {mode}")
-    return call.emit("Gelu", call.tensor("x"), approximate=GELU_MODES[mode])
-
-
-def _inverse(call: Call) -> str:
-    """1 / (x + epsilon)."""
-    return call.emit("Reciprocal", _with_epsilon(call, 1e-4))
-
-
-def _log(call: Call) -> str:
-    """log(x + epsilon)."""
-    return call.emit("Log", _with_epsilon(call, 1e-45))
-
-
-def _mod(call: Call) -> str:
-    """Takes the sign of the divisor, as Python's %; ONNX's Mod does so for integers only."""
-    x, y = call.tensor("x"), call.tensor("y")
-    if not _is_float(call):
-        return call.emit("Mod", x, y)
-    return call.emit("Sub", x, call.emit("Mul", call.emit("Floor", call.emit("Div", x, y)), y))
-
-
-def _not_equal(call: Call) -> str:
-    return call.emit("Not", call.emit("Equal", call.tensor("x"), call.tensor("y")))
-
-
 def _pow(call: Call) -> str:
     x = call.tensor("x")
     if call.is_constant("y") and call.static("y") == 2:
@@ -128,7 +80,8 @@ def _pow(call: Call) -> str:
 
 def _rsqrt(call: Call) -> str:
     """1 / sqrt(x + epsilon)."""
-    return call.emit("Reciprocal", call.emit("Sqrt", _with_epsilon(call, 1e-12)))
+    shifted = call.emit("Add", call.tensor("x"), call.scalar(call.static("epsilon", 1e-12)))
+    return call.emit("Reciprocal", call.emit("Sqrt", shifted))
 
 
 def _select(call: Call) -> str:
@@ -145,26 +98,11 @@ def _square(call: Call) -> str:
     return call.emit("Mul", x, x)
 
 
-def _with_epsilon(call: Call, default: float) -> str:
-    epsilon = call.static("epsilon", default)
-    return call.emit("Add", call.tensor("x"), call.scalar(epsilon))
-
-
-def _is_float(call: Call) -> bool:
-    return call.output_type().dtype in {"FLOAT16", "FLOAT32"}
-
-
 OPERATORS: dict[str, Operator] = {
     **{mil: _unary(kind) for mil, kind in UNARY.items()},
     **{mil: _binary(kind) for mil, kind in BINARY.items()},
     "cast": _cast,
     "clip": _clip,
-    "floor_div": _floor_div,
-    "gelu": _gelu,
-    "inverse": _inverse,
-    "log": _log,
-    "mod": _mod,
-    "not_equal": _not_equal,
     "pow": _pow,
     "rsqrt": _rsqrt,
     "select": _select,

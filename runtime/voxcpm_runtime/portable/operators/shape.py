@@ -1,49 +1,23 @@
-"""Operations that rearrange, join, repeat or create tensors without arithmetic on their values."""
+"""Operations that rearrange, split, join or count elements, without arithmetic on their values."""
 
 from __future__ import annotations
 
-import numpy as np
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from voxcpm_runtime.portable.graph import Call, Operator
-from voxcpm_runtime.portable.lowered import GRAPH_DTYPES
-
-PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 
 
 def _concat(call: Call) -> str:
+    """Tensors joined along an axis; scalars, which have none, make a vector."""
     if call.static("interleave", False):
         raise call.refuse("interleave")
+    if 0 in call.ranks("values"):
+        return _stacked(call, axis=0)
     return call.emit("Concat", *call.tensors("values"), axis=call.static("axis"))
 
 
 def _expand_dims(call: Call) -> str:
     return call.emit("Unsqueeze", call.tensor("x"), call.indices("axes"))
-
-
-def _fill(call: Call) -> str:
-    return _filled(call, call.indices("shape"))
-
-
-def _fill_like(call: Call) -> str:
-    return _filled(call, call.emit("Shape", call.tensor("ref_tensor")))
-
-
-def _filled(call: Call, shape: str) -> str:
-    value = np.array([call.static("value", 0)], GRAPH_DTYPES[call.output_type().dtype])
-    return call.emit("ConstantOfShape", shape, value=numpy_helper.from_array(value))
-
-
-def _pad(call: Call) -> str:
-    """MIL's pads are (before, after) for each of the last axes."""
-    mode = call.static("mode", "constant")
-    if mode not in PAD_MODES:
-        raise call.refuse(f"mode {mode}")
-    pad = call.static("pad")
-    axes = call.graph.integers(range(-(len(pad) // 2), 0))
-    amounts = call.graph.integers(pad[0::2] + pad[1::2])
-    value = call.scalar(call.static("constant_val", 0), GRAPH_DTYPES[call.output_type().dtype])
-    return call.emit("Pad", call.tensor("x"), amounts, value, axes, mode=PAD_MODES[mode])
 
 
 def _range(call: Call) -> str:
@@ -74,13 +48,12 @@ def _squeeze(call: Call) -> str:
 
 
 def _stack(call: Call) -> str:
-    axis = call.static("axis")
+    return _stacked(call, call.static("axis"))
+
+
+def _stacked(call: Call, axis: int) -> str:
     axes = call.graph.integers([axis])
     return call.emit("Concat", *(call.emit("Unsqueeze", x, axes) for x in call.tensors("values")), axis=axis)
-
-
-def _tile(call: Call) -> str:
-    return call.emit("Tile", call.tensor("x"), call.indices("reps"))
 
 
 def _transpose(call: Call) -> str:
@@ -91,15 +64,11 @@ def _transpose(call: Call) -> str:
 OPERATORS: dict[str, Operator] = {
     "concat": _concat,
     "expand_dims": _expand_dims,
-    "fill": _fill,
-    "fill_like": _fill_like,
-    "pad": _pad,
     "range_1d": _range,
     "reshape": _reshape,
     "shape": _shape,
     "split": _split,
     "squeeze": _squeeze,
     "stack": _stack,
-    "tile": _tile,
     "transpose": _transpose,
 }

@@ -1,4 +1,4 @@
-"""Slices by bounds and strides."""
+"""Reading and writing at positions: slices, gathers and scatters."""
 
 from __future__ import annotations
 
@@ -58,13 +58,32 @@ def _whole_axis(stride: int) -> tuple[int, int]:
     return (0, END) if stride > 0 else (END, BEFORE_START)
 
 
-def _slice_by_size(call: Call) -> str:
-    """`size` elements from `begin` on; size −1 reaches to the end."""
-    graph = call.graph
-    begin, size = call.indices("begin"), call.indices("size")
-    to_end = graph.emit("Equal", size, graph.integers(-1))
-    end = graph.emit("Where", to_end, graph.integers(END), graph.emit("Add", begin, size))
-    return graph.emit("Slice", call.tensor("x"), begin, end)
+def _gather(call: Call) -> str:
+    if call.static("batch_dims", 0):
+        raise call.refuse("batch_dims other than 0")
+    return call.emit("Gather", call.tensor("x"), call.tensor("indices"), axis=call.static("axis", 0))
 
 
-OPERATORS: dict[str, Operator] = {"slice_by_index": _slice_by_index, "slice_by_size": _slice_by_size}
+def _scatter(call: Call) -> str:
+    """Slices of `updates` replace slices of `data` at 1-D `indices` along an axis."""
+    mode = call.static("mode", "add")
+    if mode != "update":
+        raise call.refuse(f"mode {mode}")
+    rank = call.rank("data")
+    axis = call.static("axis", 0) % rank
+    data, indices, updates = call.tensor("data"), call.indices("indices"), call.tensor("updates")
+    if axis == 0:
+        rows = call.emit("Unsqueeze", indices, call.graph.integers([-1]))
+        return call.emit("ScatterND", data, rows, updates)
+    column = np.ones(rank, np.int64)
+    column[axis] = -1
+    column_name = call.emit("Reshape", indices, call.graph.integers(column))
+    everywhere = call.emit("Expand", column_name, call.emit("Shape", updates))
+    return call.emit("ScatterElements", data, everywhere, updates, axis=axis)
+
+
+OPERATORS: dict[str, Operator] = {
+    "gather": _gather,
+    "scatter": _scatter,
+    "slice_by_index": _slice_by_index,
+}
