@@ -63,7 +63,7 @@ def test_the_seed_decides_and_the_depth_does_not(tmp_path: Path, tokenizer: Path
     ]
     first, again, deep, other = (Checkpoint.open(folder) for folder in folders)
     assert first.sha256() == again.sha256() != other.sha256()
-    name = "base_lm.layers.1.mlp.down_proj.weight"
+    name = "base_lm.layers.1.mlp.gate_proj.weight"
     assert torch.equal(first.tensor(name), deep.tensor(name))
     assert not torch.equal(first.tensor(name), other.tensor(name))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from voxcpm_runtime.portable.graph import CONTRIB, Call, Operator
 
 from .weights import quantized_matmul
@@ -13,7 +15,14 @@ def _linear(call: Call) -> str:
     if product is None:
         # The contrib form multiplies by the transpose as it is stored: no transposed copy at load.
         product = call.emit("FusedMatMul", call.tensor("x"), call.tensor("weight"), domain=CONTRIB, transB=1)
-    return call.emit("Add", product, call.tensor("bias")) if call.has("bias") else product
+    # coremltools gives a product without bias one of zeros.
+    if not call.has("bias") or _is_zero(call, "bias"):
+        return product
+    return call.emit("Add", product, call.tensor("bias"))
+
+
+def _is_zero(call: Call, name: str) -> bool:
+    return call.is_constant(name) and not np.any(call.static(name))
 
 
 def _matmul(call: Call) -> str:
