@@ -1,6 +1,6 @@
 """A bundle beside upstream's PyTorch code on the same checkpoint: decode, prefill, memory, as ratios.
 
-    python benchmarks/against_pytorch.py BUNDLE CHECKPOINT [--patches 12] [--rounds 3] [--json]
+    python benchmarks/against_pytorch.py BUNDLE CHECKPOINT [--patches 32] [--rounds 3] [--json]
 
 Each measurement is a process of its own with the same number of threads. The contenders take turns, so that a
 machine whose speed drifts slows them alike; medians over the rounds are compared.
@@ -28,7 +28,10 @@ def main() -> None:
     if arguments.contender:
         print(json.dumps(_measure(arguments)))
         return
-    contenders = [*(f"bundle {p}" for p in arguments.precision), "upstream float32", "upstream bfloat16"]
+    contenders = [
+        *(f"bundle {p}" for p in arguments.precision),
+        *(f"upstream {d}" for d in arguments.upstream),
+    ]
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for _ in range(arguments.rounds):
         for name in contenders:
@@ -49,7 +52,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("bundle")
     parser.add_argument("checkpoint")
     parser.add_argument("--precision", nargs="+", default=["int8", "fp16"])
-    parser.add_argument("--patches", type=int, default=12)
+    parser.add_argument(
+        "--upstream", nargs="+", default=["float32", "bfloat16"], help="dtypes; float32 is needed"
+    )
+    parser.add_argument(
+        "--patches", type=int, default=32, help="spoken; the text's own length at 1.5 is about 32"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--json", action="store_true")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -42,19 +42,20 @@ def encode_audio(
     return np.ascontiguousarray(np.concatenate(patches), np.float32)
 
 
-def decode_patches(
-    decoder: StepFunction, patches: Iterable[Latents], context: Iterable[Latents] = ()
-) -> Iterator[Audio]:
-    """The audio of each patch (frames, latent_dim), after patches of context whose audio is left out.
+def patch_decoder(decoder: StepFunction, context: Iterable[Latents] = ()) -> Callable[[Latents], Audio]:
+    """A function from each next patch (frames, latent_dim) to its audio, after patches of context that are only heard.
 
     One patch a call, also when all are known: longer chunks round differently, and streaming is to give exactly the
     samples that offline generation gives.
     """
     state = decoder.new_state()
+
+    def decode(patch: Latents) -> Audio:
+        return decoder({"latents": _frames(patch)}, state)["audio"][0, 0]
+
     for patch in context:
-        decoder({"latents": _frames(patch)}, state)
-    for patch in patches:
-        yield decoder({"latents": _frames(patch)}, state)["audio"][0, 0]
+        decode(patch)
+    return decode
 
 
 def _frames(patch: Latents) -> Latents:

@@ -6,7 +6,7 @@ embed ─► base LM ─► hidden (text) or fsq_hidden (audio) ─┬─► DiT
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from voxcpm_constants.step_models import (
     RESIDUAL_LM_STEP,
     StepSizes,
 )
-from voxcpm_runtime.audio_vae import CONTEXT_PATCHES, Audio, decode_patches, encode_audio, pad_to_patches
+from voxcpm_runtime.audio_vae import CONTEXT_PATCHES, Audio, encode_audio, pad_to_patches, patch_decoder
 from voxcpm_runtime.backends import StepFunction
 from voxcpm_runtime.chunks import plan_chunks
 from voxcpm_runtime.flow_matching import solve
@@ -159,10 +159,10 @@ class Driver:
                 "hidden"
             ][0]
 
-    def decode(self, patches: Items[Latents] | Iterator[Latents], sequence: Sequence) -> Iterator[Audio]:
-        """The audio of each generated patch, as it comes; the prompt's own is left out."""
+    def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
+        """A function from each generated patch, in order, to its audio; it has heard the prompt's end."""
         context = sequence.decoder_context(CONTEXT_PATCHES[self.architecture.architecture])
-        return decode_patches(self.models[AUDIO_VAE_DECODER], patches, context)
+        return patch_decoder(self.models[AUDIO_VAE_DECODER], context)
 
     def embed_tokens(self, tokens: npt.NDArray[np.int32]) -> Floats:
         """Text embeddings (tokens, hidden). Raises InputError for an id beyond the vocabulary."""

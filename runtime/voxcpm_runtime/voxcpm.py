@@ -17,7 +17,8 @@ from voxcpm_runtime.audio_file import Audio, AudioSource
 from voxcpm_runtime.audio_vae import CONTEXT_PATCHES
 from voxcpm_runtime.backends import Backend, load_step_models
 from voxcpm_runtime.bundle import Bundle, open_bundle
-from voxcpm_runtime.driver import Driver, NoiseSource, Patch
+from voxcpm_runtime.driver import Driver, NoiseSource, Patch, Prefilled
+from voxcpm_runtime.one_ahead import one_ahead
 from voxcpm_runtime.options import GenerationOptions, checked_options
 from voxcpm_runtime.request import Request, build_request
 from voxcpm_runtime.sequence import Latents
@@ -148,27 +149,25 @@ class VoxCPM:
         seed = _checked_seed(seed, rng)
         started = time.perf_counter()
         prefilled = self.driver.prefill(request.sequence)
-        patches: list[Patch] = []
+        spoken: list[tuple[Patch, Audio]] = []
         attempt = 0
-        while attempt == 0 or (attempt < _attempts(request.options) and self._is_bad(len(patches), request)):
+        while attempt == 0 or (attempt < _attempts(request.options) and self._is_bad(len(spoken), request)):
             noise = rng if rng is not None else np.random.default_rng(_seed_of(seed, attempt))
             attempt += 1
             began = started if attempt == 1 else time.perf_counter()
-            patches = []
-            for patch in self.driver.generate_patches(prefilled, request.options, noise, request.limit):
-                patches.append(patch)
-                self._tell(progress, len(patches), began, attempt)
-        _warn_if_cut(request, patches)
-        audio = np.concatenate(
-            list(self.driver.decode([patch.latents for patch in patches], request.sequence))
-        )
+            spoken = []
+            for patch, audio in self._attempt(request, prefilled, noise):
+                spoken.append((patch, audio))
+                self._tell(progress, len(spoken), began, attempt)
+        last = spoken[-1][0]
+        _warn_if_cut(request, last)
         return Speech(
-            audio=audio,
+            audio=np.concatenate([audio for _, audio in spoken]),
             sample_rate=self.sample_rate,
-            latents=np.stack([patch.latents for patch in patches]),
+            latents=np.stack([patch.latents for patch, _ in spoken]),
             seed=None if seed is None else seed + attempt - 1,
             attempts=attempt,
-            stopped=patches[-1].stops,
+            stopped=last.stops,
             elapsed_seconds=time.perf_counter() - started,
         )
 
@@ -211,17 +210,19 @@ class VoxCPM:
     ) -> Iterator[Audio]:
         started = time.perf_counter()
         prefilled = self.driver.prefill(request.sequence)
-        patches: list[Patch] = []
-
-        def latents() -> Iterator[Latents]:
-            for patch in self.driver.generate_patches(prefilled, request.options, noise, request.limit):
-                patches[:] = [patch]
-                yield patch.latents
-
-        for audio in self.driver.decode(latents(), request.sequence):
-            self._tell(progress, patches[-1].index + 1, started, 1)
+        for patch, audio in self._attempt(request, prefilled, noise):
+            self._tell(progress, patch.index + 1, started, 1)
             yield audio
-        _warn_if_cut(request, patches)
+        _warn_if_cut(request, patch)
+
+    def _attempt(
+        self, request: Request, prefilled: Prefilled, noise: NoiseSource
+    ) -> Iterator[tuple[Patch, Audio]]:
+        """Each patch with its audio, which is decoded while the next patch is predicted."""
+        decode = self.driver.patch_decoder(request.sequence)
+        patches = self.driver.generate_patches(prefilled, request.options, noise, request.limit)
+        for patch in one_ahead(patches):
+            yield patch, decode(patch.latents)
 
     def _tell(self, progress: ProgressCallback | None, patches: int, started: float, attempt: int) -> None:
         if progress is not None:
@@ -261,8 +262,7 @@ def _seed_of(seed: int | None, attempt: int) -> int | None:
     return None if seed is None else seed + attempt
 
 
-def _warn_if_cut(request: Request, patches: list[Patch]) -> None:
-    last = patches[-1]
+def _warn_if_cut(request: Request, last: Patch) -> None:
     if request.limited_by_cache and not last.stops and last.index + 1 == request.limit:
         warnings.warn(
             f"the speech was cut off after {request.limit} patches: the KV cache is full; "

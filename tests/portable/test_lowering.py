@@ -194,6 +194,34 @@ def test_int8_convolution_weights_are_unpacked(lab: Any, rng: np.random.Generato
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(512, 256, 8), (32, 16, 8)], ids=["large", "small"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_int8_transposed_convolution(
+    lab: Any, rng: np.random.Generator, shape: tuple[int, int, int], bias: bool
+) -> None:
+    """Large weights stay 8-bit in a product of whole rows, small ones are unpacked; the result is the same."""
+    torch = pytest.importorskip("torch")
+    weight = rng.standard_normal(shape).astype(np.float32)
+    x = rng.standard_normal((1, shape[0], 5)).astype(np.float32)
+    offset = 30 * rng.standard_normal(shape[1]).astype(np.float32)
+    options = {"strides": [4], **({"bias": offset} if bias else {})}
+
+    def build(x: Any) -> Any:
+        return lab.mb.conv_transpose(x=x, weight=weight, **options)
+
+    package = lab.save(quantized(lab.convert(build, {"x": x})))
+    (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
+
+    by_output = weight.transpose(1, 0, 2)
+    rounded = int8_rows(by_output.reshape(shape[1], -1)).reshape(by_output.shape).transpose(1, 0, 2)
+    expected = torch.nn.functional.conv_transpose1d(
+        torch.from_numpy(x), torch.from_numpy(rounded.astype(np.float32)),
+        torch.from_numpy(offset) if bias else None, stride=4,
+    ).numpy()  # fmt: skip
+    assert relative_error(result, expected) < INT8_NOISE
+    assert (b"DynamicQuantizeMatMul" in load_lowered(package).model) == (shape[0] == 512)
+
+
 def test_fp16_weights_are_read_from_the_package(
     lab: Any, rng: np.random.Generator, private_cache: Path
 ) -> None:

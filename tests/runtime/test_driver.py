@@ -197,7 +197,8 @@ def test_the_decoder_hears_the_end_of_the_prompt_and_gives_only_what_follows(dri
     heard = np.concatenate([sequence.patches[-context:], generated]).reshape(-1, 4).T
     whole = decode({}, heard, architecture)
 
-    audio = list(driver.decode(list(generated), sequence))
+    next_audio = driver.patch_decoder(sequence)
+    audio = [next_audio(patch) for patch in generated]
 
     assert [len(piece) for piece in audio] == [architecture.patch_output_samples] * 4
     np.testing.assert_allclose(

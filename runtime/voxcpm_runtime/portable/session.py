@@ -16,6 +16,10 @@ from .state import State, rounded_to_fp16
 # Logged by ONNX Runtime from here up: errors.
 LOG_SEVERITY = 3
 
+# Earlier versions do not know `spin_duration_us`, and would spin until the next call.
+BOUNDED_SPINNING = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 26)
+SPIN_MICROSECONDS = "50"
+
 OPTIMIZATION = {
     "plain": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     # Folds constants, so that fp16 weights are unpacked once; merges nothing across a rounding.
@@ -130,9 +134,11 @@ def _open(
     options = ort.SessionOptions()
     options.log_severity_level = LOG_SEVERITY
     options.graph_optimization_level = OPTIMIZATION[mode]
-    # Several step models run in turn, each with threads of its own. Idle threads that spin take the cores from the
-    # model at work, and from other programs: up to tenfold time on a busy machine.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Several step models run, each with threads of its own. Idle threads that spin for long take the cores from the
+    # model at work, and from other programs: up to tenfold time on a busy machine. Spinning from one operation to the
+    # next saves a sixth (TRIALS.md).
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(BOUNDED_SPINNING)))
+    options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
     if threads is not None:
         options.intra_op_num_threads = threads
     mapped = map_weights(package)

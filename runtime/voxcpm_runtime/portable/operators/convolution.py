@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from voxcpm_runtime.portable.graph import Call, Operator
 
+from .weights import quantized_taps
+
 PAD_TYPES = {"valid", "custom"}
+
+# Weights that do not stay in a core's cache, so that reading them is what a transposed convolution's time goes to.
+LARGE_WEIGHT = 1 << 20
 
 
 def _conv(call: Call) -> str:
@@ -17,7 +23,40 @@ def _conv_transpose(call: Call) -> str:
     geometry = _geometry(call)
     if call.has("output_shape"):
         geometry["output_padding"] = _output_padding(call, geometry)
-    return call.emit("ConvTranspose", *_operands(call), **geometry)
+    return _overlap_add(call, geometry) or call.emit("ConvTranspose", *_operands(call), **geometry)
+
+
+def _overlap_add(call: Call, geometry: dict[str, Any]) -> str | None:
+    """A transposed convolution with kernel 2·stride and int8 weights: one integer product, its halves added up.
+
+    None for any other, and for small weights, where moving the halves costs more than it saves.
+    """
+    sizes = [size or 0 for size in call.shape("weight")]
+    outputs, stride = sizes[1], geometry["strides"][0]
+    plain = {"output_padding": [0], **geometry} == {
+        "group": 1, "strides": [stride], "dilations": [1], "pads": [0, 0], "output_padding": [0],
+    }  # fmt: skip
+    if not plain or call.shape("x")[0] != 1 or sizes[2:] != [2 * stride] or math.prod(sizes) < LARGE_WEIGHT:
+        return None
+    taps = quantized_taps(call, "weight", call.emit("Transpose", call.tensor("x"), perm=[0, 2, 1]))
+    if taps is None:
+        return None
+    integers = call.graph.integers
+    # (1, frames, out · 2 · stride) -> (2, out, frames, stride), the two halves of what each frame adds
+    halves = call.emit("Reshape", taps, integers([-1, outputs, 2, stride]))
+    halves = call.emit("Transpose", halves, perm=[2, 1, 0, 3])
+    halves = call.emit("Reshape", halves, integers([2, outputs, -1]))
+    first, second = (
+        call.emit("Slice", halves, integers([i]), integers([i + 1]), integers([0])) for i in range(2)
+    )
+    added = call.emit(
+        "Add",
+        call.emit("Pad", first, integers([0, 0, 0, 0, 0, stride])),
+        call.emit("Pad", second, integers([0, 0, stride, 0, 0, 0])),
+    )
+    if not call.has("bias"):
+        return added
+    return call.emit("Add", added, call.emit("Unsqueeze", call.tensor("bias"), integers([1])))
 
 
 def _operands(call: Call) -> list[str]:

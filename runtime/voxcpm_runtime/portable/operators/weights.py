@@ -33,7 +33,7 @@ _SMALLEST_PEAK = 1e-30
 
 @dataclass(frozen=True)
 class _Quantized:
-    """An int8 weight (columns, rows) when `transposed`, else (rows, columns), with one scale a column."""
+    """An int8 weight (columns, rows) when `transposed`, else (rows, columns...), with one scale a column."""
 
     blob: Blob
     transposed: bool
@@ -41,7 +41,7 @@ class _Quantized:
 
     @property
     def columns(self) -> int:
-        return self.blob.shape[0 if self.transposed else 1]
+        return len(self.scales)
 
     @property
     def rows(self) -> int:
@@ -50,6 +50,8 @@ class _Quantized:
     def stored(self, call: Call, *, transposed: bool) -> str:
         """The weight as uint8 with zero point 128, in the layout asked for."""
         value = call.graph.weight(self.blob, np.dtype(np.uint8))
+        if len(self.blob.shape) > 2:
+            value = call.emit("Reshape", value, call.graph.integers([self.rows, self.columns]))
         value = value if self.transposed == transposed else call.emit("Transpose", value, perm=[1, 0])
         # Two's complement int8 with its top bit flipped is the same number as uint8 with zero point 128.
         return call.emit("BitwiseXor", value, call.scalar(0x80, np.uint8))
@@ -60,21 +62,38 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
 
     `weight` names the input that holds W: (out, in) when `transposed`, else (in, out).
     """
+    quantized = _quantized(call, weight, channel_axis=0 if transposed else 1)
+    if quantized is None or len(quantized.blob.shape) != 2:
+        return None
+    if _least_rows(call) >= WHOLE_ROWS:
+        return _whole_row_product(call, call.tensor("x"), quantized)
+    return _block_product(call, quantized)
+
+
+def quantized_taps(call: Call, weight: str, x: str) -> str | None:
+    """What each frame of x (1, frames, in) adds around it, (1, frames, out · taps), W (in, out, taps) kept 8-bit.
+
+    None when W is not an int8 weight that this can hold.
+    """
+    quantized = _quantized(call, weight, channel_axis=1)
+    return None if quantized is None else _whole_row_product(call, x, quantized)
+
+
+def _quantized(call: Call, weight: str, channel_axis: int) -> _Quantized | None:
+    """The int8 weight behind an input, when it has one scale for each channel of that axis."""
     operation = call.dequantized.get(call.reference(weight) or "")
     if operation is None or call.mode != "plain":
         return None
     data = operation.attributes["quantized_data"]
-    channel_axis = 0 if transposed else 1
-    if data.type.dtype != "INT8" or len(data.type.shape) != 2 or not isinstance(data.data, Blob):
+    if data.type.dtype != "INT8" or not isinstance(data.data, Blob):
         return None
     if _axis(call, operation) != channel_axis or np.any(call.array(operation.attributes["zero_point"])):
         return None
     scale = call.array(operation.attributes["scale"]).astype(np.float32)
-    columns = data.data.shape[channel_axis]
-    quantized = _Quantized(data.data, transposed, np.broadcast_to(scale, (columns,)))
-    if _least_rows(call) >= WHOLE_ROWS:
-        return _whole_row_product(call, quantized)
-    return _block_product(call, quantized)
+    channels, *taps = data.data.shape[channel_axis:] if channel_axis else data.data.shape[:1]
+    return _Quantized(
+        data.data, channel_axis == 0, np.broadcast_to(scale, (channels,)).repeat(math.prod(taps))
+    )
 
 
 def _least_rows(call: Call) -> int:
@@ -98,13 +117,12 @@ def _block_product(call: Call, weight: _Quantized) -> str | None:
     )  # fmt: skip
 
 
-def _whole_row_product(call: Call, weight: _Quantized) -> str:
+def _whole_row_product(call: Call, x: str, weight: _Quantized) -> str:
     """Rows scaled to a peak of 1, one integer product with unsigned factors, rows scaled back.
 
     The product quantises all rows with one scale; equal peaks make that a scale of each row's own. Unsigned, because
     the signed product saturates on processors without VNNI.
     """
-    x = call.tensor("x")
     peak = call.emit("ReduceMax", call.emit("Abs", x), call.graph.integers([-1]), keepdims=1)
     peak = call.emit("Max", peak, call.scalar(_SMALLEST_PEAK))
     product = call.emit(
