@@ -14,7 +14,7 @@ help:  ## this list
 venv: $(STAMP)  ## the environment, in .venv
 
 # torch goes first and by its exact version (see constraints.txt). Upstream's own requirements are gigabytes
-# that its model code does not use, so it comes without them.
+# that its model code does not use, so it comes without them; of Resemblyzer only the trained network is used.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "error: Python 3.10 or newer is needed, $(PYTHON) is older or missing; name another: make PYTHON=python3.12" >&2; exit 2; }
@@ -23,8 +23,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing PyTorch"
 	@$(PIP) torch==2.13.0
 	@echo "Installing voxcpm-coreml and what it needs"
-	@$(PIP) -e '.[convert,validate,dev]'
-	@$(PIP) --no-deps voxcpm==2.0.3
+	@$(PIP) -e '.[convert,validate,listen,dev]'
+	@$(PIP) --no-deps voxcpm==2.0.3 Resemblyzer==0.1.4
 	@touch $@
 
 lint: $(STAMP)  ## ruff: rules and format
@@ -40,8 +40,9 @@ test: lint types  ## lint, types and tests
 test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 	@$(BIN)/python -m pytest -m slow
 
-demo: $(STAMP)  ## convert, validate and speak: WAV, waveform and mel spectrogram in demo/
-	@$(BIN)/python -m voxcpm_validation.demo --output demo/
+TEXT ?= the river runs slowly to the sea.
+demo: $(STAMP)  ## convert, validate and speak: WAV and picture in demo/; make demo TEXT="what to say"
+	@$(BIN)/python -m voxcpm_validation.demo --output demo/ --text "$(TEXT)"
 
 clean:  ## remove the environment, caches and demo/
 	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache

@@ -14,10 +14,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Recorded speech, tokenizers and a small speaking checkpoint, kept beside the repository for their size."""
+    """Recorded speech and published configurations and vocabularies, kept beside the repository."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip(f"needs the recordings and checkpoints of ../{folder.relative_to(REPOSITORY.parent)}")
+        pytest.skip(f"needs the recordings and configurations of ../{folder.relative_to(REPOSITORY.parent)}")
     return folder
 
 
@@ -54,12 +54,11 @@ def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory,
 
 
 @pytest.fixture(scope="session")
-def speaking_bundle(shared_data: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """The small speaking checkpoint in all three precisions."""
-    checkpoint = shared_data / "checkpoint-flite-12m"
-    return _once(
-        tmp_path_factory, worker_id, "bundle-speaking", _convert(checkpoint, StepSizes(kv_length=512))
-    )
+def speaking_bundle(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The small speaking checkpoint of the tree in all three precisions."""
+    from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
+
+    return _once(tmp_path_factory, worker_id, "bundle-speaking", _convert(DEFAULT_CHECKPOINT, SIZES))
 
 
 def _synthesize(preset: str) -> Callable[[Path], object]:

@@ -170,7 +170,10 @@ def _startup_seconds(bundle: str | Path, precision: str | None, *, cold: bool) -
 
 
 def benchmark(
-    bundle: Annotated[str, typer.Argument(help="Bundle folder, or a hub id.")],
+    bundle: Annotated[
+        str | None,
+        typer.Argument(help="Folder of a bundle, or its hub id (org/name). Default: a small voice."),
+    ] = None,
     precision: Annotated[
         str | None, typer.Option(help="int8, fp16 or fp32; the first that is there by default.")
     ] = None,
@@ -183,9 +186,9 @@ def benchmark(
 ) -> None:
     """Time a bundle: each step model, prefill, speech, start-up, memory."""
     # Opened once before any timing: a bad bundle is one line, not a failed child process.
-    VoxCPM.from_bundle(bundle, precision=precision, threads=threads)
+    folder = VoxCPM.from_bundle(bundle, precision=precision, threads=threads).bundle.folder
     measured = measure(
-        bundle, precision, text=text, patches=patches, repeats=repeats, threads=threads, cold=cold
+        folder, precision, text=text, patches=patches, repeats=repeats, threads=threads, cold=cold
     )
     if json:
         typer.echo(measured.model_dump_json(indent=1))

@@ -21,6 +21,7 @@ from voxcpm_constants.manifest import (
     check_files,
 )
 from voxcpm_constants.step_models import PRECISIONS, Precision, declare_step_models
+from voxcpm_runtime.default_bundle import default_bundle
 from voxcpm_runtime.tokenizer import TextTokenizer
 from voxcpm_runtime.verified_files import check_digests
 
@@ -46,8 +47,8 @@ class Bundle:
         return self.manifest.architecture
 
 
-def open_bundle(path: str | Path, precision: str | None = None, *, verify: bool = False) -> Bundle:
-    """Open a bundle's folder, or download one of the hub (`organisation/name`) that is no folder here.
+def open_bundle(path: str | Path | None, precision: str | None = None, *, verify: bool = False) -> Bundle:
+    """Open a bundle's folder, download one of the hub (`organisation/name`), or take the default one.
 
     Sizes of all files of the precision are compared with the manifest, and their digests too: each file is hashed
     once, and again when it has changed. verify: hash all files now, of every precision.
@@ -89,8 +90,13 @@ def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Pre
     )
 
 
-def locate_bundle(path: str | Path, precision: str | None = None) -> Path:
-    """The folder of a bundle; one of the hub is downloaded, in one precision. Raises BundleError."""
+def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path:
+    """The folder of a bundle; one of the hub is downloaded, in one precision; None is the default bundle.
+
+    Raises BundleError, and InputError where there is no default.
+    """
+    if path is None:
+        return default_bundle()
     folder = Path(path).expanduser()
     if folder.exists() or not _HUB_ID.fullmatch(str(path)):
         return folder

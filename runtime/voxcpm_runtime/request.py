@@ -10,6 +10,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio_file import Audio, AudioSource, read_audio
 from voxcpm_runtime.bundle import Bundle
 from voxcpm_runtime.driver import Driver
+from voxcpm_runtime.letters import spelled, spelled_transcript
 from voxcpm_runtime.options import GenerationOptions, patch_bound, patch_limit
 from voxcpm_runtime.sequence import Sequence, build_sequence
 
@@ -44,8 +45,8 @@ def build_request(
     does not know are warned of.
     """
     a = bundle.architecture
-    target = normalized_text(text, "text")
-    transcript = _transcript(prompt_audio is not None, prompt_text)
+    target = spelled(normalized_text(text, "text"), bundle.tokenizer)
+    transcript = spelled_transcript(_transcript(prompt_audio is not None, prompt_text), bundle.tokenizer)
     if reference_audio is not None and a.architecture != "voxcpm2":
         raise InputError(
             "a reference voice needs VoxCPM2, and this bundle is of an earlier VoxCPM; give a prompt"

@@ -80,7 +80,8 @@ class TextTokenizer:
         known = {
             index
             for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True)
-            if token != self._unknown
+            # A prepended word start claims the first character's place.
+            if token != self._unknown and (token != _WORD_START or text[start:end].isspace())
             for index in range(start, end)
         }
         lost = (char for index, char in enumerate(text) if index not in known and not char.isspace())

@@ -85,14 +85,14 @@ class VoxCPM:
     @classmethod
     def from_bundle(
         cls,
-        path: str | Path,
+        path: str | Path | None = None,
         precision: str | None = None,
         backend: Backend = "auto",
         threads: int | None = None,
         verify: bool = False,
         compute_units: str = "all",
     ) -> VoxCPM:
-        """Open a bundle's folder, or one of the hub (`organisation/name`), and load its step models.
+        """Open a bundle's folder, one of the hub (`organisation/name`) or the default one, and load its step models.
 
         precision: "int8", "fp16" or "fp32"; by default the first of these that the bundle has. backend: "coreml",
         "portable", or "auto", Core ML on a Mac. threads: of one operation, portable only. verify: hash every file.

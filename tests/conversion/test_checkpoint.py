@@ -13,6 +13,7 @@ from torch import nn
 
 from voxcpm_constants.errors import CheckpointError
 from voxcpm_conversion.checkpoint import Checkpoint, check_weights, fold_weight_norm
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_conversion.modules.voxcpm import empty_modules, expected_shapes
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
@@ -284,8 +285,8 @@ def test_a_hub_id_opens_the_snapshot_and_records_its_commit(
     assert (source.checkpoint, source.revision) == ("openbmb/VoxCPM1.5", "0123abcd")
 
 
-def test_the_small_speaking_checkpoint_fits(shared_data: Path) -> None:
-    checkpoint = Checkpoint.open(shared_data / "checkpoint-flite-12m")
+def test_the_small_speaking_checkpoint_fits() -> None:
+    checkpoint = Checkpoint.open(DEFAULT_CHECKPOINT)
     check_weights(checkpoint.shapes(), expected_shapes(checkpoint.architecture))
     assert sorted(checkpoint.tokenizer_files()) == [
         "special_tokens_map.json",

@@ -223,7 +223,7 @@ def decode() -> Callable[..., np.ndarray]:
     return fake_decode
 
 
-CHARACTERS = "abcdefghijklmnopqrstuvwxyz.,!? "
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!? "
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import BundleError
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.tokenizer import TextTokenizer
 
 TEXTS = [
@@ -118,8 +119,8 @@ def test_settings_of_the_configuration_are_obeyed(published, llama, tmp_path, ch
         assert ours(text) == theirs(text), text
 
 
-def test_a_tokeniser_with_its_own_normaliser_runs_as_it_stands(shared_data, as_it_stands, llama):
-    folder = shared_data / "checkpoint-flite-12m"
+def test_a_tokeniser_with_its_own_normaliser_runs_as_it_stands(as_it_stands, llama):
+    folder = DEFAULT_CHECKPOINT
     ours = TextTokenizer.from_folder(folder)
     theirs, fifth = as_it_stands(folder), llama(folder)
 
@@ -130,13 +131,14 @@ def test_a_tokeniser_with_its_own_normaliser_runs_as_it_stands(shared_data, as_i
     assert ours("they went in opposite directions.") == fifth("they went in opposite directions.")
 
 
-def test_characters_without_a_token_are_told(shared_data, published):
-    assert (
-        TextTokenizer.from_folder(shared_data / "checkpoint-flite-12m").unknown_characters(
-            "Hello 你 there ☃☃."
-        )
-        == "你☃"
-    )
+def test_an_unknown_first_character_is_told():
+    tokenizer = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
+    assert tokenizer.unknown_characters("好 there") == "好"
+    assert tokenizer.unknown_characters(" there") == ""
+
+
+def test_characters_without_a_token_are_told(published):
+    assert TextTokenizer.from_folder(DEFAULT_CHECKPOINT).unknown_characters("Hello 你 there ☃☃.") == "你☃"
     assert TextTokenizer.from_folder(published).unknown_characters("Hello 你 ☃ \x01.") == ""
 
 

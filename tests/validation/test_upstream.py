@@ -11,6 +11,7 @@ import torch
 
 from voxcpm_constants.errors import InputError
 from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
 from voxcpm_validation.upstream import load_upstream, recorded_noise, upstream_generate
@@ -216,7 +217,7 @@ def test_randn_is_itself_again_afterwards() -> None:
     assert torch.randn is original
 
 
-def test_capitals_survive_a_tokenizer_that_lowers_them(shared_data: Path) -> None:
-    model = load_upstream(shared_data / "checkpoint-flite-12m")
+def test_capitals_survive_a_tokenizer_that_lowers_them() -> None:
+    model = load_upstream(DEFAULT_CHECKPOINT)
     assert model.text_tokenizer("HELLO.") == model.text_tokenizer("hello.")
     assert len(model.text_tokenizer("HELLO.")) == len("▁hello.")

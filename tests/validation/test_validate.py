@@ -8,14 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 from voxcpm_constants import step_models as names
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, package_path
 from voxcpm_constants.step_models import STEP_MODEL_NAMES
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.portable import PortableStepModel
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, compare_speech, speak_upstream
+from voxcpm_validation.listening import material, prompt_clip
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.report import Report
 from voxcpm_validation.upstream import load_upstream
@@ -85,9 +88,9 @@ def test_a_low_figure_is_a_failure(report: Report) -> None:
     assert "0.9000000 is below" in failures[0]
 
 
-def test_another_checkpoint_is_refused(tiny_bundle: Path, shared_data: Path) -> None:
+def test_another_checkpoint_is_refused(tiny_bundle: Path) -> None:
     with pytest.raises(InputError, match="not the checkpoint"):
-        validate_bundle(tiny_bundle, str(shared_data / "checkpoint-flite-12m"))
+        validate_bundle(tiny_bundle, str(DEFAULT_CHECKPOINT))
 
 
 def test_residual_stream_of_3e4_in_fp16_arithmetic(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
@@ -130,10 +133,8 @@ SENTENCES = (
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_says_what_upstream_says(
-    speaking_bundle: Path, shared_data: Path, precision: str, record_property: object
-) -> None:
-    model = load_upstream(shared_data / "checkpoint-flite-12m")
+def test_says_what_upstream_says(speaking_bundle: Path, precision: str, record_property: object) -> None:
+    model = load_upstream(DEFAULT_CHECKPOINT)
     tts = VoxCPM.from_bundle(speaking_bundle, precision=precision)
     waveforms, forced = [], []
     for seed, sentence in enumerate(SENTENCES):
@@ -149,11 +150,13 @@ def test_says_what_upstream_says(
     assert min(forced) > {"fp32": 0.9999, "fp16": 0.9999, "int8": 0.98}[precision], forced
 
 
-def test_continues_a_recorded_prompt_as_upstream_does(speaking_bundle: Path, shared_data: Path) -> None:
-    model = load_upstream(shared_data / "checkpoint-flite-12m")
+def test_continues_a_recorded_prompt_as_upstream_does(speaking_bundle: Path, tmp_path: Path) -> None:
+    model = load_upstream(DEFAULT_CHECKPOINT)
     tts = VoxCPM.from_bundle(speaking_bundle, precision="fp32")
-    prompt = shared_data / "audio" / "flite_rms_prompt.wav"
-    case = Case("continuation", SENTENCES[0], 3, prompt, "they went in opposite directions. ")
+    voice = next(voice for voice in material().voices if voice.continued)
+    prompt = tmp_path / "prompt.wav"
+    soundfile.write(prompt, *prompt_clip(voice))
+    case = Case("continuation", SENTENCES[0], 3, prompt, f"{voice.transcript} ")
     found = compare_speech(tts, case, speak_upstream(model, case))
     assert found.patches == found.upstream_patches
     assert found.free_running_latents.correlation >= 0.99999

@@ -1,11 +1,10 @@
-"""`make demo`: a small checkpoint becomes a bundle, is validated, and speaks; with a picture of what it said.
+"""`make demo`: the small checkpoint that comes along becomes a bundle, is validated, and speaks.
 
-The checkpoint is the small speaking one beside the repository where it lies there, else a synthetic one.
+A recogniser reads back what was said, and a picture shows it.
 """
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -13,16 +12,14 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
-from voxcpm_conversion.synthetic import write_synthetic_checkpoint
-from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, PRECISIONS, SIZES
 from voxcpm_runtime.audio_file import write_audio
 from voxcpm_runtime.voxcpm import Speech, VoxCPM
+from voxcpm_validation.recognition import Recogniser
 from voxcpm_validation.validate import validate_bundle
 
-_SPEAKING = Path(__file__).parents[3] / "shared" / "data" / "checkpoint-flite-12m"
 _SENTENCE = "the river runs slowly to the sea."
 _MEL_BANDS = 80
 
@@ -37,21 +34,20 @@ def demo(
     """Convert, validate, speak."""
     console = Console()
     output.mkdir(parents=True, exist_ok=True)
-    checkpoint, speaks = _checkpoint(output)
     bundle = output / "bundle"
-    console.print(f"[bold]1. Converting[/bold] {checkpoint.name} into six step models")
+    console.print("[bold]1. Converting[/bold] the small checkpoint that comes along into six step models")
     with console.status("") as status:
         convert(
-            Checkpoint.open(checkpoint),
+            Checkpoint.open(str(DEFAULT_CHECKPOINT)),
             bundle,
-            precisions=("fp16", "int8"),
-            sizes=StepSizes(kv_length=512),
+            precisions=PRECISIONS,
+            sizes=SIZES,
             overwrite=True,
             report=lambda model, stage, done, total: status.update(f"{model}: {stage}"),
         )
     console.print("[bold]2. Validating[/bold] against upstream's PyTorch code")
     with console.status("") as status:
-        report = validate_bundle(bundle, str(checkpoint), patches=8, report=status.update)
+        report = validate_bundle(bundle, str(DEFAULT_CHECKPOINT), patches=8, report=status.update)
     report.write(output)
     for step in report.steps:
         if step.arithmetic == "plain":
@@ -65,21 +61,7 @@ def demo(
         f"   {output / 'speech.wav'}: {speech.audio_seconds:.1f} s in {speech.elapsed_seconds:.1f} s "
         f"(real-time factor {speech.real_time_factor:.2f}); picture: {output / 'speech.png'}"
     )
-    if not speaks:
-        console.print(
-            "   The checkpoint is synthetic, its weights are drawn by chance: what you hear is noise."
-        )
-
-
-def _checkpoint(output: Path) -> tuple[Path, bool]:
-    """A checkpoint folder, and whether it was trained to speak."""
-    if _SPEAKING.is_dir():
-        return _SPEAKING, True
-    folder, tokenizer = output / "synthetic-checkpoint", output / "synthetic-tokenizer"
-    for made_before in (folder, tokenizer):
-        shutil.rmtree(made_before, ignore_errors=True)
-    write_tokenizer(tokenizer)
-    return write_synthetic_checkpoint(folder, presets()["tiny"], seed=0, tokenizer=tokenizer), False
+    console.print(f"   A recogniser hears: “{Recogniser().transcribe(speech.audio, speech.sample_rate)}”")
 
 
 def draw(speech: Speech, path: Path) -> None:

@@ -1,0 +1,80 @@
+"""Texts for a voice whose vocabulary is letters and a few marks: numbers in words, plain quotes, a full stop.
+
+Published VoxCPM vocabularies have every character, and their texts are left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from typing import Any
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.tokenizer import TextTokenizer
+
+# Marks that such a vocabulary lacks -> what is read in their place.
+_READ_AS = str.maketrans(
+    {
+        "’": "'", "‘": "'", "“": "", "”": "", '"': "", "…": ".", "–": ",", "—": ",", ";": ",", ":": ",",
+        "(": ",", ")": ",", "&": " and ", "%": " percent ", "+": " plus ", "=": " equals ", "@": " at ",
+    }
+)  # fmt: skip
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:st|nd|rd|th)?", re.IGNORECASE)
+_STOPS = ".!?"
+# What replacing leaves: spaces before marks, and commas beside another mark.
+_TIDYING = (
+    (r"\s+", " "),
+    (r"\s+([,.!?])", r"\1"),
+    (r",+([.!?])", r"\1"),
+    (r"([.!?]),+", r"\1"),
+    (r",+", ","),
+    (r",(?=\w)", ", "),
+)
+
+
+def spelled(text: str, tokenizer: TextTokenizer) -> str:
+    """The text as a vocabulary of letters can say it; unchanged where the vocabulary has digits.
+
+    Raises InputError for characters that it cannot say.
+    """
+    if not _is_of_letters(tokenizer):
+        return text
+    words = _NUMBER.sub(lambda number: _in_words(number[0]), text)
+    unknown = set(tokenizer.unknown_characters(words))
+    plain = "".join(_plain(char) if char in unknown else char for char in words)
+    for untidy, tidied in _TIDYING:
+        plain = re.sub(untidy, tidied, plain)
+    tidy = plain.strip(" ,")
+    if left := tokenizer.unknown_characters(tidy):
+        raise InputError(f"this voice knows letters and simple punctuation only, and cannot say {left!r}")
+    if not any(char.isalpha() for char in tidy):
+        raise InputError(f"nothing is left to say of {text!r}: this voice knows letters only")
+    return tidy if tidy[-1] in _STOPS else f"{tidy}."
+
+
+def spelled_transcript(transcript: str, tokenizer: TextTokenizer) -> str:
+    """As `spelled`, with a space to part it from the text that follows; an empty one stays empty."""
+    return f"{spelled(transcript, tokenizer)} " if transcript and _is_of_letters(tokenizer) else transcript
+
+
+def _is_of_letters(tokenizer: TextTokenizer) -> bool:
+    return bool(tokenizer.unknown_characters("0123456789"))
+
+
+def _plain(char: str) -> str:
+    """What is read for a character that the vocabulary lacks: é as e, a long dash as a comma."""
+    return "".join(
+        c for c in unicodedata.normalize("NFKD", char.translate(_READ_AS)) if not unicodedata.combining(c)
+    )
+
+
+def _in_words(number: str) -> str:
+    return f"{_inflect().number_to_words(number.replace(',', ''), andword='').replace(',', '')}"
+
+
+@functools.cache
+def _inflect() -> Any:
+    import inflect
+
+    return inflect.engine()

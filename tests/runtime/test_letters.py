@@ -1,0 +1,53 @@
+"""Texts for a vocabulary of letters."""
+
+from __future__ import annotations
+
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
+from voxcpm_runtime.letters import spelled, spelled_transcript
+from voxcpm_runtime.tokenizer import TextTokenizer
+
+
+@pytest.fixture(scope="module")
+def letters() -> TextTokenizer:
+    return TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hello there.", "hello there."),
+        ("Hello there", "Hello there."),
+        ("it costs 1,250 dollars!", "it costs one thousand two hundred fifty dollars!"),
+        ("3.5 miles, the 21st time", "three point five miles, the twenty-first time."),
+        ("a naïve café – “really” (yes)!", "a naive cafe, really, yes!"),
+        ("it’s 100%", "it's one hundred percent."),
+        ("wait … what", "wait. what."),
+        ("well;", "well."),
+    ],
+)
+def test_what_is_said(letters: TextTokenizer, text: str, said: str) -> None:
+    assert spelled(text, letters) == said
+    assert not letters.unknown_characters(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("你好 there", "cannot say '你好'"), ("...", "nothing is left to say")]
+)
+def test_what_cannot_be_said_is_refused(letters: TextTokenizer, text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        spelled(text, letters)
+
+
+def test_a_transcript_is_parted_from_what_follows(letters: TextTokenizer) -> None:
+    assert spelled_transcript("they went", letters) == "they went. "
+    assert spelled_transcript("they went. ", letters) == "they went. "
+    assert spelled_transcript("", letters) == ""
+
+
+def test_a_vocabulary_with_digits_is_left_alone(shared_data) -> None:
+    published = TextTokenizer.from_folder(shared_data / "tokenizer")
+    assert spelled("“3 naïve” 你好", published) == "“3 naïve” 你好"
+    assert spelled_transcript("said", published) == "said"

