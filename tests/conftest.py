@@ -54,6 +54,12 @@ def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory,
 
 
 @pytest.fixture(scope="session")
+def second_checkpoint(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A synthetic checkpoint of VoxCPM2's structure."""
+    return _once(tmp_path_factory, worker_id, "checkpoint-tiny-2", _synthesize("tiny-2"))
+
+
+@pytest.fixture(scope="session")
 def speaking_bundle(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """The small speaking checkpoint of the tree in all three precisions."""
     from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES

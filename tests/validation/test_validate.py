@@ -13,11 +13,13 @@ import soundfile
 from voxcpm_constants import step_models as names
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, package_path
-from voxcpm_constants.step_models import STEP_MODEL_NAMES
+from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.convert import convert
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.portable import PortableStepModel
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.end_to_end import Case, compare_speech, speak_upstream
+from voxcpm_validation.end_to_end import Case, cases, compare_speech, speak_upstream
 from voxcpm_validation.listening import material, prompt_clip
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.report import Report
@@ -161,6 +163,27 @@ def test_continues_a_recorded_prompt_as_upstream_does(speaking_bundle: Path, tmp
     assert found.patches == found.upstream_patches
     assert found.free_running_latents.correlation >= 0.99999
     assert found.waveform.correlation >= 0.9999
+
+
+def test_the_second_generation_speaks_as_upstream_does_in_every_mode(
+    second_checkpoint: Path, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "bundle"
+    sizes = StepSizes(kv_length=128)
+    convert(Checkpoint.open(second_checkpoint), bundle, precisions=("fp32",), sizes=sizes)
+    model, tts = load_upstream(second_checkpoint, max_length=sizes.kv_length), VoxCPM.from_bundle(bundle)
+    with cases(model, "(softly) the you and the world", patches=12, seed=0) as utterances:
+        assert [case.name for case in utterances] == [
+            "zero-shot",
+            "continuation",
+            "reference",
+            "reference and continuation",
+        ]
+        for case in utterances:
+            found = compare_speech(tts, case, speak_upstream(model, case))
+            assert found.patches == found.upstream_patches == 12
+            assert found.free_running_latents.correlation >= 0.99999, case.name
+            assert found.waveform.correlation >= 0.9999, case.name
 
 
 def test_a_bundle_moved_elsewhere_still_speaks(tiny_bundle: Path, tmp_path: Path) -> None:

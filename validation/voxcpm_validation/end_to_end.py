@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import Agreement, agreement
-from voxcpm_validation.upstream import upstream_generate
+from voxcpm_validation.upstream import is_second_generation, upstream_generate
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -32,6 +32,7 @@ class Case:
     prompt_wav: Path | None = None
     prompt_text: str | None = None
     patches: int | None = None
+    reference_wav: Path | None = None
 
     @property
     def min_len(self) -> int:
@@ -75,14 +76,24 @@ def cases(
     prompt_wav: Path | None = None,
     prompt_text: str | None = None,
 ) -> Iterator[list[Case]]:
-    """Zero-shot, and continuation: of the given prompt, or else of what upstream itself just said."""
+    """Zero-shot, and continuation: of the given prompt, or else of what upstream itself just said.
+
+    Where the generation has them, also a reference voice, and both together; both are the prompt's audio.
+    """
     zero_shot = Case("zero-shot", text, seed, patches=patches)
     with tempfile.TemporaryDirectory() as folder:
         if prompt_wav is None:
             prompt_wav, prompt_text = Path(folder) / "prompt.wav", text
             spoken = speak_upstream(model, zero_shot)
             soundfile.write(prompt_wav, spoken.audio, int(model.sample_rate), subtype="FLOAT")
-        yield [zero_shot, Case("continuation", text, seed + 1, prompt_wav, prompt_text, patches)]
+        spoken_with = [Case("continuation", text, seed + 1, prompt_wav, prompt_text, patches)]
+        if is_second_generation(model):
+            reference: dict[str, Any] = {"patches": patches, "reference_wav": prompt_wav}
+            spoken_with += [
+                Case("reference", text, seed + 2, **reference),
+                Case("reference and continuation", text, seed + 3, prompt_wav, prompt_text, **reference),
+            ]
+        yield [zero_shot, *spoken_with]
 
 
 def speak_upstream(model: Any, case: Case) -> Spoken:
@@ -93,6 +104,7 @@ def speak_upstream(model: Any, case: Case) -> Spoken:
         rng=rng,
         prompt_wav=case.prompt_wav,
         prompt_text=case.prompt_text,
+        reference_wav=case.reference_wav,
         min_len=case.min_len,
         max_len=case.max_len,
     )
@@ -104,6 +116,7 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
     asked: dict[str, Any] = {
         "prompt_wav_path": case.prompt_wav,
         "prompt_text": case.prompt_text,
+        "reference_wav_path": case.reference_wav,
         "retry_badcase": False,
         "min_len": case.min_len,
         "max_len": None if case.patches is None else case.max_len,

@@ -1,7 +1,7 @@
 """How alike two voices are: cosine of speaker embeddings (generalised end-to-end loss, Wan et al. 2018).
 
-The trained network is the one in the wheel `Resemblyzer` (Apache-2.0); its code is not used, because it asks for
-librosa, whose presence changes how upstream reads audio.
+The trained network is the one in the wheel `Resemblyzer` (Apache-2.0). Its code is not used: it asks for librosa with
+numba, and for a voice activity detector that has to be compiled, for one spectrogram.
 """
 
 from __future__ import annotations

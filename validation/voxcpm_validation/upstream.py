@@ -218,7 +218,7 @@ def _prompt_cache(
         sources["reference_wav_path"] = str(reference_wav)
     if not sources:
         return None
-    if reference_wav is not None and not _is_second_generation(model):
+    if reference_wav is not None and not is_second_generation(model):
         raise InputError(
             "a reference voice needs VoxCPM2; VoxCPM 0.5B and 1.5 take a prompt with its transcript"
         )
@@ -229,12 +229,12 @@ def _prompt_cache(
 
 def _context_patches(model: Any, cache: dict[str, Any] | None) -> int:
     """Prompt patches at the front of the features that upstream returns: VoxCPM2 cuts them off by itself."""
-    if cache is None or _is_second_generation(model):
+    if cache is None or is_second_generation(model):
         return 0
     return min(_STREAMING_PREFIX - 1, int(cache["audio_feat"].size(0)))
 
 
-def _is_second_generation(model: Any) -> bool:
+def is_second_generation(model: Any) -> bool:
     return bool(type(model).__name__ == "VoxCPM2Model")
 
 
