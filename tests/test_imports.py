@@ -1,4 +1,4 @@
-"""The arrows between the packages: constants ← runtime, constants ← conversion, everything ← validation.
+"""The arrows: constants ← runtime, constants ← conversion, everything ← validation; training stands alone.
 
 coremltools imports torch by itself where it finds it, so `sys.modules` proves nothing: sources are read with `ast`,
 and the runtime is started where torch cannot be imported.
@@ -22,6 +22,7 @@ ROOTS = {
     "voxcpm_constants": REPOSITORY / "constants",
     "voxcpm_conversion": REPOSITORY / "conversion",
     "voxcpm_runtime": REPOSITORY / "runtime",
+    "voxcpm_training": REPOSITORY / "training",
     "voxcpm_validation": REPOSITORY / "validation",
 }
 # Imported package → the packages that may import it, beside itself.
@@ -29,9 +30,10 @@ IMPORTERS = {
     "voxcpm_constants": {"voxcpm_conversion", "voxcpm_runtime", "voxcpm_validation"},
     "voxcpm_conversion": {"voxcpm_validation"},
     "voxcpm_runtime": {"voxcpm_validation"},
+    "voxcpm_training": set(),
     "voxcpm_validation": set(),
-    "torch": {"voxcpm_conversion", "voxcpm_validation"},
-    "safetensors": {"voxcpm_conversion", "voxcpm_validation"},
+    "torch": {"voxcpm_conversion", "voxcpm_training", "voxcpm_validation"},
+    "safetensors": {"voxcpm_conversion", "voxcpm_training", "voxcpm_validation"},
     "transformers": {"voxcpm_validation"},
     "voxcpm": {"voxcpm_validation"},
 }
@@ -86,6 +88,7 @@ def test_each_package_imports_only_what_it_may(package: str) -> None:
         ("voxcpm_runtime", "def export():\n    from voxcpm_conversion import convert"),
         ("voxcpm_runtime", "import importlib\nimportlib.import_module('voxcpm_validation.report')"),
         ("voxcpm_runtime", "__import__('torch')"),
+        ("voxcpm_training", "from voxcpm_conversion.modules import minicpm4"),
     ],
 )
 def test_a_forbidden_import_is_found(package: str, source: str) -> None:

@@ -1,0 +1,1 @@
+"""Training of a small VoxCPM checkpoint on synthetic speech: corpus, speech, AudioVAE, language model, export."""

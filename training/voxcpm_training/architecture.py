@@ -1,0 +1,17 @@
+"""Sizes of the model that is trained: config.json beside this file, as it is shipped."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib import resources
+from typing import Any
+
+CONFIG: dict[str, Any] = json.loads(
+    resources.files(__package__).joinpath("config.json").read_text(encoding="utf-8")
+)
+HOP: int = math.prod(CONFIG["audio_vae_config"]["encoder_rates"])
+"""Samples in a latent frame."""
+PATCH: int = CONFIG["patch_size"]
+"""Latent frames in a patch: one step of the language model."""
+LATENT: int = CONFIG["feat_dim"]

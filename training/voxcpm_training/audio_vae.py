@@ -1,0 +1,205 @@
+"""Train the AudioVAE: `python -m voxcpm_training.audio_vae data -o vae`.
+
+Reconstruction first, by multi-scale mel spectra; from `--adversarial-from` on also against discriminators. The
+latents have unit variance, and the decoder sees them with noise of a level drawn for each segment (as the sigma-VAE
+of arXiv 2412.08635), so that it forgives the language model's errors. With `--decoder-only` the encoder stays as it
+is, and with it all latents.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from voxcpm_training.architecture import CONFIG, HOP
+from voxcpm_training.audio_vae_modules import AudioVAE
+from voxcpm_training.discriminators import Discriminators, discriminator_loss, generator_losses
+from voxcpm_training.spectral_losses import MultiScaleMelLoss
+from voxcpm_training.speech import Signal
+from voxcpm_training.training_loop import (
+    Averaged,
+    CapturedStep,
+    Log,
+    Metrics,
+    Schedule,
+    adamw,
+    cosine,
+    save,
+    set_rate,
+)  # fmt: skip
+
+CHECKPOINT = "audio_vae.pt"
+# Of what the generator makes small; as in DAC, where mel spectra weigh 15 and features 2.
+_MEL, _FEATURES, _ADVERSARIAL = 15.0, 1.0, 1.0
+# Standard deviation of the level of noise on the latents, whose own deviation is 1.
+_NOISE = 0.15
+
+
+class AudioVAETraining:
+    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
+        self.options, self.device = options, device
+        self.vae = AudioVAE(CONFIG["audio_vae_config"]).to(device)
+        self.judges = Discriminators().to(device)
+        self.mel = MultiScaleMelLoss(CONFIG["audio_vae_config"]["sample_rate"]).to(device)
+        trained: nn.Module = self.vae.decoder if options.decoder_only else self.vae
+        self.trained = list(trained.parameters())
+        self.optimizer = adamw(self.trained, device, (0.8, 0.99))
+        self.judges_optimizer = adamw(self.judges.parameters(), device, (0.8, 0.99))
+        self.averaged = Averaged(self.vae, 0.999)
+        self.signal = Signal(options.data, device, options.hours)
+        self.step, self.seconds = 0, 0.0
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.vae.load_state_dict(state.get("vae", state["averaged"]))
+        for average, (name, _) in zip(self.averaged.average, self.vae.named_parameters(), strict=True):
+            average.copy_(state["averaged"][name])
+        self.judges.load_state_dict(state["judges"])
+        if self.options.decoder_only:
+            # The average is what latents were made with and what is to go on from.
+            self.vae.load_state_dict(state["averaged"])
+            self.vae.encoder.requires_grad_(requires_grad=False)
+            self.vae.normalisation.eval()
+        elif "optimizer" in state:
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.judges_optimizer.load_state_dict(state["judges_optimizer"])
+            self.step, self.seconds = state["step"], state["seconds"]
+
+    def save(self, schedule: Schedule) -> None:
+        folder: Path = self.options.output
+        averaged = self.averaged.state_dict(self.vae)
+        everything: dict[str, Any] = {
+            "vae": self.vae.state_dict(), "averaged": averaged, "judges": self.judges.state_dict(),
+            "optimizer": self.optimizer.state_dict(), "judges_optimizer": self.judges_optimizer.state_dict(),
+            "step": self.step, "seconds": schedule.seconds,
+        }  # fmt: skip
+        save(folder / CHECKPOINT, everything)
+        save(folder / "averaged.pt", averaged)
+        # Enough to go on from with --start, and a tenth of the size.
+        judges = {name: tensor.half() for name, tensor in self.judges.state_dict().items()}
+        save(folder / "start.pt", {"averaged": averaged, "judges": judges})
+
+    def reconstruction_step(self) -> Metrics:
+        return self._step(adversarial=False)
+
+    def adversarial_step(self) -> Metrics:
+        return self._step(adversarial=True)
+
+    def _step(self, *, adversarial: bool) -> Metrics:
+        o = self.options
+        audio = self.signal.segments(o.batch, o.segment)
+        audio = (audio * (0.6 + 0.8 * torch.rand(o.batch, 1, device=self.device))).clamp(-1, 1)
+        # No cache of weights in bfloat16: a captured graph would keep those of the recording.
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False
+        ):
+            latents = self.vae.encode(audio[:, None])
+            levels = _NOISE * torch.randn(o.batch, 1, 1, device=self.device)
+            decoded = self.vae.decoder(latents + levels * torch.randn_like(latents))[:, 0].float()
+            metrics: Metrics = {"mel": self.mel_loss(decoded, audio)}
+            loss = _MEL * metrics["mel"]
+            if adversarial:
+                metrics["judges"] = self._train_judges(audio, decoded)
+                real_crop, decoded_crop = self._crops(audio, decoded)
+                self.judges.requires_grad_(requires_grad=False)
+                metrics["adversarial"], metrics["features"] = generator_losses(
+                    self.judges(real_crop), self.judges(decoded_crop)
+                )
+                self.judges.requires_grad_(requires_grad=True)
+                loss = loss + _ADVERSARIAL * metrics["adversarial"] + _FEATURES * metrics["features"]
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        metrics["norm"] = nn.utils.clip_grad_norm_(self.trained, 5.0)
+        self.optimizer.step()
+        self.averaged.update()
+        return {name: value.detach() for name, value in metrics.items()}
+
+    def mel_loss(self, decoded: torch.Tensor, audio: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.device.type, enabled=False):
+            distance: torch.Tensor = self.mel(decoded, audio)
+        return distance
+
+    def _train_judges(self, audio: torch.Tensor, decoded: torch.Tensor) -> torch.Tensor:
+        real, made = self._crops(audio, decoded.detach())
+        loss = discriminator_loss(self.judges(real), self.judges(made))
+        self.judges_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(list(self.judges.parameters()), 10.0)
+        self.judges_optimizer.step()
+        return loss.detach()
+
+    def _crops(self, *signals: torch.Tensor) -> list[torch.Tensor]:
+        """The ends of segments: discriminators need less sound than the AudioVAE's context."""
+        return [signal[:, -self.options.judged :] for signal in signals]
+
+
+def train(options: argparse.Namespace) -> None:
+    torch.manual_seed(options.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    options.output.mkdir(parents=True, exist_ok=True)
+    training, log = AudioVAETraining(options, device), Log(options.output / "log.jsonl")
+    start = options.output / CHECKPOINT
+    if start.exists() or options.start:
+        training.load(start if start.exists() else options.start)
+    schedule = Schedule(options.steps, options.minutes, training.seconds)
+    set_rate(training.optimizer, 1e-5)  # the recording's own warm-up steps are real ones
+    set_rate(training.judges_optimizer, 1e-5)
+    captured: dict[bool, CapturedStep] = {}
+    while (progress := schedule.progress(training.step)) < 1:
+        adversarial = progress >= options.adversarial_from
+        if adversarial not in captured:
+            step = training.adversarial_step if adversarial else training.reconstruction_step
+            captured[adversarial] = CapturedStep(step, device)
+        set_rate(training.optimizer, _rate(options, progress) * min(1.0, (training.step + 1) / 500))
+        set_rate(training.judges_optimizer, cosine(progress, options.judges_rate, options.judges_rate / 5))
+        metrics = captured[adversarial]()
+        training.step += 1
+        if training.step % options.log_every == 0:
+            shards = training.signal.refresh(most=8)
+            log.write(
+                step=training.step, seconds=schedule.seconds, shards=shards,
+                **{name: float(value) for name, value in metrics.items()},
+            )  # fmt: skip
+        if training.step % options.save_every == 0:
+            training.save(schedule)
+    training.save(schedule)
+
+
+def _rate(options: argparse.Namespace, progress: float) -> float:
+    start: float = options.adversarial_from
+    if progress < start:
+        return cosine(progress / start, options.rate, options.rate / 3)
+    return cosine((progress - start) / (1 - start), options.rate / 3, options.rate / 40)
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("data", type=Path, help="folder of shards")
+    p.add_argument("-o", "--output", type=Path, required=True)
+    p.add_argument("--start", type=Path, help="start.pt of a run before, to go on from in a new folder")
+    p.add_argument("--decoder-only", action="store_true")
+    p.add_argument("--steps", type=int, default=60_000)
+    p.add_argument("--minutes", type=float, help="end after this long, whatever the step")
+    p.add_argument("--adversarial-from", type=float, default=0.45, help="share of the training done before")
+    p.add_argument("--batch", type=int, default=16, help="segments")
+    p.add_argument("--segment", type=int, default=64 * HOP, help="samples")
+    p.add_argument(
+        "--judged", type=int, default=24 * HOP, help="samples of a segment that discriminators hear"
+    )
+    p.add_argument("--hours", type=float, default=80, help="room for this much speech on the device")
+    p.add_argument("--rate", type=float, default=9e-4, help="highest learning rate")
+    p.add_argument("--judges-rate", type=float, default=2e-4)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--log-every", type=int, default=200)
+    p.add_argument("--save-every", type=int, default=2000)
+    return p
+
+
+if __name__ == "__main__":
+    train(parser().parse_args())

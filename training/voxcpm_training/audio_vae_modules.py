@@ -1,0 +1,143 @@
+"""The AudioVAE for training (upstream `modules/audiovae/audio_vae.py`): its names, without weight norm.
+
+Every convolution is causal and padded with zeros on the left. The latents are normalised to mean 0 and variance 1
+a dimension, by the batch while training and by running statistics after: `export` folds these into `fc_mu`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from voxcpm_training.fused_snake import snake, snake_depthwise
+
+
+class Snake(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1, channels, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return snake(x, self.alpha)
+
+
+class CausalConv1d(nn.Conv1d):
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, *, left: int, stride: int = 1, groups: int = 1
+    ) -> None:
+        super().__init__(inputs, outputs, kernel, stride=stride, groups=groups)
+        self.left = left
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, (self.left, 0)))
+
+
+class PointwiseConv1d(nn.Conv1d):
+    """Kernel 1, as one matrix product."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.bias is not None  # noqa: S101
+        return torch.matmul(self.weight[:, :, 0], x) + self.bias.to(x.dtype)[:, None]
+
+
+class CausalConvTranspose1d(nn.ConvTranspose1d):
+    """Kernel 2·stride; what reaches beyond the last frame is cut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__(inputs, outputs, 2 * stride, stride=stride)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[..., : -self.stride[0]]
+
+
+class _Block(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.block = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.block(x)
+        return y
+
+
+class ResidualUnit(_Block):
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__(
+            Snake(channels),
+            nn.Conv1d(channels, channels, 7, dilation=dilation, groups=channels),
+            Snake(channels),
+            PointwiseConv1d(channels, channels),
+        )
+        self.dilation = dilation
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, depthwise, second, pointwise = self.block
+        assert isinstance(first, Snake)  # noqa: S101
+        assert isinstance(depthwise, nn.Conv1d)  # noqa: S101
+        assert depthwise.bias is not None  # noqa: S101
+        y = snake_depthwise(x, first.alpha, depthwise.weight, depthwise.bias, self.dilation)
+        z: Tensor = x + pointwise(second(y))
+        return z
+
+
+def _units(channels: int) -> list[nn.Module]:
+    return [ResidualUnit(channels, dilation) for dilation in (1, 3, 9)]
+
+
+class Encoder(nn.Module):
+    def __init__(self, width: int, rates: list[int], latent: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [CausalConv1d(1, width, 7, left=6)]
+        for stride in rates:
+            # Upstream pads an odd stride by one more than the window needs.
+            down = CausalConv1d(width, 2 * width, 2 * stride, left=2 * math.ceil(stride / 2), stride=stride)
+            layers.append(_Block(*_units(width), Snake(width), down))
+            width *= 2
+        self.block = nn.Sequential(*layers)
+        self.fc_mu = CausalConv1d(width, latent, 3, left=2)
+
+    def forward(self, audio: Tensor) -> Tensor:
+        y: Tensor = self.fc_mu(self.block(audio))
+        return y
+
+
+class Decoder(nn.Module):
+    def __init__(self, width: int, rates: list[int], latent: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [
+            CausalConv1d(latent, latent, 7, left=6, groups=latent),
+            PointwiseConv1d(latent, width),
+        ]
+        for stride in rates:
+            layers.append(
+                _Block(Snake(width), CausalConvTranspose1d(width, width // 2, stride), *_units(width // 2))
+            )
+            width //= 2
+        self.model = nn.Sequential(*layers, Snake(width), CausalConv1d(width, 1, 7, left=6), nn.Tanh())
+
+    def forward(self, latents: Tensor) -> Tensor:
+        y: Tensor = self.model(latents)
+        return y
+
+
+class AudioVAE(nn.Module):
+    def __init__(self, config: dict[str, object]) -> None:
+        super().__init__()
+        c: dict[str, object] = config
+        if not c["depthwise"]:
+            raise ValueError("only the depthwise AudioVAE is trained here")
+        latent = int(str(c["latent_dim"]))
+        self.encoder = Encoder(int(str(c["encoder_dim"])), list(c["encoder_rates"]), latent)  # type: ignore[call-overload]
+        self.decoder = Decoder(int(str(c["decoder_dim"])), list(c["decoder_rates"]), latent)  # type: ignore[call-overload]
+        self.normalisation = nn.BatchNorm1d(latent, affine=False, momentum=0.01, eps=1e-4)
+
+    def encode(self, audio: Tensor) -> Tensor:
+        """audio (batch, 1, frames·hop) -> normalised latents (batch, latent, frames), float32."""
+        y: Tensor = self.normalisation(self.encoder(audio).float())
+        return y

@@ -1,0 +1,137 @@
+"""Batches of utterances, and of pairs of one speaker, in a few fixed shapes.
+
+A sequence is [text tokens, audio start, patches]; a pair's is [both texts, audio start, both utterances' patches],
+as inference is given a prompt. Fixed shapes let a training step be captured once a shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_training.architecture import PATCH
+from voxcpm_training.speech import Utterances
+from voxcpm_training.text import AUDIO_START, character_ids
+
+LENGTHS = (32, 48, 64, 80, 96, 128, 160, 208, 272)
+"""Positions of a batch's sequences: those that fit no shape are left out."""
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shape:
+    length: int
+    rows: int
+    patches: int
+    """Audio positions in the whole batch, at most."""
+
+    @classmethod
+    def of(cls, length: int, tokens: int) -> Shape:
+        rows = max(1, tokens // length)
+        return cls(length, rows, int(0.42 * rows * length))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token ids a position (rows, length), and for each audio position, padded to `Shape.patches`:
+
+    its place in the flattened positions (rows·length for padding), the patch, the patch before (the number of all
+    patches where there is none), and whether the utterance ends with it.
+    """
+
+    shape: Shape
+    tokens: Ints
+    places: Ints
+    patches: Ints
+    before: Ints
+    last: Ints
+
+
+class Sampler:
+    """Epochs of batches: all utterances once, in shapes, in random order."""
+
+    def __init__(self, utterances: Utterances, tokens: int, paired: float, seed: int) -> None:
+        self._u, self._paired = utterances, paired
+        self._rng = np.random.default_rng(seed)
+        self.shapes = tuple(Shape.of(length, tokens) for length in LENGTHS)
+        self._space = character_ids()["▁"]
+        self.patches = utterances.frames // PATCH
+        self._text_at = np.concatenate(([0], np.cumsum(utterances.characters)))
+        self._patch_at = np.concatenate(([0], np.cumsum(self.patches)))
+        self.total_patches = int(self._patch_at[-1])
+
+    def epoch(self) -> Iterator[Batch]:
+        first, second = self._items()
+        # The second text's own word mark is the space between the two.
+        lengths = self._text_length(first) + self._text_length(second) + 1
+        patches = self._patch_length(first) + self._patch_length(second)
+        shape_of = np.searchsorted(np.array(LENGTHS), lengths + patches)
+        plan: list[tuple[Shape, Ints]] = []
+        for index, shape in enumerate(self.shapes):
+            members = self._rng.permutation(np.nonzero(shape_of == index)[0])
+            start = 0
+            while start < len(members):
+                fitting = np.cumsum(patches[members[start : start + shape.rows]]) <= shape.patches
+                count = max(1, int(fitting.sum()))
+                chosen = members[start : start + count]
+                start += count
+                # A remainder would be mostly padding: its utterances wait for another epoch.
+                if len(chosen) * 2 > shape.rows or count == 1 == shape.rows:
+                    plan.append((shape, chosen))
+        for at in self._rng.permutation(len(plan)):
+            shape, chosen = plan[int(at)]
+            yield self._batch(shape, first[chosen], second[chosen])
+
+    def _items(self) -> tuple[Ints, Ints]:
+        """Utterance numbers of singles and pairs: (first, second), second -1 for a single."""
+        order = self._rng.permutation(len(self._u.frames))
+        cut = int(len(order) * self._paired)
+        pairable, singles = order[:cut], order[cut:]
+        pairable = pairable[np.argsort(self._u.speaker[pairable], kind="stable")]
+        pairable = pairable[: len(pairable) // 2 * 2]
+        a, b = pairable[0::2], pairable[1::2]
+        same = self._u.speaker[a] == self._u.speaker[b]
+        first = np.concatenate((singles, a[same]))
+        return first, np.concatenate((np.full(len(singles), -1), b[same]))
+
+    def _text_length(self, items: Ints) -> Ints:
+        return np.where(items < 0, 0, self._u.characters[items])
+
+    def _patch_length(self, items: Ints) -> Ints:
+        return np.where(items < 0, 0, self.patches[items])
+
+    def _batch(self, shape: Shape, first: Ints, second: Ints) -> Batch:
+        tokens = np.zeros((shape.rows, shape.length), np.int64)
+        audio: list[tuple[Ints, Ints]] = []
+        before, last = [], []
+        # Some prompts' transcripts are given without the space that a sentence before another has.
+        joined = self._rng.random(len(first)) < 0.25
+        for row, (a, b) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
+            text = self._text(a)
+            if b >= 0:
+                text = np.concatenate((text, self._text(b)[int(joined[row]) :]))
+            start = len(text) + 1
+            tokens[row, : len(text)] = text
+            tokens[row, len(text)] = AUDIO_START
+            numbers = np.concatenate(
+                [np.arange(self._patch_at[i], self._patch_at[i + 1]) for i in (a, b) if i >= 0]
+            )
+            places = row * shape.length + start + np.arange(len(numbers))
+            audio.append((places, numbers))
+            before.append(np.concatenate(([self.total_patches], numbers[:-1])))
+            last.append(np.arange(len(numbers)) == len(numbers) - 1)
+        pad = shape.patches - sum(len(places) for places, _ in audio)
+        nowhere, nothing = shape.rows * shape.length, self.total_patches
+        return Batch(
+            shape=shape, tokens=tokens,
+            places=np.concatenate([*(places for places, _ in audio), np.full(pad, nowhere)]),
+            patches=np.concatenate([*(numbers for _, numbers in audio), np.full(pad, nothing)]),
+            before=np.concatenate([*before, np.full(pad, nothing)]),
+            last=np.concatenate([*last, np.zeros(pad, bool)]).astype(np.int64),
+        )  # fmt: skip
+
+    def _text(self, utterance: int) -> npt.NDArray[np.uint8]:
+        return self._u.text[self._text_at[utterance] : self._text_at[utterance + 1]]

@@ -1,0 +1,94 @@
+"""Write a checkpoint in upstream's layout: `python -m voxcpm_training.export vae/averaged.pt lm/averaged.pt -o DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from voxcpm_training.architecture import CONFIG
+from voxcpm_training.audio_vae_modules import AudioVAE
+from voxcpm_training.latents import load_audio_vae
+from voxcpm_training.text import tokenizer_document
+
+# What the decoder was trained to bear, as the posterior's constant log variance (upstream's inference reads the mean).
+_LOG_VARIANCE = 2 * math.log(0.15)
+_TOKENIZER_CONFIG = {
+    "tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
+    "add_bos_token": False, "add_eos_token": False, "legacy": True, "clean_up_tokenization_spaces": False,
+    "model_max_length": CONFIG["max_length"],
+}  # fmt: skip
+
+
+def audio_vae_weights(path: Path) -> dict[str, Tensor]:
+    """Upstream's names and weight norm; the normalisation of latents goes into `fc_mu`."""
+    vae = load_audio_vae(path, torch.device("cpu"))
+    state = {
+        name: tensor for name, tensor in vae.state_dict().items() if not name.startswith("normalisation.")
+    }
+    mean, variance = state_of_normalisation(vae)
+    deviation = (variance + vae.normalisation.eps).sqrt()
+    state["encoder.fc_mu.weight"] = state["encoder.fc_mu.weight"] / deviation[:, None, None]
+    state["encoder.fc_mu.bias"] = (state["encoder.fc_mu.bias"] - mean) / deviation
+    exported: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name.endswith(".weight"):
+            exported |= _weight_norm(name, tensor)
+        else:
+            exported[name] = tensor
+    # A constant: no weight, and its direction must not be zero, which weight norm would divide by.
+    constant = torch.full_like(state["encoder.fc_mu.bias"], _LOG_VARIANCE)
+    direction = torch.ones_like(state["encoder.fc_mu.weight"])
+    exported |= {
+        "encoder.fc_logvar.weight_g": torch.zeros(len(constant), 1, 1),
+        "encoder.fc_logvar.weight_v": direction,
+        "encoder.fc_logvar.bias": constant,
+    }
+    return exported
+
+
+def state_of_normalisation(vae: AudioVAE) -> tuple[Tensor, Tensor]:
+    """Running mean and variance of the latents, each (latent,)."""
+    state = vae.normalisation.state_dict()
+    return state["running_mean"], state["running_var"]
+
+
+def _weight_norm(name: str, weight: Tensor) -> dict[str, Tensor]:
+    """weight_v is the weight in fp16, and weight_g its norm, so that their product rounds once."""
+    direction = weight.half().float()
+    return {f"{name}_g": direction.flatten(1).norm(dim=1)[:, None, None], f"{name}_v": direction}
+
+
+def write_checkpoint(audio_vae: Path, language_model: Path, out: Path) -> None:
+    """Both trainings' averaged.pt as upstream's folder, weights in fp16."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name, document in (
+        ("config.json", CONFIG), ("tokenizer.json", tokenizer_document()), ("tokenizer_config.json", _TOKENIZER_CONFIG),
+        ("special_tokens_map.json", {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
+    ):  # fmt: skip
+        (out / name).write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    model = torch.load(language_model, map_location="cpu", weights_only=True)
+    for file, weights in (
+        ("model.safetensors", model),
+        ("audiovae.safetensors", audio_vae_weights(audio_vae)),
+    ):
+        halves = {name: tensor.half().contiguous() for name, tensor in weights.items()}
+        save_file(halves, out / file, {"format": "pt"})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("vae", type=Path, help="the AudioVAE's averaged.pt")
+    parser.add_argument("language_model", type=Path, help="the language model's averaged.pt")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args()
+    write_checkpoint(options.vae, options.language_model, options.output)
+
+
+if __name__ == "__main__":
+    main()

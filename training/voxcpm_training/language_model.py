@@ -1,0 +1,262 @@
+"""Train the language models, local encoder and DiT: `python -m voxcpm_training.language_model data vae -o lm`.
+
+Upstream's losses (`VoxCPMModel.forward`: flow matching, and cross entropy of the stop head), and two that teach the
+base LM where in the text it is: the phones of the patch to come from its hidden state, and the patch itself from
+the DiT's condition. Their heads are dropped at export. Noise on what the model is fed, at a level drawn for each
+patch, makes it bear its own errors when it generates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from voxcpm_training.architecture import CONFIG, LATENT, PATCH
+from voxcpm_training.batches import Batch, Sampler, Shape
+from voxcpm_training.language_model_modules import VoxCPM
+from voxcpm_training.latents import encode_shards, load_audio_vae
+from voxcpm_training.speech import Utterances, finished_shards
+from voxcpm_training.training_loop import (
+    Averaged,
+    CapturedStep,
+    Log,
+    Metrics,
+    Schedule,
+    adamw,
+    cosine,
+    save,
+    set_rate,
+)  # fmt: skip
+from voxcpm_training.voices import PHONE_CLASSES
+
+CHECKPOINT = "language_model.pt"
+_PHONES, _REGRESSION, _STOP = 0.2, 0.3, 0.5
+# Highest standard deviations of the noise on what the model is fed back.
+_ENCODER_NOISE, _CONDITION_NOISE = 0.3, 0.3
+
+
+class Heads(nn.Module):
+    """What helps in training only."""
+
+    def __init__(self, hidden: int, dit_hidden: int) -> None:
+        super().__init__()
+        self.phones = nn.Linear(hidden, PATCH * PHONE_CLASSES)
+        self.regression = nn.Linear(dit_hidden, PATCH * LATENT)
+
+
+class StaticBatch:
+    """A batch's tensors on the device, at fixed addresses."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        self.shape = shape
+        self.tokens = torch.zeros(shape.rows, shape.length, dtype=torch.int64, device=device)
+        self.places, self.patches, self.before, self.last = (
+            torch.zeros(shape.patches, dtype=torch.int64, device=device) for _ in range(4)
+        )
+
+    def fill(self, batch: Batch) -> None:
+        for name in ("tokens", "places", "patches", "before", "last"):
+            getattr(self, name).copy_(torch.from_numpy(getattr(batch, name)), non_blocking=True)
+
+
+class LanguageModelTraining:
+    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
+        self.options, self.device = options, device
+        paths = finished_shards(options.data)
+        utterances = Utterances.of_shards(paths)
+        latents = encode_shards(load_audio_vae(options.vae, device), paths, device)
+        self.sampler = Sampler(utterances, options.tokens, options.paired, options.seed)
+        # One patch of zeros at the end: before an utterance's first, and for padding.
+        self.latents = F.pad(latents.view(-1, PATCH, LATENT), (0, 0, 0, 0, 0, 1))
+        phones = torch.from_numpy(utterances.phones).to(device).long()
+        self.phones = F.pad(phones.view(-1, PATCH), (0, 0, 0, 1))
+        self.model = VoxCPM(CONFIG).to(device)
+        self.heads = Heads(CONFIG["lm_config"]["hidden_size"], CONFIG["dit_config"]["hidden_dim"]).to(device)
+        self.parameters = [*self.model.parameters(), *self.heads.parameters()]
+        self.optimizer = adamw(self.parameters, device, (0.9, 0.98))
+        self.averaged = Averaged(self.model, options.average)
+        self.step, self.seconds = 0, 0.0
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.heads.load_state_dict(state["heads"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for average, (name, _) in zip(self.averaged.average, self.model.named_parameters(), strict=True):
+            average.copy_(state["averaged"][name])
+        self.step, self.seconds = state["step"], state["seconds"]
+
+    def start_from(self, path: Path) -> None:
+        """Weights of an earlier run's averaged.pt; heads and optimizer begin anew."""
+        self.model.load_state_dict(torch.load(path, map_location=self.device, weights_only=True))
+        for average, parameter in zip(self.averaged.average, self.model.parameters(), strict=True):
+            average.copy_(parameter.detach())
+
+    def save(self, schedule: Schedule) -> None:
+        averaged = self.averaged.state_dict(self.model)
+        everything: dict[str, Any] = {
+            "model": self.model.state_dict(), "heads": self.heads.state_dict(), "averaged": averaged,
+            "optimizer": self.optimizer.state_dict(), "step": self.step, "seconds": schedule.seconds,
+        }  # fmt: skip
+        save(self.options.output / CHECKPOINT, everything)
+        save(self.options.output / "averaged.pt", {name: tensor.half() for name, tensor in averaged.items()})
+
+    def train_on(self, batch: StaticBatch) -> Metrics:
+        # No cache of weights in bfloat16: a captured graph would keep those of the recording.
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False
+        ):
+            metrics = self.losses(batch)
+        loss = metrics["flow"] + _STOP * metrics["stop"]
+        loss = loss + _PHONES * metrics["phones"] + _REGRESSION * metrics["regression"]
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        metrics["norm"] = nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        self.averaged.update()
+        return {name: value.detach() for name, value in metrics.items()}
+
+    def losses(self, batch: StaticBatch) -> Metrics:
+        model, nothing = self.model, self.latents.size(0) - 1
+        target, condition = self.latents[batch.patches], self.latents[batch.before]
+        real = (batch.patches != nothing).float()
+        count = real.sum().clamp(min=1)
+        embedded = model.enc_to_lm_proj(model.feat_encoder(_noisy(target, _ENCODER_NOISE)))
+        text = model.base_lm.embed_tokens(batch.tokens).to(embedded.dtype)
+        # One more position takes what belongs to padding.
+        flat = F.pad(text.flatten(0, 1), (0, 0, 0, 1)).index_copy(0, batch.places, embedded)
+        hidden = model.base_lm(self._rows(flat, batch), causal=True).flatten(0, 1)
+        hidden = F.pad(hidden, (0, 0, 0, 1))
+        quantized = hidden.index_copy(0, batch.places, model.fsq_layer(hidden[batch.places]).to(hidden.dtype))
+        residual = quantized.index_add(0, batch.places, embedded.to(quantized.dtype))
+        residual = F.pad(
+            model.residual_lm(self._rows(residual, batch), causal=True).flatten(0, 1), (0, 0, 0, 1)
+        )
+        # The position before an audio position predicts it; for padding, any will do.
+        source = batch.places - 1
+        lm_hidden = quantized[source]
+        mu = model.lm_to_dit_proj(lm_hidden) + model.res_to_dit_proj(residual[source])
+        stop = model.stop_head(F.silu(model.stop_proj(lm_hidden))).float()
+        phones = self.heads.phones(lm_hidden).float().view(-1, PHONE_CLASSES)
+        wanted = self.phones[batch.patches].flatten()
+        regressed = self.heads.regression(mu).float().view_as(target)
+        return {
+            "flow": self._flow(target, mu, condition, real, count),
+            "stop": (F.cross_entropy(stop, batch.last, reduction="none") * real).sum() / count,
+            "phones": (F.cross_entropy(phones, wanted, reduction="none").view(-1, PATCH).mean(1) * real).sum()
+            / count,
+            "regression": ((regressed - target).square().mean((1, 2)) * real).sum() / count,
+        }
+
+    @staticmethod
+    def _rows(flat: Tensor, batch: StaticBatch) -> Tensor:
+        return flat[:-1].view(batch.shape.rows, batch.shape.length, -1)
+
+    def _flow(self, target: Tensor, mu: Tensor, condition: Tensor, real: Tensor, count: Tensor) -> Tensor:
+        """Upstream's `UnifiedCFM.compute_loss`: the velocity noise - target at t = sigmoid(N(-0.4, 1))."""
+        draws = self.options.draws
+        target, mu, condition, real = (_repeated(x, draws) for x in (target, mu, condition, real))
+        kept = (
+            torch.rand(len(target), 1, device=self.device)
+            > CONFIG["dit_config"]["cfm_config"]["training_cfg_rate"]
+        )
+        t = torch.sigmoid(torch.randn(len(target), device=self.device) - 0.4)
+        noise = torch.randn_like(target)
+        at = t[:, None, None]
+        velocity = self.model.feat_decoder.estimator(
+            (1 - at) * target + at * noise, mu * kept, t, _noisy(condition, _CONDITION_NOISE)
+        )
+        losses = (velocity.float() - (noise - target)).square().mean((1, 2))
+        return (losses * real).sum() / (count * draws)
+
+
+def _repeated(x: Tensor, times: int) -> Tensor:
+    return x if times == 1 else torch.cat([x] * times)
+
+
+def _noisy(patches: Tensor, highest: float) -> Tensor:
+    level = highest * torch.rand(len(patches), 1, 1, device=patches.device)
+    return patches + level * torch.randn_like(patches)
+
+
+def batches(sampler: Sampler, ahead: int = 32) -> Iterator[Batch]:
+    """Endless batches, assembled in a thread beside the training."""
+    ready: queue.Queue[Batch] = queue.Queue(ahead)
+
+    def assemble() -> None:
+        while True:
+            for batch in sampler.epoch():
+                ready.put(batch)
+
+    threading.Thread(target=assemble, daemon=True).start()
+    while True:
+        yield ready.get()
+
+
+def train(options: argparse.Namespace) -> None:
+    torch.manual_seed(options.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_float32_matmul_precision("high")
+    options.output.mkdir(parents=True, exist_ok=True)
+    training, log = LanguageModelTraining(options, device), Log(options.output / "log.jsonl")
+    start = options.output / CHECKPOINT
+    if start.exists():
+        training.load(start)
+    elif options.start:
+        training.start_from(options.start)
+    schedule = Schedule(options.steps, options.minutes, training.seconds)
+    set_rate(training.optimizer, 1e-5)  # the recordings' own warm-up steps are real ones
+    steps: dict[Shape, tuple[StaticBatch, CapturedStep]] = {}
+    pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+    for batch in batches(training.sampler):
+        progress = schedule.progress(training.step)
+        if progress >= 1:
+            break
+        if batch.shape not in steps:
+            static = StaticBatch(batch.shape, device)
+            static.fill(batch)
+            set_rate(training.optimizer, 1e-5)
+            steps[batch.shape] = static, CapturedStep(lambda s=static: training.train_on(s), device, pool)  # type: ignore[misc]
+        warm_up = min(1.0, (training.step + 1) / 1000)
+        set_rate(training.optimizer, warm_up * cosine(progress, options.rate, 0.01 * options.rate))
+        static, step = steps[batch.shape]
+        static.fill(batch)
+        metrics = step()
+        training.step += 1
+        if training.step % options.log_every == 0:
+            values = {name: float(value) for name, value in metrics.items()}
+            log.write(step=training.step, seconds=schedule.seconds, length=batch.shape.length, **values)
+        if training.step % options.save_every == 0:
+            training.save(schedule)
+    training.save(schedule)
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("data", type=Path, help="folder of shards")
+    p.add_argument("vae", type=Path, help="the AudioVAE's averaged.pt")
+    p.add_argument("-o", "--output", type=Path, required=True)
+    p.add_argument("--start", type=Path, help="averaged.pt of a run before, to go on from in a new folder")
+    p.add_argument("--steps", type=int, default=60_000)
+    p.add_argument("--minutes", type=float, help="end after this long, whatever the step")
+    p.add_argument("--tokens", type=int, default=12_288, help="positions in a batch")
+    p.add_argument("--draws", type=int, default=2, help="times and noises a patch, in a step")
+    p.add_argument("--paired", type=float, default=0.4, help="share of the utterances that come in pairs")
+    p.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
+    p.add_argument("--average", type=float, default=0.9995)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--log-every", type=int, default=200)
+    p.add_argument("--save-every", type=int, default=2000)
+    return p
+
+
+if __name__ == "__main__":
+    train(parser().parse_args())

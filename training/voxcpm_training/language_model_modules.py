@@ -1,0 +1,219 @@
+"""VoxCPM's language models, local encoder and local DiT for training, with upstream's parameter names.
+
+Sequences are padded at their end and attention is causal, so no mask is needed; what is computed a patch (local
+encoder, DiT, quantiser, heads) is computed at audio positions only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.size(-1),), self.weight.to(x.dtype), 1e-5)
+
+
+class Attention(nn.Module):
+    def __init__(self, hidden: int, heads: int, kv_heads: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.q_proj = nn.Linear(hidden, heads * width, bias=False)
+        self.k_proj = nn.Linear(hidden, kv_heads * width, bias=False)
+        self.v_proj = nn.Linear(hidden, kv_heads * width, bias=False)
+        self.o_proj = nn.Linear(heads * width, hidden, bias=False)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], *, causal: bool) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (
+            projection(x).view(batch, length, -1, self.width).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = _rotated(q, rope), _rotated(k, rope)
+        groups = q.size(1) // k.size(1)
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
+        return out
+
+
+def _rotated(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = (table.to(x.dtype) for table in rope)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class MLP(nn.Module):
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self.up_proj = nn.Linear(hidden, inner, bias=False)
+        self.down_proj = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
+
+
+class Layer(nn.Module):
+    def __init__(self, hidden: int, inner: int, heads: int, kv_heads: int, width: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(hidden, heads, kv_heads, width)
+        self.mlp = MLP(hidden, inner)
+        self.input_layernorm = RMSNorm(hidden)
+        self.post_attention_layernorm = RMSNorm(hidden)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], *, causal: bool) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, causal=causal)
+        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return y
+
+
+class Stack(nn.Module):
+    """MiniCPM4's layers and final norm. `vocabulary`: 0 for a stack that is fed embeddings only."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(
+        self, config: dict[str, Any], sizes: dict[str, Any] | None = None, *, vocabulary: int = 0
+    ) -> None:
+        super().__init__()
+        own = sizes or {}
+        hidden, inner = (
+            own.get("hidden_dim", config["hidden_size"]),
+            own.get("ffn_dim", config["intermediate_size"]),
+        )
+        heads = own.get("num_heads", config["num_attention_heads"])
+        width = config["kv_channels"]
+        if vocabulary:
+            self.embed_tokens = nn.Embedding(vocabulary, hidden)
+        self.layers = nn.ModuleList(
+            Layer(hidden, inner, heads, config["num_key_value_heads"], width)
+            for _ in range(own.get("num_layers", config["num_hidden_layers"]))
+        )
+        self.norm = RMSNorm(hidden)
+        frequencies = config["rope_theta"] ** -(torch.arange(0, width, 2).float() / width)
+        angles = torch.outer(torch.arange(config["max_position_embeddings"]).float(), frequencies)
+        angles = torch.cat((angles, angles), dim=-1)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x: Tensor, *, causal: bool) -> Tensor:
+        """x (batch, length, hidden) -> the same shape."""
+        rope = (self.cos[: x.size(1)], self.sin[: x.size(1)])
+        for layer in self.layers:
+            x = layer(x, rope, causal=causal)
+        y: Tensor = self.norm(x)
+        return y
+
+
+class LocalEncoder(nn.Module):
+    def __init__(self, lm: dict[str, Any], sizes: dict[str, Any], latent: int) -> None:
+        super().__init__()
+        self.special_token = nn.Parameter(torch.randn(1, 1, 1, sizes["hidden_dim"]))
+        self.in_proj = nn.Linear(latent, sizes["hidden_dim"])
+        self.encoder = Stack(lm, sizes)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """patches (N, frames, latent) -> (N, hidden)."""
+        frames = self.in_proj(patches)
+        token = self.special_token[0].to(frames.dtype).expand(frames.size(0), 1, -1)
+        y: Tensor = self.encoder(torch.cat((token, frames), dim=1), causal=False)
+        return y[:, 0]
+
+
+class TimestepMLP(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(width, width)
+        self.linear_2 = nn.Linear(width, width)
+
+    def forward(self, t: Tensor) -> Tensor:
+        """t (N,) -> (N, width): sin and cos of 1000·t at geometric frequencies, then two layers."""
+        half = self.linear_1.in_features // 2
+        frequencies = torch.exp(torch.arange(half, device=t.device) * -(math.log(10000) / (half - 1)))
+        angles = 1000 * t[:, None] * frequencies[None]
+        y: Tensor = self.linear_2(F.silu(self.linear_1(torch.cat((angles.sin(), angles.cos()), dim=-1))))
+        return y
+
+
+class LocalDiT(nn.Module):
+    def __init__(self, lm: dict[str, Any], sizes: dict[str, Any], latent: int) -> None:
+        super().__init__()
+        width = sizes["hidden_dim"]
+        self.in_proj = nn.Linear(latent, width)
+        self.cond_proj = nn.Linear(latent, width)
+        self.out_proj = nn.Linear(width, latent)
+        self.time_mlp = TimestepMLP(width)
+        self.delta_time_mlp = TimestepMLP(width)
+        self.decoder = Stack(lm, sizes)
+
+    def forward(self, x: Tensor, mu: Tensor, t: Tensor, condition: Tensor) -> Tensor:
+        """x, condition (N, frames, latent); mu (N, width); t (N,) -> velocity (N, frames, latent)."""
+        time = self.time_mlp(t) + self.delta_time_mlp(torch.zeros_like(t))
+        tokens = torch.cat(((mu + time)[:, None], self.cond_proj(condition), self.in_proj(x)), dim=1)
+        y: Tensor = self.out_proj(self.decoder(tokens, causal=False)[:, -x.size(1) :])
+        return y
+
+
+class FlowMatching(nn.Module):
+    """Upstream keeps the DiT as `estimator` of its solver."""
+
+    def __init__(self, estimator: LocalDiT) -> None:
+        super().__init__()
+        self.estimator = estimator
+
+
+class ScalarQuantizer(nn.Module):
+    def __init__(self, hidden: int, latent: int, scale: int) -> None:
+        super().__init__()
+        self.scale = scale
+        self.in_proj = nn.Linear(hidden, latent)
+        self.out_proj = nn.Linear(latent, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rounds forwards; backwards as if it did not."""
+        y = torch.tanh(self.in_proj(x))
+        quantized: Tensor = self.out_proj(y + ((y * self.scale).round() / self.scale - y).detach())
+        return quantized
+
+
+class VoxCPM(nn.Module):
+    """The parameters of model.safetensors."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        lm, dit, encoder = config["lm_config"], config["dit_config"], config["encoder_config"]
+        hidden, latent = lm["hidden_size"], config["feat_dim"]
+        self.base_lm = Stack(lm, vocabulary=lm["vocab_size"])
+        self.residual_lm = Stack(lm, {"num_layers": config["residual_lm_num_layers"]})
+        self.feat_encoder = LocalEncoder(lm, encoder, latent)
+        self.feat_decoder = FlowMatching(LocalDiT(lm, dit, latent))
+        self.fsq_layer = ScalarQuantizer(
+            hidden, config["scalar_quantization_latent_dim"], config["scalar_quantization_scale"]
+        )
+        self.enc_to_lm_proj = nn.Linear(encoder["hidden_dim"], hidden)
+        self.lm_to_dit_proj = nn.Linear(hidden, dit["hidden_dim"])
+        self.res_to_dit_proj = nn.Linear(hidden, dit["hidden_dim"])
+        self.stop_proj = nn.Linear(hidden, hidden)
+        self.stop_head = nn.Linear(hidden, 2, bias=False)
+        self.apply(_initialise)
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(
+            module.weight, std=0.02 if isinstance(module, nn.Embedding) else module.in_features**-0.5 * 0.7
+        )
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

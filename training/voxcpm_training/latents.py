@@ -1,0 +1,44 @@
+"""Encode all utterances with a trained AudioVAE, on the device, in memory: it takes seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from voxcpm_training.architecture import CONFIG, HOP
+from voxcpm_training.audio_vae_modules import AudioVAE
+
+
+def load_audio_vae(path: Path, device: torch.device) -> AudioVAE:
+    """The averaged AudioVAE of `audio_vae.py`, for inference."""
+    vae = AudioVAE(CONFIG["audio_vae_config"]).to(device)
+    vae.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+    return vae.eval().requires_grad_(requires_grad=False)
+
+
+@torch.no_grad()
+def encode_shards(vae: AudioVAE, paths: list[Path], device: torch.device, *, batch: int = 128) -> Tensor:
+    """Normalised latents of the shards' utterances, end to end: (frames, latent), float32.
+
+    Utterances are padded on the right: the encoder is causal, so what it gives before the padding is unchanged.
+    """
+    parts = []
+    for path in paths:
+        with np.load(path) as shard:
+            samples, audio = shard["samples"].astype(np.int64), torch.from_numpy(shard["audio"]).to(device)
+        starts = np.concatenate(([0], np.cumsum(samples)))
+        latents = torch.empty(int(starts[-1]) // HOP, CONFIG["feat_dim"], device=device)
+        order = np.argsort(samples, kind="stable")
+        for at in range(0, len(order), batch):
+            chosen = order[at : at + batch]
+            padded = torch.zeros(len(chosen), int(samples[chosen].max()), device=device)
+            for row, i in enumerate(chosen):
+                padded[row, : samples[i]] = audio[starts[i] : starts[i + 1]].float() / 32768
+            encoded = vae.encode(padded[:, None]).transpose(1, 2)
+            for row, i in enumerate(chosen):
+                latents[starts[i] // HOP : starts[i + 1] // HOP] = encoded[row, : samples[i] // HOP]
+        parts.append(latents)
+    return torch.cat(parts)

@@ -1,0 +1,72 @@
+"""The synthesised shards, read back: for the AudioVAE as one long signal, for the language model by utterance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from voxcpm_training.architecture import HOP
+
+
+def finished_shards(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("shard-*.npz") if not path.name.endswith(".part.npz"))
+
+
+class Signal:
+    """All speech so far in one int16 tensor on the device; shards may still be coming in."""
+
+    def __init__(self, folder: Path, device: torch.device, hours: float) -> None:
+        self._folder, self._seen = folder, set[Path]()
+        self.samples = torch.zeros(int(hours * 3600 * 16_000), dtype=torch.int16, device=device)
+        self.length = torch.zeros((), dtype=torch.float64, device=device)
+        self._filled = 0
+        self.refresh()
+
+    def refresh(self, most: int | None = None) -> int:
+        """Take in at most that many new shards, as far as there is room; returns how many are in."""
+        for path in [p for p in finished_shards(self._folder) if p not in self._seen][:most]:
+            with np.load(path) as shard:
+                audio = torch.from_numpy(shard["audio"])
+            room = min(len(audio), len(self.samples) - self._filled)
+            self.samples[self._filled : self._filled + room].copy_(audio[:room])
+            self._filled += room
+            self._seen.add(path)
+        self.length.fill_(self._filled)
+        return len(self._seen)
+
+    def segments(self, count: int, samples: int) -> Tensor:
+        """(count, samples) float32 in [-1, 1] from random places; they may run over an utterance's end."""
+        device = self.samples.device
+        starts = torch.rand(count, device=device, dtype=torch.float64) * (self.length - samples - 1)
+        places = starts.long()[:, None] + torch.arange(samples, device=device)
+        return self.samples[places].float() / 32768
+
+
+@dataclass(frozen=True)
+class Utterances:
+    """Every utterance of the shards, end to end. Counts are per utterance; phones are per latent frame."""
+
+    text: npt.NDArray[np.uint8]
+    characters: npt.NDArray[np.int64]
+    phones: npt.NDArray[np.uint8]
+    frames: npt.NDArray[np.int64]
+    speaker: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of_shards(cls, paths: list[Path]) -> Utterances:
+        columns: dict[str, list[npt.NDArray[np.integer]]] = {}
+        for path in paths:
+            with np.load(path) as shard:
+                for name in ("text", "characters", "phones", "samples", "speaker"):
+                    columns.setdefault(name, []).append(shard[name])
+        joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+        return cls(
+            text=joined["text"].astype(np.uint8), characters=joined["characters"].astype(np.int64),
+            phones=joined["phones"].astype(np.uint8), frames=joined["samples"].astype(np.int64) // HOP,
+            speaker=joined["speaker"].astype(np.uint8),
+        )  # fmt: skip

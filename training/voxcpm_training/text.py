@@ -1,0 +1,44 @@
+"""The character tokeniser, and what text it can hold: lower-case English letters, apostrophe, comma, space, stop."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+AUDIO_START = 101
+"""Upstream's token between text and audio."""
+SPACE = "▁"
+
+_SPEAKABLE = re.compile(r"[a-z][a-z' ,]*[a-z]\.")
+
+
+def is_speakable(text: str) -> bool:
+    """Whether `text` is lower-case words and commas that end with one full stop."""
+    return _SPEAKABLE.fullmatch(text) is not None
+
+
+def tokenizer_document() -> dict[str, Any]:
+    """tokenizer.json: one token a character, with upstream's ids for its audio tokens."""
+    document: dict[str, Any] = json.loads(
+        resources.files(__package__).joinpath("tokenizer.json").read_text(encoding="utf-8")
+    )
+    return document
+
+
+def character_ids() -> dict[str, int]:
+    vocabulary: dict[str, int] = tokenizer_document()["model"]["vocab"]
+    return {token: index for token, index in vocabulary.items() if len(token) == 1}
+
+
+def encode(text: str, ids: dict[str, int]) -> npt.NDArray[np.uint8]:
+    """Token ids (characters + 1,): a word mark, then a token a character, as tokenizer.json gives them."""
+    return np.array([ids[c] for c in SPACE + text.replace(" ", SPACE)], dtype=np.uint8)
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"[a-z']+", text))

@@ -1,0 +1,131 @@
+"""What both trainings share: schedule, averaged weights, a step replayed as a CUDA graph, checkpoints, the log."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Metrics = dict[str, Tensor]
+
+
+class Schedule:
+    """Progress from 0 to 1 over `steps`, or over `minutes` of wall clock where that comes first.
+
+    A clock makes use of a machine that is had for a fixed time; steps make a run repeatable.
+    """
+
+    def __init__(self, steps: int, minutes: float | None, done_seconds: float = 0.0) -> None:
+        self._steps, self._seconds = steps, None if minutes is None else 60 * minutes
+        self._started = time.monotonic() - done_seconds
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def progress(self, step: int) -> float:
+        by_clock = 0.0 if self._seconds is None else self.seconds / self._seconds
+        return min(1.0, max(step / self._steps, by_clock))
+
+
+def cosine(progress: float, first: float, last: float) -> float:
+    """From `first` at 0 to `last` at 1."""
+    return last + (first - last) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
+
+
+class Averaged:
+    """Exponential moving average of a module's parameters."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self._parameters = list(module.parameters())
+        self.average = [p.detach().clone() for p in self._parameters]
+        self._decay = decay
+
+    @torch.no_grad()
+    def update(self) -> None:
+        torch._foreach_lerp_(self.average, [p.detach() for p in self._parameters], 1 - self._decay)
+
+    def state_dict(self, module: nn.Module) -> dict[str, Tensor]:
+        """The module's state with averaged parameters; buffers as they are."""
+        state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+        for (name, _), average in zip(module.named_parameters(), self.average, strict=True):
+            state[name] = average.clone()
+        return state
+
+
+def adamw(
+    parameters: Iterable[nn.Parameter], device: torch.device, betas: tuple[float, float]
+) -> torch.optim.AdamW:
+    """AdamW whose learning rate is a tensor on the GPU, so that a captured step can be replayed with another."""
+    on_gpu = device.type == "cuda"
+    rate: Any = torch.tensor(0.0, device=device) if on_gpu else 0.0
+    return torch.optim.AdamW(
+        parameters, lr=rate, betas=betas, weight_decay=0.01, fused=on_gpu, capturable=on_gpu, eps=1e-8
+    )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+class CapturedStep:
+    """A training step as a function without arguments: on a GPU its kernels are recorded once and replayed.
+
+    These models are small and a step is thousands of kernels: starting them one by one takes longer than they do.
+    The function reads static tensors that the caller fills beforehand, and returns tensors that a replay rewrites.
+    """
+
+    _WARM_UP = 3
+
+    def __init__(self, step: Callable[[], Metrics], device: torch.device, pool: Any = None) -> None:
+        self._step = step
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._metrics: Metrics = {}
+        if device.type != "cuda":
+            return
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(self._WARM_UP):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self._metrics = step()
+        self._graph = graph
+
+    def __call__(self) -> Metrics:
+        if self._graph is None:
+            return self._step()
+        self._graph.replay()
+        return self._metrics
+
+
+class Log:
+    """JSON lines, on disk and on standard output."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, **record: float | str) -> None:
+        line = json.dumps({key: round(v, 5) if isinstance(v, float) else v for key, v in record.items()})
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        print(line, flush=True)  # noqa: T201
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Whole or not at all: a run that is cut off while writing leaves the file before."""
+    part = path.with_suffix(".part")
+    torch.save(state, part)
+    part.rename(path)
