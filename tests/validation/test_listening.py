@@ -61,7 +61,7 @@ def test_scores_tell_a_runaway_a_cut_end_and_another_voice():
     assert scores["zero-shot"].right_voice is None
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("precision", ["int8", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_the_small_voice_is_understood(speaking_bundle: Path, precision: str, record_property: object):
     for score in listen({precision: bundle_speaker(speaking_bundle, precision)}, material(SENTENCES)):
         record_property(score.case, score.model_dump_json())
