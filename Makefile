@@ -40,9 +40,8 @@ test: lint types  ## lint, types and tests
 test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 	@$(BIN)/python -m pytest -m slow
 
-TEXT ?= the river runs slowly to the sea.
 demo: $(STAMP)  ## convert, validate and speak: WAV and picture in demo/; make demo TEXT="what to say"
-	@$(BIN)/python -m voxcpm_validation.demo --output demo/ --text "$(TEXT)"
+	@$(BIN)/python -m voxcpm_validation.demo --output demo/ $(if $(TEXT),--text "$(TEXT)")
 
 clean:  ## remove the environment, caches and demo/
 	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache

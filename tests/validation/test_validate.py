@@ -153,6 +153,14 @@ def test_says_what_upstream_says(speaking_bundle: Path, precision: str, record_p
     assert min(forced) > {"fp32": 0.9999, "fp16": 0.998, "int8": 0.9}[precision], forced
 
 
+def test_both_sides_are_given_the_text_that_a_voice_of_letters_says(speaking_bundle: Path) -> None:
+    report = validate_bundle(
+        speaking_bundle, str(DEFAULT_CHECKPOINT), precisions=["fp32"], text="3 old boats", patches=6
+    )
+    assert [case.case for case in report.end_to_end] == ["zero-shot", "continuation"]
+    assert all(case.free_running_latents.correlation >= 0.99999 for case in report.end_to_end)
+
+
 def test_continues_a_recorded_prompt_as_upstream_does(speaking_bundle: Path, tmp_path: Path) -> None:
     model = load_upstream(DEFAULT_CHECKPOINT)
     tts = VoxCPM.from_bundle(speaking_bundle, precision="fp32")

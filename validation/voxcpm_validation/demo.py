@@ -52,6 +52,8 @@ def demo(
     for step in report.steps:
         if step.arithmetic == "plain":
             console.print(f"   {step.step_model:18} {step.precision}  correlation {step.correlation:.6f}")
+    for line in report.failures():
+        console.print(f"   below its floor: {line}")
     console.print(f"   all figures: {output / 'validation.md'}")
     console.print(f"[bold]3. Speaking[/bold] “{text}”")
     speech = VoxCPM.from_bundle(bundle).speak(text, seed=seed)

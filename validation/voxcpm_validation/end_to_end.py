@@ -76,14 +76,15 @@ def cases(
     prompt_wav: Path | None = None,
     prompt_text: str | None = None,
 ) -> Iterator[list[Case]]:
-    """Zero-shot, and continuation: of the given prompt, or else of what upstream itself just said.
+    """Zero-shot, and continuation: of the given prompt, or else of what upstream itself just said (`prompt_text` then
+    writes `text` as a transcript).
 
     Where the generation has them, also a reference voice, and both together; both are the prompt's audio.
     """
     zero_shot = Case("zero-shot", text, seed, patches=patches)
     with tempfile.TemporaryDirectory() as folder:
         if prompt_wav is None:
-            prompt_wav, prompt_text = Path(folder) / "prompt.wav", text
+            prompt_wav, prompt_text = Path(folder) / "prompt.wav", prompt_text or text
             spoken = speak_upstream(model, zero_shot)
             soundfile.write(prompt_wav, spoken.audio, int(model.sample_rate), subtype="FLOAT")
         spoken_with = [Case("continuation", text, seed + 1, prompt_wav, prompt_text, patches)]

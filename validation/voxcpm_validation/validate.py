@@ -13,6 +13,7 @@ from voxcpm_constants.step_models import STEP_MODEL_NAMES, Precision
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_runtime.backends import Backend
 from voxcpm_runtime.bundle import open_bundle
+from voxcpm_runtime.letters import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import EndToEnd, cases, compare_speech, speak_upstream
 from voxcpm_validation.reference import DEFAULT_TEXT, record_reference
@@ -56,12 +57,15 @@ def validate_bundle(
         raise InputError(
             f"{bundle} has the precisions {', '.join(manifest.precisions)}; asked for {', '.join(precisions or ())}"
         )
+    # Both sides get what the runtime would say; it leaves published vocabularies' texts as they are.
+    text = spelled(text, opened.tokenizer)
+    transcript = spelled_transcript(prompt_text or text, opened.tokenizer)
     report("upstream")
     model = load_upstream(source.folder, max_length=manifest.sizes.kv_length)
     steps = list(_measure_steps(folder, manifest, chosen, model, text, patches, seed, report))
     spoken: list[EndToEnd] = []
     with cases(
-        model, text, patches=patches, seed=seed, prompt_wav=prompt_wav, prompt_text=prompt_text
+        model, text, patches=patches, seed=seed, prompt_wav=prompt_wav, prompt_text=transcript
     ) as utterances:
         expected = [speak_upstream(model, case) for case in utterances]
         for precision in chosen:
