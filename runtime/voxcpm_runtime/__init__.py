@@ -2,6 +2,15 @@
 
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.voxcpm import Progress, Speech, VoxCPM
+from voxcpm_runtime.voxcpm import Progress, Speech, TooLongWarning, VoxCPM
 
-__all__ = ["BundleError", "GenerationOptions", "InputError", "Progress", "Speech", "VoxCPM", "VoxCPMError"]
+__all__ = [
+    "BundleError",
+    "GenerationOptions",
+    "InputError",
+    "Progress",
+    "Speech",
+    "TooLongWarning",
+    "VoxCPM",
+    "VoxCPMError",
+]

@@ -199,11 +199,13 @@ class Driver:
         noise = np.asarray(rng.standard_normal((1, a.feat_dim, a.patch_size)), np.float32)[0]
         patch = solve(
             self.models[LOCDIT_STEP],
-            noise,
+            noise * np.float32(options.temperature),
             self._projections.dit_condition(hidden, residual_hidden),
             np.ascontiguousarray(last.T),
             steps=options.inference_timesteps,
             cfg_value=options.cfg_value,
+            sway_sampling_coef=options.sway_sampling_coef,
+            use_cfg_zero_star=options.use_cfg_zero_star,
             mean_mode=a.mean_mode,
         )
         return np.ascontiguousarray(patch.T)

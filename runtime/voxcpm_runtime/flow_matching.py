@@ -19,14 +19,16 @@ _ZERO_VELOCITY_FRACTION = 0.04
 _NORM_FLOOR = np.float32(1e-8)
 
 
-def time_span(steps: int) -> Floats:
-    """Times (steps + 1,) from 1 (noise) to 0 (data), denser near the noise ("sway sampling", coefficient 1)."""
+def time_span(steps: int, sway_sampling_coef: float = 1.0) -> Floats:
+    """Times (steps + 1,) from 1 (noise) to 0 (data), denser near the noise for a positive coefficient ("sway
+    sampling", arXiv 2410.06885).
+    """
     index = np.arange(steps + 1, dtype=np.float32)
     step = np.float32(1) / np.float32(steps)
     # Both halves count from their own end, as torch.linspace does.
     linear = np.where(2 * index < steps + 1, 1 - step * index, step * (steps - index)).astype(np.float32)
     sway = np.cos(np.float32(math.pi / 2) * linear) - np.float32(1) + linear
-    return (linear + sway).astype(np.float32)
+    return (linear + np.float32(sway_sampling_coef) * sway).astype(np.float32)
 
 
 def zero_velocity_steps(steps: int) -> int:
@@ -34,15 +36,16 @@ def zero_velocity_steps(steps: int) -> int:
     return max(1, int((steps + 1) * _ZERO_VELOCITY_FRACTION))
 
 
-def guided_velocity(velocities: Floats, cfg_value: float) -> Floats:
+def guided_velocity(velocities: Floats, cfg_value: float, *, use_cfg_zero_star: bool = True) -> Floats:
     """Velocity (latent_dim, frames) from the conditional and unconditional ones (2, latent_dim, frames).
 
-    The unconditional one is first scaled by its projection, <v+, v-> / (|v-|^2 + 1e-8).
+    CFG-zero* first scales the unconditional one by its projection, <v+, v-> / (|v-|^2 + 1e-8).
     """
     conditional, unconditional = velocities[0], velocities[1]
-    scale = np.sum(conditional * unconditional) / (np.sum(unconditional * unconditional) + _NORM_FLOOR)
-    scaled = unconditional * scale
-    return scaled + np.float32(cfg_value) * (conditional - scaled)
+    if use_cfg_zero_star:
+        scale = np.sum(conditional * unconditional) / (np.sum(unconditional * unconditional) + _NORM_FLOOR)
+        unconditional = unconditional * scale
+    return unconditional + np.float32(cfg_value) * (conditional - unconditional)
 
 
 def solve(
@@ -53,25 +56,29 @@ def solve(
     *,
     steps: int,
     cfg_value: float,
+    sway_sampling_coef: float = 1.0,
+    use_cfg_zero_star: bool = True,
     mean_mode: bool = False,
 ) -> Floats:
     """The patch (latent_dim, frames) that noise of the same shape becomes.
 
     mu: LM condition (mu_size,). cond: the patch before, (latent_dim, frames). mean_mode: tell the estimator the
-    length of the step; without it `dt` is zero.
+    length of the step; without it `dt` is zero. use_cfg_zero_star: no velocity in the first steps, and a projected
+    unconditional one.
     """
-    times = time_span(steps)
+    times = time_span(steps, sway_sampling_coef)
     conditions = {
         "mu": np.stack([mu, np.zeros_like(mu)]),
         "cond": np.stack([cond, cond]),
     }
-    unmoved = zero_velocity_steps(steps)
+    unmoved = zero_velocity_steps(steps) if use_cfg_zero_star else 0
     x, t, dt = noise, times[0], times[0] - times[1]
     for step in range(1, steps + 1):
         if step > unmoved:
             told = dt if mean_mode else np.float32(0)
             moving = {"x": np.stack([x, x]), "t": np.full(2, t), "dt": np.full(2, told)}
-            x = x - dt * guided_velocity(estimator(moving | conditions)["velocity"], cfg_value)
+            velocities = estimator(moving | conditions)["velocity"]
+            x = x - dt * guided_velocity(velocities, cfg_value, use_cfg_zero_star=use_cfg_zero_star)
         # Not times[step]: upstream subtracts, and the rounding of t is part of what the estimator is told.
         t = t - dt
         if step < steps:

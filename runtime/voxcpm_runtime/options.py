@@ -23,11 +23,17 @@ class _Range(NamedTuple):
 _RANGES = {
     "cfg_value": _Range(0.1, 10.0, False, ""),
     "inference_timesteps": _Range(1, 100, True, " steps"),
+    "temperature": _Range(0.0, 10.0, False, ""),
+    # Beyond these bounds time would run backwards somewhere: its slope at the ends is 1 + c and 1 + c (1 - pi / 2).
+    "sway_sampling_coef": _Range(-1.0, 1.75, False, ""),
     "min_len": _Range(0, 100_000, True, " patches"),
     "max_len": _Range(1, 100_000, True, " patches"),
     "retry_badcase_max_times": _Range(1, 100, True, " attempts"),
     "retry_badcase_ratio_threshold": _Range(0.1, 1000.0, False, " patches per text token"),
 }
+
+
+_SWITCHES = ("use_cfg_zero_star", "retry_badcase", "normalize", "trim_silence_vad")
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,13 @@ class GenerationOptions:
     cfg_value: float = 2.0
     """Strength of classifier-free guidance; 1 is none."""
     inference_timesteps: int = 10
-    """Euler steps of a patch; the first of them moves nothing (CFG-zero*)."""
+    """Euler steps of a patch; with CFG-zero* the first of them moves nothing."""
+    temperature: float = 1.0
+    """Deviation of the noise that a patch starts from."""
+    sway_sampling_coef: float = 1.0
+    """How much denser the Euler steps are near the noise; 0 spaces them evenly."""
+    use_cfg_zero_star: bool = True
+    """No velocity in the first 4 % of the steps, and a projected unconditional one (arXiv 2503.18886)."""
     min_len: int = 2
     """The stop head is not asked before patch `min_len + 1`, counted from 0."""
     max_len: int | None = None
@@ -48,8 +60,15 @@ class GenerationOptions:
     """Attempts in all."""
     retry_badcase_ratio_threshold: float = 6.0
     """Patches per text token from which speech counts as too long; it bounds the length as well."""
+    normalize: bool = False
+    """Write numbers, dates and symbols of the text in words (extra `normalize`)."""
+    trim_silence_vad: bool = False
+    """Cut silence from both ends of the prompt and the reference, but for 200 ms."""
 
     def __post_init__(self) -> None:
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name, allowed in _RANGES.items():
             value = getattr(self, name)
             if not (name == "max_len" and value is None):
@@ -67,30 +86,29 @@ def _check(name: str, value: object, allowed: _Range) -> None:
 
 
 class OptionArguments(TypedDict, total=False):
-    """Keyword arguments of `generate`: the fields of GenerationOptions, and two of upstream's that must stay off."""
+    """Keyword arguments of `generate`: the fields of GenerationOptions, and one of upstream's that must stay off."""
 
     cfg_value: float
     inference_timesteps: int
+    temperature: float
+    sway_sampling_coef: float
+    use_cfg_zero_star: bool
     min_len: int
     max_len: int | None
     retry_badcase: bool
     retry_badcase_max_times: int
     retry_badcase_ratio_threshold: float
     normalize: bool
+    trim_silence_vad: bool
     denoise: bool
-
-
-_NOT_HERE = {
-    "normalize": "spell out numbers and abbreviations in the text",
-    "denoise": "clean the prompt audio beforehand",
-}
 
 
 def checked_options(**given: Any) -> GenerationOptions:
     """The options of a call. Raises InputError for a value out of range, TypeError for an unknown name."""
-    for name, instead in _NOT_HERE.items():
-        if given.pop(name, False):
-            raise InputError(f"{name} is upstream's own preprocessing and is not part of a bundle; {instead}")
+    if given.pop("denoise", False):
+        raise InputError(
+            "denoise is a model of upstream's own and is not part of a bundle; clean the prompt audio beforehand"
+        )
     return GenerationOptions(**given)
 
 

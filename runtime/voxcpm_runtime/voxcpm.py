@@ -61,6 +61,8 @@ class Speech:
     attempts: int
     stopped: bool
     """Whether the stop head ended the speech; else its length was at a limit."""
+    too_long: bool
+    """Whether the last attempt, too, is suspiciously long for its text; always False without `retry_badcase`."""
     elapsed_seconds: float
 
     @property
@@ -70,6 +72,10 @@ class Speech:
     @property
     def real_time_factor(self) -> float:
         return self.elapsed_seconds / self.audio_seconds
+
+
+class TooLongWarning(UserWarning):
+    """Speech of `retry_badcase_ratio_threshold` patches a text token or more: repetition, or noise without an end."""
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -143,7 +149,8 @@ class VoxCPM:
         with (VoxCPM2). options: fields of `GenerationOptions`. seed: of the first attempt; every retry adds 1. rng: a
         source of noise in place of a seed. progress: called after every patch.
 
-        Raises InputError, one line, for anything that cannot be spoken, before any work is done.
+        Raises InputError, one line, for anything that cannot be spoken, before any work is done. Warns
+        (TooLongWarning) of speech that is suspiciously long for its text in every attempt.
         """
         request = self.request(text, prompt_wav_path, prompt_text, reference_wav_path, **options)
         seed = _checked_seed(seed, rng)
@@ -160,6 +167,10 @@ class VoxCPM:
                 spoken.append((patch, audio))
                 self._tell(progress, len(spoken), began, attempt)
         last = spoken[-1][0]
+        too_long = request.options.retry_badcase and self._is_bad(len(spoken), request)
+        if too_long:
+            tried = f"{attempt} attempts" if attempt > 1 else "1 attempt"
+            _warn_too_long(request, len(spoken), f"after {tried} it is kept as it is")
         _warn_if_cut(request, last)
         return Speech(
             audio=np.concatenate([audio for _, audio in spoken]),
@@ -168,6 +179,7 @@ class VoxCPM:
             seed=None if seed is None else seed + attempt - 1,
             attempts=attempt,
             stopped=last.stops,
+            too_long=too_long,
             elapsed_seconds=time.perf_counter() - started,
         )
 
@@ -185,8 +197,8 @@ class VoxCPM:
     ) -> Iterator[Audio]:
         """The speech of `speak`, a patch (samples,) at a time, as soon as it is known.
 
-        What has been heard cannot be taken back: there is no retry. Errors are raised by the call itself, not by the
-        first patch.
+        What has been heard cannot be taken back: in place of a retry, TooLongWarning says, as soon as it is known,
+        that the speech is suspiciously long for its text. Errors are raised by the call itself, not by the first patch.
         """
         request = self.request(text, prompt_wav_path, prompt_text, reference_wav_path, **options)
         seed = _checked_seed(seed, rng)
@@ -210,8 +222,12 @@ class VoxCPM:
     ) -> Iterator[Audio]:
         started = time.perf_counter()
         prefilled = self.driver.prefill(request.sequence)
+        told = not request.options.retry_badcase
         for patch, audio in self._attempt(request, prefilled, noise):
             self._tell(progress, patch.index + 1, started, 1)
+            if not told and self._is_bad(patch.index + 1, request):
+                _warn_too_long(request, patch.index + 1, "it cannot be tried again once it is heard")
+                told = True
             yield audio
         _warn_if_cut(request, patch)
 
@@ -260,6 +276,15 @@ def _whole_number(seed: object) -> int:
 
 def _seed_of(seed: int | None, attempt: int) -> int | None:
     return None if seed is None else seed + attempt
+
+
+def _warn_too_long(request: Request, patches: int, then: str) -> None:
+    warnings.warn(
+        f"the speech is suspiciously long for its text ({patches} patches for {request.target_tokens} tokens); {then}; "
+        "another seed may do better",
+        TooLongWarning,
+        stacklevel=3,
+    )
 
 
 def _warn_if_cut(request: Request, last: Patch) -> None:

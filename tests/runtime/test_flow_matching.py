@@ -63,6 +63,39 @@ def test_a_patch_equals_upstreams(upstream_cfm, steps, cfg_value, mean_mode, mon
     np.testing.assert_allclose(patch, expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sway_sampling_coef": 0.0},
+        {"sway_sampling_coef": -1.0},
+        {"use_cfg_zero_star": False},
+        {"sway_sampling_coef": 0.5, "use_cfg_zero_star": False},
+    ],
+)
+@pytest.mark.parametrize("mean_mode", [False, True])
+def test_a_patch_equals_upstreams_with_each_option(upstream_cfm, options, mean_mode, monkeypatch):
+    rng = np.random.default_rng(5)
+    noise, mu, cond = (rng.standard_normal(shape).astype(np.float32) for shape in [(4, 3), (5,), (4, 3)])
+    monkeypatch.setattr(torch, "randn", lambda *_, **__: torch.from_numpy(noise[np.newaxis].copy()))
+    theirs = {"mu": torch.from_numpy(mu[np.newaxis]), "cond": torch.from_numpy(cond[np.newaxis])}
+    expected = upstream_cfm(TorchEstimator(), mean_mode)(
+        **theirs, n_timesteps=10, patch_size=3, cfg_value=2.0, temperature=0.7, **options
+    ).numpy()[0]
+
+    scaled = noise * np.float32(0.7)  # the driver's part
+    patch = solve(
+        lambda inputs: {"velocity": estimator_arrays(**inputs)},
+        scaled, mu, cond, steps=10, cfg_value=2.0, mean_mode=mean_mode, **options,
+    )  # fmt: skip
+
+    np.testing.assert_allclose(patch, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("coefficient", [-1.0, 0.0, 1.0, 1.75])
+def test_time_never_runs_backwards(coefficient):
+    assert np.all(np.diff(time_span(100, coefficient)) <= 0)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 9, 10, 11, 50, 100])
 def test_times_are_those_of_torch_to_the_last_bit_but_one(steps):
     linear = torch.linspace(1, 0, steps + 1)

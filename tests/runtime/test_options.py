@@ -16,6 +16,8 @@ from voxcpm_runtime.options import GenerationOptions, checked_options, patch_bou
         ("inference_timesteps", 101),
         ("inference_timesteps", 10.0),
         ("inference_timesteps", True),
+        ("temperature", -0.1),
+        ("sway_sampling_coef", 1.8),
         ("min_len", -1),
         ("max_len", 0),
         ("retry_badcase_max_times", 0),
@@ -30,6 +32,12 @@ def test_a_value_out_of_range_is_one_line_that_names_it_and_the_range(name, valu
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["use_cfg_zero_star", "retry_badcase", "normalize", "trim_silence_vad"])
+def test_a_switch_is_true_or_false(name):
+    with pytest.raises(InputError, match=rf"^{name} must be True or False, got 'no'$"):
+        GenerationOptions(**{name: "no"})
+
+
 def test_bounds_themselves_and_numpy_numbers_are_allowed():
     GenerationOptions(cfg_value=0.1, inference_timesteps=1, min_len=0, max_len=1)
     GenerationOptions(cfg_value=np.float32(10), inference_timesteps=np.int64(100))
@@ -40,10 +48,10 @@ def test_a_greatest_length_below_the_least_is_refused():
         GenerationOptions(min_len=4, max_len=3)
 
 
-def test_preprocessing_of_upstream_is_refused_and_its_absence_is_not():
+def test_denoising_is_refused_and_its_absence_is_not():
     assert checked_options(normalize=False, denoise=False) == GenerationOptions()
-    with pytest.raises(InputError, match="normalize is upstream's own"):
-        checked_options(normalize=True)
+    with pytest.raises(InputError, match="denoise is a model of upstream's own"):
+        checked_options(denoise=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'cfg'"):
         checked_options(cfg=2)
 

@@ -1,3 +1,6 @@
+import contextlib
+import warnings
+
 import numpy as np
 import pytest
 import soundfile
@@ -7,7 +10,7 @@ from voxcpm_runtime import voxcpm
 from voxcpm_runtime.bundle import open_bundle
 from voxcpm_runtime.driver import Driver
 from voxcpm_runtime.request import normalized_text
-from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_runtime.voxcpm import TooLongWarning, VoxCPM
 
 TEXT = "hello there."  # 12 characters and ▁: 13 tokens
 
@@ -111,9 +114,10 @@ def test_length_follows_the_target_text_alone(tts, prompt_audio):
 
 @pytest.mark.usefixtures("network")
 def test_a_speech_too_long_for_its_text_is_tried_again_with_the_next_seeds(tts):
-    long = tts.speak("hi", seed=5)
+    with pytest.warns(TooLongWarning, match="28 patches for 3 tokens.*after 3 attempts it is kept"):
+        long = tts.speak("hi", seed=5)
 
-    assert (long.attempts, long.seed, long.stopped) == (3, 7, False)
+    assert (long.attempts, long.seed, long.stopped, long.too_long) == (3, 7, False, True)
     np.testing.assert_array_equal(long.latents, tts.speak("hi", seed=7, retry_badcase=False).latents)
 
 
@@ -126,19 +130,40 @@ def test_the_seed_told_is_the_one_that_succeeded(tts, network):
 
     speech = tts.speak("hi", seed=5)
 
-    assert (speech.attempts, speech.seed, speech.stopped) == (2, 6, True)
+    assert (speech.attempts, speech.seed, speech.stopped, speech.too_long) == (2, 6, True, False)
+
+
+def test_a_streamed_speech_too_long_for_its_text_is_warned_of_when_it_becomes_so(tts):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        told_at = [len(caught) for _ in tts.generate_streaming("hi", seed=5)]
+
+    assert told_at.index(1) == 17  # before the 18th patch is heard: 6 * 3 tokens
+    assert [warning.category for warning in caught] == [TooLongWarning]
+
+
+def test_without_retry_nothing_is_too_long(tts):
+    assert len(list(tts.generate_streaming("hi", seed=5, retry_badcase=False))) == 28
+    assert not tts.speak("hi", seed=5, retry_badcase=False).too_long
+
+
+def _too_long_expected(expected):
+    return pytest.warns(TooLongWarning) if expected else contextlib.nullcontext()
 
 
 @pytest.mark.parametrize(("length", "attempts"), [(17, 1), (18, 3)])
 def test_bad_is_from_six_patches_a_token_on(tts, length, attempts):
-    assert tts.speak("hi", seed=5, max_len=length).attempts == attempts
+    with _too_long_expected(attempts > 1):
+        assert tts.speak("hi", seed=5, max_len=length).attempts == attempts
 
 
 def test_the_first_generation_counts_the_decoders_context_too(tts, prompt_audio, architecture):
     """Upstream's voxcpm returns prompt patches with the generated ones, and counts both; voxcpm2 does not."""
-    speech = tts.speak("hi", prompt_audio, "a ", seed=5, max_len=16)
+    counts_context = architecture.architecture == "voxcpm"
+    with _too_long_expected(counts_context):
+        speech = tts.speak("hi", prompt_audio, "a ", seed=5, max_len=16)
 
-    assert speech.attempts == (3 if architecture.architecture == "voxcpm" else 1)
+    assert speech.attempts == (3 if counts_context else 1)
 
 
 @pytest.mark.usefixtures("chatty")
