@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from voxcpm_constants.step_models import PRECISIONS, StepSizes
+from voxcpm_constants.step_models import Precision, StepSizes
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -67,6 +68,42 @@ def speaking_bundle(tmp_path_factory: pytest.TempPathFactory, worker_id: str) ->
     return _once(tmp_path_factory, worker_id, "bundle-speaking", _convert(DEFAULT_CHECKPOINT, SIZES))
 
 
+@pytest.fixture(scope="session")
+def write_lora() -> Callable[..., Path]:
+    """write_lora(folder, checkpoint, form="safetensors", seed=0, **config): a LoRA of that checkpoint as upstream's
+    training writes it, with A and B drawn by chance and strong enough to be heard.
+    """
+    return _write_lora
+
+
+def _write_lora(
+    folder: Path, checkpoint: Path, form: str = "safetensors", seed: int = 0, **config: object
+) -> Path:
+    import torch
+    from safetensors.torch import save_file
+
+    from voxcpm_validation.upstream import load_upstream
+
+    model = load_upstream(checkpoint)
+    model.lora_config = sys.modules[type(model).__module__].LoRAConfig(**config)
+    model._apply_lora()
+    generator = torch.Generator().manual_seed(seed)
+    # Sizes that make the update a third of a typical weight, whose entries are of 1 / sqrt(in).
+    gains = {"lora_A": 1.0, "lora_B": 0.33 * model.lora_config.r / model.lora_config.alpha}
+    weights = {
+        name: torch.randn(t.shape, generator=generator) * gains[name.rpartition(".")[2]] / t.shape[1] ** 0.5
+        for name, t in model.get_lora_state_dict().items()
+    }
+    folder.mkdir(parents=True)
+    if form == "safetensors":
+        save_file(weights, folder / "lora_weights.safetensors")
+    else:
+        torch.save({"state_dict": weights}, folder / "lora_weights.ckpt")
+    document = {"base_model": "openbmb/VoxCPM1.5", "lora_config": model.lora_config.model_dump()}
+    (folder / "lora_config.json").write_text(json.dumps(document))
+    return folder
+
+
 def _synthesize(preset: str) -> Callable[[Path], object]:
     from voxcpm_conversion.synthetic import write_synthetic_checkpoint
     from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
@@ -83,7 +120,8 @@ def _convert(checkpoint: Path, sizes: StepSizes) -> Callable[[Path], object]:
     from voxcpm_conversion.checkpoint import Checkpoint
     from voxcpm_conversion.convert import convert
 
-    return lambda bundle: convert(Checkpoint.open(checkpoint), bundle, precisions=PRECISIONS, sizes=sizes)
+    precisions: tuple[Precision, ...] = ("fp16", "int8", "fp32")
+    return lambda bundle: convert(Checkpoint.open(checkpoint), bundle, precisions=precisions, sizes=sizes)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

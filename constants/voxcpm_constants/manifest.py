@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
+from voxcpm_constants.targets import Target
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -37,6 +38,21 @@ class FileRecord(_Record):
     sha256: str
 
 
+class MergedLora(_Record):
+    """A low-rank fine-tune that the weights were merged with: W + alpha / r · B A."""
+
+    name: str
+    """Folder name, or file name."""
+    sha256: str
+    """Digest of its weight file."""
+    r: int
+    alpha: int
+    weights: int
+    """How many of the checkpoint's weights it changed."""
+    modules: tuple[str, ...]
+    """Which kinds of them: base_lm.q_proj stands for those of all layers of the base LM."""
+
+
 class Source(_Record):
     """Where the weights came from."""
 
@@ -45,6 +61,7 @@ class Source(_Record):
     revision: str | None = None
     sha256: str
     """Digest over the checkpoint's weight files, in name order."""
+    lora: MergedLora | None = None
     licence: str = "Apache-2.0"
 
 
@@ -54,7 +71,7 @@ class Manifest(_Record):
     sizes: StepSizes
     step_models: dict[str, StepModel]
     precisions: tuple[Precision, ...]
-    target: str = "macOS14"
+    target: Target = "macOS14"
     source: Source
     tools: dict[str, str]
     """Versions of the packages that made the bundle."""

@@ -30,8 +30,8 @@ STEP_MODEL_NAMES = (
     LOCDIT_STEP,
 )
 
-Precision = Literal["fp16", "int8", "fp32"]
-PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "fp32")
+Precision = Literal["fp16", "int8", "int4", "fp32"]
+PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "int4", "fp32")
 
 Axis = int | tuple[int, ...]
 """A fixed length, or the lengths that an enumerated axis may take."""
@@ -44,7 +44,7 @@ class _Declared(BaseModel):
 class TensorSpec(_Declared):
     """One input, output or state tensor.
 
-    dtype "compute" is the package's own arithmetic: float16 in fp16 and int8 packages, float32 in fp32 ones.
+    dtype "compute" is the package's own arithmetic: float32 in fp32 packages, float16 in all others.
     State is kept in it, so that no step pays for a cast of a whole cache.
     """
 
@@ -70,9 +70,30 @@ class StepModel(_Declared):
     state: tuple[TensorSpec, ...] = ()
 
     @property
+    def chunk_axis(self) -> tuple[TensorSpec, int]:
+        """The first input with an enumerated axis, and which axis that is; without one, the first input's second."""
+        axes = ((t, i) for t in self.inputs for i, axis in enumerate(t.shape) if isinstance(axis, tuple))
+        return next(axes, (self.inputs[0], 1))
+
+    @property
+    def chunk_lengths(self) -> tuple[int, ...]:
+        """The lengths of that axis."""
+        tensor, index = self.chunk_axis
+        axis = tensor.shape[index]
+        return (axis,) if isinstance(axis, int) else axis
+
+    @property
     def chunk_count(self) -> int:
-        """How many shapes the model takes: the length of its enumerated axis, or 1."""
-        return max((len(axis) for t in self.inputs for axis in t.shape if isinstance(axis, tuple)), default=1)
+        """How many shapes the model takes."""
+        return len(self.chunk_lengths)
+
+    def at(self, chunk: int) -> StepModel:
+        """The model with the enumerated axis fixed at its `chunk`-th length."""
+
+        def fixed(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+            return tuple(t.model_copy(update={"shape": t.shape_at(chunk)}) for t in tensors)
+
+        return self.model_copy(update={"inputs": fixed(self.inputs), "outputs": fixed(self.outputs)})
 
 
 class StepSizes(_Declared):

@@ -7,7 +7,7 @@
       tokenizer.json          and, where published, tokenizer_config.json and special_tokens_map.json
 
 Weights are read one at a time, when asked for, and weight norm is folded on the way, so that the whole of a
-checkpoint is never in memory.
+checkpoint is never in memory. A LoRA that it is opened with is merged there as well.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from torch import nn
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import CheckpointError
 from voxcpm_constants.manifest import Source
+from voxcpm_conversion.lora import WEIGHT_FILES as LORA_FILES
+from voxcpm_conversion.lora import Lora
 from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
 
 CONFIG_FILE = "config.json"
@@ -70,7 +72,7 @@ class _Weight:
 
 
 class Checkpoint:
-    """An opened checkpoint; made by `Checkpoint.open`."""
+    """An opened checkpoint; made by `Checkpoint.open`. lora: what is merged into the weights it gives."""
 
     def __init__(
         self,
@@ -79,9 +81,11 @@ class Checkpoint:
         files: tuple[WeightFile, WeightFile],
         name: str,
         revision: str | None,
+        lora: Lora | None = None,
     ) -> None:
         self.folder = folder
         self.architecture = architecture
+        self.lora = lora
         self._name = name
         self._revision = revision
         self._files = files
@@ -96,10 +100,18 @@ class Checkpoint:
         }
 
     @classmethod
-    def open(cls, folder_or_hub_id: str | Path, *, revision: str | None = None) -> Checkpoint:
+    def open(
+        cls,
+        folder_or_hub_id: str | Path,
+        *,
+        revision: str | None = None,
+        lora: str | Path | None = None,
+    ) -> Checkpoint:
         """Open a folder or, where there is none, a Hugging Face id ("openbmb/VoxCPM1.5") at `revision`.
 
-        Raises CheckpointError: no such checkpoint, a file missing or damaged, another architecture.
+        lora: folder or weight file of a LoRA to merge.
+        Raises CheckpointError: no such checkpoint, a file missing or damaged, another architecture, a LoRA that
+        does not fit it.
         """
         name = str(folder_or_hub_id)
         folder = Path(folder_or_hub_id).expanduser()
@@ -115,25 +127,31 @@ class Checkpoint:
             name, revision = folder.resolve().name, None
         config = folder / CONFIG_FILE
         if not config.is_file():
-            raise CheckpointError(f"{folder}: expected a VoxCPM checkpoint, but it has no {CONFIG_FILE}")
+            a_lora = any((folder / file).is_file() for file in LORA_FILES)
+            hint = "; this is a LoRA: give its base checkpoint, and this folder with --lora" if a_lora else ""
+            raise CheckpointError(
+                f"{folder}: expected a VoxCPM checkpoint, but it has no {CONFIG_FILE}{hint}"
+            )
         architecture = Architecture.from_file(config)
         if not (folder / TOKENIZER_FILE).is_file():
             raise CheckpointError(f"{folder}: expected the tokenizer, but there is no {TOKENIZER_FILE}")
         files = (open_weight_file(_first(folder, MODEL_FILES)), open_weight_file(_first(folder, VAE_FILES)))
-        return cls(folder, architecture, files, name, revision)
+        merged = None if lora is None else Lora.open(lora, architecture)
+        return cls(folder, architecture, files, name, revision, merged)
 
     def shapes(self) -> dict[str, Shape]:
         """Shape of every weight by upstream's name, weight norm folded; reads no tensor data."""
         return {name: weight.shape for name, weight in self._weights.items()}
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One weight as float32, a copy of its own. Raises CheckpointError for an absent name."""
+        """One weight as float32, a copy of its own, the LoRA merged. Raises CheckpointError for an absent name."""
         if name not in self._weights:
             raise CheckpointError(f"{self.folder}: expected a weight {name}, but the checkpoint has none")
         weight = self._weights[name]
         # Cast before folding: upstream keeps the AudioVAE in float32 and folds there.
         parts = [weight.file.read(stored).to(torch.float32, copy=True) for stored in weight.stored]
-        return parts[0] if len(parts) == 1 else fold_weight_norm(*parts)
+        folded = parts[0] if len(parts) == 1 else fold_weight_norm(*parts)
+        return folded if self.lora is None else self.lora.merged(name, folded)
 
     def load_into(self, module: nn.Module, names: Iterable[str]) -> None:
         """Give the named parameters of `module`, which may be on the meta device, their float32 data.
@@ -151,7 +169,7 @@ class Checkpoint:
         return {name: path for name, path in paths.items() if path.is_file()}
 
     def sha256(self) -> str:
-        """Hex digest over the contents of the weight files, in name order."""
+        """Hex digest over the contents of the checkpoint's own weight files, in name order."""
         digest = hashlib.sha256()
         for path in sorted((path for file in self._files for path in file.paths), key=lambda path: path.name):
             with path.open("rb") as stream:
@@ -161,7 +179,8 @@ class Checkpoint:
 
     def source(self) -> Source:
         """What the bundle's manifest says about where its weights came from."""
-        return Source(checkpoint=self._name, revision=self._revision, sha256=self.sha256())
+        lora = None if self.lora is None else self.lora.record()
+        return Source(checkpoint=self._name, revision=self._revision, sha256=self.sha256(), lora=lora)
 
 
 def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
@@ -180,7 +199,7 @@ def check_weights(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> 
     if lora:
         raise CheckpointError(
             f"the checkpoint carries {len(lora)} LoRA weights beside the base weights ({lora[0]}, …): "
-            "merge them into the base weights first"
+            "keep the base weights alone here, and give the LoRA as a folder of its own with --lora"
         )
     missing = [f"{name} {expected[name]}" for name in sorted(expected.keys() - found.keys())]
     unexpected = [f"{name} {found[name]}" for name in sorted(found.keys() - expected.keys())]

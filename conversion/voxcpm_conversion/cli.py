@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import PRECISIONS, STEP_MODEL_NAMES, StepSizes
+from voxcpm_constants.targets import TARGETS, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.compilation import can_compile
 from voxcpm_conversion.convert import convert as convert_checkpoint
@@ -22,7 +23,8 @@ def convert(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Bundle folder to write.")],
     precision: Annotated[
-        list[str] | None, typer.Option(help="fp16, int8 or fp32; repeat for several. Default: fp16 and int8.")
+        list[str] | None,
+        typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: fp16 and int8."),
     ] = None,
     max_length: Annotated[
         int, typer.Option(help="Positions in the KV caches: text, prompt and speech together.")
@@ -33,7 +35,15 @@ def convert(
             help="Embeddings an LM step takes at once; repeat for several. 1 alone gives fixed shapes."
         ),
     ] = None,
+    target: Annotated[
+        str,
+        typer.Option(help="macos14, or macos15: caches as Core ML states, prefill and decode as functions."),
+    ] = "macos14",
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub id.")] = None,
+    lora: Annotated[
+        Path | None,
+        typer.Option(help="A LoRA of that checkpoint to merge: upstream's folder or its weight file."),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option(help="Replace a bundle that exists, once the new one is whole.")
     ] = False,
@@ -44,11 +54,14 @@ def convert(
     if unknown:
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
     sizes = _sizes(max_length, prefill_chunk)
-    opened = Checkpoint.open(checkpoint, revision=revision)
+    deployment = _target(target)
+    opened = Checkpoint.open(checkpoint, revision=revision, lora=lora)
     console = Console(stderr=True)
     ignored = opened.architecture.unknown_keys()
     if ignored:
         console.print(f"config.json: ignored unknown keys {', '.join(ignored)}")
+    for remark in opened.lora.remarks() if opened.lora else ():
+        console.print(remark)
     with Progress(
         TextColumn("{task.description:>18}"), BarColumn(), TextColumn("{task.fields[stage]}"), TimeElapsedColumn(),
         console=console,
@@ -68,6 +81,7 @@ def convert(
             output,
             precisions=[p for p in PRECISIONS if p in asked],
             sizes=sizes,
+            target=deployment,
             overwrite=overwrite,
             report=report,
         )
@@ -75,11 +89,23 @@ def convert(
         console.print(
             "No .mlmodelc: Apple's Core ML compiler runs on macOS only; apps compile a package on first load."
         )
+    if merged := manifest.source.lora:
+        console.print(
+            f"merged {merged.name} (r {merged.r}, alpha {merged.alpha}) into {merged.weights} weights: "
+            f"{', '.join(merged.modules)}"
+        )
     size = sum(record.bytes for record in manifest.files.values())
     console.print(
-        f"{output}: {len(STEP_MODEL_NAMES)} step models in {', '.join(manifest.precisions)}, {size / 1e6:.0f} MB, "
-        f"{sizes.kv_length} positions"
+        f"{output}: {len(STEP_MODEL_NAMES)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "
+        f"{size / 1e6:.0f} MB, {sizes.kv_length} positions"
     )
+
+
+def _target(asked: str) -> Target:
+    for target in TARGETS:
+        if asked.lower() == target.lower():
+            return target
+    raise InputError(f"--target {asked}: expected one of {', '.join(t.lower() for t in TARGETS)}")
 
 
 def _sizes(max_length: int, prefill_chunks: list[int] | None) -> StepSizes:

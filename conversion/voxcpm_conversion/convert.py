@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,22 +23,15 @@ from voxcpm_constants.manifest import (
     package_path,
     record_folder,
 )
-from voxcpm_constants.step_models import (
-    LOCDIT_STEP,
-    PRECISIONS,
-    Precision,
-    StepModel,
-    StepSizes,
-    declare_step_models,
-)
+from voxcpm_constants.step_models import PRECISIONS, Precision, StepSizes, declare_step_models
+from voxcpm_constants.targets import Target
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint, check_weights
 from voxcpm_conversion.compilation import compile_packages
-from voxcpm_conversion.export import export_step
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
-from voxcpm_conversion.modules.voxcpm import empty_modules, expected_shapes
-from voxcpm_conversion.quantization import quantize_int8
-from voxcpm_conversion.step_modules import build_step, step_parameter_names
+from voxcpm_conversion.modules.voxcpm import expected_shapes
+from voxcpm_conversion.packages import add_packages
+from voxcpm_conversion.recipes import check_target
 from voxcpm_conversion.toolchain import stages_reported
 from voxcpm_conversion.workspace import Workspace
 
@@ -55,16 +47,17 @@ def convert(
     *,
     precisions: Sequence[Precision],
     sizes: StepSizes,
+    target: Target = "macOS14",
     overwrite: bool = False,
     report: Report = lambda model, stage, done, total: None,
 ) -> Manifest:
     """Write `bundle`. What an interrupted run of the same plan had finished is kept; an error leaves no bundle.
 
-    Raises InputError for sizes the checkpoint does not allow or a bundle that exists, CheckpointError for weights
-    that are missing, unexpected or of another shape.
+    Raises InputError for sizes the checkpoint does not allow, a precision that the target does not or a bundle that
+    exists, CheckpointError for weights that are missing, unexpected or of another shape.
     """
     a = checkpoint.architecture
-    _check_request(a, bundle, sizes, overwrite)
+    _check_request(a, bundle, precisions, sizes, target, overwrite)
     check_weights(checkpoint.shapes(), expected_shapes(a))
     source = checkpoint.source()
     tools = {name: version(name) for name in _TOOLS}
@@ -73,7 +66,9 @@ def convert(
     plan = {
         "schema": SCHEMA_VERSION,
         "source": source.sha256,
+        "lora": source.lora.model_dump(mode="json") if source.lora else None,
         "sizes": sizes.model_dump(mode="json"),
+        "target": target,
         "tools": tools,
     }
     workspace = Workspace(bundle, plan)
@@ -82,7 +77,7 @@ def convert(
         missing = [p for p in ordered if not workspace.has(str(package_path(p, declaration.name)))]
         if missing:
             with stages_reported(partial(report, declaration.name)):
-                _add_packages(workspace, checkpoint, declaration, sizes, missing)
+                add_packages(workspace, checkpoint, declaration, sizes, missing, target)
     compile_packages(workspace, list(declarations), ordered)
     report("bundle", "digests", 0, 1)
     manifest = Manifest(
@@ -90,6 +85,7 @@ def convert(
         sizes=sizes,
         step_models=declarations,
         precisions=ordered,
+        target=target,
         source=source,
         tools=tools,
         files={k: v for k, v in record_folder(workspace.folder).items() if "/" in k},
@@ -100,9 +96,21 @@ def convert(
     return manifest
 
 
-def _check_request(a: Architecture, bundle: Path, sizes: StepSizes, overwrite: bool) -> None:
+def _check_request(
+    a: Architecture,
+    bundle: Path,
+    precisions: Sequence[Precision],
+    sizes: StepSizes,
+    target: Target,
+    overwrite: bool,
+) -> None:
     if bundle.exists() and not overwrite:
         raise InputError(f"{bundle}: already exists; choose another name, or replace it with --overwrite")
+    check_target(precisions, target)
+    if target != "macOS14" and "fp32" in precisions:
+        raise InputError(
+            "--precision fp32 needs --target macos14: a Core ML state, the KV cache's form after it, is float16"
+        )
     if sizes.kv_length > a.max_length:
         raise InputError(
             f"--max-length {sizes.kv_length}: this checkpoint was made for at most {a.max_length} positions"
@@ -135,33 +143,3 @@ def _constant(checkpoint: Checkpoint, stem: str) -> npt.NDArray[np.float32]:
         return checkpoint.tensor(EMBED_TOKENS_WEIGHT).numpy()
     layer, _, kind = stem.rpartition("_")
     return checkpoint.tensor(f"{layer}.{'weight' if kind == 'w' else 'bias'}").numpy()
-
-
-def _add_packages(
-    workspace: Workspace,
-    checkpoint: Checkpoint,
-    declaration: StepModel,
-    sizes: StepSizes,
-    precisions: Sequence[Precision],
-) -> None:
-    """One step model in every missing precision; int8 is the fp16 program with its weights quantised."""
-    a = checkpoint.architecture
-    modules = empty_modules(a)
-    checkpoint.load_into(modules, step_parameter_names(declaration.name, modules, a, sizes))
-    step = build_step(declaration.name, modules, a, sizes)
-    angles = declaration.name == LOCDIT_STEP
-
-    def add(precision: Precision, model: Any) -> None:
-        model.short_description = f"VoxCPM {declaration.name}, {precision}"
-        for tensor in (*declaration.inputs, *declaration.state):
-            model.input_description[tensor.name] = tensor.meaning
-        workspace.add(str(package_path(precision, declaration.name)), lambda path: model.save(str(path)))
-
-    if "fp32" in precisions:
-        add("fp32", export_step(step, declaration, "fp32"))
-    if {"fp16", "int8"} & set(precisions):
-        half = export_step(step, declaration, "fp16", fp32_angles=angles)
-        if "fp16" in precisions:
-            add("fp16", half)
-        if "int8" in precisions:
-            add("int8", quantize_int8(half))

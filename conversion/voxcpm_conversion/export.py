@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from voxcpm_constants.step_models import StepModel, TensorSpec
-from voxcpm_conversion.step_modules import example_inputs
+from voxcpm_constants.targets import Target
+from voxcpm_conversion.step_modules import WithState, example_inputs
 from voxcpm_conversion.toolchain import import_coremltools
 
 Arithmetic = Literal["fp16", "fp32"]
@@ -19,34 +20,42 @@ _ANGLE_FUNCTIONS = ("sin", "cos")
 
 
 def export_step(
-    step: nn.Module, declaration: StepModel, arithmetic: Arithmetic, *, fp32_angles: bool = False
+    step: nn.Module,
+    declaration: StepModel,
+    arithmetic: Arithmetic,
+    *,
+    target: Target = "macOS14",
+    keeps_state: bool = False,
+    fp32_angles: bool = False,
 ) -> Any:
     """Trace and convert; returns a coremltools MLModel that was not loaded.
 
-    fp32_angles keeps every operation that feeds a sine or cosine in fp32 (the DiT's time embedding).
+    keeps_state makes the state Core ML's own (macOS 15) in place of inputs and outputs. fp32_angles keeps every
+    operation that feeds a sine or cosine in fp32 (the DiT's time embedding).
     """
     ct = import_coremltools()
     _register_index_copy()
+    # What goes in and out beside the declared inputs and outputs.
+    passed = () if keeps_state else declaration.state
     # Any enumerated length will do: no length is burnt into the graph. The largest finds a broken one soonest.
-    chunk = declaration.chunk_count - 1
+    examples = example_inputs((*declaration.inputs, *passed), declaration.chunk_count - 1)
     with torch.inference_mode():
-        traced = torch.jit.trace(step, example_inputs(declaration, chunk), check_trace=False)
+        module = WithState(step, declaration) if keeps_state else step
+        traced = torch.jit.trace(module, examples, check_trace=False)
     precision: Any = ct.precision.FLOAT32
     if arithmetic == "fp16":
         precision = ct.transform.FP16ComputePrecision(lambda op: not (fp32_angles and _feeds_angle(op)))
     return ct.convert(
         traced,
         convert_to="mlprogram",
-        minimum_deployment_target=ct.target.macOS14,
+        minimum_deployment_target=getattr(ct.target, target),
         compute_precision=precision,
-        inputs=[
-            _input_type(ct, tensor, declaration, arithmetic)
-            for tensor in (*declaration.inputs, *declaration.state)
-        ],
+        inputs=[_input_type(ct, t, declaration, arithmetic) for t in (*declaration.inputs, *passed)],
         outputs=[
             *(ct.TensorType(name=t.name, dtype=_dtype(t, arithmetic)) for t in declaration.outputs),
-            *(ct.TensorType(name=t.output_name, dtype=_dtype(t, arithmetic)) for t in declaration.state),
+            *(ct.TensorType(name=t.output_name, dtype=_dtype(t, arithmetic)) for t in passed),
         ],
+        states=[_state_type(ct, t) for t in declaration.state] if keeps_state else None,
         skip_model_load=True,
     )
 
@@ -55,6 +64,11 @@ def _input_type(ct: Any, tensor: TensorSpec, declaration: StepModel, arithmetic:
     shapes = list(dict.fromkeys(tensor.shape_at(chunk) for chunk in range(declaration.chunk_count)))
     shape = shapes[0] if len(shapes) == 1 else ct.EnumeratedShapes(shapes, default=shapes[0])
     return ct.TensorType(name=tensor.name, shape=shape, dtype=_dtype(tensor, arithmetic))
+
+
+def _state_type(ct: Any, tensor: TensorSpec) -> Any:
+    """Core ML's states are float16 whatever the arithmetic."""
+    return ct.StateType(ct.TensorType(shape=tensor.shape_at(0), dtype=np.float16), name=tensor.name)
 
 
 def _dtype(tensor: TensorSpec, arithmetic: Arithmetic) -> type:
@@ -76,7 +90,7 @@ def _is_elementwise(op: Any) -> bool:
 
 
 def _register_index_copy() -> None:
-    """torch's index_copy is MIL's one-dimensional scatter; coremltools 9 does not know it."""
+    """torch's index_copy_ is MIL's one-dimensional scatter; coremltools 9 does not know it."""
     from coremltools.converters.mil import Builder, register_torch_op
     from coremltools.converters.mil.frontend.torch.ops import _get_inputs
 

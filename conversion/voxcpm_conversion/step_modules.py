@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture, Transformer
-from voxcpm_constants.step_models import StepModel, StepSizes
+from voxcpm_constants.step_models import StepModel, StepSizes, TensorSpec
 from voxcpm_conversion.modules.audio_vae import Contexts, Decoder, Encoder
 from voxcpm_conversion.modules.local_transformers import LocalDiT, LocalEncoder, ScalarQuantizer
 from voxcpm_conversion.modules.minicpm4 import MASKED, Rope, Stack, rope_table
@@ -115,6 +115,22 @@ class LocDiTStep(nn.Module):
         return self.dit(x, mu, t, cond, dt, self.rope.all())
 
 
+class WithState(nn.Module):
+    """A step that keeps its state: buffers, which become Core ML states, in place of inputs and outputs."""
+
+    def __init__(self, step: nn.Module, declaration: StepModel) -> None:
+        super().__init__()
+        self.step = step
+        self.outputs = len(declaration.outputs)
+        self.names = [tensor.name for tensor in declaration.state]
+        for tensor in declaration.state:
+            self.register_buffer(tensor.name, torch.zeros(tensor.shape_at(0)), persistent=False)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = self.step(*inputs, *(getattr(self, name) for name in self.names))
+        return results[: self.outputs]
+
+
 StepBuilder = Callable[[VoxCPMModules, Architecture, StepSizes], nn.Module]
 
 STEP_BUILDERS: dict[str, StepBuilder] = {
@@ -142,7 +158,7 @@ def step_parameter_names(name: str, modules: VoxCPMModules, a: Architecture, siz
     return [qualified[id(p)] for p in build_step(name, modules, a, sizes).parameters() if p is not None]
 
 
-def example_inputs(model: StepModel, chunk: int) -> tuple[Tensor, ...]:
-    """Zeros of the declared shapes at the `chunk`-th enumerated length: inputs, then state."""
+def example_inputs(tensors: Iterable[TensorSpec], chunk: int) -> tuple[Tensor, ...]:
+    """Zeros of the declared shapes at the `chunk`-th enumerated length."""
     dtypes = {"float32": torch.float32, "int32": torch.int32, "compute": torch.float32}
-    return tuple(torch.zeros(t.shape_at(chunk), dtype=dtypes[t.dtype]) for t in (*model.inputs, *model.state))
+    return tuple(torch.zeros(t.shape_at(chunk), dtype=dtypes[t.dtype]) for t in tensors)

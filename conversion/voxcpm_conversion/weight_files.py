@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 # A training run's file wraps the weights in a dictionary of its own; upstream unwraps `state_dict` only.
 _CONTAINERS = ("state_dict", "model", "module")
-_AGAIN = "download the checkpoint again"
+_AGAIN = "download it again"
 
 
 class WeightFile(Protocol):
@@ -49,20 +49,24 @@ class _Safetensors:
         self.paths: tuple[Path, ...] = (path,)
         self.shapes: dict[str, Shape] = {}
         try:
-            # A memory map that stays open with the object: only the tensors asked for are read.
-            file: Any = safe_open(path, framework="pt", device="cpu")
-            for name in list(file.keys()):
-                self.shapes[name] = tuple(file.get_slice(name).get_shape())
+            with _safetensors(path) as file:
+                for name in file.keys():  # noqa: SIM118 - not a mapping
+                    self.shapes[name] = tuple(file.get_slice(name).get_shape())
         except (SafetensorError, OSError) as error:
             raise _unreadable(path, "a safetensors file", error) from None
-        self._file = file
 
     def read(self, name: str) -> torch.Tensor:
         try:
-            tensor: torch.Tensor = self._file.get_tensor(name)
+            # Opened for each tensor: a map that stays open keeps every page that was read in memory.
+            with _safetensors(self.paths[0]) as file:
+                tensor: torch.Tensor = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise _unreadable(self.paths[0], "a safetensors file", error) from None
         return tensor
+
+
+def _safetensors(path: Path) -> Any:
+    return safe_open(path, framework="pt", device="cpu")
 
 
 class _Shards:

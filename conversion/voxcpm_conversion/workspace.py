@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from voxcpm_constants.errors import InputError
 
 _PLAN_FILE = "plan.json"
+_SCRATCH_FOLDER = ".scratch"
 
 
 class Workspace:
@@ -27,6 +29,7 @@ class Workspace:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 self.folder.mkdir(parents=True)
                 plan_file.write_text(text, encoding="utf-8")
+            shutil.rmtree(self.folder / _SCRATCH_FOLDER, ignore_errors=True)
         except OSError as error:
             raise InputError(f"{bundle.parent}: cannot write a bundle there ({error.strerror})") from None
 
@@ -43,6 +46,17 @@ class Workspace:
             shutil.rmtree(unfinished)
         write(unfinished)
         unfinished.replace(final)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder for what a part is made from; it goes when it is left, or with the next one."""
+        folder = self.folder / _SCRATCH_FOLDER
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self) -> None:
         """Give the finished folder the bundle's name; a bundle that was there goes only now."""

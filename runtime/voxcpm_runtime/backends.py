@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from voxcpm_constants.errors import BundleError, InputError
-from voxcpm_constants.manifest import package_path
-from voxcpm_constants.step_models import STEP_MODEL_NAMES, Precision, StepModel, TensorSpec
+from voxcpm_constants.manifest import Manifest, package_path
+from voxcpm_constants.step_models import STEP_MODEL_NAMES, Precision, StepModel
+from voxcpm_constants.targets import package_form
 from voxcpm_runtime.bundle import Bundle
+from voxcpm_runtime.coreml import COMPUTE_UNITS, CoreMLStepModel, interface_names, load_predictor
+from voxcpm_runtime.functions import FunctionsByLength
 
 Backend = Literal["auto", "coreml", "portable"]
 BACKENDS: tuple[Backend, ...] = ("auto", "coreml", "portable")
-COMPUTE_UNITS = {"all": "ALL", "cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", "cpu_and_ne": "CPU_AND_NE"}
-"""Our spelling -> coremltools.ComputeUnit."""
 
 Array = npt.NDArray[Any]
 
@@ -52,8 +53,22 @@ def load_step_models(
         raise InputError(f"threads must be at least 1, got {threads}")
     if compute_units not in COMPUTE_UNITS:
         raise InputError(f"compute units must be one of {', '.join(COMPUTE_UNITS)}, got {compute_units!r}")
-    load = _LOADERS[chosen](bundle, threads, compute_units)
-    return {name: load(bundle.manifest.step_models[name]) for name in names}
+    folder, manifest, precision = bundle.folder, bundle.manifest, bundle.precision
+    if chosen == "portable":
+        return {
+            name: load_portable_step_model(folder, manifest, precision, name, threads=threads)
+            for name in names
+        }
+    load = partial(_load_coreml, precision=precision, compute_units=compute_units)
+    return {name: _load_step_model(folder, manifest, precision, name, load) for name in names}
+
+
+def load_portable_step_model(
+    folder: Path, manifest: Manifest, precision: Precision, name: str, **options: Any
+) -> StepFunction:
+    """One step model on ONNX Runtime. options: of `portable.PortableStepModel`. Raises BundleError."""
+    load = partial(_load_portable, cache_key=manifest.package_key(precision, name), **options)
+    return _load_step_model(folder, manifest, precision, name, load)
 
 
 def choose_backend(backend: str, platform: str) -> Literal["coreml", "portable"]:
@@ -70,122 +85,90 @@ def choose_backend(backend: str, platform: str) -> Literal["coreml", "portable"]
     return "coreml" if backend == "coreml" else "portable"
 
 
-class CoreMLState:
-    """State tensors in numpy: inputs of one prediction, replaced by its outputs."""
-
-    def __init__(self, arrays: dict[str, Array]) -> None:
-        self.arrays = arrays
-
-    def numpy(self, name: str) -> npt.NDArray[np.float32]:
-        """A copy of a state tensor, float32."""
-        return self.arrays[name].astype(np.float32)
-
-    def set(self, name: str, array: Array) -> None:
-        """Overwrite a state tensor. Raises ValueError for another shape."""
-        now = self.arrays[name]
-        if array.shape != now.shape:
-            raise ValueError(f"state {name} has shape {now.shape}, not {array.shape}")
-        self.arrays[name] = array.astype(now.dtype)
-
-    def clone(self) -> CoreMLState:
-        return CoreMLState({name: array.copy() for name, array in self.arrays.items()})
-
-
-class CoreMLStepModel:
-    """A step model on Core ML. predictor: coremltools' MLModel or CompiledMLModel."""
-
-    def __init__(self, declared: StepModel, predictor: Any, precision: Precision) -> None:
-        self._declared = declared
-        self._predictor = predictor
-        self._compute = np.float32 if precision == "fp32" else np.float16
-
-    def new_state(self) -> CoreMLState:
-        """Zeros."""
-        return CoreMLState({t.name: np.zeros(t.shape_at(0), self._dtype(t)) for t in self._declared.state})
-
-    def __call__(self, inputs: Mapping[str, Array], state: CoreMLState | None = None) -> dict[str, Array]:
-        """Run one step. Raises ValueError for an input that is missing, or a missing state."""
-        missing = [t.name for t in self._declared.inputs if t.name not in inputs]
-        if missing:
-            raise ValueError(f"{self._declared.name} needs an input {missing[0]}")
-        if self._declared.state and state is None:
-            raise ValueError(f"{self._declared.name} keeps a state: pass one")
-        features = {
-            t.name: np.ascontiguousarray(inputs[t.name], self._dtype(t)) for t in self._declared.inputs
-        }
-        results = self._predictor.predict(features | (state.arrays if state else {}))
-        if state is not None:
-            state.arrays = {t.name: results[t.output_name] for t in self._declared.state}
-        return {t.name: np.asarray(results[t.name], np.float32) for t in self._declared.outputs}
-
-    def _dtype(self, tensor: TensorSpec) -> Any:
-        return self._compute if tensor.dtype == "compute" else np.dtype(tensor.dtype)
-
-
 def check_interface(
-    declared: StepModel, inputs: Iterable[str], outputs: Iterable[str], package: Path
+    declared: StepModel,
+    inputs: Iterable[str],
+    outputs: Iterable[str],
+    package: Path,
+    *,
+    states: Iterable[str] | None = None,
 ) -> None:
-    """Raises BundleError when a package's tensors, state among them, are not named as declared."""
-    expected = {
-        "inputs": {t.name for t in (*declared.inputs, *declared.state)},
-        "outputs": {t.name for t in declared.outputs} | {t.output_name for t in declared.state},
-    }
+    """Raises BundleError when a package's tensors are not named as declared.
+
+    states: names of Core ML's own states; None where state goes in and out.
+    """
+    state = {t.name for t in declared.state}
+    expected = {"inputs": {t.name for t in declared.inputs}, "outputs": {t.name for t in declared.outputs}}
     found = {"inputs": set(inputs), "outputs": set(outputs)}
+    if states is None:
+        expected["inputs"] |= state
+        expected["outputs"] |= {t.output_name for t in declared.state}
+    else:
+        expected["states"], found["states"] = state, set(states)
     for kind, names in expected.items():
         wrong = sorted(names ^ found[kind])
         if wrong:
-            state = "missing" if wrong[0] in names else "unknown"
+            what = "missing" if wrong[0] in names else "unknown"
             raise BundleError(
-                f"{package}: {kind} are not those of {declared.name} ({wrong[0]} is {state}); convert again"
+                f"{package}: {kind} are not those of {declared.name} ({wrong[0]} is {what}); convert again"
             )
 
 
-_Loader = Callable[[StepModel], StepFunction]
+class _Function(NamedTuple):
+    """What is loaded at a time."""
 
+    package: Path
+    name: str
+    declared: StepModel
+    keeps_state: bool
 
-def _coreml(bundle: Bundle, threads: int | None, compute_units: str) -> _Loader:  # noqa: ARG001
-    import coremltools as ct
-
-    unit = getattr(ct.ComputeUnit, COMPUTE_UNITS[compute_units])
-
-    def load(declared: StepModel) -> StepFunction:
-        package = bundle.folder / package_path(bundle.precision, declared.name)
-        compiled = package.with_suffix(".mlmodelc")
-        try:
-            if compiled.is_dir():
-                return CoreMLStepModel(
-                    declared, ct.models.CompiledMLModel(str(compiled), unit), bundle.precision
-                )
-            model = ct.models.MLModel(str(package), compute_units=unit)
-        except Exception as error:  # noqa: BLE001 - coremltools raises what Core ML gives it, of any class
-            raise BundleError(f"{package}: Core ML cannot load it ({_first_line(error)})") from None
-        description = model.get_spec().description
+    def check(self, inputs: Iterable[str], outputs: Iterable[str], states: Iterable[str]) -> None:
         check_interface(
-            declared, [t.name for t in description.input], [t.name for t in description.output], package
+            self.declared, inputs, outputs, self.package, states=states if self.keeps_state else None
         )
-        return CoreMLStepModel(declared, model, bundle.precision)
-
-    return load
 
 
-def _portable(bundle: Bundle, threads: int | None, compute_units: str) -> _Loader:  # noqa: ARG001
+def _load_step_model(
+    folder: Path,
+    manifest: Manifest,
+    precision: Precision,
+    name: str,
+    load: Callable[[_Function], StepFunction],
+) -> StepFunction:
+    """In the form that the bundle's target gave it. The function for one embedding is loaded now, to be checked."""
+    declared = manifest.step_models[name]
+    form = package_form(declared, manifest.target)
+    package = folder / package_path(precision, name)
+    functions = [_Function(package, *item, form.keeps_state) for item in form.functions.items()]
+    first = load(functions[0])
+    return (
+        first
+        if len(functions) == 1
+        else FunctionsByLength(declared, first, lambda chunk: load(functions[chunk]))
+    )
+
+
+def _load_coreml(function: _Function, precision: Precision, compute_units: str) -> StepFunction:
+    try:
+        predictor, compiled = load_predictor(function.package, function.name, compute_units)
+    except Exception as error:  # noqa: BLE001 - coremltools raises what Core ML gives it, of any class
+        raise BundleError(f"{function.package}: Core ML cannot load it ({_first_line(error)})") from None
+    if not compiled:
+        function.check(*interface_names(predictor, function.name))
+    return CoreMLStepModel(function.declared, predictor, precision, keeps_state=function.keeps_state)
+
+
+def _load_portable(function: _Function, **options: Any) -> StepFunction:
     from voxcpm_runtime.portable import PackageError, PortableStepModel
 
-    def load(declared: StepModel) -> StepFunction:
-        package = bundle.folder / package_path(bundle.precision, declared.name)
-        state = {t.name: t.output_name for t in declared.state}
-        key = bundle.manifest.package_key(bundle.precision, declared.name)
-        try:
-            model = PortableStepModel(package, cache_key=key, threads=threads, state=state)
-        except (PackageError, ValueError) as error:
-            raise BundleError(f"{package}: cannot be run here ({_first_line(error)})") from None
-        check_interface(declared, [*model.inputs, *state], [*model.outputs, *state.values()], package)
-        return model
-
-    return load
-
-
-_LOADERS: dict[str, Callable[[Bundle, int | None, str], _Loader]] = {"coreml": _coreml, "portable": _portable}
+    state = {t.name: t.output_name for t in function.declared.state}
+    try:
+        model = PortableStepModel(function.package, function=function.name, state=state, **options)
+    except (PackageError, ValueError) as error:
+        raise BundleError(f"{function.package}: cannot be run here ({_first_line(error)})") from None
+    passed = ([], []) if function.keeps_state else (list(state), list(state.values()))
+    function.check([*model.inputs, *passed[0]], [*model.outputs, *passed[1]], list(state))
+    return model
 
 
 def _first_line(error: Exception) -> str:

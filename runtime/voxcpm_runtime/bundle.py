@@ -25,7 +25,7 @@ from voxcpm_runtime.default_bundle import default_bundle
 from voxcpm_runtime.tokenizer import TextTokenizer
 from voxcpm_runtime.verified_files import check_digests
 
-DEFAULT_ORDER: tuple[Precision, ...] = ("int8", "fp16", "fp32")
+DEFAULT_ORDER: tuple[Precision, ...] = ("int8", "int4", "fp16", "fp32")
 """The precision spoken with when none is asked for: the first that the bundle has."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

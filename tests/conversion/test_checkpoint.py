@@ -17,6 +17,7 @@ from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_conversion.modules.voxcpm import empty_modules, expected_shapes
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
+from voxcpm_validation.upstream import load_upstream
 
 NORM = "base_lm.norm.weight"
 Tensors = dict[str, torch.Tensor]
@@ -187,7 +188,36 @@ def test_unmerged_lora_weights_are_refused_as_such(copy: Path) -> None:
     weights = model_weights(copy)
     weights["base_lm.layers.0.self_attn.q_proj.lora_A"] = torch.zeros(8, 64)
     save_file(weights, copy / "model.safetensors")
-    one_line_error(copy, "LoRA")
+    one_line_error(copy, "give the LoRA as a folder of its own with --lora")
+
+
+@pytest.mark.parametrize("form", ["model.safetensors", "pytorch_model.bin"])
+def test_a_full_fine_tune_as_upstream_saves_it_opens_as_any_other(
+    tiny: Path, tmp_path: Path, form: str
+) -> None:
+    model, latest = load_upstream(tiny, max_length=64), tmp_path / "latest"
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.01)
+    # Upstream's training saves what its modules hold but the AudioVAE, whose file it copies beside its own state.
+    trained = {name: t for name, t in model.state_dict().items() if not name.startswith("audio_vae.")}
+    latest.mkdir()
+    if form == "model.safetensors":
+        save_file(trained, latest / form)
+    else:
+        torch.save({"state_dict": trained}, latest / form)
+    for name in ("config.json", "audiovae.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tiny / name, latest / name)
+    torch.save({"state": {}, "param_groups": []}, latest / "optimizer.pth")
+    (latest / "training_state.json").write_text('{"step": 1000}')
+
+    open_and_check(latest)
+    checkpoint, base = Checkpoint.open(latest), Checkpoint.open(tiny)
+    for name in checkpoint.shapes():
+        expected = trained[name] if name in trained else base.tensor(name)
+        assert torch.equal(checkpoint.tensor(name), expected), name
+    assert checkpoint.source().sha256 != base.source().sha256
 
 
 def test_digest_changes_with_a_weight_and_not_with_the_folder(tiny: Path, copy: Path) -> None:

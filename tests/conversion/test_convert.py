@@ -234,7 +234,7 @@ def test_the_command_speaks_for_itself_alone(tiny_checkpoint: Path, tmp_path: Pa
     ("arguments", "message"),
     [
         (["missing", "-o", "b"], "no checkpoint here"),
-        (["{checkpoint}", "-o", "b", "--precision", "fp8"], "expected one of fp16, int8, fp32"),
+        (["{checkpoint}", "-o", "b", "--precision", "fp8"], "expected one of fp16, int8, int4, fp32"),
         (["{checkpoint}", "-o", "b", "--max-length", "0"], "at least 1 position"),
         (["{other}", "-o", "b"], "lm_config"),
     ],

@@ -45,7 +45,7 @@ class Pair:
     ) -> list[tuple[Tensor, ...]]:
         """Outputs of successive calls, the state flowing from one to the next."""
         declared, step = declare_step_models(self.architecture, SIZES)[name], self.step(name)
-        state = example_inputs(declared, 0)[len(declared.inputs) :]
+        state = example_inputs(declared.state, 0)
         results = []
         for call in inputs:
             result = step(*call, *state)

@@ -48,6 +48,7 @@ class Laboratory:
 
     ct: Any
     directory: Path
+    target: str = "macOS14"
 
     @property
     def mb(self) -> Any:
@@ -65,7 +66,7 @@ class Laboratory:
 
         specs = {name: spec(value) for name, value in inputs.items()}
         source = f"lambda {', '.join(specs)}: build({', '.join(specs)})"
-        target = self.ct.target.macOS14
+        target = getattr(self.ct.target, self.target)
         program = self.mb.program(input_specs=list(specs.values()), opset_version=target)(
             # The builder takes the input names from the function's signature.
             eval(source, {"build": build})  # noqa: S307
@@ -100,6 +101,12 @@ class Laboratory:
 @pytest.fixture
 def lab(ct: Any, tmp_path: Path) -> Laboratory:
     return Laboratory(ct, tmp_path)
+
+
+@pytest.fixture
+def later_lab(ct: Any, tmp_path: Path) -> Laboratory:
+    """Programs for macOS 15."""
+    return Laboratory(ct, tmp_path, "macOS15")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Choosing a backend, and the Core ML one over a stand-in for coremltools' MLModel."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, declare_step_models
-from voxcpm_runtime.backends import CoreMLStepModel, check_interface, choose_backend, load_step_models
+from voxcpm_constants.targets import package_form
+from voxcpm_runtime.backends import check_interface, choose_backend, load_step_models
 from voxcpm_runtime.bundle import open_bundle
+from voxcpm_runtime.coreml import CoreMLStepModel
 
 
 @pytest.fixture
@@ -30,14 +33,42 @@ class Predictor:
         return outputs | {t.output_name: features[t.name] + np.float16(1) for t in self.declared.state}
 
     def get_spec(self):
-        names = [t.name for t in (*self.declared.inputs, *self.declared.state)]
-        outputs = [t.name for t in self.declared.outputs] + [t.output_name for t in self.declared.state]
-        return SimpleNamespace(
-            description=SimpleNamespace(
-                input=[SimpleNamespace(name=n) for n in names],
-                output=[SimpleNamespace(name=n) for n in outputs],
-            )
+        state = self.declared.state
+        description = described(
+            [t.name for t in (*self.declared.inputs, *state)],
+            [*(t.name for t in self.declared.outputs), *(t.output_name for t in state)],
         )
+        return SimpleNamespace(description=SimpleNamespace(**vars(description), functions=[]))
+
+
+class PredictorWithState:
+    """One function of a package for macOS 15; its state counts the calls of all functions."""
+
+    def __init__(self, functions, name):
+        self.functions = functions
+        self.declared = functions[name]
+
+    def make_state(self):
+        return SimpleNamespace(calls=0, read_state=lambda name: np.zeros(3, np.float16))
+
+    def predict(self, features, state):
+        assert not set(features) & {t.name for t in self.declared.state}
+        state.calls += 1
+        return {t.name: np.full(t.shape_at(0), state.calls, np.float16) for t in self.declared.outputs}
+
+    def get_spec(self):
+        functions = [
+            described(
+                *([t.name for t in kind] for kind in (model.inputs, model.outputs, model.state)), name=name
+            )
+            for name, model in self.functions.items()
+        ]
+        return SimpleNamespace(description=SimpleNamespace(functions=functions))
+
+
+def described(inputs, outputs, states=(), name=""):
+    named = ([SimpleNamespace(name=n) for n in names] for names in (inputs, outputs, states))
+    return SimpleNamespace(name=name, **dict(zip(("input", "output", "state"), named, strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +103,7 @@ def test_state_goes_through_a_prediction_as_an_input_and_comes_back(declared, pr
     inputs = {"embeddings": np.ones((1, 1, 8)), "position": np.array([3])}
 
     outputs = model(inputs, state)
-    kept = state.clone()
+    kept = state.numpy("k_cache_00")
     model(inputs, state)
 
     assert set(outputs) == {"hidden", "fsq_hidden", "stop_logits"}
@@ -84,17 +115,7 @@ def test_state_goes_through_a_prediction_as_an_input_and_comes_back(declared, pr
     assert not first["k_cache_00"].any()
     assert (second["v_cache_00"] == 1).all()
     assert (state.numpy("k_cache_00") == 2).all()
-    assert (kept.numpy("k_cache_00") == 1).all()
-
-
-def test_a_state_can_be_set_and_keeps_its_type(declared):
-    state = CoreMLStepModel(declared[BASE_LM_STEP], None, "fp16").new_state()
-
-    state.set("k_cache_00", np.full((1, 1, 48, 4), 2.0, np.float32))
-
-    assert state.arrays["k_cache_00"].dtype == np.float16
-    with pytest.raises(ValueError, match="has shape"):
-        state.set("k_cache_00", np.zeros(3))
+    assert (kept == 1).all()
 
 
 def test_a_missing_input_or_state_is_told(declared):
@@ -153,6 +174,34 @@ def test_what_core_ml_refuses_is_one_line(bundle_folder, monkeypatch):
         BundleError, match=r"feat_encoder.mlpackage: Core ML cannot load it \(Error compiling model\)"
     ):
         load_step_models(open_bundle(bundle_folder), names=(FEAT_ENCODER,))
+
+
+def test_functions_of_a_macos_15_package_are_loaded_when_called_and_share_a_state(
+    coreml, declared, bundle_folder, monkeypatch
+):
+    functions = package_form(declared[BASE_LM_STEP], "macOS15").functions
+
+    def ml_model(_path, function_name, **_):
+        coreml.append(function_name)
+        return PredictorWithState(functions, function_name)
+
+    monkeypatch.setattr(sys.modules["coremltools"].models, "MLModel", ml_model)
+    bundle = open_bundle(bundle_folder)
+    bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"target": "macOS15"}))
+    model = load_step_models(bundle, names=(BASE_LM_STEP,))[BASE_LM_STEP]
+    assert coreml == ["decode"]
+    state = model.new_state()
+
+    calls = [
+        model({"embeddings": np.ones((1, length, 8)), "position": np.array([0])}, state)["hidden"]
+        for length in (1, 16, 1)
+    ]
+
+    assert coreml == ["decode", "prefill_16"]
+    assert [call.shape for call in calls] == [(1, 1, 8), (1, 16, 8), (1, 1, 8)]
+    assert [call.flat[0] for call in calls] == [1, 2, 3]
+    with pytest.raises(ValueError, match="may have the lengths 1, 4, 16, not 5"):
+        model({"embeddings": np.ones((1, 5, 8)), "position": np.array([0])}, state)
 
 
 def test_a_package_that_cannot_be_run_is_one_line(bundle_folder):

@@ -16,6 +16,9 @@ from voxcpm_constants.step_models import PRECISIONS
 def validate(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder.")],
     checkpoint: Annotated[str, typer.Option(help="The checkpoint that the bundle was converted from.")],
+    lora: Annotated[
+        Path | None, typer.Option(help="The LoRA that was merged into the bundle: folder or weight file.")
+    ] = None,
     precision: Annotated[
         list[str] | None, typer.Option(help="fp16, int8 or fp32; all that are there by default.")
     ] = None,
@@ -44,6 +47,7 @@ def validate(
         findings = validate_bundle(
             bundle,
             checkpoint,
+            lora=lora,
             text=text or DEFAULT_TEXT,
             prompt_wav=prompt,
             prompt_text=prompt_text,

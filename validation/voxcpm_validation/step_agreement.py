@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-from voxcpm_constants.manifest import Manifest, package_path
+from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
-from voxcpm_runtime.portable import PROBE_OUTPUT, PortableStepModel
+from voxcpm_constants.targets import package_form
+from voxcpm_runtime.backends import load_portable_step_model
+from voxcpm_runtime.portable import PROBE_OUTPUT
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.reference import Call
 
@@ -76,12 +78,10 @@ def measure_step(
 ) -> StepAgreement:
     """Replay the recorded calls, state flowing from call to call, and compare all outputs at once."""
     declaration = manifest.step_models[step_model]
-    runner = PortableStepModel(
-        bundle / package_path(precision, step_model),
-        cache_key=manifest.package_key(precision, step_model),
-        mode=arithmetic,
-        probe=arithmetic == "faithful",
-        state={tensor.name: tensor.output_name for tensor in declaration.state},
+    # Functions of one package name their operations each in its own way: peaks are told of packages with one.
+    probe = arithmetic == "faithful" and len(package_form(declaration, manifest.target).functions) == 1
+    runner: Any = load_portable_step_model(
+        bundle, manifest, precision, step_model, mode=arithmetic, probe=probe
     )
     results = replay(runner, calls, stateful=bool(declaration.state))
     outputs = {
@@ -97,7 +97,7 @@ def measure_step(
         arithmetic=arithmetic,
         calls=len(calls),
         outputs=outputs,
-        near_fp16_limit=_near_limit(runner.probed, results) if arithmetic == "faithful" else (),
+        near_fp16_limit=_near_limit(runner.probed, results) if probe else (),
     )
 
 

@@ -27,6 +27,7 @@ import torch
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError, MissingExtraError
+from voxcpm_conversion.lora import Lora
 from voxcpm_runtime.audio_file import read_audio, resample
 
 VERSION = "2.0.3"
@@ -110,12 +111,17 @@ def _load_librosa(path: str, *, sr: int, mono: bool) -> tuple[FloatArray, int]:
 
 
 def load_upstream(
-    folder: str | Path, *, dtype: Literal["float32", "bfloat16"] = "float32", max_length: int | None = None
+    folder: str | Path,
+    *,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    max_length: int | None = None,
+    lora: Lora | None = None,
 ) -> Any:
     """Upstream's `VoxCPMModel` or `VoxCPM2Model` of a checkpoint folder, through its `from_local`.
 
     dtype: arithmetic of everything but the AudioVAE, which upstream keeps in float32; config.json's is overridden.
     max_length: positions of upstream's KV caches, where config.json's would only cost memory and time.
+    lora: what upstream runs beside the checkpoint's weights, by its own `LoRAConfig` and `load_lora_weights`.
     Raises CheckpointError if config.json is not VoxCPM's, MissingExtraError without the packages.
     """
     folder = Path(folder).resolve()
@@ -132,12 +138,24 @@ def load_upstream(
             if path.name != "config.json":
                 (Path(view) / path.name).symlink_to(path)
         (Path(view) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        model = model_class.from_local(view, optimize=False, device="cpu")
+        lora_config = None if lora is None else _lora_config(model_class, lora)
+        model = model_class.from_local(view, optimize=False, device="cpu", lora_config=lora_config)
+        if lora is not None:
+            model.load_lora_weights(str(lora.weights))
         if _has_own_normalizer(view):
             # Upstream's `LlamaTokenizerFast` keeps it with transformers 4; 5 builds Llama's pipeline instead, and
             # a checkpoint that lower-cases would lose its capital letters.
             model.text_tokenizer = _tokenizer_of_file(view)
     return model
+
+
+def _lora_config(model_class: Any, lora: Lora) -> Any:
+    """Upstream's `LoRAConfig`, read from lora_config.json by upstream's class and not by ours."""
+    config_class = sys.modules[model_class.__module__].LoRAConfig
+    if lora.config_file is not None:
+        return config_class(**json.loads(lora.config_file.read_text(encoding="utf-8"))["lora_config"])
+    # As upstream's `VoxCPM(lora_weights_path=…)`, but for the rank: with any other one the weights would not load.
+    return config_class(enable_lm=True, enable_dit=True, r=lora.config.r)
 
 
 def _has_own_normalizer(folder: str) -> bool:

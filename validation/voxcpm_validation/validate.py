@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.manifest import Manifest, Source
 from voxcpm_constants.step_models import STEP_MODEL_NAMES, Precision
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_runtime.backends import Backend
@@ -28,6 +28,7 @@ ARITHMETICS: dict[Precision, tuple[Arithmetic, ...]] = {
     "fp32": ("plain",),
     "fp16": ("plain", "faithful"),
     "int8": ("plain", "faithful"),
+    "int4": ("plain", "faithful"),
 }
 
 
@@ -35,6 +36,7 @@ def validate_bundle(
     bundle: Path,
     checkpoint: str,
     *,
+    lora: Path | None = None,
     precisions: Sequence[Precision] | None = None,
     text: str = DEFAULT_TEXT,
     prompt_wav: Path | None = None,
@@ -44,14 +46,15 @@ def validate_bundle(
     backend: Backend = "auto",
     report: Callable[[str], None] = lambda line: None,
 ) -> Report:
-    """Measure everything; `report` is told what runs. Raises InputError for a checkpoint of another bundle."""
+    """Measure everything; `report` is told what runs.
+
+    lora: the LoRA that was merged into the bundle; upstream runs it beside the checkpoint's weights.
+    Raises InputError for a checkpoint or LoRA of another bundle.
+    """
     opened = open_bundle(bundle)
     manifest, folder = opened.manifest, opened.folder
-    source = Checkpoint.open(checkpoint)
-    if source.sha256() != manifest.source.sha256:
-        raise InputError(
-            f"{checkpoint}: not the checkpoint that {bundle} was converted from ({manifest.source.checkpoint})"
-        )
+    source = Checkpoint.open(checkpoint, lora=lora)
+    _check_source(bundle, manifest.source, source.source(), checkpoint, lora)
     chosen = tuple(p for p in manifest.precisions if precisions is None or p in precisions)
     if not chosen:
         raise InputError(
@@ -61,7 +64,7 @@ def validate_bundle(
     text = spelled(text, opened.tokenizer)
     transcript = spelled_transcript(prompt_text or text, opened.tokenizer)
     report("upstream")
-    model = load_upstream(source.folder, max_length=manifest.sizes.kv_length)
+    model = load_upstream(source.folder, max_length=manifest.sizes.kv_length, lora=source.lora)
     steps = list(_measure_steps(folder, manifest, chosen, model, text, patches, seed, report))
     spoken: list[EndToEnd] = []
     with cases(
@@ -75,11 +78,36 @@ def validate_bundle(
                 spoken.append(compare_speech(tts, case, upstream))
     return Report(
         bundle=str(bundle),
-        checkpoint=manifest.source.checkpoint,
+        checkpoint=_described(manifest.source),
         tools={name: version(name) for name in _TOOLS},
         steps=tuple(steps),
         end_to_end=tuple(spoken),
     )
+
+
+def _check_source(bundle: Path, recorded: Source, given: Source, checkpoint: str, lora: Path | None) -> None:
+    if given.sha256 != recorded.sha256:
+        raise InputError(
+            f"{checkpoint}: not the checkpoint that {bundle} was converted from ({recorded.checkpoint})"
+        )
+    merged, offered = recorded.lora, given.lora
+    if merged is None and offered is not None:
+        raise InputError(
+            f"--lora {lora}: {bundle} was converted without a LoRA; leave it out, or convert with it"
+        )
+    if merged is not None and offered is None:
+        raise InputError(f"{bundle} was converted with the LoRA {merged.name}; give it with --lora")
+    # Compared without the name: a folder may have moved.
+    if (
+        merged is not None
+        and offered is not None
+        and offered != merged.model_copy(update={"name": offered.name})
+    ):
+        raise InputError(f"--lora {lora}: not the LoRA that {bundle} was converted with ({merged.name})")
+
+
+def _described(source: Source) -> str:
+    return source.checkpoint if source.lora is None else f"{source.checkpoint} with LoRA {source.lora.name}"
 
 
 def _measure_steps(

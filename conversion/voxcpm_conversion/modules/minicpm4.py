@@ -66,9 +66,15 @@ class Past:
     """(S, cache positions), added to the scores: 0 where visible, else MASKED."""
 
     def updated(self, keys: Tensor, values: Tensor) -> Cached:
-        """The cache with the step's rows; the old tensors stay as they are."""
-        old_keys, old_values = self.cached
-        return old_keys.index_copy(2, self.positions, keys), old_values.index_copy(2, self.positions, values)
+        """The cache with the step's rows, written in place.
+
+        In a traced graph a write to an input is a new value, and one to a buffer an update of a Core ML state.
+        """
+        cached_keys, cached_values = self.cached
+        return (
+            cached_keys.index_copy_(2, self.positions, keys),
+            cached_values.index_copy_(2, self.positions, values),
+        )
 
 
 class Attention(nn.Module):

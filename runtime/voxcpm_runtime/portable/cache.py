@@ -17,10 +17,12 @@ import struct
 import tempfile
 from pathlib import Path
 
+from voxcpm_constants.targets import MAIN
+
 from .lowered import Lowered, Mode
 
 # Part of every key: raise it when the same package would lower to another graph.
-LOWERING_VERSION = 4
+LOWERING_VERSION = 5
 
 CACHE_VARIABLE = "VOXCPM_COREML_CACHE"
 MAGIC = b"VOXLOW01"
@@ -30,21 +32,26 @@ CHUNK_BYTES = 1 << 22
 
 
 def load_lowered(
-    package: Path, *, cache_key: str | None = None, mode: Mode = "plain", probe: bool = False
+    package: Path,
+    *,
+    cache_key: str | None = None,
+    function: str = MAIN,
+    mode: Mode = "plain",
+    probe: bool = False,
 ) -> Lowered:
-    """The lowered package, from the cache or lowered now and cached.
+    """The lowered function of a package, from the cache or lowered now and cached.
 
     `cache_key` identifies the package's content (such as a digest from a manifest); without it the content is hashed.
     A cache that cannot be written is no error. Raises what `lowering.lower` raises.
     """
     content = cache_key or content_key(package)
-    entry = _directory() / f"{_digest(f'{LOWERING_VERSION}|{mode}|{probe}|{content}')}.lowered"
+    entry = _directory() / f"{_digest(f'{LOWERING_VERSION}|{function}|{mode}|{probe}|{content}')}.lowered"
     lowered = read_entry(entry)
     if lowered is not None and lowered.weight_file_size == _weight_file_size(package):
         return lowered
     from .lowering import lower  # imports onnx and coremltools: only when there is something to lower
 
-    lowered = lower(package, mode, probe)
+    lowered = lower(package, function, mode, probe)
     with contextlib.suppress(OSError):
         write_entry(entry, lowered)
     return lowered

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from .lowered import GRAPH_DTYPES, Mode, WeightRef
-from .package import Argument, Blob, Constant, Operation, PackageError, Program, TensorType
+from .package import STORED_DTYPES, Argument, Blob, Constant, Operation, PackageError, Program, TensorType
 
 CONTRIB = "com.microsoft"
 
@@ -61,9 +61,10 @@ class Graph:
         return self.constant(values, np.int64)
 
     def weight(self, blob: Blob, dtype: np.dtype) -> str:
-        """A reference to weight.bin, its bytes read as `dtype`."""
+        """A reference to weight.bin, its bytes read as `dtype`; elements below a byte as (bytes,)."""
         name = f"weight@{blob.offset}:{dtype.name}"
-        self.weights[name] = WeightRef(name, dtype.name, blob.shape, blob.offset)
+        shape = blob.shape if blob.dtype in STORED_DTYPES else (blob.size,)
+        self.weights[name] = WeightRef(name, dtype.name, shape, blob.offset)
         return name
 
     def external(self, ref: WeightRef) -> TensorProto:
@@ -159,6 +160,25 @@ class Call:
     def _constant(self, argument: Argument) -> Constant | None:
         return self._constants.get(argument) if isinstance(argument, str) else argument
 
+    def given(self, argument: Argument) -> Constant:
+        """The constant behind an argument, of this operation or of another before it."""
+        constant = self._constant(argument)
+        if constant is None:
+            raise self.refuse(f"{argument} must be a constant")
+        return constant
+
+    def materialised(self, constant: Constant) -> str:
+        """A constant as a float32, int32 or bool tensor: in the graph when small, else read from weight.bin."""
+        graph_dtype = GRAPH_DTYPES[constant.type.dtype]
+        if not isinstance(constant.data, Blob) or constant.data.size <= INLINE_BYTES:
+            return self.graph.constant(self.array(constant).astype(graph_dtype), graph_dtype)
+        stored = self.array(constant).dtype
+        name = self.graph.weight(constant.data, stored)
+        if stored == graph_dtype:
+            return name
+        # ONNX Runtime folds this cast when it loads the graph: no copy of the weights is kept on this side.
+        return self.graph.emit("Cast", name, to=helper.np_dtype_to_tensor_dtype(graph_dtype))
+
     def array(self, constant: Constant) -> np.ndarray:
         """A numeric constant's elements as stored."""
         if isinstance(constant.data, str):
@@ -171,21 +191,10 @@ class Call:
         constant = self._constant(argument)
         if constant is None:
             raise self.refuse(f"its input {argument} is not defined before it")
-        name = self._materialised(constant)
+        name = self.materialised(constant)
         if isinstance(argument, str):
             self._values[argument] = name
         return name
-
-    def _materialised(self, constant: Constant) -> str:
-        graph_dtype = GRAPH_DTYPES[constant.type.dtype]
-        if not isinstance(constant.data, Blob) or constant.data.size <= INLINE_BYTES:
-            return self.graph.constant(self.array(constant).astype(graph_dtype), graph_dtype)
-        stored = self.array(constant).dtype
-        name = self.graph.weight(constant.data, stored)
-        if stored == graph_dtype:
-            return name
-        # ONNX Runtime folds this cast when it loads the graph: no copy of the weights is kept on this side.
-        return self.graph.emit("Cast", name, to=helper.np_dtype_to_tensor_dtype(graph_dtype))
 
 
 Operator = Callable[[Call], str | Sequence[str]]

@@ -13,11 +13,14 @@ from pathlib import Path
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
+from voxcpm_constants.targets import MAIN
+
 from .fusion import fuse
 from .graph import Call, Graph, UnsupportedOperationError, value_info
 from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode
-from .operators import DEQUANTIZE, OPERATORS, VALUE_PRESERVING
+from .operators import DEQUANTIZERS, OPERATORS, VALUE_PRESERVING
 from .package import Constant, Operation, Program, TensorType, read_package
+from .states import without_states
 
 OPSETS = (("", 20), ("com.microsoft", 1))
 IR_VERSION = 9
@@ -26,15 +29,15 @@ IR_VERSION = 9
 SCATTERS = {"ScatterElements", "ScatterND"}
 
 
-def lower(package: Path, mode: Mode = "plain", probe: bool = False) -> Lowered:
-    """Lowers a package.
+def lower(package: Path, function: str = MAIN, mode: Mode = "plain", probe: bool = False) -> Lowered:
+    """Lowers a function of a package.
 
     With `probe` the graph has one more output, PROBE_OUTPUT: max |value| of every fp16 operation's result before
     rounding, float32 (operations,), named by `Lowered.probed`.
 
     Raises PackageError for a damaged package and UnsupportedOperationError for what has no ONNX form here.
     """
-    program = read_package(package)
+    program = without_states(read_package(package, function))
     return _serialised(program, *_translate(program, mode, probe), fused=mode == "plain" and not probe)
 
 
@@ -52,8 +55,8 @@ def _translate(program: Program, mode: Mode, probe: bool) -> tuple[Graph, dict[s
         if operation.kind == "const":
             constants[operation.name] = operation.attributes["val"]
             continue
-        if operation.kind == DEQUANTIZE:
-            # Lowered where it is used: a linear layer keeps the 8-bit weights, a convolution does not.
+        if operation.kind in DEQUANTIZERS:
+            # Lowered where it is used: a linear layer keeps weights of 8 or 4 bits, a convolution does not.
             dequantized[operation.name] = operation
         call = Call(operation, program, graph, mode, values, constants, types, dequantized)
         results = OPERATORS[operation.kind](call)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from voxcpm_constants.errors import BundleError
+from voxcpm_constants.targets import MAIN
 
 from .lowered import OPEN_END, Interface
 
@@ -40,6 +41,9 @@ STORED_DTYPES: dict[str, np.dtype[Any]] = {
     "INT32": np.dtype(np.int32),
     "BOOL": np.dtype(np.bool_),
 }
+
+# Elements of half a byte, the first in the low half → whether they are two's complement.
+HALF_BYTES = {"INT4": True, "UINT4": False}
 
 # FeatureTypes.proto ArrayFeatureType.ArrayDataType → MIL element type.
 FEATURE_DTYPES = {65552: "FLOAT16", 65568: "FLOAT32", 131104: "INT32"}
@@ -68,7 +72,8 @@ class Blob:
     @property
     def size(self) -> int:
         """Size in bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * STORED_DTYPES[self.dtype].itemsize
+        count = int(np.prod(self.shape, dtype=np.int64))
+        return (count + 1) // 2 if self.dtype in HALF_BYTES else count * STORED_DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
@@ -99,25 +104,28 @@ class Operation:
 
 @dataclass(frozen=True)
 class Program:
-    """The `main` function of an ML program, its interface, and its memory-mapped weight file (uint8, or None)."""
+    """One function of an ML program, its interface, and its memory-mapped weight file (uint8, or None)."""
 
     inputs: tuple[Interface, ...]
     outputs: tuple[Interface, ...]
+    states: tuple[Interface, ...]
     operations: tuple[Operation, ...]
     weights: np.ndarray | None
 
     def read(self, blob: Blob) -> np.ndarray:
-        """The blob's elements as stored, without a copy."""
+        """The blob's elements as stored, without a copy; half bytes as int8 or uint8."""
         if self.weights is None:
             raise PackageError("the program refers to weights that the package does not hold")
         flat = np.frombuffer(self.weights, np.uint8, blob.size, blob.offset)
+        if blob.dtype in HALF_BYTES:
+            return _halves(flat, blob.dtype, blob.shape)
         return flat.view(STORED_DTYPES[blob.dtype]).reshape(blob.shape)
 
 
-def read_package(package: Path) -> Program:
-    """The program in an .mlpackage directory.
+def read_package(package: Path, function: str = MAIN) -> Program:
+    """A function of the program in an .mlpackage directory.
 
-    Raises PackageError when the package is incomplete or is no ML program.
+    Raises PackageError when the package is incomplete, is no ML program or has no such function.
     """
     path = package / MODEL_FILE
     if not path.is_file():
@@ -125,22 +133,23 @@ def read_package(package: Path) -> Program:
     spec = _parse(path)
     weights = map_weights(package)
     functions = spec.mlProgram.functions
-    if "main" not in functions:
+    if not functions:
         raise PackageError(f"{package} holds no ML program (convert with convert_to='mlprogram')")
-    (block,) = functions["main"].block_specializations.values()
+    if function not in functions:
+        raise PackageError(f"{package} has no function {function}; it has {', '.join(sorted(functions))}")
+    (block,) = functions[function].block_specializations.values()
+    # A package with one function describes it as the model itself.
+    description = next((f for f in spec.description.functions if f.name == function), spec.description)
     operations = tuple(_operation(op, weights) for op in block.operations)
     types = {name: type_ for op in operations for name, type_ in op.outputs}
-    types |= {value.name: _tensor_type(value.type) for value in functions["main"].inputs}
+    types |= {value.name: _tensor_type(value.type) for value in functions[function].inputs}
     return Program(
-        inputs=tuple(_input(feature) for feature in spec.description.input),
-        outputs=tuple(
-            Interface(name, types[name].dtype, (tuple((d, d) if d is not None else (0, OPEN_END)
-                                                      for d in types[name].shape),))
-            for name in block.outputs
-        ),
+        inputs=tuple(_input(feature) for feature in description.input),
+        outputs=tuple(_output(name, types[name]) for name in block.outputs),
+        states=tuple(_input(feature) for feature in description.state),
         operations=operations,
         weights=weights,
-    )  # fmt: skip
+    )
 
 
 def map_weights(package: Path) -> np.ndarray | None:
@@ -175,8 +184,14 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
+def _output(name: str, type_: TensorType) -> Interface:
+    spans = tuple((d, d) if d is not None else (0, OPEN_END) for d in type_.shape)
+    return Interface(name, type_.dtype, (spans,))
+
+
 def _input(feature: Any) -> Interface:
-    array = feature.type.multiArrayType
+    is_state = feature.type.WhichOneof("Type") == "stateType"
+    array = feature.type.stateType.arrayType if is_state else feature.type.multiArrayType
     if array.dataType not in FEATURE_DTYPES:
         raise PackageError(f"input {feature.name} has an element type the portable executor does not take")
     shapes: tuple[tuple[tuple[int, int], ...], ...]
@@ -207,7 +222,8 @@ def _operation(proto: Any, weights: np.ndarray | None) -> Operation:
 def _tensor_type(proto: Any) -> TensorType:
     from coremltools.proto import MIL_pb2
 
-    tensor = proto.tensorType
+    is_state = proto.WhichOneof("type") == "stateType"
+    tensor = proto.stateType.wrappedType.tensorType if is_state else proto.tensorType
     shape = tuple(
         int(d.constant.size) if d.WhichOneof("dimension") == "constant" else None for d in tensor.dimensions
     )
@@ -216,17 +232,27 @@ def _tensor_type(proto: Any) -> TensorType:
 
 def _constant(proto: Any, weights: np.ndarray | None) -> Constant:
     type_ = _tensor_type(proto.type)
+    if type_.dtype not in (*STORED_DTYPES, *HALF_BYTES, "STRING"):
+        raise PackageError(f"a constant of MIL type {type_.dtype} cannot be read")
     if proto.WhichOneof("value") == "blobFileValue":
         return Constant(type_, _blob(proto.blobFileValue, type_, weights))
     tensor = proto.immediateValue.tensor
     values = getattr(tensor, tensor.WhichOneof("value")).values
     if type_.dtype == "STRING":
         return Constant(type_, str(values[0]))
-    if type_.dtype not in STORED_DTYPES:
-        raise PackageError(f"a constant of MIL type {type_.dtype} cannot be read")
+    shape = tuple(d or 0 for d in type_.shape)
+    if type_.dtype in HALF_BYTES:
+        return Constant(type_, _halves(np.frombuffer(values, np.uint8), type_.dtype, shape))
     dtype = STORED_DTYPES[type_.dtype]
     flat = np.frombuffer(values, dtype) if isinstance(values, bytes) else np.array(values, dtype)
-    return Constant(type_, flat.reshape([d or 0 for d in type_.shape]))
+    return Constant(type_, flat.reshape(shape))
+
+
+def _halves(packed: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Elements of half a byte as whole ones: int8 or uint8."""
+    pairs = np.stack((packed & 0x0F, packed >> 4), axis=-1)
+    values = pairs.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].reshape(shape)
+    return (values ^ 8).astype(np.int8) - np.int8(8) if HALF_BYTES[dtype] else values
 
 
 def _blob(value: Any, type_: TensorType, weights: np.ndarray | None) -> Blob:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
+from voxcpm_constants.targets import MAIN
+
 from .cache import load_lowered
 from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode
 from .package import PackageError, map_weights
@@ -35,9 +37,10 @@ ACCEPTED_DTYPES = {
 
 
 class PortableStepModel:
-    """A step model: `(inputs, state) -> outputs`, the state changed in place.
+    """A step model, or one function of it: `(inputs, state) -> outputs`, the state changed in place.
 
-    `state` maps each state input to the output that holds its next value; both are hidden from callers. `mode` is
+    `state` maps each state input to the output that holds its next value; both are hidden from callers. A Core ML state
+    `name` is an input `name` and an output `name_out` here. Functions of one package may share a state. `mode` is
     "plain" (float32 arithmetic) or "faithful" (every fp16 result rounded to fp16). With `probe`, `max_abs` of a call
     tells the largest value of every fp16 operation. `threads` is the number of threads one operation uses.
 
@@ -51,12 +54,13 @@ class PortableStepModel:
         package: Path,
         *,
         cache_key: str | None = None,
+        function: str = MAIN,
         mode: Mode = "plain",
         probe: bool = False,
         threads: int | None = None,
         state: Mapping[str, str] | None = None,
     ) -> None:
-        self._lowered = load_lowered(package, cache_key=cache_key, mode=mode, probe=probe)
+        self._lowered = load_lowered(package, cache_key=cache_key, function=function, mode=mode, probe=probe)
         self._mode = mode
         self._state = dict(state or {})
         self._name = package.name
@@ -65,6 +69,7 @@ class PortableStepModel:
         hidden = set(self._state.values())
         self.outputs = {o.name: o for o in self._lowered.outputs if o.name not in hidden}
         self._require_state(hidden)
+        self._in_place = frozenset(i for i, o in self._state.items() if self._lowered.scattered.get(i) == o)
         self._visible = [*self.outputs, *([PROBE_OUTPUT] if self._lowered.probed else [])]
         self._session, self._weights = _open(package, self._lowered, mode, threads)
 
@@ -75,8 +80,7 @@ class PortableStepModel:
 
     def new_state(self) -> State:
         """The start of a stream: zeros."""
-        in_place = frozenset(i for i, o in self._state.items() if self._lowered.scattered.get(i) == o)
-        return State(self._session, self._state_inputs, self._state, in_place, self._mode)
+        return State(self._state_inputs, self._state, self._in_place, self._mode)
 
     def __call__(self, inputs: Mapping[str, np.ndarray], state: State | None = None) -> dict[str, np.ndarray]:
         """Runs one step and returns the outputs by name, float32 or int32; a state is moved on.
@@ -90,12 +94,14 @@ class PortableStepModel:
             raise ValueError(f"{self._name} has no input {unknown}; its inputs are {', '.join(self.inputs)}")
         if (state is None) != (not self._state):
             raise ValueError(f"{self._name} {'keeps a state: pass one' if self._state else 'keeps no state'}")
+        if state is not None and state.in_place != self._in_place:
+            raise ValueError(f"{self._name}: the state is not of this step model")
         if state is None:
             return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
         return self._advanced(feeds, state)
 
     def _advanced(self, feeds: Mapping[str, np.ndarray], state: State) -> dict[str, np.ndarray]:
-        binding = state.binding
+        binding = state.binding(self._session)
         for name, array in feeds.items():
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
         for name in self._visible:

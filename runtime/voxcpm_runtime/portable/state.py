@@ -25,7 +25,6 @@ class State:
 
     def __init__(
         self,
-        session: ort.InferenceSession,
         interfaces: Mapping[str, Interface],
         outputs: Mapping[str, str],
         in_place: frozenset[str],
@@ -33,18 +32,25 @@ class State:
         arrays: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self._remake: Callable[[Mapping[str, np.ndarray]], State] = lambda arrays: State(
-            session, interfaces, outputs, in_place, mode, arrays
+            interfaces, outputs, in_place, mode, arrays
         )
         self._interfaces = interfaces
         self._outputs = outputs
         self._mode = mode
         self._now = {name: _zeros(i) for name, i in interfaces.items()}
         self._next = {name: _zeros(i) for name, i in interfaces.items() if name not in in_place}
-        self.binding = session.io_binding()
-        for name in interfaces:
-            self._bind(name)
+        self.in_place = in_place
+        self._bindings: dict[ort.InferenceSession, ort.IOBinding] = {}
         for name, array in (arrays or {}).items():
             self.set(name, array)
+
+    def binding(self, session: ort.InferenceSession) -> ort.IOBinding:
+        """The session's inputs and outputs, bound to the state's buffers."""
+        if session not in self._bindings:
+            self._bindings[session] = session.io_binding()
+            for name in self._now:
+                self._bind(name, self._bindings[session])
+        return self._bindings[session]
 
     def numpy(self, name: str) -> np.ndarray:
         """A copy of a state tensor, float32 (its shape is the model's)."""
@@ -66,13 +72,14 @@ class State:
         """Makes what the last run wrote the state that the next run reads."""
         for name, written in self._next.items():
             self._next[name], self._now[name] = self._now[name], written
-            self._bind(name)
+            for binding in self._bindings.values():
+                self._bind(name, binding)
 
-    def _bind(self, name: str) -> None:
+    def _bind(self, name: str, binding: ort.IOBinding) -> None:
         now = self._now[name]
-        self.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(now))
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(now))
         target = ort.OrtValue.ortvalue_from_numpy(self._next.get(name, now))
-        self.binding.bind_ortvalue_output(self._outputs[name], target)
+        binding.bind_ortvalue_output(self._outputs[name], target)
 
     def _buffer(self, name: str) -> np.ndarray:
         if name not in self._now:

@@ -20,9 +20,9 @@ OPERATORS: dict[str, Operator] = {
     **weights.OPERATORS,
 }
 
-DEQUANTIZE = weights.DEQUANTIZE
+DEQUANTIZERS = weights.DEQUANTIZERS
 
 # Operations that only move values: of fp16 tensors they make fp16 tensors, without a rounding.
 VALUE_PRESERVING = frozenset({*shape.OPERATORS, *indexing.OPERATORS, "identity"})
 
-__all__ = ["DEQUANTIZE", "OPERATORS", "VALUE_PRESERVING"]
+__all__ = ["DEQUANTIZERS", "OPERATORS", "VALUE_PRESERVING"]

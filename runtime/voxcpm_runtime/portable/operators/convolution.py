@@ -7,7 +7,7 @@ from typing import Any
 
 from voxcpm_runtime.portable.graph import Call, Operator
 
-from .weights import quantized_taps
+from .integer_products import quantized_taps
 
 PAD_TYPES = {"valid", "custom"}
 

@@ -1,4 +1,4 @@
-"""Matrix products. Where a factor is an 8-bit weight, plain mode keeps it 8-bit."""
+"""Matrix products. Where a factor is a weight of 8 or 4 bits, plain mode keeps it so."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from voxcpm_runtime.portable.graph import CONTRIB, Call, Operator
 
-from .weights import quantized_matmul
+from .integer_products import quantized_matmul
 
 
 def _linear(call: Call) -> str:

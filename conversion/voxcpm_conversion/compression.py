@@ -1,0 +1,62 @@
+"""Compressed copies of a finished fp16 program, as `recipes` say. coremltools' optimiser is called here only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from voxcpm_constants.step_models import Precision
+from voxcpm_conversion.recipes import BLOCK, RECIPES, SMALLEST, Format, chosen_format
+from voxcpm_conversion.toolchain import import_coremltools
+
+# Arguments of coremltools' OpLinearQuantizerConfig; None leaves a weight as it is.
+QUANTIZERS: dict[Format, dict[str, Any] | None] = {
+    "fp16": None,
+    "int8": {"mode": "linear_symmetric"},
+    "int4": {"mode": "linear", "dtype": "int4", "granularity": "per_block", "block_size": BLOCK},
+}
+
+# What the fp16 pass appends to a weight's name.
+_HALF_SUFFIX = "_to_fp16"
+
+
+def compress(model: Any, step_model: str, precision: Precision) -> Any:
+    """A copy of an fp16 MLModel, its weights in the formats that the recipe of `precision` gives them."""
+    ct = import_coremltools()
+    default = RECIPES[precision].default
+    formats = weight_formats(model, step_model, precision)
+    config = ct.optimize.coreml.OptimizationConfig(
+        global_config=_quantizer(ct, default),
+        op_type_configs={"gather": None},
+        op_name_configs={n: _quantizer(ct, f) for n, f in formats.items() if f != default},
+    )
+    return ct.optimize.coreml.linear_quantize_weights(model, config=config)
+
+
+def weight_formats(model: Any, step_model: str, precision: Precision) -> dict[str, Format]:
+    """The format of each weight, by the name that it has in the fp16 MLModel."""
+    return {
+        name: chosen_format(precision, step_model, name.removesuffix(_HALF_SUFFIX), shape)
+        for name, shape in _weights(model)
+    }
+
+
+def _weights(model: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of what a recipe speaks of. Tables, which `gather` reads, are none of it."""
+    for function in model.get_spec().mlProgram.functions.values():
+        for block in function.block_specializations.values():
+            gathers = [operation for operation in block.operations if operation.type == "gather"]
+            tables = {argument.name for gather in gathers for argument in gather.inputs["x"].arguments}
+            constants = [operation.outputs[0] for operation in block.operations if operation.type == "const"]
+            for constant in constants:
+                shape = tuple(d.constant.size for d in constant.type.tensorType.dimensions)
+                if len(shape) > 1 and math.prod(shape) > SMALLEST and constant.name not in tables:
+                    yield constant.name, shape
+
+
+def _quantizer(ct: Any, form: Format) -> Any:
+    arguments = QUANTIZERS[form]
+    if arguments is None:
+        return None
+    return ct.optimize.coreml.OpLinearQuantizerConfig(weight_threshold=SMALLEST, **arguments)

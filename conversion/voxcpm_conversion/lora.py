@@ -1,0 +1,241 @@
+"""A LoRA in upstream's layout: low-rank updates of linear layers, merged into the weights as they are read.
+
+    folder/
+      lora_weights.safetensors   or lora_weights.ckpt
+      lora_config.json           rank, alpha and which layers; upstream's earlier releases wrote none
+
+A layer's weight W (out, in) becomes W + alpha / r · B A, of lora_A (r, in) and lora_B (out, r): the sum that upstream's
+`LoRALinear` computes on the layer's input (voxcpm/modules/layers/lora.py), taken once. Dropout is of training only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
+
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.manifest import MergedLora, record_file
+from voxcpm_conversion.modules.voxcpm import empty_modules
+from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
+
+CONFIG_FILE = "lora_config.json"
+# In upstream's order of preference (`load_lora_weights`).
+WEIGHT_FILES = ("lora_weights.safetensors", "lora_weights.ckpt")
+_SUFFIXES = (".safetensors", ".ckpt", ".pth")
+_A, _B = "lora_A", "lora_B"
+_ATTENTION = ("q_proj", "v_proj", "k_proj", "o_proj")
+
+
+class LoraConfig(BaseModel):
+    """The `lora_config` block of lora_config.json, with the defaults of upstream's `LoRAConfig`."""
+
+    # Unknown keys are kept, so that `remarks` can name them: upstream ignores them.
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    enable_lm: bool = False
+    enable_dit: bool = False
+    enable_proj: bool = False
+    r: int = Field(default=8, gt=0)
+    alpha: int = 16
+    dropout: float = 0.0
+    target_modules_lm: tuple[str, ...] = _ATTENTION
+    target_modules_dit: tuple[str, ...] = _ATTENTION
+    # The last one is VoxCPM2's; the first generation has no layer of that name.
+    target_proj_modules: tuple[str, ...] = (
+        "enc_to_lm_proj",
+        "lm_to_dit_proj",
+        "res_to_dit_proj",
+        "fusion_concat_proj",
+    )
+
+    def enables(self, layer: str) -> bool:
+        """Whether upstream gives this linear layer, by its name in a checkpoint, a LoRA (`_apply_lora`)."""
+        kind = layer.rpartition(".")[2]
+        if layer.startswith(("base_lm.", "residual_lm.")):
+            return self.enable_lm and kind in self.target_modules_lm
+        if layer.startswith("feat_decoder.estimator."):
+            return self.enable_dit and kind in self.target_modules_dit
+        return self.enable_proj and layer == kind and kind in self.target_proj_modules
+
+
+class Lora:
+    """An opened LoRA that fits an architecture; made by `Lora.open`.
+
+    weights: the file of its weights. config_file: its lora_config.json, if it has one.
+    """
+
+    def __init__(
+        self, name: str, file: WeightFile, config_file: Path | None, layers: Mapping[str, Shape]
+    ) -> None:
+        self.weights = file.paths[0]
+        self.config_file = config_file
+        self._name = name
+        self._file = file
+        document = {} if config_file is None else _document(config_file)
+        base = document.get("base_model")
+        self._hint = f"it was trained on {base}" if base else "is it a LoRA of another model?"
+        found = _layers_with_weights(file, layers, self._hint)
+        self.config = _assumed(file) if config_file is None else _config(config_file, document)
+        self._merged = tuple(layer for layer in found if self.config.enables(layer))
+        self._skipped = tuple(layer for layer in found if not self.config.enables(layer))
+        if not self._merged:
+            raise CheckpointError(
+                f"{self.weights}: expected weights of layers that {CONFIG_FILE} enables, but {_some(self._skipped)} "
+                "is not among them"
+            )
+        for layer in self._merged:
+            self._check_pair(layer, layers[layer])
+
+    @classmethod
+    def open(cls, path: str | Path, architecture: Architecture) -> Lora:
+        """Open a folder or a weight file (.safetensors, .ckpt, .pth), with lora_config.json beside the weights.
+
+        Without lora_config.json upstream's defaults are taken (`remarks` says so). Raises CheckpointError: no LoRA
+        there, files that cannot be read, weights that are none of this architecture's or do not fit their layers.
+        """
+        path = Path(path).expanduser()
+        weights = _weight_file(path)
+        config = weights.with_name(CONFIG_FILE)
+        file = open_weight_file(weights)
+        return cls(
+            path.resolve().name, file, config if config.is_file() else None, _linear_layers(architecture)
+        )
+
+    def merged(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """The float32 weight `name` of the checkpoint with this LoRA in it; one of other layers as it came."""
+        layer = name.removesuffix(".weight")
+        if layer not in self._merged:
+            return weight
+        a, b = (self._file.read(f"{layer}.{half}").to(torch.float32) for half in (_A, _B))
+        return torch.addmm(weight, b, a, alpha=self.config.alpha / self.config.r)
+
+    def record(self) -> MergedLora:
+        """What the bundle's manifest says about it."""
+        return MergedLora(
+            name=self._name,
+            sha256=record_file(self.weights).sha256,
+            r=self.config.r,
+            alpha=self.config.alpha,
+            weights=len(self._merged),
+            modules=tuple(sorted({_kind(layer) for layer in self._merged})),
+        )
+
+    def remarks(self) -> list[str]:
+        """What a user should know before relying on it, a line each."""
+        lines = []
+        if self.config_file is None:
+            lines.append(
+                f"{self.weights}: no {CONFIG_FILE} beside it; took upstream's alpha {self.config.alpha}, and "
+                f"r {self.config.r} from the weights"
+            )
+        if self.config.model_extra:
+            lines.append(f"{CONFIG_FILE}: ignored unknown keys {', '.join(self.config.model_extra)}")
+        if self._skipped:
+            config = CONFIG_FILE if self.config_file else "upstream's default"
+            lines.append(f"{self.weights}: skipped {_some(self._skipped)}, which {config} does not enable")
+        return lines
+
+    def _check_pair(self, layer: str, shape: Shape) -> None:
+        out_features, in_features = shape
+        rank = f"r {self.config.r}, {'of ' + CONFIG_FILE if self.config_file else 'the first that it has'}"
+        for half, expected in ((_A, (self.config.r, in_features)), (_B, (out_features, self.config.r))):
+            found = self._file.shapes.get(f"{layer}.{half}")
+            if found != expected:
+                raise CheckpointError(
+                    f"{self.weights}: expected {layer}.{half} of shape {expected} ({rank}), "
+                    f"found {'none' if found is None else found}; {self._hint}"
+                )
+
+
+def _weight_file(path: Path) -> Path:
+    if path.is_dir():
+        weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
+        if weights is None:
+            raise CheckpointError(
+                f"{path}: expected a LoRA, {' or '.join(WEIGHT_FILES)}, found neither; "
+                "a full fine-tune is converted as a checkpoint"
+            )
+        return weights
+    if not path.is_file() or path.suffix not in _SUFFIXES:
+        raise CheckpointError(
+            f"{path}: no LoRA here (expected a folder with {' or '.join(WEIGHT_FILES)}, or such a file)"
+        )
+    return path
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
+    # The block is written by upstream's training; without one upstream's own loading fails, too.
+    if not isinstance(document, dict) or not isinstance(document.get("lora_config"), dict):
+        raise CheckpointError(
+            f"{path}: expected upstream's layout, an object lora_config with r, alpha, …; found none"
+        )
+    return document
+
+
+def _config(path: Path, document: dict[str, Any]) -> LoraConfig:
+    try:
+        return LoraConfig.model_validate(document["lora_config"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in ("lora_config", *first["loc"]))
+        raise CheckpointError(f"{path}: {where}: {first['msg']}") from None
+
+
+def _assumed(file: WeightFile) -> LoraConfig:
+    """What upstream takes where it is not told, and the one rank with which these weights load there.
+
+    Upstream's class enables LMs and DiT and takes r = 8, alpha = 16; its command line r = 32, alpha = 16.
+    """
+    ranks = (
+        shape[0] for key, shape in sorted(file.shapes.items()) if key.endswith(_A) and shape and shape[0]
+    )
+    return LoraConfig(enable_lm=True, enable_dit=True, r=next(ranks, 8))
+
+
+def _linear_layers(a: Architecture) -> dict[str, Shape]:
+    """(out, in) of every linear layer, by its name in a checkpoint."""
+    modules = empty_modules(a).named_modules()
+    return {name: (m.out_features, m.in_features) for name, m in modules if isinstance(m, nn.Linear)}
+
+
+def _layers_with_weights(file: WeightFile, layers: Mapping[str, Shape], hint: str) -> list[str]:
+    """The layers that a LoRA's file has weights of. Raises CheckpointError for an empty file and for other weights."""
+    if not file.shapes:
+        raise CheckpointError(
+            f"{file.paths[0]}: expected {_A} and {_B} of some layers, found no weights at all"
+        )
+    found: dict[str, None] = {}
+    foreign = []
+    for key in sorted(file.shapes):
+        layer, _, half = key.rpartition(".")
+        if layer in layers and half in (_A, _B):
+            found[layer] = None
+        else:
+            foreign.append(key)
+    if foreign:
+        raise CheckpointError(
+            f"{file.paths[0]}: expected {_A} and {_B} of this checkpoint's linear layers, "
+            f"found {_some(foreign)}; {hint}"
+        )
+    return list(found)
+
+
+def _kind(layer: str) -> str:
+    """base_lm.layers.3.self_attn.q_proj -> base_lm.q_proj."""
+    part, kind = layer.partition(".")[0], layer.rpartition(".")[2]
+    return part if part == kind else f"{part}.{kind}"
+
+
+def _some(names: list[str] | tuple[str, ...]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -1,0 +1,91 @@
+"""One step model -> its packages: one a precision, in the form that the target asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from voxcpm_constants.manifest import package_path
+from voxcpm_constants.step_models import LOCDIT_STEP, Precision, StepModel, StepSizes
+from voxcpm_constants.targets import MAIN, Target, package_form
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.compression import compress
+from voxcpm_conversion.export import export_step
+from voxcpm_conversion.modules.voxcpm import empty_modules
+from voxcpm_conversion.step_modules import build_step, step_parameter_names
+from voxcpm_conversion.toolchain import import_coremltools
+from voxcpm_conversion.workspace import Workspace
+
+
+def add_packages(
+    workspace: Workspace,
+    checkpoint: Checkpoint,
+    declaration: StepModel,
+    sizes: StepSizes,
+    precisions: Sequence[Precision],
+    target: Target,
+) -> None:
+    """Export a step model in the given precisions into the workspace."""
+    form = package_form(declaration, target)
+    with workspace.scratch() as scratch:
+        for function, declared in form.functions.items():
+            for precision, model in _models(
+                checkpoint, declared, sizes, precisions, target, keeps_state=form.keeps_state
+            ):
+                _describe(model, declared, precision, keeps_state=form.keeps_state)
+                model.save(str(scratch / precision / f"{function}.mlpackage"))
+        for precision in precisions:
+            parts = {name: scratch / precision / f"{name}.mlpackage" for name in form.functions}
+            workspace.add(str(package_path(precision, declaration.name)), partial(_join, parts))
+
+
+def _models(
+    checkpoint: Checkpoint,
+    declared: StepModel,
+    sizes: StepSizes,
+    precisions: Sequence[Precision],
+    target: Target,
+    *,
+    keeps_state: bool,
+) -> Iterator[tuple[Precision, Any]]:
+    """A step model, or one function of it, in each precision; the compressed ones are made from the fp16 program."""
+    a = checkpoint.architecture
+    modules = empty_modules(a)
+    checkpoint.load_into(modules, step_parameter_names(declared.name, modules, a, sizes))
+    step = build_step(declared.name, modules, a, sizes)
+    if "fp32" in precisions:
+        yield "fp32", export_step(step, declared, "fp32", target=target, keeps_state=keeps_state)
+    of_half: list[Precision] = [precision for precision in precisions if precision != "fp32"]
+    if not of_half:
+        return
+    half = export_step(
+        step, declared, "fp16",
+        target=target, keeps_state=keeps_state, fp32_angles=declared.name == LOCDIT_STEP,
+    )  # fmt: skip
+    # The module's float32 weights are twice the program's: with both, VoxCPM2's base LM would take 17 GB.
+    del step, modules
+    for precision in of_half:
+        yield precision, half if precision == "fp16" else compress(half, declared.name, precision)
+
+
+def _describe(model: Any, declared: StepModel, precision: Precision, *, keeps_state: bool) -> None:
+    """What Xcode shows."""
+    model.short_description = f"VoxCPM {declared.name}, {precision}"
+    for tensor in (*declared.inputs, *(() if keeps_state else declared.state)):
+        model.input_description[tensor.name] = tensor.meaning
+
+
+def _join(parts: Mapping[str, Path], package: Path) -> None:
+    """The functions' packages as one that shares their weights; the first function is the default."""
+    default, *others = parts
+    if not others:
+        parts[default].replace(package)
+        return
+    ct = import_coremltools()
+    descriptor = ct.utils.MultiFunctionDescriptor()
+    for name, part in parts.items():
+        descriptor.add_function(str(part), src_function_name=MAIN, target_function_name=name)
+    descriptor.default_function_name = default
+    ct.utils.save_multifunction(descriptor, str(package))

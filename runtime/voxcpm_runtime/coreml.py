@@ -1,0 +1,111 @@
+"""Step models on Core ML itself, through coremltools. On a Mac only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
+from voxcpm_constants.targets import MAIN
+
+COMPUTE_UNITS = {"all": "ALL", "cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", "cpu_and_ne": "CPU_AND_NE"}
+"""Our spelling -> coremltools.ComputeUnit."""
+
+Array = npt.NDArray[Any]
+
+
+class PassedState:
+    """State tensors in numpy: inputs of one prediction, replaced by its outputs."""
+
+    def __init__(self, declared: StepModel, arrays: dict[str, Array]) -> None:
+        self._declared = declared
+        self.arrays = arrays
+
+    def predict(self, predictor: Any, features: dict[str, Array]) -> dict[str, Array]:
+        results: dict[str, Array] = predictor.predict(features | self.arrays)
+        self.arrays = {t.name: results[t.output_name] for t in self._declared.state}
+        return results
+
+    def numpy(self, name: str) -> npt.NDArray[np.float32]:
+        """A copy of a state tensor, float32."""
+        return self.arrays[name].astype(np.float32)
+
+
+class KeptState:
+    """Core ML's own state, updated in place; the functions of one package may share it."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def predict(self, predictor: Any, features: dict[str, Array]) -> dict[str, Array]:
+        results: dict[str, Array] = predictor.predict(features, state=self._native)
+        return results
+
+    def numpy(self, name: str) -> npt.NDArray[np.float32]:
+        """A copy of a state tensor, float32."""
+        return np.asarray(self._native.read_state(name), np.float32)
+
+
+class CoreMLStepModel:
+    """A step model, or one function of it. predictor: coremltools' MLModel or CompiledMLModel."""
+
+    def __init__(
+        self, declared: StepModel, predictor: Any, precision: Precision, *, keeps_state: bool = False
+    ) -> None:
+        self._declared = declared
+        self._predictor = predictor
+        self._compute = np.float32 if precision == "fp32" else np.float16
+        self._keeps_state = keeps_state
+
+    def new_state(self) -> PassedState | KeptState:
+        """Zeros."""
+        if self._keeps_state:
+            return KeptState(self._predictor.make_state())
+        zeros = {t.name: np.zeros(t.shape_at(0), self._dtype(t)) for t in self._declared.state}
+        return PassedState(self._declared, zeros)
+
+    def __call__(
+        self, inputs: Mapping[str, Array], state: PassedState | KeptState | None = None
+    ) -> dict[str, Array]:
+        """Run one step. Raises ValueError for an input that is missing, or a missing state."""
+        missing = [t.name for t in self._declared.inputs if t.name not in inputs]
+        if missing:
+            raise ValueError(f"{self._declared.name} needs an input {missing[0]}")
+        if self._declared.state and state is None:
+            raise ValueError(f"{self._declared.name} keeps a state: pass one")
+        features = {
+            t.name: np.ascontiguousarray(inputs[t.name], self._dtype(t)) for t in self._declared.inputs
+        }
+        results = (
+            self._predictor.predict(features) if state is None else state.predict(self._predictor, features)
+        )
+        return {t.name: np.asarray(results[t.name], np.float32) for t in self._declared.outputs}
+
+    def _dtype(self, tensor: TensorSpec) -> Any:
+        return self._compute if tensor.dtype == "compute" else np.dtype(tensor.dtype)
+
+
+def load_predictor(package: Path, function: str, compute_units: str) -> tuple[Any, bool]:
+    """coremltools' model of a package's function, and whether it was compiled beforehand (.mlmodelc beside it)."""
+    import coremltools as ct
+
+    unit = getattr(ct.ComputeUnit, COMPUTE_UNITS[compute_units])
+    # A package with one function is loaded without naming it: earlier systems than macOS 15 know no names.
+    named = {} if function == MAIN else {"function_name": function}
+    compiled = package.with_suffix(".mlmodelc")
+    if compiled.is_dir():
+        return ct.models.CompiledMLModel(str(compiled), unit, **named), True
+    return ct.models.MLModel(str(package), compute_units=unit, **named), False
+
+
+def interface_names(predictor: Any, function: str) -> tuple[list[str], list[str], list[str]]:
+    """Names of a loaded model's inputs, outputs and states."""
+    description = predictor.get_spec().description
+    description = next((f for f in description.functions if f.name == function), description)
+    return tuple(
+        [t.name for t in kind] for kind in (description.input, description.output, description.state)
+    )  # type: ignore[return-value]

@@ -1,0 +1,41 @@
+"""A step model whose package has one function a length: each call goes to the function for its length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from voxcpm_constants.step_models import StepModel
+
+
+class FunctionsByLength:
+    """All but the first load when they are first called; they share one state.
+
+    declared: the whole step model. first: the function of its first length. load: index of a length -> its function.
+    """
+
+    def __init__(self, declared: StepModel, first: Any, load: Callable[[int], Any]) -> None:
+        tensor, self._axis = declared.chunk_axis
+        self._name = declared.name
+        self._input = tensor.name
+        self._chunks = {length: chunk for chunk, length in enumerate(declared.chunk_lengths)}
+        self._load = load
+        self._loaded = {0: first}
+
+    def new_state(self) -> Any:
+        """The start of a stream."""
+        return self._loaded[0].new_state()
+
+    def __call__(self, inputs: Mapping[str, Any], state: Any = None) -> dict[str, Any]:
+        """Run one step. Raises ValueError for a length that no function takes."""
+        length = inputs[self._input].shape[self._axis]
+        if length not in self._chunks:
+            taken = ", ".join(map(str, self._chunks))
+            raise ValueError(f"{self._name}: {self._input} may have the lengths {taken}, not {length}")
+        result: dict[str, Any] = self._function(self._chunks[length])(inputs, state)
+        return result
+
+    def _function(self, chunk: int) -> Any:
+        if chunk not in self._loaded:
+            self._loaded[chunk] = self._load(chunk)
+        return self._loaded[chunk]

@@ -1,0 +1,317 @@
+"""A LoRA merged at conversion, beside upstream running it, layer by layer; `validation/test_lora.py` has the speech."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from voxcpm_constants.errors import CheckpointError
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.lora import Lora, LoraConfig
+from voxcpm_validation.upstream import import_upstream, load_upstream
+
+Q = "base_lm.layers.0.self_attn.q_proj"
+ALL = {"enable_lm": True, "enable_dit": True, "enable_proj": True}
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def attention(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, write_lora: Any) -> Path:
+    """Of the "tiny" checkpoint: upstream's default layers of LMs and DiT, r 8 and alpha 16."""
+    folder = tmp_path_factory.mktemp("lora") / "attention"
+    return write_lora(folder, tiny_checkpoint, enable_lm=True, enable_dit=True)
+
+
+@pytest.fixture
+def copy(attention: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(attention, tmp_path / "copy")
+
+
+def open_on(checkpoint: Path, lora: Path) -> Lora:
+    opened = Checkpoint.open(checkpoint, lora=lora).lora
+    assert opened is not None
+    return opened
+
+
+def edit_weights(folder: Path, edit: Callable[[Tensors], object]) -> None:
+    weights = load_file(folder / "lora_weights.safetensors")
+    edit(weights)
+    save_file(weights, folder / "lora_weights.safetensors")
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "lora_config.json"
+    document = json.loads(path.read_text())
+    document["lora_config"] |= changes
+    path.write_text(json.dumps(document))
+
+
+def lora_layers(model: Any) -> dict[str, Any]:
+    """Upstream's layers that compute something beside their weight."""
+    return {n: m for n, m in model.named_modules() if type(m).__name__ == "LoRALinear" and m.lora_B.any()}
+
+
+def assert_same_as_upstream(checkpoint: Path, lora: Path) -> list[str]:
+    """Each layer computes what upstream's LoRALinear does, every other weight is the checkpoint's. The layers."""
+    merged, base = Checkpoint.open(checkpoint, lora=lora), Checkpoint.open(checkpoint)
+    layers = lora_layers(load_upstream(checkpoint, max_length=64, lora=merged.lora))
+    generator = torch.Generator().manual_seed(1)
+    for name, layer in layers.items():
+        x = torch.randn(5, layer.in_features, generator=generator)
+        with torch.inference_mode():
+            expected, without = layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias)
+            found = torch.nn.functional.linear(x, merged.tensor(f"{name}.weight"), layer.bias)
+        assert (expected - without).std() > 0.1 * without.std(), name
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    for name in merged.shapes():
+        if name.removesuffix(".weight") not in layers:
+            assert torch.equal(merged.tensor(name), base.tensor(name)), name
+    record = merged.source().lora
+    assert record is not None
+    assert record.weights == len(layers) > 0
+    return sorted(layers)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "ckpt"])
+def test_merged_weights_compute_what_upstream_computes(
+    any_checkpoint: Path, tmp_path: Path, write_lora: Any, form: str
+) -> None:
+    lora = write_lora(tmp_path / "lora", any_checkpoint, form, **ALL, r=4, alpha=12)
+    layers = assert_same_as_upstream(any_checkpoint, lora)
+    record = Checkpoint.open(any_checkpoint, lora=lora).source().lora
+    assert (record.name, record.r, record.alpha) == ("lora", 4, 12)
+    second = "fusion_concat_proj" in layers
+    assert second == ("2" in any_checkpoint.name.removeprefix("checkpoint-tiny"))
+    projections = {"enc_to_lm_proj", "lm_to_dit_proj", "res_to_dit_proj"} | (
+        {"fusion_concat_proj"} if second else set()
+    )
+    parts = ("base_lm", "residual_lm", "feat_decoder")
+    attention = {f"{part}.{kind}_proj" for part in parts for kind in "qkvo"}
+    assert set(record.modules) == attention | projections
+
+
+@pytest.fixture(scope="module")
+def everywhere(tmp_path_factory: pytest.TempPathFactory, second_checkpoint: Path, write_lora: Any) -> Path:
+    """Of a checkpoint of the second generation, with weights for linear layers of every kind."""
+    stack = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    dit = [*stack, "in_proj", "cond_proj", "out_proj", "linear_1", "linear_2"]
+    projections = ["enc_to_lm_proj", "lm_to_dit_proj", "fusion_concat_proj", "stop_proj", "stop_head"]
+    targets = {"target_modules_lm": stack, "target_modules_dit": dit, "target_proj_modules": projections}
+    folder = write_lora(tmp_path_factory.mktemp("lora") / "lora", second_checkpoint, **ALL, **targets)
+    a, b = torch.full((8, 64), 0.1), torch.full((128, 8), 0.1)
+    edit_weights(folder, lambda w: w.update({"fsq_layer.in_proj.lora_A": a, "fsq_layer.in_proj.lora_B": b}))
+    return folder
+
+
+# Upstream matches LMs and DiT by the last part of a name, and projections as attributes of the model itself.
+@pytest.mark.parametrize(
+    ("config", "chosen"),
+    [
+        ({"enable_lm": True, "target_modules_lm": ["gate_proj", "down_proj", "self_attn.q_proj"]}, 2 * 3),
+        ({"enable_dit": True, "target_modules_dit": ["in_proj", "linear_1", "up_proj"]}, 2 + 1 + 2),
+        ({"enable_proj": True, "target_proj_modules": ["stop_head", "fsq_layer.in_proj", "base_lm"]}, 1),
+        ({**ALL, "target_modules_lm": [], "target_modules_dit": ["o_proj"], "dropout": 0.5}, 2 + 3),
+    ],
+    ids=["lm", "dit", "projections", "all"],
+)
+def test_the_layers_are_those_that_upstream_chooses(
+    second_checkpoint: Path, everywhere: Path, tmp_path: Path, config: dict[str, Any], chosen: int
+) -> None:
+    lora = shutil.copytree(everywhere, tmp_path / "lora")
+    (lora / "lora_config.json").write_text(json.dumps({"lora_config": config}))
+    assert len(assert_same_as_upstream(second_checkpoint, lora)) == chosen
+
+
+def test_skips_what_the_config_does_not_enable_and_says_so(tiny_checkpoint: Path, copy: Path) -> None:
+    assert open_on(tiny_checkpoint, copy).remarks() == []
+    edit_config(copy, enable_dit=False, target_modules_lm=["q_proj", "o_proj"])
+    layers = assert_same_as_upstream(tiny_checkpoint, copy)
+    assert {layer.rpartition(".")[2] for layer in layers} == {"q_proj", "o_proj"}
+    (remark,) = open_on(tiny_checkpoint, copy).remarks()
+    assert "skipped base_lm.layers.0.self_attn.k_proj and 13 more" in remark
+
+
+def test_layers_without_weights_stay_as_they_are(tiny_checkpoint: Path, copy: Path) -> None:
+    edit_weights(copy, lambda w: [w.pop(f"{Q}.lora_{half}") for half in "AB"])
+    assert Q not in assert_same_as_upstream(tiny_checkpoint, copy)
+
+
+@pytest.mark.parametrize("rename", ["voice.safetensors", "voice.ckpt", "voice.pth"])
+def test_a_weight_file_alone_is_a_lora_too(tiny_checkpoint: Path, copy: Path, rename: str) -> None:
+    weights, file = load_file(copy / "lora_weights.safetensors"), copy / rename
+    save_file(weights, file) if file.suffix == ".safetensors" else torch.save(weights, file)
+    (copy / "lora_weights.safetensors").unlink()
+    edit_config(copy, alpha=40)
+    record = Checkpoint.open(tiny_checkpoint, lora=file).source().lora
+    assert (record.name, record.alpha) == (rename, 40)
+    assert_same_as_upstream(tiny_checkpoint, file)
+
+
+def test_defaults_are_upstreams(attention: Path) -> None:
+    upstream = import_upstream()
+    ours = LoraConfig().model_dump()
+    assert attention.is_dir()
+    for model, extra in (
+        (upstream.core.VoxCPMModel, ["fusion_concat_proj"]),
+        (upstream.core.VoxCPM2Model, []),
+    ):
+        theirs = sys.modules[model.__module__].LoRAConfig().model_dump()
+        theirs["target_proj_modules"] += extra
+        assert {key: list(v) if isinstance(v, tuple) else v for key, v in ours.items()} == theirs
+
+
+def test_without_a_config_upstreams_own_is_taken(
+    tiny_checkpoint: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (copy / "lora_config.json").unlink()
+    core, taken = import_upstream().core, []
+
+    class Model:
+        @classmethod
+        def from_local(cls, *_: object, lora_config: Any, **__: object) -> Model:
+            taken.append(lora_config.model_dump(exclude={"target_proj_modules"}))
+            return cls()
+
+        def load_lora_weights(self, path: str) -> tuple[list[str], list[str]]:
+            return [path], []
+
+    with monkeypatch.context() as patched:
+        patched.setattr(core, "VoxCPMModel", Model)
+        core.VoxCPM(str(tiny_checkpoint), enable_denoiser=False, optimize=False, lora_weights_path=str(copy))
+    opened = open_on(tiny_checkpoint, copy)
+    assert json.loads(opened.config.model_dump_json(exclude={"target_proj_modules"})) == taken[0]
+    (remark,) = opened.remarks()
+    assert "no lora_config.json beside it; took upstream's alpha 16, and r 8 from the weights" in remark
+    assert_same_as_upstream(tiny_checkpoint, copy)
+
+
+def test_without_a_config_the_rank_is_the_weights(
+    tiny_checkpoint: Path, tmp_path: Path, write_lora: Any
+) -> None:
+    lora = write_lora(tmp_path / "lora", tiny_checkpoint, enable_lm=True, enable_dit=True, r=32)
+    (lora / "lora_config.json").unlink()
+    assert open_on(tiny_checkpoint, lora).config.r == 32
+    assert_same_as_upstream(tiny_checkpoint, lora)
+
+
+def test_unknown_keys_are_named(tiny_checkpoint: Path, copy: Path) -> None:
+    edit_config(copy, use_dora=True)
+    assert open_on(tiny_checkpoint, copy).remarks() == ["lora_config.json: ignored unknown keys use_dora"]
+
+
+def test_the_digest_is_of_the_weight_file_alone(tiny_checkpoint: Path, copy: Path, attention: Path) -> None:
+    def source(lora: Path | None) -> Any:
+        return Checkpoint.open(tiny_checkpoint, lora=lora).source()
+
+    assert source(copy).lora.sha256 == source(attention).lora.sha256
+    assert source(copy).sha256 == source(None).sha256
+    edit_weights(copy, lambda w: w[f"{Q}.lora_A"].add_(1))
+    assert source(copy).lora.sha256 != source(attention).lora.sha256
+
+
+def foreign(name: str) -> Callable[[Path], None]:
+    return lambda folder: edit_weights(folder, lambda w: w.update({name: torch.zeros(8, 64)}))
+
+
+def replace(name: str, *shape: int) -> Callable[[Path], None]:
+    return lambda folder: edit_weights(folder, lambda w: w.update({name: torch.zeros(shape)}))
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def without_config(damage: Callable[[Path], None]) -> Callable[[Path], None]:
+    return lambda folder: (remove("lora_config.json")(folder), damage(folder))
+
+
+WEIGHTS = "lora_weights.safetensors"
+RANK_16_A = replace(f"{Q}.lora_A", 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("damage", "fragment"),
+    [
+        (remove(WEIGHTS), "expected a LoRA, lora_weights.safetensors or lora_weights.ckpt, found neither"),
+        (write(WEIGHTS, "not a file of weights"), "expected a safetensors file"),
+        (write("lora_config.json", "r: 8"), "lora_config.json: expected JSON"),
+        (write("lora_config.json", '{"r": 8}'), "expected upstream's layout, an object lora_config"),
+        (lambda folder: edit_config(folder, r=0), "lora_config.r: Input should be greater than 0"),
+        (lambda folder: edit_config(folder, alpha="much"), "lora_config.alpha: Input should be a valid integer"),
+        (lambda folder: edit_config(folder, r=4), f"{Q}".replace("q_proj", "k_proj") + ".lora_A of shape (4, 64)"),
+        (RANK_16_A, f"expected {Q}.lora_A of shape (8, 64) (r 8, of lora_config.json), found (16, 64)"),
+        (without_config(RANK_16_A), "of shape (8, 64) (r 8, the first that it has), found (16, 64)"),
+        (replace(f"{Q}.lora_B", 64, 4), f"expected {Q}.lora_B of shape (64, 8) (r 8, of lora_config.json), found"),
+        (replace(f"{Q}.lora_B", 96, 8), "found (96, 8); it was trained on openbmb/VoxCPM1.5"),
+        (lambda folder: edit_weights(folder, lambda w: w.pop(f"{Q}.lora_B")), f"{Q}.lora_B of shape (64, 8)"),
+        (lambda folder: edit_weights(folder, lambda w: w.pop(f"{Q}.lora_A")), f"{Q}.lora_A of shape (8, 64)"),
+        (lambda folder: edit_weights(folder, dict.clear), "found no weights at all"),
+        (lambda folder: edit_config(folder, enable_lm=False, enable_dit=False), "that lora_config.json enables"),
+        (foreign("base_lm.layers.7.self_attn.q_proj.lora_A"), "found base_lm.layers.7.self_attn.q_proj.lora_A;"),
+        (foreign("fusion_concat_proj.lora_A"), "found fusion_concat_proj.lora_A; it was trained on openbmb/VoxCPM1.5"),
+        (foreign(f"{Q}.weight"), f"expected lora_A and lora_B of this checkpoint's linear layers, found {Q}.weight"),
+        (foreign("base_lm.norm.lora_A"), "found base_lm.norm.lora_A"),
+        (without_config(foreign("base_lm.embed_tokens.lora_A")), "is it a LoRA of another model?"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_clear_line(
+    tiny_checkpoint: Path, copy: Path, damage: Callable[[Path], None], fragment: str
+) -> None:
+    damage(copy)
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(tiny_checkpoint, lora=copy)
+    assert fragment in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["absent", "absent/lora_weights.ckpt", "config.json"])
+def test_no_lora_there_is_one_clear_line(tiny_checkpoint: Path, name: str) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"no LoRA here \(expected a folder with lora_weights\.safetensors"
+    ):
+        Checkpoint.open(tiny_checkpoint, lora=tiny_checkpoint / name)
+
+
+def test_a_lora_of_the_other_generation_is_refused(
+    tiny_checkpoint: Path, second_checkpoint: Path, tmp_path: Path, write_lora: Any
+) -> None:
+    lora = write_lora(tmp_path / "lora", second_checkpoint, **ALL)
+    with pytest.raises(
+        CheckpointError, match=r"found fusion_concat_proj\.lora_A and 1 more; it was trained on"
+    ):
+        Checkpoint.open(tiny_checkpoint, lora=lora)
+
+
+def test_a_lora_in_the_checkpoints_place_is_recognised(attention: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match="this is a LoRA: give its base checkpoint, and this folder with --lora"
+    ):
+        Checkpoint.open(attention)
+
+
+class Payload:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return exec, (f"open({str(self.trace)!r}, 'w').close()",)
+
+
+def test_a_pickle_with_code_in_it_is_refused_and_not_run(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    trace, file = tmp_path / "ran", tmp_path / "voice.ckpt"
+    torch.save({"state_dict": {f"{Q}.lora_A": Payload(trace)}}, file)
+    with pytest.raises(CheckpointError, match="expected a PyTorch state dict of plain tensors"):
+        Checkpoint.open(tiny_checkpoint, lora=file)
+    assert not trace.exists()

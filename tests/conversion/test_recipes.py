@@ -1,0 +1,173 @@
+"""Mixed precisions: which weight gets which format, in the table and in the packages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import package_path
+from voxcpm_constants.step_models import BASE_LM_STEP, STEP_MODEL_NAMES, StepSizes
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.convert import convert
+from voxcpm_conversion.modules.voxcpm import empty_modules
+from voxcpm_conversion.recipes import BLOCK, RECIPES, check_target, chosen_format
+from voxcpm_conversion.step_modules import build_step
+from voxcpm_conversion.toolchain import import_coremltools
+from voxcpm_runtime.voxcpm import VoxCPM
+
+SIZES = StepSizes(kv_length=128, prefill_chunks=(1,))
+DEQUANTIZE = "constexpr_blockwise_shift_scale"
+
+# What int4 keeps at 8 bits or more, as the step models' modules call it.
+SENSITIVE = (
+    "*stop_proj*",
+    "*stop_head*",
+    "*quantizer_in_proj*",
+    "*quantizer_out_proj*",
+    "projection_weight",
+    "encoder_in_proj_weight",
+    "dit_in_proj_weight",
+    "dit_cond_proj_weight",
+    "dit_out_proj_weight",
+    "dit_*time_mlp_*",
+    "network_*",
+)
+
+
+def _names(a: Architecture) -> Iterator[tuple[str, str]]:
+    """(step model, weight) of all matrices and kernels, named as coremltools names them."""
+    modules = empty_modules(a)
+    for step_model in STEP_MODEL_NAMES:
+        for name, parameter in build_step(step_model, modules, a, SIZES).named_parameters():
+            # The encoder's variance is read by training only; the special token and the alphas are no factors.
+            if (
+                parameter.ndim > 1
+                and not name.startswith("network.fc_logvar")
+                and not name.endswith(("token", "alpha"))
+            ):
+                yield step_model, name.replace(".", "_")
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixed") / "bundle"
+    convert(
+        Checkpoint.open(tiny_checkpoint), folder, precisions=["int8", "int4"], sizes=SIZES, target="macOS15"
+    )
+    return folder
+
+
+def _formats(package: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """Element type, shape and number of scales a row of each compressed weight in a package; others as FLOAT16."""
+    types = import_coremltools().proto.MIL_pb2.DataType
+    spec = import_coremltools().utils.load_spec(str(package))
+    found = {}
+    for function in spec.mlProgram.functions.values():
+        for operation in function.block_specializations[function.opset].operations:
+            name = operation.outputs[0].name if operation.outputs else ""
+            if operation.type == DEQUANTIZE:
+                data, scale = (
+                    operation.inputs[key].arguments[0].value.type.tensorType for key in ("data", "scale")
+                )
+                shape = tuple(d.constant.size for d in data.dimensions)
+                found[name.removesuffix("_to_fp16_quantized").removeprefix("step_")] = (
+                    types.Name(data.dataType), shape, scale.dimensions[-1].constant.size,
+                )  # fmt: skip
+            elif operation.type == "const":
+                value = operation.outputs[0].type.tensorType
+                shape = tuple(d.constant.size for d in value.dimensions)
+                found[name.removesuffix("_to_fp16").removeprefix("step_")] = (
+                    types.Name(value.dataType), shape, 0,
+                )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("precision", RECIPES)
+@pytest.mark.parametrize("step_model", STEP_MODEL_NAMES)
+def test_packages_hold_each_weight_in_the_format_of_the_table(
+    bundle: Path, tiny_checkpoint: Path, step_model: str, precision: str
+) -> None:
+    found = _formats(bundle / package_path(precision, step_model))  # type: ignore[arg-type]
+    weights = [
+        w for s, w in _names(Architecture.from_file(tiny_checkpoint / "config.json")) if s == step_model
+    ]
+    large = [w for w in weights if np.prod(found[w][1]) > 2048]
+    for weight in large:
+        kind, shape, scales = found[weight]
+        expected = chosen_format(precision, step_model, weight, shape)  # type: ignore[arg-type]
+        assert kind.lower() == expected, weight
+        assert scales == (shape[1] // BLOCK if expected == "int4" else 1), weight
+    assert {found[w][0] for w in weights if w not in large} <= {"FLOAT16"}
+    assert large
+
+
+def test_int4_packages_are_smaller(bundle: Path) -> None:
+    def size(precision: str) -> int:
+        return (
+            (bundle / package_path(precision, BASE_LM_STEP))
+            .joinpath(  # type: ignore[arg-type]
+                "Data/com.apple.CoreML/weights/weight.bin"
+            )
+            .stat()
+            .st_size
+        )
+
+    assert size("int4") < 0.8 * size("int8")
+
+
+def test_an_int4_bundle_speaks(bundle: Path) -> None:
+    tts = VoxCPM.from_bundle(bundle, "int4")
+    audio = tts.generate("the you and the world", seed=0, min_len=4, max_len=4)
+    assert np.isfinite(audio).all()
+    assert audio.any()
+
+
+def test_every_rule_names_a_weight(any_architectures: list[Architecture]) -> None:
+    names = {name for a in any_architectures for name in _names(a)}
+    for recipe in RECIPES.values():
+        for rule in recipe.rules:
+            assert any(fnmatchcase(s, rule.step_model) and fnmatchcase(w, rule.weight) for s, w in names), (
+                rule
+            )
+
+
+def test_sensitive_weights_have_8_bits_or_more(any_architectures: list[Architecture]) -> None:
+    names = {name for a in any_architectures for name in _names(a)}
+    for pattern in SENSITIVE:
+        matched = [name for name in names if fnmatchcase(name[1], pattern)]
+        assert matched, pattern
+        for step_model, weight in matched:
+            assert chosen_format("int4", step_model, weight, (64, 64)) != "int4", weight
+
+
+@pytest.fixture(scope="module")
+def any_architectures(tmp_path_factory: pytest.TempPathFactory) -> list[Architecture]:
+    """Of each generation."""
+    import json
+
+    from voxcpm_conversion.synthetic_presets import presets
+
+    folder = tmp_path_factory.mktemp("configurations")
+    for name, document in presets().items():
+        (folder / name).write_text(json.dumps(document))
+    return [Architecture.from_file(folder / name) for name in presets()]
+
+
+def test_a_row_that_does_not_divide_into_blocks_has_8_bits() -> None:
+    weight = "lm_stack_layers_0_mlp_gate_proj_weight"
+    assert chosen_format("int4", BASE_LM_STEP, weight, (160, 64)) == "int4"
+    assert chosen_format("int4", BASE_LM_STEP, weight, (160, 80)) == "int8"
+    assert chosen_format("int4", BASE_LM_STEP, weight, (160, 64, 1)) == "int8"
+
+
+def test_int4_needs_a_later_target(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--precision int4 needs --target macos15, got macos14"):
+        convert(Checkpoint.open(tiny_checkpoint), tmp_path / "b", precisions=["int8", "int4"], sizes=SIZES)
+    assert not list(tmp_path.iterdir())
+    check_target(["fp16", "int8", "int4"], "macOS15")

@@ -1,0 +1,122 @@
+"""Bundles for macOS 15: caches as Core ML states, prefill and decode as functions that share their weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import Manifest, package_path
+from voxcpm_constants.step_models import (
+    BASE_LM_STEP,
+    RESIDUAL_LM_STEP,
+    STEP_MODEL_NAMES,
+    StepSizes,
+    declare_step_models,
+)
+from voxcpm_constants.targets import package_form
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.convert import convert
+from voxcpm_conversion.packages import add_packages
+from voxcpm_conversion.toolchain import import_coremltools
+from voxcpm_conversion.workspace import Workspace
+from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_runtime.voxcpm import VoxCPM
+
+SIZES = StepSizes(kv_length=128)
+TEXT = "the you and the world and all that is in it"
+LM_STEPS = (BASE_LM_STEP, RESIDUAL_LM_STEP)
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("macos15") / "bundle"
+    checkpoint = Checkpoint.open(tiny_checkpoint)
+    convert(checkpoint, folder, precisions=["fp16", "int8"], sizes=SIZES, target="macOS15")
+    return folder
+
+
+def _description(package: Path) -> object:
+    return import_coremltools().utils.load_spec(str(package)).description
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("name", LM_STEPS)
+def test_language_models_have_a_function_a_length_and_keep_their_caches(
+    bundle: Path, name: str, precision: str
+) -> None:
+    declared = Manifest.read(bundle).step_models[name]
+    description = _description(bundle / package_path(precision, name))
+    assert description.defaultFunctionName == "decode"  # type: ignore[attr-defined]
+    functions = {f.name: f for f in description.functions}  # type: ignore[attr-defined]
+    assert list(functions) == ["decode", "prefill_16", "prefill_64"]
+    for function, length in zip(functions.values(), (1, 16, 64), strict=True):
+        inputs = {t.name: list(t.type.multiArrayType.shape) for t in function.input}
+        assert inputs == {"embeddings": [1, length, 64], "position": [1]}
+        assert {t.name for t in function.output} == {t.name for t in declared.outputs}
+        states = {t.name: tuple(t.type.stateType.arrayType.shape) for t in function.state}
+        assert states == {t.name: t.shape for t in declared.state}
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("name", LM_STEPS)
+def test_functions_share_their_weights(bundle: Path, tiny_bundle: Path, name: str, precision: str) -> None:
+    def size(folder: Path) -> int:
+        return sum(p.stat().st_size for p in (folder / package_path(precision, name)).rglob("weight.bin"))
+
+    # Three copies would be three times; rotary tables, which each function has for itself, are large here only.
+    assert size(bundle) < 1.7 * size(tiny_bundle)
+
+
+@pytest.mark.parametrize("name", [name for name in STEP_MODEL_NAMES if name not in LM_STEPS])
+def test_the_other_step_models_keep_their_form(bundle: Path, name: str) -> None:
+    description = _description(bundle / package_path("fp16", name))
+    assert not description.functions  # type: ignore[attr-defined]
+    assert not description.state  # type: ignore[attr-defined]
+
+
+def test_speech_is_that_of_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) -> None:
+    ours, theirs = (
+        VoxCPM.from_bundle(folder, "fp16").speak(TEXT, seed=1, min_len=8, max_len=8)
+        for folder in (bundle, tiny_bundle)
+    )
+    np.testing.assert_array_equal(ours.latents, theirs.latents)
+    np.testing.assert_array_equal(ours.audio, theirs.audio)
+
+
+def test_quantised_speech_follows_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) -> None:
+    """Not bit for bit: a prefill of known length has its products chosen for that many rows."""
+    ours, theirs = (
+        VoxCPM.from_bundle(folder, "int8").speak(TEXT, seed=1, min_len=8, max_len=8).latents.ravel()
+        for folder in (bundle, tiny_bundle)
+    )
+    assert np.corrcoef(ours, theirs)[0, 1] > 0.99
+
+
+def test_one_length_is_one_function_without_a_name(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    sizes = StepSizes(kv_length=64, prefill_chunks=(1,))
+    checkpoint = Checkpoint.open(tiny_checkpoint)
+    declared = declare_step_models(checkpoint.architecture, sizes)[RESIDUAL_LM_STEP]
+    workspace = Workspace(tmp_path / "bundle", {})
+    add_packages(workspace, checkpoint, declared, sizes, ["fp16"], "macOS15")
+    assert list(package_form(declared, "macOS15").functions) == ["main"]
+    package = workspace.folder / package_path("fp16", RESIDUAL_LM_STEP)
+    model = PortableStepModel(package, state={t.name: t.output_name for t in declared.state})
+    state = model.new_state()
+    inputs = {"embeddings": np.ones((1, 1, 64), np.float32), "position": np.array([3], np.int32)}
+    assert model(inputs, state)["hidden"].shape == (1, 1, 64)
+    assert np.flatnonzero(np.any(state.numpy("k_cache_00"), axis=(0, 1, 3))).tolist() == [3]
+
+
+def test_fp32_has_no_macos_15_form(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--precision fp32 needs --target macos14"):
+        convert(
+            Checkpoint.open(tiny_checkpoint),
+            tmp_path / "b",
+            precisions=["fp32"],
+            sizes=SIZES,
+            target="macOS15",
+        )
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,129 @@
+"""Core ML states and packages with several functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from voxcpm_runtime.portable import PackageError, PortableStepModel
+from voxcpm_runtime.portable.package import read_package
+
+POSITIONS = 6
+
+
+def _cache_program(ct: Any, rows: int) -> Any:
+    """`rows` rows of x are written into a cache at `position`; y is the sum of the cache before, z after."""
+    from coremltools.converters.mil import Builder
+    from coremltools.converters.mil.mil import types
+
+    @Builder.program(
+        input_specs=[
+            Builder.TensorSpec((rows, 4), dtype=types.fp16),
+            Builder.TensorSpec((1,), dtype=types.int32),
+            Builder.StateTensorSpec((POSITIONS, 4), dtype=types.fp16),
+        ],
+        opset_version=ct.target.macOS15,
+    )
+    def program(x, position, cache):  # type: ignore[no-untyped-def]
+        before = Builder.reduce_sum(x=Builder.read_state(input=cache), axes=[0])
+        positions = Builder.add(x=position, y=np.arange(rows, dtype=np.int32))
+        written = Builder.scatter(
+            data=Builder.read_state(input=cache), indices=positions, updates=x, axis=0, mode="update"
+        )
+        after = Builder.coreml_update_state(state=cache, value=written)
+        scaled = Builder.linear(x=after, weight=(np.eye(4) * 3).astype(np.float16))
+        return Builder.identity(x=before, name="y"), Builder.identity(x=scaled, name="z")
+
+    return ct.convert(program, minimum_deployment_target=ct.target.macOS15, skip_model_load=True)
+
+
+@pytest.fixture(scope="module")
+def package(ct: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("functions")
+    descriptor = ct.utils.MultiFunctionDescriptor()
+    for name, rows in (("decode", 1), ("prefill_2", 2)):
+        _cache_program(ct, rows).save(str(folder / f"{name}.mlpackage"))
+        descriptor.add_function(str(folder / f"{name}.mlpackage"), "main", name)
+    descriptor.default_function_name = "decode"
+    ct.utils.save_multifunction(descriptor, str(folder / "both.mlpackage"))
+    return folder / "both.mlpackage"
+
+
+def _function(package: Path, name: str, **options: Any) -> PortableStepModel:
+    return PortableStepModel(package, function=name, state={"cache": "cache_out"}, threads=1, **options)
+
+
+def _call(
+    model: PortableStepModel, state: Any, value: float, rows: int, position: int
+) -> dict[str, np.ndarray]:
+    x = np.full((rows, 4), value, np.float32)
+    return model({"x": x, "position": np.array([position], np.int32)}, state)
+
+
+@pytest.mark.parametrize("mode", ["plain", "faithful"])
+def test_functions_share_a_state_that_each_reads_and_writes(package: Path, mode: str) -> None:
+    decode, prefill = (_function(package, name, mode=mode) for name in ("decode", "prefill_2"))
+    state = decode.new_state()
+
+    first = _call(prefill, state, 5.0, 2, 0)
+    second = _call(decode, state, 7.0, 1, 2)
+    third = _call(prefill, state, 1.0, 2, 1)
+
+    expected = np.zeros((POSITIONS, 4), np.float32)
+    for result, value, rows in ((first, 5.0, [0, 1]), (second, 7.0, [2]), (third, 1.0, [1, 2])):
+        np.testing.assert_array_equal(result["y"], expected.sum(axis=0))
+        expected[rows] = value
+        np.testing.assert_array_equal(result["z"], 3 * expected)
+    np.testing.assert_array_equal(state.numpy("cache"), expected)
+
+
+def test_a_cache_that_is_only_written_by_its_scatter_is_one_buffer(ct: Any, tmp_path: Path) -> None:
+    from coremltools.converters.mil import Builder
+    from coremltools.converters.mil.mil import types
+
+    @Builder.program(
+        input_specs=[
+            Builder.TensorSpec((1, 4), dtype=types.fp16),
+            Builder.StateTensorSpec((POSITIONS, 4), dtype=types.fp16),
+        ],
+        opset_version=ct.target.macOS15,
+    )
+    def program(x, cache):  # type: ignore[no-untyped-def]
+        at = np.array([2], np.int32)
+        written = Builder.scatter(
+            data=Builder.read_state(input=cache), indices=at, updates=x, axis=0, mode="update"
+        )
+        return Builder.add(
+            x=Builder.coreml_update_state(state=cache, value=written), y=np.float16(1), name="y"
+        )
+
+    ct.convert(program, minimum_deployment_target=ct.target.macOS15, skip_model_load=True).save(
+        str(tmp_path / "cache.mlpackage")
+    )
+    state = _function(tmp_path / "cache.mlpackage", "main").new_state()
+    assert state.in_place == {"cache"}
+
+
+def test_a_program_tells_its_states_apart_from_its_inputs(package: Path) -> None:
+    program = read_package(package, "prefill_2")
+    assert [i.name for i in program.inputs] == ["x", "position"]
+    assert [(s.name, s.dtype, s.fixed_shape) for s in program.states] == [
+        ("cache", "FLOAT16", (POSITIONS, 4))
+    ]
+
+
+def test_a_function_that_is_not_there_is_named(package: Path) -> None:
+    with pytest.raises(PackageError, match="has no function main; it has decode, prefill_2"):
+        read_package(package)
+
+
+def test_a_state_of_another_step_model_is_refused(package: Path, ct: Any, tmp_path: Path) -> None:
+    _cache_program(ct, 1).save(str(tmp_path / "other.mlpackage"))
+    other = PortableStepModel(tmp_path / "other.mlpackage", threads=1, state={"cache": "cache_out"})
+    state = other.new_state()
+    state.in_place = frozenset({"another"})
+    with pytest.raises(ValueError, match="the state is not of this step model"):
+        _call(_function(package, "decode"), state, 1.0, 1, 0)

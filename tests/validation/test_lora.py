@@ -1,0 +1,140 @@
+"""A bundle with a LoRA merged, against upstream running that LoRA: layers are compared in `conversion/test_lora.py`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import MANIFEST_FILE, Manifest
+from voxcpm_constants.step_models import StepSizes
+from voxcpm_conversion import cli
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.convert import convert
+from voxcpm_conversion.lora import Lora
+from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_validation.end_to_end import Case, compare_speech, speak_upstream
+from voxcpm_validation.upstream import load_upstream
+from voxcpm_validation.validate import validate_bundle
+
+TEXT = "the you and the world"
+EVERYWHERE = {"enable_lm": True, "enable_dit": True, "enable_proj": True}
+# One embedding at a time: what a LoRA changes does not depend on chunks, and fixed shapes convert faster.
+SIZES = StepSizes(kv_length=128, prefill_chunks=(1,))
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, write_lora: Any) -> Path:
+    return write_lora(tmp_path_factory.mktemp("lora") / "voice", tiny_checkpoint, **EVERYWHERE)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, lora: Path) -> Path:
+    """Written by the command itself."""
+    folder = tmp_path_factory.mktemp("bundle") / "bundle"
+    sizes = {"max_length": SIZES.kv_length, "prefill_chunk": [1]}
+    cli.convert(str(tiny_checkpoint), folder, precision=["fp32"], lora=lora, **sizes)
+    return folder
+
+
+def assert_speaks_with_the_lora(bundle: Path, folder: Path, lora: Lora | None) -> None:
+    """As upstream with it, over 12 patches of its own; and unlike upstream without it."""
+    case = Case("zero-shot", TEXT, seed=0, patches=12)
+    tts = VoxCPM.from_bundle(bundle)
+    model = load_upstream(folder, max_length=SIZES.kv_length, lora=lora)
+    found = compare_speech(tts, case, speak_upstream(model, case))
+    assert found.patches == found.upstream_patches == 12
+    assert found.free_running_latents.correlation >= 0.99999
+    assert found.waveform.correlation >= 0.9999
+    assert found.teacher_forced_worst >= 0.9999
+    plain = compare_speech(tts, case, speak_upstream(load_upstream(folder, max_length=SIZES.kv_length), case))
+    assert plain.free_running_latents.correlation < 0.99
+    assert plain.teacher_forced_worst < 0.9
+
+
+def test_speaks_as_upstream_running_the_lora(bundle: Path, tiny_checkpoint: Path, lora: Path) -> None:
+    assert_speaks_with_the_lora(bundle, tiny_checkpoint, Checkpoint.open(tiny_checkpoint, lora=lora).lora)
+
+
+def test_the_second_generation_speaks_as_upstream_running_the_lora(
+    second_checkpoint: Path, tmp_path: Path, write_lora: Any
+) -> None:
+    lora = write_lora(tmp_path / "lora", second_checkpoint, "ckpt", **EVERYWHERE, r=4, alpha=6)
+    checkpoint = Checkpoint.open(second_checkpoint, lora=lora)
+    convert(checkpoint, tmp_path / "bundle", precisions=("fp32",), sizes=SIZES)
+    assert_speaks_with_the_lora(tmp_path / "bundle", second_checkpoint, checkpoint.lora)
+
+
+def test_validation_has_upstream_run_the_lora(bundle: Path, tiny_checkpoint: Path, lora: Path) -> None:
+    report = validate_bundle(bundle, str(tiny_checkpoint), lora=lora, text=TEXT, patches=2)
+    assert min(step.correlation for step in report.steps) > 0.9999999
+    assert report.failures() == []
+    assert report.checkpoint.endswith("with LoRA voice")
+
+
+def test_the_manifest_says_what_was_merged(bundle: Path, tiny_checkpoint: Path, lora: Path) -> None:
+    source = Manifest.read(bundle).source
+    assert source == Checkpoint.open(tiny_checkpoint, lora=lora).source()
+    assert (source.lora.name, source.lora.r, source.lora.alpha) == ("voice", 8, 16)
+    # q, k, v and o of two layers of the base LM, one of the residual LM and two of the DiT; three projections.
+    assert source.lora.weights == 4 * (2 + 1 + 2) + 3
+    assert {"base_lm.q_proj", "feat_decoder.o_proj", "enc_to_lm_proj"} < set(source.lora.modules)
+
+
+def without_a_lora(bundle: Path, folder: Path) -> Path:
+    """The bundle with a manifest of before there were LoRAs."""
+    shutil.copytree(bundle, folder)
+    document = json.loads((folder / MANIFEST_FILE).read_text())
+    del document["source"]["lora"]
+    (folder / MANIFEST_FILE).write_text(json.dumps(document))
+    return folder
+
+
+def test_another_lora_or_none_is_refused(
+    bundle: Path, tiny_checkpoint: Path, lora: Path, tmp_path: Path, write_lora: Any
+) -> None:
+    def refused(match: str, folder: Path, given: Path | None) -> None:
+        with pytest.raises(InputError, match=match) as caught:
+            validate_bundle(folder, str(tiny_checkpoint), lora=given)
+        assert "\n" not in str(caught.value)
+
+    refused("was converted with the LoRA voice; give it with --lora", bundle, None)
+    other = write_lora(tmp_path / "voice", tiny_checkpoint, seed=1, **EVERYWHERE)
+    refused(r"not the LoRA that .* was converted with \(voice\)", bundle, other)
+    same_weights = shutil.copytree(lora, tmp_path / "alpha")
+    document = json.loads((lora / "lora_config.json").read_text())
+    document["lora_config"]["alpha"] = 8
+    (same_weights / "lora_config.json").write_text(json.dumps(document))
+    refused(r"not the LoRA that .* was converted with \(voice\)", bundle, same_weights)
+    plain = without_a_lora(bundle, tmp_path / "plain")
+    assert Manifest.read(plain).source.lora is None
+    refused("was converted without a LoRA; leave it out, or convert with it", plain, lora)
+
+
+class _InterruptedError(KeyboardInterrupt):
+    pass
+
+
+def test_an_interrupted_conversion_with_another_lora_starts_anew(
+    tiny_checkpoint: Path, lora: Path, tmp_path: Path, write_lora: Any
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise _InterruptedError
+
+    def interrupted(given: Path) -> set[str]:
+        """What of an earlier run is kept; its mark lies beside the finished parts."""
+        checkpoint = Checkpoint.open(tiny_checkpoint, lora=given)
+        with pytest.raises(_InterruptedError):
+            convert(checkpoint, tmp_path / "bundle", precisions=["fp32"], sizes=SIZES, report=interrupt)
+        partial = tmp_path / ".bundle.partial"
+        marks = {path.name for path in partial.iterdir() if path.suffix == ".mark"}
+        (partial / f"{given.name}.mark").touch()
+        return marks
+
+    assert interrupted(lora) == set()
+    assert interrupted(lora) == {"voice.mark"}
+    assert interrupted(write_lora(tmp_path / "voice", tiny_checkpoint, seed=1, **EVERYWHERE)) == set()
