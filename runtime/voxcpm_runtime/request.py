@@ -6,6 +6,7 @@ import re
 import warnings
 from dataclasses import dataclass
 
+from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio_file import Audio, AudioSource, read_audio
 from voxcpm_runtime.bundle import Bundle
@@ -13,6 +14,8 @@ from voxcpm_runtime.driver import Driver
 from voxcpm_runtime.letters import spelled, spelled_transcript
 from voxcpm_runtime.options import GenerationOptions, patch_bound, patch_limit
 from voxcpm_runtime.sequence import Sequence, build_sequence
+from voxcpm_runtime.silence import trim_silence
+from voxcpm_runtime.text_normalization import normalized
 
 _REFERENCE_MARKERS = 2
 
@@ -41,11 +44,11 @@ def build_request(
 ) -> Request:
     """Check the arguments of one generation and encode its audio.
 
-    Raises InputError, one line; everything is checked before the audio is encoded. Characters that the tokeniser
-    does not know are warned of.
+    Raises InputError, one line, and MissingExtraError for `normalize` without its packages; everything is checked
+    before the audio is encoded. Characters that the tokeniser does not know are warned of.
     """
     a = bundle.architecture
-    target = spelled(normalized_text(text, "text"), bundle.tokenizer)
+    target = spelled(_target(text, options), bundle.tokenizer)
     transcript = spelled_transcript(_transcript(prompt_audio is not None, prompt_text), bundle.tokenizer)
     if reference_audio is not None and a.architecture != "voxcpm2":
         raise InputError(
@@ -56,8 +59,8 @@ def build_request(
     capacity = bundle.manifest.sizes.kv_length
     # First without the audio: a text that cannot fit is refused whatever the audio is.
     patch_limit(len(text_tokens) + 1, target_tokens, options, capacity)
-    prompt = _read(prompt_audio, bundle, "prompt audio")
-    reference = _read(reference_audio, bundle, "reference audio")
+    prompt = _read(prompt_audio, bundle, options, "prompt audio")
+    reference = _read(reference_audio, bundle, options, "reference audio")
     positions = len(text_tokens) + 1 + _patches(prompt, bundle)
     positions += 0 if reference is None else _patches(reference, bundle) + _REFERENCE_MARKERS
     limit = patch_limit(positions, target_tokens, options, capacity)
@@ -78,6 +81,18 @@ def normalized_text(text: object, what: str) -> str:
         raise InputError(f"the {what} is empty; expected something to say")
     _require_unicode(text, what)
     return re.sub(r"\s+", " ", text)
+
+
+def _target(text: object, options: GenerationOptions) -> str:
+    target = normalized_text(text, "text")
+    if not options.normalize:
+        return target
+    target = normalized(target)
+    if not target.strip():
+        raise InputError(
+            "nothing is left of the text without its emoji, code and markup; expected words to say"
+        )
+    return target
 
 
 def _transcript(has_audio: bool, prompt_text: str | None) -> str:
@@ -101,11 +116,26 @@ def _require_unicode(text: str, what: str) -> None:
         raise InputError(f"the {what} is not valid Unicode; expected UTF-8") from None
 
 
-def _read(source: AudioSource | None, bundle: Bundle, what: str) -> Audio | None:
+def _read(source: AudioSource | None, bundle: Bundle, options: GenerationOptions, what: str) -> Audio | None:
     a = bundle.architecture
     if source is None:
         return None
-    return read_audio(source, a.input_sample_rate, least_samples=a.patch_input_samples, what=what)
+    audio = read_audio(source, a.input_sample_rate, least_samples=a.patch_input_samples, what=what)
+    return _trimmed(audio, a, what) if options.trim_silence_vad else audio
+
+
+def _trimmed(audio: Audio, a: Architecture, what: str) -> Audio:
+    if not audio.any():
+        raise InputError(
+            f"{what}: silence throughout, of which nothing is left when trimmed; expected speech"
+        )
+    trimmed = trim_silence(audio, a.input_sample_rate)
+    if len(trimmed) < a.patch_input_samples:
+        left, least = len(trimmed) / a.input_sample_rate, a.patch_input_samples / a.input_sample_rate
+        raise InputError(
+            f"{what}: {left:.3f} s are left without its silence, but one patch, {least:.3f} s, is the least"
+        )
+    return trimmed
 
 
 def _patches(audio: Audio | None, bundle: Bundle) -> int:

@@ -1,0 +1,172 @@
+"""Numbers, dates, money and abbreviations in words, and a text without markup, as upstream's `utils/text_normalize.py`.
+
+wetext's grammars do the reading; they come inside its wheel, nothing is downloaded. Around them stand the tables
+below. What comes out is upstream's, but where upstream stops with an error or would say what nobody wrote:
+
+- Of quotation marks upstream knows “ and ” only. Here every double one becomes ", every single one and apostrophe ':
+  don’t is a word then. Ellipses and dashes stay, which the tokenizers know.
+- wetext 0.1.8 puts a backslash before each " and each backslash, and upstream says them. Here there are none.
+- wetext's English grammar has no way through two spaces in a row, such as an emoji leaves, nor through some signs
+  beside a digit (5㎏, 5Ω, 5²). White space is one space here, and a word that cannot be read is read without wetext.
+- ², ³ and ① in English are not "zero"; − before a number is minus.
+- Full-width letters become plain ones (for the small ones published vocabularies have bytes only), and so do
+  full-width numbers with a sign inside: １２：３０ is a time.
+- Of a composed emoji nothing is left, joiners and keycaps neither.
+- `1 < 2 and 3 > 2` has no tag in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from voxcpm_constants.errors import MissingExtraError
+
+_Substitution = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
+
+_CHINESE = re.compile(r"[\u4e00-\u9fff]")
+
+_MOST_DIGITS = 36  # beyond decillions inflect raises
+
+
+def _compatible(found: re.Match[str]) -> str:
+    """Full-width and circled characters as plain ones, but for the colon, by which wetext knows times in Chinese."""
+    return "：".join(unicodedata.normalize("NFKC", part) for part in found[0].split("："))
+
+
+# Markdown and HTML, in this order: what is code is not looked into.
+_MARKUP: tuple[_Substitution, ...] = (
+    (re.compile(r"```.*?```", re.DOTALL), ""),
+    (re.compile(r"`[^`]*`"), ""),
+    (re.compile(r"!\[[^]]*]\([^)]+\)"), ""),  # an image
+    (re.compile(r"\[([^]]+)]\([^)]+\)"), r"\1"),  # a link, of which its text is said
+    (re.compile(r"^(\s*)-\s+", re.MULTILINE), r"\1"),  # an item of a list
+    (re.compile(r"<(?!\s)[^>]+>"), ""),
+    (re.compile(r"^#{1,6}\s*", re.MULTILINE), ""),  # a heading
+)
+# With their skin tones, joiners, keycaps and flags' tags.
+_EMOJI = (
+    r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F)"
+    r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F|\u200D\p{Extended_Pictographic}?|[\uFE0F\u20E3\U000E0020-\U000E007F])*"
+)
+_TYPOGRAPHY: tuple[_Substitution, ...] = (
+    (re.compile("[“”„‟«»〝〞〟＂]"), '"'),
+    (re.compile("[‘’‚‛‹›ʼ´＇]"), "'"),
+    (re.compile(r"[−‐‑]|(?<![\dA-Za-z])－(?=\d)"), "-"),
+    (re.compile(r"[Ａ-Ｚａ-ｚ]+|\d+(?:[.:/．：／＋＝]\d+)+[%％]?|\d+％"), _compatible),
+    # Soft hyphens, marks of direction, spaces without width; then backslashes, which escape a mark or part words.
+    (re.compile("[\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a-\u202e\u2066-\u2069]"), ""),
+    (re.compile(r"\\(?![\w\s])"), ""),
+    (re.compile(r"[\s\\]+"), " "),
+)
+_BEFORE_ENGLISH: tuple[_Substitution, ...] = (
+    (re.compile(r"(?<=\d)：(?=\d)"), ":"),
+    # H₂O, 10⁶, ①: digits that no reader knows. A lone ² or ³ is left to wetext, which knows square metres.
+    (re.compile("[⁰¹²³⁴-⁹]{2,}|[⁰¹⁴-⁹]|[₀-₉]+|[①-⑳⓪❶-❿➀-➓]"), lambda found: f" {_compatible(found)} "),
+    (re.compile(" +"), " "),
+)
+_AFTER_ENGLISH: tuple[_Substitution, ...] = (
+    (re.compile("²"), " squared"),
+    (re.compile("³"), " cubed"),
+    (re.compile(r"\d+"), lambda number: _in_words(number[0])),  # what wetext left, as beside a letter
+)
+_BEFORE_CHINESE: tuple[_Substitution, ...] = (
+    (re.compile("="), "等于"),  # else wetext reads 550+320=870 wrongly
+    (re.compile(r"(?<=[a-zA-Z0-9])-(?=\d)"), " - "),  # else x-2 is x and minus two
+)
+_ASCII = r"[\x00-\x1f!-\x7f]"
+_AFTER_CHINESE: tuple[_Substitution, ...] = (
+    (re.compile(rf"(?<!{_ASCII}) | (?!{_ASCII})"), ""),  # between two Latin words only there are spaces
+    (re.compile("²"), "平方"),
+    (re.compile("³"), "立方"),
+    (re.compile("√"), "根号"),
+    (re.compile("≈"), "约等于"),
+    (re.compile("<"), "小于"),
+    (re.compile("`"), ""),
+    (re.compile("[（）【】]|——"), " "),
+)
+
+
+def normalized(text: str) -> str:
+    """The text as it is read aloud, in Chinese when it has a Chinese character and in English when not.
+
+    Empty when nothing is left, as of a text of emoji. Raises MissingExtraError without the packages of `normalize`.
+    """
+    plain = _emoji().sub("", _substituted(text, _MARKUP).strip())
+    language, before, after = (
+        ("zh", _BEFORE_CHINESE, _AFTER_CHINESE)
+        if _CHINESE.search(text)
+        else ("en", _BEFORE_ENGLISH, _AFTER_ENGLISH)
+    )
+    plain = _substituted(_substituted(plain, _TYPOGRAPHY), before).strip()
+    return _substituted(_read(plain, language), after)
+
+
+def _substituted(text: str, substitutions: tuple[_Substitution, ...]) -> str:
+    for pattern, replacement in substitutions:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _read(text: str, language: str) -> str:
+    """wetext's reading. A text that its grammar has no path for is halved until the word at fault is alone."""
+    if not text:
+        return ""
+    normalizer = _wetext(language)
+    with contextlib.suppress(AssertionError, IndexError, RuntimeError, ValueError):  # they all mean: no path
+        # It escapes quotation marks; of the text's own backslashes none is left.
+        if read := normalizer.normalize(text).replace("\\", ""):
+            return read
+    words = text.split(" ")
+    if len(words) > 1:
+        middle = len(words) // 2
+        return " ".join(_read(" ".join(half), language) for half in (words[:middle], words[middle:]))
+    if language == "en" and (plain := _plain(text)) != text:
+        return _read(plain, language)
+    return text
+
+
+def _plain(word: str) -> str:
+    """㎏ as kg, ² in words."""
+    return unicodedata.normalize("NFKC", _substituted(word, _AFTER_ENGLISH[:2]))
+
+
+def _in_words(number: str) -> str:
+    """Digit by digit where there is no name for a number so great."""
+    words = _inflect().number_to_words
+    return str(words(number)) if len(number) <= _MOST_DIGITS else " ".join(words(digit) for digit in number)
+
+
+@functools.cache
+def _wetext(language: str) -> Any:
+    with _extra():
+        from wetext import Normalizer
+    return Normalizer(lang=language, operator="tn", remove_erhua=language == "zh")
+
+
+@functools.cache
+def _emoji() -> Any:
+    with _extra():
+        import regex  # `re` knows no properties of characters
+    return regex.compile(_EMOJI)
+
+
+@functools.cache
+def _inflect() -> Any:
+    import inflect
+
+    return inflect.engine()
+
+
+@contextlib.contextmanager
+def _extra() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f'normalize needs {error.name}; install it with: pip install "voxcpm-coreml[normalize]"'
+        ) from None

@@ -1,0 +1,110 @@
+"""Where a call's text is normalised and its audio trimmed; what that does is tested with the modules that do it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.step_models import StepSizes
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
+from voxcpm_runtime import request
+from voxcpm_runtime.bundle import open_bundle
+from voxcpm_runtime.driver import Driver
+from voxcpm_runtime.tokenizer import TextTokenizer
+from voxcpm_runtime.voxcpm import VoxCPM
+
+RATE = 1000  # of the tiny architectures, whose patch is 20 samples
+
+
+@pytest.fixture
+def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch):
+    """With room for seconds of audio, which is counted in place of being encoded."""
+    bundle = open_bundle(bundle_folder)
+    manifest = bundle.manifest.model_copy(update={"sizes": StepSizes(kv_length=1024)})
+    driver = Driver(architecture, sizes, constants, models)
+    for encode in ("encode_prompt", "encode_reference"):
+        monkeypatch.setattr(driver, encode, lambda audio: np.zeros((-(-len(audio) // 20), 2, 4), np.float32))
+    return VoxCPM(replace(bundle, manifest=manifest), driver)
+
+
+def text_of(asked: request.Request) -> str:
+    """Letters of its text tokens (see `conftest.write_tokenizer`)."""
+    return "".join(
+        "▁abcdefghijklmnopqrstuvwxyz0123456789.,!?()"[i - 3] for i in asked.sequence.tokens if 3 <= i < 46
+    )
+
+
+def sound(silence_before: int) -> tuple[np.ndarray, int]:
+    """A second of it, after silence."""
+    return np.repeat(np.float32([0, 0.5]), [silence_before, RATE]), RATE
+
+
+def test_the_target_alone_is_normalised(tts):
+    arguments = {"text": "- 5\n\n🙂 cats", "prompt_wav_path": sound(0), "prompt_text": "5  x "}
+
+    # White space is one space before: nothing is an item of a list but at the start.
+    assert text_of(tts.request(**arguments, normalize=True)) == "▁5▁▁x▁five▁cats"
+    with pytest.warns(UserWarning, match="no token for"):
+        assert text_of(tts.request(**arguments)) == "▁5▁▁x▁▁5▁▁cats"
+
+
+def test_a_text_is_normalised_before_it_is_spelled(tts):
+    tts.bundle = replace(tts.bundle, tokenizer=TextTokenizer.from_folder(DEFAULT_CHECKPOINT))
+
+    said = [
+        tts.request(text, normalize=True).target_tokens
+        for text in ("$2.50 “now”", "two point five dollars now.")
+    ]
+
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("text", ["🙂", "```print(5)```", " <br> \\"])
+def test_a_text_of_which_nothing_is_left_is_refused(tts, text):
+    with pytest.raises(
+        InputError, match=r"nothing is left of the text without its emoji.*expected words"
+    ) as caught:
+        tts.request(text, normalize=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_prompt_and_a_reference_are_trimmed_when_asked(tts, architecture):
+    roles = ["prompt_wav_path"] + ["reference_wav_path"] * (architecture.architecture == "voxcpm2")
+    for role in roles:
+        arguments = {"text": "a", role: sound(4000)} | (
+            {"prompt_text": "b"} if role == "prompt_wav_path" else {}
+        )
+        whole = tts.request(**arguments)
+        trimmed = tts.request(**arguments, trim_silence_vad=True)
+
+        # The first loud frame has its centre at sample 3072, the last whole one its end at 4608; 200 samples more stay.
+        assert [int((r.sequence.tokens == 0).sum()) for r in (whole, trimmed)] == [5000 // 20, -(-1936 // 20)]
+
+
+def test_the_cache_must_hold_what_is_left_only(tts):
+    arguments = {"text": "a", "prompt_wav_path": sound(20000), "prompt_text": "b"}
+
+    with pytest.raises(InputError, match="but the KV cache has 1024"):
+        tts.request(**arguments)
+    tts.request(**arguments, trim_silence_vad=True)
+
+
+def test_silence_throughout_is_refused_when_it_is_to_be_trimmed(tts):
+    arguments = {"text": "a", "prompt_wav_path": (np.zeros(3000, np.float32), RATE), "prompt_text": "b"}
+
+    tts.request(**arguments)
+    with pytest.raises(InputError, match=r"^prompt audio: silence throughout.*expected speech$"):
+        tts.request(**arguments, trim_silence_vad=True)
+
+
+def test_less_than_a_patch_of_sound_is_refused(tts, monkeypatch):
+    """200 ms stay at either end: a patch longer than that is needed, or none."""
+    monkeypatch.setattr(request, "trim_silence", lambda audio, rate: audio[:19])
+
+    with pytest.raises(
+        InputError, match=r"^prompt audio: 0.019 s are left .* one patch, 0.020 s, is the least$"
+    ):
+        tts.request("a", sound(0), "b", trim_silence_vad=True)

@@ -1,0 +1,123 @@
+"""Boundaries against upstream's own `_trim_audio_silence_vad` (voxcpm 2.0.3) over librosa 0.11.0, numpy 2.4.6.
+
+The expected samples were recorded once, in an environment of their own: librosa is no dependency here. Upstream's
+function was cut out of model/voxcpm2.py, called with the audio of each test, and the slice that it takes printed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+import voxcpm_validation
+from voxcpm_runtime.audio_file import read_audio
+from voxcpm_runtime.silence import trim_silence
+
+RATE = 16000
+PROMPTS = Path(voxcpm_validation.__file__).parent / "listening_test"
+
+
+def sound(samples: int, level: float = 0.5) -> np.ndarray:
+    """A square wave: its level is its peak, and exact in float32."""
+    return (level * np.where(np.arange(samples) // 20 % 2, -1, 1)).astype(np.float32)
+
+
+def silence(samples: int) -> np.ndarray:
+    return np.zeros(samples, np.float32)
+
+
+def click(samples: int, at: int) -> np.ndarray:
+    audio = silence(samples)
+    audio[at] = 1
+    return audio
+
+
+# Parts -> upstream's boundaries at 1000 Hz, where 200 ms are less than a hop, and at 16000 Hz.
+SHAPES = {
+    "silence on both sides": ([silence(10000), sound(8000), silence(20000)], (9016, 19656), (6016, 22656)),
+    "sound throughout": ([sound(9000)], (0, 8904), (0, 9000)),
+    "silence before": ([silence(10000), sound(8000)], (9016, 18000), (6016, 18000)),
+    "silence after": ([sound(8000), silence(10000)], (0, 9416), (0, 12416)),
+    "noise of -34.9 dB": ([sound(20000, 0.009), sound(8000), sound(20000, 0.009)], (824, 47304), (0, 48000)),
+    "noise of -35.1 dB": (
+        [sound(20000, 0.0088), sound(8000), sound(20000, 0.0088)],
+        (19256, 29384),
+        (16256, 32384),
+    ),
+    "a pause": (
+        [silence(9000), sound(4000), silence(9000), sound(4000, 0.02), silence(9000)],
+        (7992, 26824),
+        (4992, 29824),
+    ),
+    "a click alone": ([click(20000, 9000)], (7992, 10440), (4992, 13440)),
+    # Of the loudest frame the rest is no silence, but of the highest peak it is.
+    "a click before a murmur": ([click(9000, 10), sound(8000, 0.01), silence(9000)], (0, 2248), (0, 5248)),
+    "a click amid a murmur": (
+        [silence(5000), sound(3000, 0.01), click(9000, 10), sound(6000, 0.01)],
+        (3896, 9928),
+        (896, 12928),
+    ),
+    # librosa's floor of 1e-5 is less than 35 dB below.
+    "a whisper of 1e-4": ([silence(10000), sound(8000, 1e-4), silence(10000)], (0, 20168), (0, 23168)),
+    "shorter than a frame": ([silence(900), sound(40)], (0, 940), (0, 940)),
+    "exactly a frame": ([silence(2000), sound(48)], (824, 2048), (0, 2048)),
+    "one sample": ([sound(1)], (0, 1), (0, 1)),
+}
+
+
+def taken(audio: np.ndarray, rate: int) -> tuple[int, int]:
+    """First and end sample of the part that is kept."""
+    part = trim_silence(audio, rate)
+    start = (part.__array_interface__["data"][0] - audio.__array_interface__["data"][0]) // audio.itemsize
+    np.testing.assert_array_equal(part, audio[start : start + len(part)])
+    return start, start + len(part)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_part_kept_is_upstreams(shape):
+    parts, at_1000, at_16000 = SHAPES[shape]
+    audio = np.concatenate(parts)
+
+    assert (taken(audio, 1000), taken(audio, 16000)) == (at_1000, at_16000)
+
+
+@pytest.mark.parametrize(
+    ("name", "alone", "with_silence"),
+    [
+        ("female.wav", (0, 39040), (13696, 56960)),
+        ("female_2.wav", (0, 36480), (13184, 54912)),
+        ("male.wav", (0, 56960), (13696, 75392)),
+        ("male_2.wav", (0, 40960), (13696, 58496)),
+    ],
+)
+def test_of_the_trees_prompts_the_part_kept_is_upstreams(name, alone, with_silence):
+    check(PROMPTS / name, alone, with_silence)
+
+
+@pytest.mark.parametrize(
+    ("name", "alone", "with_silence"),
+    [
+        ("example_en.wav", (2956, 359763), (46988, 405108)),
+        ("flite_rms_prompt.wav", (0, 35840), (15232, 53376)),
+        ("reference_zh.wav", (128, 613760), (48256, 661888)),
+    ],
+)
+def test_of_recordings_the_part_kept_is_upstreams(shared_data, name, alone, with_silence):
+    check(shared_data / "audio" / name, alone, with_silence)
+
+
+def check(path, alone, with_silence):
+    """The recording as it is, and with a second of silence on each side."""
+    rate = soundfile.info(path).samplerate
+    audio = read_audio(path, rate)
+    padded = np.concatenate([silence(rate), audio, silence(rate)])
+
+    assert (taken(audio, rate), taken(padded, rate)) == (alone, with_silence)
+
+
+def test_silence_throughout_is_returned_whole():
+    assert len(trim_silence(silence(5000), RATE)) == 5000
+    assert len(trim_silence(silence(0), RATE)) == 0
