@@ -181,13 +181,16 @@ def test_the_second_generation_speaks_as_upstream_does_in_every_mode(
     sizes = StepSizes(kv_length=128)
     convert(Checkpoint.open(second_checkpoint), bundle, precisions=("fp32",), sizes=sizes)
     model, tts = load_upstream(second_checkpoint, max_length=sizes.kv_length), VoxCPM.from_bundle(bundle)
-    with cases(model, "(softly) the you and the world", patches=12, seed=0) as utterances:
+    with cases(model, "the you and the world", patches=12, seed=0) as utterances:
         assert [case.name for case in utterances] == [
             "zero-shot",
             "continuation",
             "reference",
             "reference and continuation",
+            "voice design",
+            "style control",
         ]
+        assert utterances[-1].text == "(a calm voice, slow)the you and the world"
         for case in utterances:
             found = compare_speech(tts, case, speak_upstream(model, case))
             assert found.patches == found.upstream_patches == 12

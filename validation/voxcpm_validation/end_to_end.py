@@ -15,9 +15,12 @@ import soundfile
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.control import controlled_text
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.upstream import is_second_generation, upstream_generate
+
+_CONTROL = "a calm voice, slow"
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -79,22 +82,26 @@ def cases(
     """Zero-shot, and continuation: of the given prompt, or else of what upstream itself just said (`prompt_text` then
     writes `text` as a transcript).
 
-    Where the generation has them, also a reference voice, and both together; both are the prompt's audio.
+    Where the generation has them, also a designed voice, a reference voice with and without a style, and a reference
+    together with a prompt; all audio is the prompt's.
     """
     zero_shot = Case("zero-shot", text, seed, patches=patches)
     with tempfile.TemporaryDirectory() as folder:
         if prompt_wav is None:
             prompt_wav, prompt_text = Path(folder) / "prompt.wav", prompt_text or text
-            spoken = speak_upstream(model, zero_shot)
-            soundfile.write(prompt_wav, spoken.audio, int(model.sample_rate), subtype="FLOAT")
-        spoken_with = [Case("continuation", text, seed + 1, prompt_wav, prompt_text, patches)]
+            prompt = speak_upstream(model, zero_shot)
+            soundfile.write(prompt_wav, prompt.audio, int(model.sample_rate), subtype="FLOAT")
+        spoken = [zero_shot, Case("continuation", text, seed + 1, prompt_wav, prompt_text, patches)]
         if is_second_generation(model):
             reference: dict[str, Any] = {"patches": patches, "reference_wav": prompt_wav}
-            spoken_with += [
+            controlled = controlled_text(text, _CONTROL, generation="voxcpm2", continues=False)
+            spoken += [
                 Case("reference", text, seed + 2, **reference),
                 Case("reference and continuation", text, seed + 3, prompt_wav, prompt_text, **reference),
+                Case("voice design", controlled, seed + 4, patches=patches),
+                Case("style control", controlled, seed + 5, **reference),
             ]
-        yield [zero_shot, *spoken_with]
+        yield spoken
 
 
 def speak_upstream(model: Any, case: Case) -> Spoken:
