@@ -18,14 +18,22 @@ from typing import Any
 import typer
 
 from voxcpm_constants.errors import MissingExtraError, VoxCPMError
-from voxcpm_runtime.commands import generate, inspect
+from voxcpm_runtime.commands.batch import batch
+from voxcpm_runtime.commands.inspect import inspect
+from voxcpm_runtime.commands.speak import clone, design, generate
 
 COMMAND_GROUP = "voxcpm_coreml.commands"
 PROGRAM = "voxcpm-coreml"
 INTERRUPTED = 130
 _USAGE_ERROR = 2
 
-_OWN: dict[str, Callable[..., None]] = {"generate": generate, "inspect": inspect}
+_OWN: dict[str, Callable[..., None]] = {
+    "generate": generate,
+    "design": design,
+    "clone": clone,
+    "batch": batch,
+    "inspect": inspect,
+}
 
 # A module that is missing -> the extra that brings it.
 _EXTRAS = {
@@ -99,6 +107,9 @@ def _run(arguments: list[str]) -> int:
         if not hasattr(error, "format_message"):
             raise
         return _complain(f"{error.format_message()} (see {PROGRAM} --help)", _USAGE_ERROR)
+    if result == INTERRUPTED:
+        # Ctrl-C, where typer makes an exit code of it by itself.
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 
 

@@ -15,6 +15,7 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import constant_shapes, write_constant
 from voxcpm_constants.manifest import Manifest, Source, record_folder
 from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models
+from voxcpm_runtime import cli, voxcpm
 
 HIDDEN, DIT, FEAT, PATCH, VOCABULARY = 8, 6, 4, 2, 120
 SIZES = StepSizes(kv_length=48, prefill_chunks=(1, 4, 16), encode_patches=(1, 4), vae_patches=(1, 3))
@@ -223,7 +224,7 @@ def decode() -> Callable[..., np.ndarray]:
     return fake_decode
 
 
-CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!? "
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?() "
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -282,3 +283,56 @@ def bundle_folder(
         files=record_folder(folder),
     ).write(folder)
     return folder
+
+
+@pytest.fixture
+def speaking(
+    bundle_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    models: dict[str, FakeStep],
+    network: FakeNetwork,
+) -> str:
+    """A bundle whose step models are the tiny ones, and which stops as soon as it may."""
+    monkeypatch.setattr(voxcpm, "load_step_models", lambda *_, **__: models)
+    network.stop_bias = np.array([-1e3, 0], np.float32)
+    return str(bundle_folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def batch(
+    speaking: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Writes the lines, speaks them into out/, and gives (exit code, standard output, standard error)."""
+
+    def run(lines: list[Any] | None, *options: str, name: str = "lines.jsonl") -> tuple[int, str, str]:
+        if lines is not None:
+            text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+            (folder / name).write_text(text, encoding="utf-8")
+        code = cli.main(["batch", speaking, name, "-o", "out", *options])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """How often a voice was opened."""
+    opened: list[Any] = []
+    from_bundle = voxcpm.VoxCPM.from_bundle
+
+    def counted(*arguments: Any, **options: Any) -> voxcpm.VoxCPM:
+        opened.append(arguments)
+        return from_bundle(*arguments, **options)
+
+    monkeypatch.setattr(voxcpm.VoxCPM, "from_bundle", counted)
+    return opened

@@ -34,7 +34,7 @@ def test_int8_is_preferred_and_any_precision_can_be_asked_for(bundle_folder):
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"), [("fp32", "it has fp16, int8"), ("int4", "must be one of fp16, int8, fp32")]
+    ("asked", "message"), [("fp32", "it has fp16, int8"), ("int2", "must be one of fp16, int8, int4, fp32")]
 )
 def test_an_absent_precision_is_refused_with_those_present(bundle_folder, asked, message):
     with pytest.raises(InputError, match=message):

@@ -1,0 +1,183 @@
+"""`inspect`: what a bundle is, what it can do, and a table of its step models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from voxcpm_runtime.commands.arguments import BundleArgument
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from voxcpm_constants.manifest import FileRecord, Manifest
+    from voxcpm_constants.step_models import StepModel
+
+MODES = {
+    "voxcpm": ("zero-shot", "continuation"),
+    "voxcpm2": ("zero-shot", "voice design", "style control", "reference", "continuation", "combined"),
+}
+"""What each generation speaks from: README.md has a command for each."""
+
+_SYSTEMS = {"macOS14": "macOS 14, iOS 17", "macOS15": "macOS 15, iOS 18"}
+_SHOWN_FIRST = ("checkpoint", "licence")
+_PER_TENSOR = {"inputs": "in", "outputs": "out"}
+_DIGEST_SHOWN = 16
+_LEGEND = "Sizes in MB. An axis a|b takes either length; compute is float16, in fp32 packages float32."
+
+
+def inspect(
+    bundle: BundleArgument = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The manifest's facts as JSON.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash every file as well.")] = False,
+) -> None:
+    """Tell what a bundle is: source, modes, precisions, and inputs, outputs and sizes of its step models."""
+    from voxcpm_constants.manifest import Manifest, check_files
+    from voxcpm_runtime.commands.opening import located
+
+    folder = located(bundle, None, shown=not as_json)
+    manifest = Manifest.read(folder)
+    check_files(folder, _files_here(bundle, folder, manifest), digests=verify)
+    facts = describe_manifest(manifest)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+    else:
+        _show(facts)
+
+
+def describe_manifest(manifest: Manifest) -> dict[str, Any]:
+    """What `inspect` shows, ready for JSON; sizes of files in bytes, rates in Hz."""
+    from voxcpm_constants.targets import package_form
+
+    a = manifest.architecture
+    return {
+        "architecture": a.architecture,
+        "modes": MODES[a.architecture],
+        "source": manifest.source.model_dump(),
+        "schema_version": manifest.schema_version,
+        "target": manifest.target,
+        "input_sample_rate": a.input_sample_rate,
+        "output_sample_rate": a.output_sample_rate,
+        "patch_seconds": a.patch_seconds,
+        "sizes": manifest.sizes.model_dump(),
+        "precisions": {precision: _bytes_below(manifest, precision) for precision in manifest.precisions},
+        "constants": _bytes_below(manifest, "constants"),
+        "tools": manifest.tools,
+        "step_models": {
+            name: {
+                **_tensors(model),
+                "functions": list(package_form(model, manifest.target).functions),
+                "bytes": _bytes_by_precision(manifest, name),
+            }
+            for name, model in manifest.step_models.items()
+        },
+    }
+
+
+def _files_here(bundle: str | None, folder: Path, manifest: Manifest) -> dict[str, FileRecord]:
+    """All files of the bundle; of one of the hub, those of the precision that was downloaded."""
+    from voxcpm_runtime.bundle import choose_precision
+
+    downloaded = bundle is not None and folder != Path(bundle).expanduser()
+    return manifest.files_of(choose_precision(folder, manifest, None)) if downloaded else manifest.files
+
+
+def _bytes_by_precision(manifest: Manifest, step_model: str) -> dict[str, int]:
+    """Of the package, without what Apple's compiler made of it on the converting machine."""
+    from voxcpm_constants.manifest import package_path
+
+    return {
+        precision: _bytes_below(manifest, str(package_path(precision, step_model)))
+        for precision in manifest.precisions
+    }
+
+
+def _bytes_below(manifest: Manifest, folder: str) -> int:
+    return sum(record.bytes for path, record in manifest.files.items() if path.startswith(f"{folder}/"))
+
+
+def _tensors(model: StepModel) -> dict[str, dict[str, Any]]:
+    kinds = {"inputs": model.inputs, "outputs": model.outputs, "state": model.state}
+    return {
+        kind: {t.name: [*t.shape, t.dtype] for t in tensors} for kind, tensors in kinds.items() if tensors
+    }
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    for name, fact in _lines(facts):
+        lines.add_row(name, fact)
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(lines, "", _table(facts), _LEGEND, sep="\n")
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    source, sizes = facts["source"], facts["sizes"]
+    yield facts["architecture"], f"from {source['checkpoint']} ({source['licence']})"
+    for name, value in source.items():
+        if name not in _SHOWN_FIRST and value:
+            yield name, _spelled({name: value}).partition(" ")[2]
+    yield "modes", _spelled(facts["modes"])
+    yield "target", _SYSTEMS.get(facts["target"], facts["target"])
+    yield "audio", f"{facts['input_sample_rate']} Hz in, {facts['output_sample_rate']} Hz out"
+    yield "patch", f"{facts['patch_seconds'] * 1000:.0f} ms"
+    yield "positions", f"{sizes['kv_length']}, in chunks of {_spelled(sizes['prefill_chunks'])}"
+    yield "precisions", _spelled({name: _megabytes(size, "MB") for name, size in facts["precisions"].items()})
+    yield "constants", _megabytes(facts["constants"], "MB")
+    yield "tools", _spelled(facts["tools"])
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(
+            # A digest is recognised by its beginning; --json has all of it.
+            f"{key} {item[:_DIGEST_SHOWN] + '…' if key == 'sha256' else _spelled(item)}"
+            for key, item in value.items()
+        )
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_spelled, value))
+    return str(value)
+
+
+def _table(facts: dict[str, Any]) -> Table:
+    """A row for each step model, and below it one for each input and output and one for its state."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("step model", "shape", "dtype"):
+        table.add_column(column, overflow="fold")
+    for precision in facts["precisions"]:
+        table.add_column(precision, justify="right", no_wrap=True)
+    for name, model in facts["step_models"].items():
+        table.add_row(name, "", "", *(_megabytes(size) for size in model["bytes"].values()), style="bold")
+        for row in _tensor_rows(model):
+            table.add_row(*row)
+    return table
+
+
+def _tensor_rows(model: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for kind, word in _PER_TENSOR.items():
+        for name, (*shape, dtype) in model[kind].items():
+            yield f"  {word:<5} {name}", _shape(shape), dtype
+    if state := model.get("state"):
+        shapes = list(dict.fromkeys(_shape(shape) for *shape, _ in state.values()))
+        *_, dtype = next(iter(state.values()))
+        yield f"  state {len(state)} tensors", " … ".join(dict.fromkeys((shapes[0], shapes[-1]))), dtype
+    if len(functions := model["functions"]) > 1:
+        yield from ((f"  func  {name}", "", "") for name in functions)
+
+
+def _shape(shape: list[int | list[int] | tuple[int, ...]]) -> str:
+    return "×".join(str(axis) if isinstance(axis, int) else "|".join(map(str, axis)) for axis in shape)
+
+
+def _megabytes(size: int, unit: str = "") -> str:
+    return f"{size / 1e6:.1f} {unit}".strip()

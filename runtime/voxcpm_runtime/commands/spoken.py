@@ -1,0 +1,68 @@
+"""`spoken.jsonl`: which line of a batch each file in its folder was made from, so that a later run can go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from voxcpm_constants.errors import InputError
+
+RECORD_FILE = "spoken.jsonl"
+
+
+class Spoken(BaseModel):
+    """One utterance that was spoken; the last one of a file is what the file holds."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    line: int
+    output: str
+    """POSIX path below the folder."""
+    digest: str
+    """Of what the speech followed from (`Utterance.digest`)."""
+    seed: int
+    """The seed that made it, a fresh one where the line had none."""
+    seconds: float
+    """Of speech."""
+    samples: int
+
+
+class Record:
+    """The record of a folder. Raises InputError where it can be neither read nor written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / RECORD_FILE
+        try:
+            # Opened for writing now: nothing is spoken that could not be recorded.
+            with self._path.open("ab+") as file:
+                file.seek(0)
+                content = file.read()
+                if content and not content.endswith(b"\n"):
+                    # A run was killed within a line.
+                    file.write(b"\n")
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be written ({error.strerror or error})") from None
+        self._digests = {entry.output: entry.digest for entry in map(_entry, content.splitlines()) if entry}
+
+    def digest(self, output: str) -> str | None:
+        """Of the utterance that a file was made from; None for a file that is not on record."""
+        return self._digests.get(output)
+
+    def add(self, entry: Spoken) -> None:
+        """Raises InputError when it cannot be written."""
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry.model_dump()) + "\n")
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be written ({error.strerror or error})") from None
+        self._digests[entry.output] = entry.digest
+
+
+def _entry(line: bytes) -> Spoken | None:
+    """None for what is no whole entry: its file counts as not on record."""
+    try:
+        return Spoken.model_validate_json(line)
+    except ValidationError:
+        return None

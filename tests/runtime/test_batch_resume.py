@@ -1,0 +1,137 @@
+"""A batch that is run again: what is there, what is missing, what has changed."""
+
+import numpy as np
+import pytest
+import soundfile
+
+
+def recording(path, seed):
+    soundfile.write(path, np.random.default_rng(seed).uniform(-0.5, 0.5, 100), 1000, subtype="FLOAT")
+
+
+def test_the_models_are_loaded_once_and_only_when_something_is_left(batch, loads):
+    batch(["one.", "two.", "three."], name="lines.txt")
+    assert len(loads) == 1
+
+    code, out, _ = batch(None, name="lines.txt")
+
+    assert (code, len(loads)) == (0, 1)
+    assert out == "0 spoken, 3 skipped (already there), 0 failed\n"
+
+
+def test_a_second_run_speaks_what_failed_is_missing_or_has_changed(batch, folder):
+    lines = [{"text": "one."}, {"text": "two."}, {"text": "three."}, {"text": "four.", "cfg_value": 20}]
+    batch(lines)
+    before = {path.name: path.read_bytes() for path in (folder / "out").glob("*.wav")}
+    (folder / "out" / "output_002.wav").unlink()
+    lines[2]["text"], lines[3]["cfg_value"] = "other.", 2
+
+    code, out, err = batch(lines)
+
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "3 spoken, 1 skipped (already there), 0 failed"
+    assert (folder / "out" / "output_001.wav").read_bytes() == before["output_001.wav"]
+    assert (folder / "out" / "output_003.wav").read_bytes() != before["output_003.wav"]
+    assert batch(lines)[1].startswith("0 spoken, 4 skipped")
+
+
+@pytest.mark.parametrize(
+    "options", [["--seed", "9"], ["--cfg-value", "1.5"], ["--precision", "fp16"], ["--temperature", "0.5"]]
+)
+def test_a_file_made_with_other_arguments_is_made_again(batch, options):
+    batch(["one."], name="lines.txt")
+
+    assert batch(None, *options, name="lines.txt")[1].splitlines()[-1].startswith("1 spoken")
+    assert batch(None, *options, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
+
+
+def test_a_file_made_with_another_recording_of_the_same_name_is_made_again(batch, folder):
+    recording(folder / "a.wav", 1)
+    line = {"text": "one.", "prompt": "a.wav", "prompt_text": "so."}
+    batch([line])
+    assert batch([line])[1].startswith("0 spoken, 1 skipped")
+
+    recording(folder / "a.wav", 2)
+
+    assert batch([line])[1].splitlines()[-1].startswith("1 spoken")
+
+
+def test_a_line_that_moved_into_anothers_number_is_not_taken_for_it(batch, folder):
+    batch(["one.", "two."], "--seed", "3", name="lines.txt")
+    one, two = (path.read_bytes() for path in sorted((folder / "out").glob("*.wav")))
+
+    batch(["new.", "one.", "two."], "--seed", "3", name="lines.txt")
+
+    new, *moved = (path.read_bytes() for path in sorted((folder / "out").glob("*.wav")))
+    assert moved == [one, two]
+    assert new not in moved
+
+
+def test_a_named_file_is_known_on_whatever_line_it_stands(batch):
+    line = {"text": "one.", "output": "one.wav"}
+    batch([line])
+
+    assert batch(["", "", line])[1].startswith("0 spoken, 1 skipped")
+
+
+def test_overwrite_speaks_again(batch):
+    batch(["one."], name="lines.txt")
+
+    assert batch(None, "--overwrite", name="lines.txt")[1].splitlines()[-1].startswith("1 spoken, 0 skipped")
+
+
+def test_a_file_that_no_batch_made_is_left_alone(batch, folder):
+    (folder / "out").mkdir()
+    mine = folder / "out" / "output_001.wav"
+    mine.write_bytes(b"mine")
+
+    code, out, err = batch(["one.", "two."], name="lines.txt")
+
+    assert code == 1
+    assert "line 1: out/output_001.wav is there, but spoken.jsonl does not say what from" in err
+    assert mine.read_bytes() == b"mine"
+    assert out.splitlines()[-1].startswith("1 spoken, 0 skipped (already there), 1 failed")
+    assert batch(None, "--overwrite", name="lines.txt")[0] == 0
+
+
+def test_a_record_cut_short_is_gone_on_with(batch, folder):
+    batch(["one.", "two."], name="lines.txt")
+    path = folder / "out" / "spoken.jsonl"
+    path.write_bytes(b"garbage\n" + path.read_bytes() + b'{"line": 3, "outp')
+
+    code, out, _ = batch(["one.", "two.", "three."], name="lines.txt")
+
+    assert (code, out.splitlines()[-1]) == (0, "1 spoken, 2 skipped (already there), 0 failed")
+    assert batch(None, name="lines.txt")[1].startswith("0 spoken, 3 skipped")
+
+
+def test_ctrl_c_keeps_what_is_finished(batch, folder, models):
+    """Interrupted in the third utterance; the same command then speaks it and the fourth."""
+    velocity = models["locdit_step"].function
+
+    def interrupted(inputs, state):
+        if len(list((folder / "out").glob("*.wav"))) == 2:
+            raise KeyboardInterrupt
+        return velocity(inputs, state)
+
+    models["locdit_step"].function = interrupted
+    code, out, err = batch(["one.", "two.", "three.", "four."], name="lines.txt")
+    models["locdit_step"].function = velocity
+
+    assert (code, err) == (130, "error: interrupted\n")
+    assert (
+        out.splitlines()[-1]
+        == "2 spoken, 0 skipped (already there), 0 failed, 2 left: the same command goes on"
+    )
+    assert len(list((folder / "out").iterdir())) == 3
+    assert batch(None, name="lines.txt")[1].splitlines()[-1].startswith("2 spoken, 2 skipped")
+
+
+def test_a_record_that_cannot_be_written_is_refused_before_any_line_is_spoken(batch, folder, loads):
+    (folder / "out" / "spoken.jsonl").mkdir(parents=True)
+
+    code, _, err = batch(["one."], name="lines.txt")
+
+    assert code == 2
+    assert err.startswith("error: out/spoken.jsonl: cannot be written")
+    assert not loads

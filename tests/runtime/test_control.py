@@ -1,0 +1,71 @@
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.control import controlled_text
+
+
+def written(text, control):
+    return controlled_text(text, control, generation="voxcpm2", continues=False)
+
+
+@pytest.fixture(scope="module")
+def upstreams_cli():
+    """Upstream's `cli.py` by itself: importing its package would import torch."""
+    package = importlib.util.find_spec("voxcpm")
+    if package is None:
+        pytest.skip("needs upstream's voxcpm")
+    path = Path(package.origin).with_name("cli.py")
+    spec = importlib.util.spec_from_file_location("upstreams_cli", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("text", ["Hello.", " Hello.", "(slow) Hello.", "你好"])
+@pytest.mark.parametrize("control", [None, "", " \n", "warm, slow", "  warm ", "warm (a bit) voice", "温柔"])
+def test_a_control_is_written_as_upstream_does(upstreams_cli, text, control):
+    assert written(text, control) == upstreams_cli.build_final_text(text, control)
+
+
+@pytest.mark.parametrize("control", ["(warm)", " ( warm ) ", "（warm）", "((warm))", "（(warm)）"])
+def test_parentheses_around_a_control_are_not_doubled(control):
+    assert written("Hello.", control) == "(warm)Hello."
+
+
+def test_parentheses_around_each_half_are_not_around_all_of_it():
+    assert written("Hello.", "(warm) (slow)") == "((warm) (slow))Hello."
+
+
+@pytest.mark.parametrize("control", ["()", "（ ）", "(())"])
+def test_empty_parentheses_are_no_control(control):
+    assert written("Hello.", control) == "Hello."
+
+
+@pytest.mark.parametrize("control", ["warm) loud", "(warm", "warm（", ")warm(", "(warm))"])
+def test_a_parenthesis_without_a_partner_is_refused(control):
+    with pytest.raises(InputError, match="has no partner") as caught:
+        written("Hello.", control)
+
+    assert repr(control) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_earlier_generation_has_no_control():
+    with pytest.raises(InputError, match=r"control \(voice design, style control\) needs VoxCPM2"):
+        controlled_text("Hello.", "warm", generation="voxcpm", continues=False)
+
+    assert controlled_text("Hello.", " ", generation="voxcpm", continues=False) == "Hello."
+
+
+def test_a_control_and_a_prompt_exclude_each_other():
+    with pytest.raises(InputError, match="control cannot be used together with a prompt"):
+        controlled_text("Hello.", "warm", generation="voxcpm2", continues=True)
+
+    assert controlled_text("Hello.", None, generation="voxcpm2", continues=True) == "Hello."
+
+
+def test_a_text_without_words_stays_one():
+    assert written(" ", "warm") == " "

@@ -1,0 +1,257 @@
+"""`generate`, `design` and `clone`: which arguments make which mode, against the library's call of it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_runtime import cli
+from voxcpm_runtime.commands.arguments import Knobs
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.voxcpm import VoxCPM
+
+second_generation = pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
+first_generation = pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory, with two recordings and a transcript."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    rng = np.random.default_rng(0)
+    for name in ("prompt.wav", "voice.wav"):
+        soundfile.write(name, rng.uniform(-0.5, 0.5, 100), 1000, subtype="FLOAT")
+    (folder / "prompt.txt").write_text("so it is.\n", encoding="utf-8")
+    return folder
+
+
+def spoken(command, bundle, *options):
+    """Samples of the command's file, int16."""
+    given = [*command.split(), bundle, *options, "--seed", "3", "--quiet", "-o", "spoken.wav"]
+    assert cli.main(given) == 0
+    samples, _ = soundfile.read("spoken.wav", dtype="int16")
+    return samples
+
+
+def expected(bundle, *arguments, **options):
+    audio = VoxCPM.from_bundle(bundle).generate(*arguments, seed=3, **options)
+    return np.round(np.clip(audio, -1, 1) * 32767)
+
+
+PROMPT = ["--prompt", "prompt.wav", "--prompt-text", "so it is."]
+REFERENCE = ["--reference", "voice.wav"]
+CONTROL = ["--control", " low, slow "]
+
+MODES = {
+    "zero-shot": ([], ["hello."], ["generate", "design"]),
+    "voice design": (CONTROL, ["(low, slow)hello."], ["generate", "design"]),
+    "reference": (REFERENCE, ["hello.", None, None, "voice.wav"], ["generate", "clone"]),
+    "style control": (
+        [*REFERENCE, *CONTROL],
+        ["(low, slow)hello.", None, None, "voice.wav"],
+        ["generate", "clone"],
+    ),
+    "continuation": (PROMPT, ["hello.", "prompt.wav", "so it is."], ["generate", "clone"]),
+    "combined": (
+        [*PROMPT, *REFERENCE],
+        ["hello.", "prompt.wav", "so it is.", "voice.wav"],
+        ["generate", "clone"],
+    ),
+}
+
+
+@second_generation
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("mode", "command"), [(mode, command) for mode, (*_, commands) in MODES.items() for command in commands]
+)
+def test_each_mode_is_one_command(speaking, mode, command):
+    options, arguments, _ = MODES[mode]
+
+    np.testing.assert_array_equal(
+        spoken(command, speaking, "--text", "hello.", *options), expected(speaking, *arguments)
+    )
+
+
+@second_generation
+@pytest.mark.usefixtures("folder")
+def test_no_two_modes_sound_the_same(speaking):
+    """Else the test above would not tell them apart."""
+    speeches = {expected(speaking, *arguments).tobytes() for _, arguments, _ in MODES.values()}
+
+    assert len(speeches) == len(MODES)
+
+
+@first_generation
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("command", ["generate", "clone"])
+def test_the_first_generation_continues(speaking, command):
+    np.testing.assert_array_equal(
+        spoken(command, speaking, "--text", "hello.", *PROMPT),
+        expected(speaking, "hello.", "prompt.wav", "so it is."),
+    )
+
+
+@second_generation
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--text", "hello.", "--prompt", "prompt.wav", "--prompt-file", "prompt.txt", *REFERENCE],
+        ["-t", "hello.", "-pa", "prompt.wav", "-pt", "so it is.", "-ra", "voice.wav"],
+        [
+            "-t",
+            "hello.",
+            "--prompt-audio=prompt.wav",
+            "--prompt-text=so it is.",
+            "--reference-audio=voice.wav",
+        ],
+    ],
+)
+def test_upstreams_spellings_and_a_transcript_from_a_file(speaking, options):
+    np.testing.assert_array_equal(
+        spoken("clone", speaking, *options),
+        expected(speaking, "hello.", "prompt.wav", "so it is.", "voice.wav"),
+    )
+
+
+KNOBS = {
+    "cfg_value": (["--cfg-value", "1.5"], 1.5),
+    "inference_timesteps": (["--inference-timesteps", "3"], 3),
+    "temperature": (["--temperature", "0.5"], 0.5),
+    "sway_sampling_coef": (["--sway-sampling-coef", "0"], 0.0),
+    "use_cfg_zero_star": (["--no-cfg-zero-star"], False),
+    "min_len": (["--min-len", "5"], 5),
+    "max_len": (["--max-len", "3"], 3),
+    "retry_badcase": (["--no-retry"], False),
+    "retry_badcase_max_times": (["--retry-times", "2"], 2),
+    "retry_badcase_ratio_threshold": (["--retry-ratio", "0.5"], 0.5),
+    "normalize": (["--normalize"], True),
+    "trim_silence_vad": (["--trim-silence"], True),
+}
+
+
+def test_every_generation_option_is_an_option_with_the_same_default():
+    fields = {field.name: field.default for field in dataclasses.fields(GenerationOptions)}
+
+    assert {field.name: field.default for field in dataclasses.fields(Knobs)} == fields
+    assert KNOBS.keys() == fields.keys()
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", KNOBS)
+def test_each_option_reaches_the_library(speaking, monkeypatch, name):
+    options, value = KNOBS[name]
+    given = {}
+
+    def told(self, text, *_, **arguments):
+        given.update(arguments)
+        return speak(self, text, *_, **arguments | {"normalize": False})
+
+    speak = VoxCPM.speak
+    monkeypatch.setattr(VoxCPM, "speak", told)
+
+    spoken("generate", speaking, "--text", "hello.", *options)
+
+    plain = {field.name: field.default for field in dataclasses.fields(GenerationOptions)}
+    assert {key: given[key] for key in plain} == plain | {name: value}
+
+
+REFUSALS = [
+    # What no bundle can do.
+    (
+        "generate",
+        ["--text", "a", *PROMPT, "--prompt-file", "prompt.txt"],
+        "one of --prompt-text and --prompt-file",
+    ),
+    (
+        "generate",
+        ["--text", "a", *PROMPT[:2]],
+        "audio without the transcript (--prompt-text or --prompt-file)",
+    ),
+    ("generate", ["--text", "a", *PROMPT[2:]], "transcript without the audio (--prompt)"),
+    ("generate", ["--text", "a", "--prompt-file", "prompt.txt"], "transcript without the audio"),
+    ("generate", ["--text", "a", *PROMPT[:2], "--prompt-file", "nowhere.txt"], "nowhere.txt: cannot be read"),
+    (
+        "generate",
+        ["--text", "a", *PROMPT[:2], "--prompt-file", "voice.wav"],
+        "voice.wav: expected UTF-8 text",
+    ),
+    ("generate", ["--text", "a", "--temperature", "-1"], "temperature must be"),
+    ("generate", ["--text", "a", "--sway-sampling-coef", "9"], "sway_sampling_coef must be"),
+    ("generate", ["--text", "a", "--retry-times", "0"], "retry_badcase_max_times must be"),
+    ("generate", ["--text", "a", "--retry-ratio", "0"], "retry_badcase_ratio_threshold must be"),
+    ("design", ["--text", "a", *REFERENCE], "takes no recording, got --reference; use clone"),
+    ("design", ["--text", "a", "-pa", "prompt.wav", "-pt", "x"], "got --prompt, --prompt-text; use clone"),
+    ("design", ["--text", "a", "--prompt-file", "prompt.txt"], "got --prompt-file; use clone"),
+    ("clone", ["--text", "a"], "clone needs a recording: --reference, or --prompt"),
+    ("clone", ["--text", "a", *CONTROL], "clone needs a recording"),
+    ("clone", ["--text", "a", *PROMPT[:2]], "audio without the transcript"),
+    ("clone", [*REFERENCE], "expected one of --text and --text-file"),
+]
+
+
+@pytest.mark.parametrize(("command", "options", "message"), REFUSALS)
+def test_what_no_bundle_can_do_is_refused_before_one_is_opened(folder, capsys, command, options, message):
+    refused("nowhere", folder, capsys, command, options, message)
+
+
+@second_generation
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ("generate", ["--text", "a", *PROMPT, *CONTROL], "control cannot be used together with a prompt"),
+        ("clone", ["--text", "a", *PROMPT, *REFERENCE, *CONTROL], "control cannot be used together"),
+        ("design", ["--text", "a", "--control", "low) high"], "has no partner"),
+        ("design", ["--text", " ", *CONTROL], "the text is empty"),
+        ("clone", ["--text", "a", "--reference", "nowhere.wav"], "no such file"),
+    ],
+)
+def test_what_the_second_generation_cannot_do(bundle_folder, folder, capsys, command, options, message):
+    """Before its step models, which this bundle has none of, are loaded."""
+    refused(str(bundle_folder), folder, capsys, command, options, message)
+
+
+@first_generation
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ("generate", ["--text", "a", *CONTROL], "control (voice design, style control) needs VoxCPM2"),
+        ("design", ["--text", "a", *CONTROL], "voice design needs VoxCPM2"),
+        ("design", ["--text", "a"], "voice design needs VoxCPM2"),
+        ("clone", ["--text", "a", *REFERENCE, *CONTROL], "needs VoxCPM2"),
+        ("generate", ["--text", "a", *REFERENCE], "a reference voice needs VoxCPM2"),
+        ("clone", ["--text", "a", *REFERENCE, *PROMPT], "a reference voice needs VoxCPM2"),
+    ],
+)
+def test_what_the_first_generation_lacks_is_named(bundle_folder, folder, capsys, command, options, message):
+    """Before its step models, which this bundle has none of, are loaded."""
+    refused(str(bundle_folder), folder, capsys, command, options, message)
+
+
+def refused(bundle, folder, capsys, command, options, message):
+    before = set(folder.iterdir())
+
+    assert cli.main([command, bundle, *options]) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert set(folder.iterdir()) == before
+
+
+def test_help_shows_each_command_its_own_options(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = {}
+    for command in ("generate", "design", "clone"):
+        assert cli.main([command, "--help"]) == 0
+        shown[command] = capsys.readouterr().out
+
+    assert all("--control" in text and "--temperature" in text for text in shown.values())
+    assert "--reference-audio" in shown["clone"]
+    assert "--reference" not in shown["design"]
