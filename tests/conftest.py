@@ -9,6 +9,7 @@ import pytest
 from filelock import FileLock
 
 from voxcpm_constants.step_models import Precision, StepSizes
+from voxcpm_constants.targets import Target
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -52,6 +53,13 @@ def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory,
     return _once(
         tmp_path_factory, worker_id, "bundle-tiny", _convert(tiny_checkpoint, StepSizes(kv_length=128))
     )
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle_15(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """As `tiny_bundle`, for macOS 15."""
+    make = _convert(tiny_checkpoint, StepSizes(kv_length=128), ("fp16", "int8"), "macOS15")
+    return _once(tmp_path_factory, worker_id, "bundle-tiny-15", make)
 
 
 @pytest.fixture(scope="session")
@@ -116,12 +124,18 @@ def _synthesize(preset: str) -> Callable[[Path], object]:
     return make
 
 
-def _convert(checkpoint: Path, sizes: StepSizes) -> Callable[[Path], object]:
+def _convert(
+    checkpoint: Path,
+    sizes: StepSizes,
+    precisions: tuple[Precision, ...] = ("fp16", "int8", "fp32"),
+    target: Target = "macOS14",
+) -> Callable[[Path], object]:
     from voxcpm_conversion.checkpoint import Checkpoint
     from voxcpm_conversion.convert import convert
 
-    precisions: tuple[Precision, ...] = ("fp16", "int8", "fp32")
-    return lambda bundle: convert(Checkpoint.open(checkpoint), bundle, precisions=precisions, sizes=sizes)
+    return lambda bundle: convert(
+        Checkpoint.open(checkpoint), bundle, precisions=precisions, sizes=sizes, target=target
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepModel
+from voxcpm_constants.step_models import BASE_LM_STEP, RESIDUAL_LM_STEP, STEP_MODEL_NAMES, StepModel
 from voxcpm_runtime.backends import load_step_models
 from voxcpm_runtime.bundle import open_bundle
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -31,7 +31,17 @@ def _inputs(declared: StepModel, chunk: int, generator: np.random.Generator) -> 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 @pytest.mark.parametrize("name", STEP_MODEL_NAMES)
 def test_step_model_at_every_chunk_length(tiny_bundle: Path, precision: str, name: str) -> None:
-    bundle = open_bundle(tiny_bundle, precision)
+    _agrees_at_every_chunk_length(tiny_bundle, precision, name)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("name", [BASE_LM_STEP, RESIDUAL_LM_STEP])
+def test_functions_and_states_of_macos_15(tiny_bundle_15: Path, precision: str, name: str) -> None:
+    _agrees_at_every_chunk_length(tiny_bundle_15, precision, name)
+
+
+def _agrees_at_every_chunk_length(folder: Path, precision: str, name: str) -> None:
+    bundle = open_bundle(folder, precision)
     declared = bundle.manifest.step_models[name]
     models = [load_step_models(bundle, backend, names=[name])[name] for backend in ("coreml", "portable")]  # type: ignore[arg-type]
     generator = np.random.default_rng(0)

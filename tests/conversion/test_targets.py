@@ -30,12 +30,9 @@ TEXT = "the you and the world and all that is in it"
 LM_STEPS = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 
 
-@pytest.fixture(scope="module")
-def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("macos15") / "bundle"
-    checkpoint = Checkpoint.open(tiny_checkpoint)
-    convert(checkpoint, folder, precisions=["fp16", "int8"], sizes=SIZES, target="macOS15")
-    return folder
+@pytest.fixture
+def bundle(tiny_bundle_15: Path) -> Path:
+    return tiny_bundle_15
 
 
 def _description(package: Path) -> object:

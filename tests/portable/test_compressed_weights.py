@@ -75,27 +75,18 @@ IN_BLOCKS = [
 ]
 
 
+@pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize(("dtype", "scales", "offset"), IN_BLOCKS)
-def test_one_row_by_a_weight_in_blocks_keeps_its_bits(
-    later_lab: Any, rng: np.random.Generator, dtype: str, scales: tuple[int, int], offset: bool
+def test_weights_in_blocks_keep_their_bits(
+    later_lab: Any, rng: np.random.Generator, dtype: str, scales: tuple[int, int], offset: bool, rows: int
 ) -> None:
-    weight, x = Weight(rng, dtype, (48, 128), scales, offset), rng.standard_normal((1, 1, 128), np.float32)
-    assert relative_error(linear(later_lab, weight, x), x @ weight.dense.T) < ACTIVATION_NOISE
-    assert b"MatMulNBits" in nodes(later_lab)
-
-
-@pytest.mark.parametrize(("dtype", "scales", "offset"), IN_BLOCKS)
-def test_several_rows_by_a_weight_in_blocks(
-    later_lab: Any, rng: np.random.Generator, dtype: str, scales: tuple[int, int], offset: bool
-) -> None:
-    """4 bits become 8 with a scale a channel, in an integer product of whole rows."""
     weight = Weight(rng, dtype, (48, 128), scales, offset)
     # Rows of different size: one scale for all of them would lose the small ones.
-    x = (rng.standard_normal((2, 5, 128)) * np.logspace(-3, 1, 5)[:, None]).astype(np.float32)
+    x = (rng.standard_normal((1, rows, 128)) * np.logspace(-3, 1, rows)[:, None]).astype(np.float32)
     result, expected = linear(later_lab, weight, x), x @ weight.dense.T
-    for row in np.ndindex(2, 5):
-        assert relative_error(result[row], expected[row]) < 2 * ACTIVATION_NOISE
-    assert (b"DynamicQuantizeMatMul" in nodes(later_lab)) == (dtype in ("int4", "uint4"))
+    for row in range(rows):
+        assert relative_error(result[0, row], expected[0, row]) < ACTIVATION_NOISE
+    assert b"MatMulNBits" in nodes(later_lab)
 
 
 @pytest.mark.parametrize("offset", [False, True])
@@ -150,7 +141,7 @@ def test_matmul_of_an_untransposed_weight_in_blocks(
         return later_lab.mb.matmul(x=x, y=later_lab.mb.constexpr_blockwise_shift_scale(**weight.arguments))
 
     (result,) = later_lab.run(build, {"x": x}, "matmul")
-    assert relative_error(result, x @ weight.dense) < 2 * ACTIVATION_NOISE
+    np.testing.assert_allclose(result, x @ weight.dense, rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.parametrize(
