@@ -101,6 +101,8 @@ def cases(
                 Case("voice design", controlled, seed + 4, patches=patches),
                 Case("style control", controlled, seed + 5, **reference),
             ]
+        # Whoever goes on without upstream is to have its memory.
+        del model
         yield spoken
 
 
