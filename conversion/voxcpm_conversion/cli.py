@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ from voxcpm_constants.step_models import PRECISIONS, STEP_MODEL_NAMES, StepSizes
 from voxcpm_constants.targets import TARGETS, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.compilation import can_compile
+from voxcpm_conversion.convert import Report
 from voxcpm_conversion.convert import convert as convert_checkpoint
 
 
@@ -62,20 +65,7 @@ def convert(
         console.print(f"config.json: ignored unknown keys {', '.join(ignored)}")
     for remark in opened.lora.remarks() if opened.lora else ():
         console.print(remark)
-    with Progress(
-        TextColumn("{task.description:>18}"), BarColumn(), TextColumn("{task.fields[stage]}"), TimeElapsedColumn(),
-        console=console,
-    ) as progress:  # fmt: skip
-        tasks: dict[str, TaskID] = {}
-
-        def report(model: str, stage: str, done: int, total: int) -> None:
-            if model not in tasks:
-                for finished in tasks.values():
-                    progress.update(finished, stage="done", total=1, completed=1)
-                    progress.stop_task(finished)
-                tasks[model] = progress.add_task(model, stage="", total=None)
-            progress.update(tasks[model], stage=stage, total=total or None, completed=done)
-
+    with _progress(console) as report:
         manifest = convert_checkpoint(
             opened,
             output,
@@ -99,6 +89,31 @@ def convert(
         f"{output}: {len(STEP_MODEL_NAMES)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "
         f"{size / 1e6:.0f} MB, {sizes.kv_length} positions"
     )
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Report]:
+    """A bar a step model. It begins with the first report, so that an error before any work is one line."""
+    progress = Progress(
+        TextColumn("{task.description:>18}"), BarColumn(), TextColumn("{task.fields[stage]}"), TimeElapsedColumn(),
+        console=console,
+    )  # fmt: skip
+    tasks: dict[str, TaskID] = {}
+
+    def report(model: str, stage: str, done: int, total: int) -> None:
+        progress.start()
+        if model not in tasks:
+            for finished in tasks.values():
+                progress.update(finished, stage="done", total=1, completed=1)
+                progress.stop_task(finished)
+            tasks[model] = progress.add_task(model, stage="", total=None)
+        progress.update(tasks[model], stage=stage, total=total or None, completed=done)
+
+    try:
+        yield report
+    finally:
+        if tasks:
+            progress.stop()
 
 
 def _target(asked: str) -> Target:

@@ -237,6 +237,8 @@ def test_the_command_speaks_for_itself_alone(tiny_checkpoint: Path, tmp_path: Pa
         (["{checkpoint}", "-o", "b", "--precision", "fp8"], "expected one of fp16, int8, int4, fp32"),
         (["{checkpoint}", "-o", "b", "--max-length", "0"], "at least 1 position"),
         (["{other}", "-o", "b"], "lm_config"),
+        (["{checkpoint}", "-o", "b", "--target", "ios19"], "expected one of macos14, macos15"),
+        (["{checkpoint}", "-o", "b", "--precision", "int4"], "int4 needs --target macos15"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
