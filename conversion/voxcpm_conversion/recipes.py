@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.step_models import Precision
+from voxcpm_constants.step_models import LOCDIT_STEP, Precision
 from voxcpm_constants.targets import TARGETS, Target
 
 Format = Literal["fp16", "int8", "int4"]
@@ -49,8 +49,10 @@ RECIPES: dict[Precision, Recipe] = {
         "macOS15",
         "int8",
         (
-            # A twelfth of a layer, and the noise of a fifth: values are added up as they are, scores are not.
-            Rule("*", "*_v_proj_weight", "int8"),
+            # It runs nine times a patch, and its errors add up on the way from noise; with 8 bits it is faster, too.
+            Rule(LOCDIT_STEP, "*", "int8"),
+            # A tenth of a layer where queries share keys, and a third of its noise (TRIALS.md).
+            Rule("*", "*_self_attn_[kvo]_proj_weight", "int8"),
             Rule("*", "*_layers_*_weight", "int4"),
         ),
     ),
@@ -63,8 +65,8 @@ def chosen_format(precision: Precision, step_model: str, weight: str, shape: tup
     recipe = RECIPES[precision]
     for rule in recipe.rules:
         if fnmatchcase(step_model, rule.step_model) and fnmatchcase(weight, rule.weight):
-            break_into_blocks = len(shape) == 2 and shape[1] % BLOCK == 0
-            return rule.format if rule.format != "int4" or break_into_blocks else "int8"
+            in_blocks = len(shape) == 2 and shape[1] % BLOCK == 0
+            return rule.format if rule.format != "int4" or in_blocks else "int8"
     return recipe.default
 
 

@@ -32,10 +32,8 @@ SENSITIVE = (
     "*quantizer_out_proj*",
     "projection_weight",
     "encoder_in_proj_weight",
-    "dit_in_proj_weight",
-    "dit_cond_proj_weight",
-    "dit_out_proj_weight",
-    "dit_*time_mlp_*",
+    "*_[kvo]_proj_weight",
+    "dit_*",
     "network_*",
 )
 

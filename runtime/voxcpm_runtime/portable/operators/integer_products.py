@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-from onnx import TensorProto
 
 from voxcpm_runtime.portable.graph import CONTRIB, Call
 from voxcpm_runtime.portable.package import Blob
@@ -58,16 +56,6 @@ class _Channelwise:
         value = value if self.transposed == transposed else call.emit("Transpose", value, perm=[1, 0])
         return call.emit("BitwiseXor", value, call.scalar(_TOP_BITS[8], np.uint8))
 
-    def factor(self, call: Call) -> _Factor:
-        return _Factor(self.stored(call, transposed=False), call.graph.constant(self.scales, np.float32))
-
-
-class _Factor(NamedTuple):
-    """A weight of an integer product: uint8 (rows, columns) with zero point 128, and scales (columns,), ONNX names."""
-
-    data: str
-    scales: str
-
 
 def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
     """X · W with W kept at 8 or 4 bits; None when W is not a weight that this can hold.
@@ -78,11 +66,10 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
     if held is None or len(held.shape) != 2:
         return None
     channelwise = _channelwise(call, held, channel_axis=0 if transposed else 1)
-    if _least_rows(call) >= WHOLE_ROWS and (channelwise is not None or held.bits == 4):
-        factor = _requantized(call, weight, transposed) if channelwise is None else channelwise.factor(call)
-        return _whole_row_product(call, call.tensor("x"), factor, held.shape[0 if transposed else 1])
     if channelwise is None:
         return _packed_product(call, held) if transposed else None
+    if _least_rows(call) >= WHOLE_ROWS:
+        return _whole_row_product(call, call.tensor("x"), channelwise)
     return _channelwise_product(call, channelwise)
 
 
@@ -93,9 +80,7 @@ def quantized_taps(call: Call, weight: str, x: str) -> str | None:
     """
     held = _held(call, weight)
     channelwise = None if held is None else _channelwise(call, held, channel_axis=1)
-    if channelwise is None:
-        return None
-    return _whole_row_product(call, x, channelwise.factor(call), channelwise.columns)
+    return None if channelwise is None else _whole_row_product(call, x, channelwise)
 
 
 def _held(call: Call, weight: str) -> Compressed | None:
@@ -124,7 +109,7 @@ def _least_rows(call: Call) -> int:
 
 def _channelwise_product(call: Call, weight: _Channelwise) -> str | None:
     """One MatMulNBits: best for one row, as in a decode step, where reading the weight is what takes time."""
-    block = next((size for size in BLOCK_SIZES if weight.rows % size == 0), None)
+    block = _dividing_block(weight.rows)
     if block is None:
         return None
     scales = call.graph.constant(weight.scales.reshape(-1, 1), np.float32)
@@ -136,29 +121,34 @@ def _packed_product(call: Call, weight: Compressed) -> str | None:
     """One MatMulNBits with a weight (out, in) whose rows have scales, and perhaps offsets, in blocks."""
     columns, rows = weight.shape
     groups = weight.scales[1]
-    blocks = KNOWN_BLOCK_SIZES if groups > 1 else BLOCK_SIZES
-    block = next((size for size in blocks if rows % size == 0 and groups in (1, rows // size)), None)
-    # MatMulNBits's own zero point is what a signed zero becomes; others are given, each row's in whole bytes.
-    zeros = () if weight.offset is None else (weight.offset,)
-    held = [constant.data for constant in (weight.data, *zeros) if isinstance(constant.data, Blob)]
-    whole = (
-        weight.signed if not zeros else block and groups == rows // block and groups * weight.bits % 8 == 0
-    )
-    if weight.scales[0] != columns or block is None or not whole or len(held) != 1 + len(zeros):
+    block = _dividing_block(rows) if groups == 1 else rows // groups
+    if weight.scales[0] != columns or block not in KNOWN_BLOCK_SIZES:
         return None
-    data, *offsets = (_unsigned(call, blob, weight) for blob in held)
+    given = [weight.data] if weight.offset is None else [weight.data, weight.offset]
+    blobs = [constant.data for constant in given if isinstance(constant.data, Blob)]
+    if len(blobs) != len(given) or not _zero_points_fit(weight, rows // block):
+        return None
+    data, *zeros = (_unsigned(call, blob, weight) for blob in blobs)
     scales = call.materialised(weight.scale)
-    return _block_product(call, data, scales, (columns, rows), *offsets, bits=weight.bits, block=block)
+    return _block_product(call, data, scales, (columns, rows), *zeros, bits=weight.bits, block=block)
+
+
+def _dividing_block(rows: int) -> int | None:
+    return next((size for size in BLOCK_SIZES if rows % size == 0), None)
+
+
+def _zero_points_fit(weight: Compressed, blocks: int) -> bool:
+    """MatMulNBits's own zero point is what a signed zero becomes; others are one a block, a row's in whole bytes."""
+    if weight.offset is None:
+        return weight.signed
+    return weight.scales[1] == blocks and blocks * weight.bits % 8 == 0
 
 
 def _unsigned(call: Call, blob: Blob, weight: Compressed) -> str:
     """Stored bytes as unsigned numbers."""
     stored = call.graph.weight(blob, np.dtype(np.uint8))
-    return (
-        call.emit("BitwiseXor", stored, call.scalar(_TOP_BITS[weight.bits], np.uint8))
-        if weight.signed
-        else stored
-    )
+    top_bits = call.scalar(_TOP_BITS[weight.bits], np.uint8)
+    return call.emit("BitwiseXor", stored, top_bits) if weight.signed else stored
 
 
 def _block_product(
@@ -177,18 +167,7 @@ def _block_product(
     )  # fmt: skip
 
 
-def _requantized(call: Call, weight: str, transposed: bool) -> _Factor:
-    """A 4-bit weight as 8 bits with one scale a column, which adds a fortieth to its noise (TRIALS.md)."""
-    dense = call.tensor(weight)
-    dense = dense if transposed else call.emit("Transpose", dense, perm=[1, 0])
-    peak = call.emit("ReduceMax", call.emit("Abs", dense), call.graph.integers([1]), keepdims=1)
-    scale = call.emit("Div", call.emit("Max", peak, call.scalar(_SMALLEST_PEAK)), call.scalar(127))
-    rounded = call.emit("Add", call.emit("Round", call.emit("Div", dense, scale)), call.scalar(128))
-    data = call.emit("Transpose", call.emit("Cast", rounded, to=TensorProto.UINT8), perm=[1, 0])
-    return _Factor(data, call.emit("Reshape", scale, call.graph.integers([-1])))
-
-
-def _whole_row_product(call: Call, x: str, weight: _Factor, columns: int) -> str:
+def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
     """Rows scaled to a peak of 1, one integer product with unsigned factors, rows scaled back.
 
     The product quantises all rows with one scale; equal peaks make that a scale of each row's own. Unsigned, because
@@ -197,8 +176,9 @@ def _whole_row_product(call: Call, x: str, weight: _Factor, columns: int) -> str
     peak = call.emit("ReduceMax", call.emit("Abs", x), call.graph.integers([-1]), keepdims=1)
     peak = call.emit("Max", peak, call.scalar(_SMALLEST_PEAK))
     product = call.emit(
-        "DynamicQuantizeMatMul", call.emit("Div", x, peak), *weight,
-        call.graph.constant(np.full(columns, 0x80), np.uint8),
+        "DynamicQuantizeMatMul", call.emit("Div", x, peak), weight.stored(call, transposed=False),
+        call.graph.constant(weight.scales, np.float32),
+        call.graph.constant(np.full(weight.columns, 0x80), np.uint8),
         domain=CONTRIB,
     )  # fmt: skip
     return call.emit("Mul", product, peak)
