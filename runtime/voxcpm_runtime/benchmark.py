@@ -175,7 +175,7 @@ def benchmark(
         typer.Argument(help="Folder of a bundle, or its hub id (org/name). Default: a small voice."),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="int8, fp16 or fp32; the first that is there by default.")
+        str | None, typer.Option(help="int8, int4, fp16 or fp32; the first that is there by default.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     text: Annotated[str, typer.Option(help="What to say.")] = DEFAULT_TEXT,

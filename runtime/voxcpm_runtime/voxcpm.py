@@ -100,8 +100,9 @@ class VoxCPM:
     ) -> VoxCPM:
         """Open a bundle's folder, one of the hub (`organisation/name`) or the default one, and load its step models.
 
-        precision: "int8", "fp16" or "fp32"; by default the first of these that the bundle has. backend: "coreml",
-        "portable", or "auto", Core ML on a Mac. threads: of one operation, portable only. verify: hash every file.
+        precision: "int8", "int4", "fp16" or "fp32"; by default the first of these that the bundle has.
+        backend: "coreml", "portable", or "auto", Core ML on a Mac. threads: of one operation, portable only.
+        verify: hash every file.
         compute_units: "all", "cpu", "cpu_and_gpu" or "cpu_and_ne", Core ML only.
 
         Raises BundleError and InputError.

@@ -20,7 +20,7 @@ def validate(
         Path | None, typer.Option(help="The LoRA that was merged into the bundle: folder or weight file.")
     ] = None,
     precision: Annotated[
-        list[str] | None, typer.Option(help="fp16, int8 or fp32; all that are there by default.")
+        list[str] | None, typer.Option(help="fp16, int8, int4 or fp32; all that are there by default.")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Folder for validation.json and validation.md.")] = None,
     text: Annotated[str | None, typer.Option(help="What to say.")] = None,
