@@ -81,10 +81,12 @@ def test_report_is_written_in_both_forms(report: Report, tmp_path: Path) -> None
     assert "## Verdict" in markdown
 
 
-def test_a_low_figure_is_a_failure(report: Report) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+def test_a_low_figure_is_a_failure(report: Report, precision: str) -> None:
     step = next(s for s in report.steps if s.precision == "fp32")
     name, output = next(iter(step.outputs.items()))
-    low = step.model_copy(update={"outputs": {name: output.model_copy(update={"correlation": 0.9})}})
+    outputs = {name: output.model_copy(update={"correlation": 0.9})}
+    low = step.model_copy(update={"outputs": outputs, "precision": precision})
     failures = report.model_copy(update={"steps": (low,), "end_to_end": ()}).failures()
     assert len(failures) == 1
     assert "0.9000000 is below" in failures[0]
