@@ -10,6 +10,7 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio_file import Audio, AudioSource, read_audio
 from voxcpm_runtime.bundle import Bundle
+from voxcpm_runtime.control import require_reference
 from voxcpm_runtime.driver import Driver
 from voxcpm_runtime.letters import spelled, spelled_transcript
 from voxcpm_runtime.options import GenerationOptions, patch_bound, patch_limit
@@ -50,10 +51,8 @@ def build_request(
     a = bundle.architecture
     target = spelled(_target(text, options), bundle.tokenizer)
     transcript = spelled_transcript(_transcript(prompt_audio is not None, prompt_text), bundle.tokenizer)
-    if reference_audio is not None and a.architecture != "voxcpm2":
-        raise InputError(
-            "a reference voice needs VoxCPM2, and this bundle is of an earlier VoxCPM; give a prompt"
-        )
+    if reference_audio is not None:
+        require_reference(a.architecture)
     # The prompt's transcript as it is given, trailing space or none: it is tokenised together with the target.
     text_tokens, target_tokens = bundle.tokenizer(transcript + target), len(bundle.tokenizer(target))
     capacity = bundle.manifest.sizes.kv_length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -153,6 +154,23 @@ def test_says_what_upstream_says(speaking_bundle: Path, precision: str, record_p
     # after upstream's own still less.
     assert np.median(waveforms) > {"fp32": 0.99999, "fp16": 0.99, "int8": 0.95}[precision], waveforms
     assert min(forced) > {"fp32": 0.9999, "fp16": 0.998, "int8": 0.9}[precision], forced
+
+
+def test_sampling_options_reach_the_solver(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
+    """Upstream's public call has no such arguments; its solver does."""
+    model, tts = load_upstream(tiny_checkpoint), VoxCPM.from_bundle(tiny_bundle, precision="fp32")
+    options = {"temperature": 0.6, "sway_sampling_coef": 0.3, "use_cfg_zero_star": False}
+    case = Case("zero-shot", "the you and the world", 4, patches=8)
+    plain = speak_upstream(model, case).latents
+    solver = model.feat_decoder
+    solver.forward = functools.partial(solver.forward, **options)
+    expected = speak_upstream(model, case).latents
+
+    rng = np.random.default_rng(case.seed)
+    latents = tts.speak(case.text, rng=rng, retry_badcase=False, min_len=8, max_len=8, **options).latents
+
+    assert agreement(latents, expected).correlation >= 0.99999
+    assert agreement(latents, plain).correlation < 0.99
 
 
 def test_both_sides_are_given_the_text_that_a_voice_of_letters_says(speaking_bundle: Path) -> None:
