@@ -33,7 +33,6 @@ IMPORTERS = {
     "voxcpm_training": set(),
     "voxcpm_validation": set(),
     "torch": {"voxcpm_conversion", "voxcpm_training", "voxcpm_validation"},
-    "safetensors": {"voxcpm_conversion", "voxcpm_training", "voxcpm_validation"},
     "transformers": {"voxcpm_validation"},
     "voxcpm": {"voxcpm_validation"},
 }
@@ -114,7 +113,7 @@ WITHOUT_TORCH = """
 import sys
 
 class Absent:
-    names = {"torch", "torchaudio", "safetensors", "transformers", "voxcpm", "voxcpm_conversion", "voxcpm_validation"}
+    names = {"torch", "torchaudio", "transformers", "voxcpm", "voxcpm_conversion", "voxcpm_validation"}
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:

@@ -116,6 +116,11 @@ class Manifest(_Record):
         others = tuple(f"{other}/" for other in self.precisions if other != precision)
         return {path: record for path, record in self.files.items() if not path.startswith(others)}
 
+    def digest(self, precision: Precision) -> str:
+        """Of all files that one precision is spoken with."""
+        files = {path: record.sha256 for path, record in self.files_of(precision).items()}
+        return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
     def package_key(self, precision: Precision, step_model: str) -> str:
         """Content key of one step model's package, from the recorded digests."""
         prefix = f"{package_path(precision, step_model)}/"

@@ -1,16 +1,23 @@
 """Speak with a bundle: `VoxCPM.from_bundle(path).generate("Hello.")`. numpy, no PyTorch."""
 
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError
+from voxcpm_runtime.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.voxcpm import Progress, Speech, TooLongWarning, VoxCPM
+from voxcpm_runtime.progress import Progress
+from voxcpm_runtime.speech import Speech, TooLongWarning
+from voxcpm_runtime.voice import Voice
+from voxcpm_runtime.voxcpm import VoxCPM
 
 __all__ = [
     "BundleError",
+    "CancelToken",
+    "Cancelled",
     "GenerationOptions",
     "InputError",
     "Progress",
     "Speech",
     "TooLongWarning",
+    "Voice",
     "VoxCPM",
     "VoxCPMError",
 ]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -14,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.whole_file import whole_file
 
 Audio = npt.NDArray[np.float32]
 AudioSource = str | Path | bytes | BinaryIO | tuple[npt.NDArray[np.generic], int]
@@ -89,7 +88,7 @@ def check_output_path(path: str | Path) -> Path:
     if not path.parent.is_dir():
         raise InputError(f"{path}: cannot be written, the folder {path.parent} does not exist")
     try:
-        with _whole_file(path, keep=False) as file:
+        with whole_file(path, keep=False) as file:
             file.write(b"")
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError("it exists and is read-only")
@@ -115,25 +114,12 @@ def write_audio(path: str | Path, audio: Audio, sample_rate: int) -> None:
     if form.subtype == "PCM_16":
         clipped = np.round(clipped * _PCM16_PEAK).astype(np.int16)
     try:
-        with _whole_file(path) as file:
+        with whole_file(path) as file:
             soundfile.write(file, clipped, sample_rate, format=form.container, subtype=form.subtype)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
     except soundfile.LibsndfileError as error:
         raise InputError(f"{path}: cannot be written ({error.error_string})") from None
-
-
-@contextlib.contextmanager
-def _whole_file(path: Path, *, keep: bool = True) -> Iterator[BinaryIO]:
-    """A file beside `path` that takes its name at the end; it is removed when anything, Ctrl-C too, comes between."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with partial.open("wb+") as file:
-            yield file
-        if keep:
-            partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _format(path: Path) -> _Format:

@@ -46,6 +46,11 @@ class Bundle:
     def architecture(self) -> Architecture:
         return self.manifest.architecture
 
+    @property
+    def digest(self) -> str:
+        """Of all files that the precision is spoken with."""
+        return self.manifest.digest(self.precision)
+
 
 def open_bundle(path: str | Path | None, precision: str | None = None, *, verify: bool = False) -> Bundle:
     """Open a bundle's folder, download one of the hub (`organisation/name`), or take the default one.

@@ -38,7 +38,6 @@ _OWN: dict[str, Callable[..., None]] = {
 # A module that is missing -> the extra that brings it.
 _EXTRAS = {
     "torch": "convert",
-    "safetensors": "convert",
     "transformers": "validate",
     "einops": "validate",
     "matplotlib": "validate",

@@ -34,12 +34,23 @@ class PassedState:
         """A copy of a state tensor, float32."""
         return self.arrays[name].astype(np.float32)
 
+    def rows(self, start: int, stop: int) -> dict[str, Array]:
+        """Copies of positions start..stop of every KV cache (1, heads, positions, width), by name."""
+        return {name: array[:, :, start:stop].copy() for name, array in self.arrays.items()}
+
+    def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
+        """Overwrites positions from `start` on."""
+        for name, array in rows.items():
+            # What a prediction gave may be read-only.
+            self.arrays[name] = _with_rows(self.arrays[name], start, array)
+
 
 class KeptState:
     """Core ML's own state, updated in place; the functions of one package may share it."""
 
-    def __init__(self, native: Any) -> None:
+    def __init__(self, native: Any, names: list[str]) -> None:
         self._native = native
+        self._names = names
 
     def predict(self, predictor: Any, features: dict[str, Array]) -> dict[str, Array]:
         results: dict[str, Array] = predictor.predict(features, state=self._native)
@@ -48,6 +59,15 @@ class KeptState:
     def numpy(self, name: str) -> npt.NDArray[np.float32]:
         """A copy of a state tensor, float32."""
         return np.asarray(self._native.read_state(name), np.float32)
+
+    def rows(self, start: int, stop: int) -> dict[str, Array]:
+        """As of `PassedState`."""
+        return {name: self._native.read_state(name)[:, :, start:stop].copy() for name in self._names}
+
+    def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
+        """As of `PassedState`."""
+        for name, array in rows.items():
+            self._native.write_state(name, _with_rows(self._native.read_state(name), start, array))
 
 
 class CoreMLStepModel:
@@ -64,7 +84,7 @@ class CoreMLStepModel:
     def new_state(self) -> PassedState | KeptState:
         """Zeros."""
         if self._keeps_state:
-            return KeptState(self._predictor.make_state())
+            return KeptState(self._predictor.make_state(), [t.name for t in self._declared.state])
         zeros = {t.name: np.zeros(t.shape_at(0), self._dtype(t)) for t in self._declared.state}
         return PassedState(self._declared, zeros)
 
@@ -87,6 +107,12 @@ class CoreMLStepModel:
 
     def _dtype(self, tensor: TensorSpec) -> Any:
         return self._compute if tensor.dtype == "compute" else np.dtype(tensor.dtype)
+
+
+def _with_rows(cache: Array, start: int, rows: Array) -> Array:
+    changed = np.array(cache)
+    changed[:, :, start : start + rows.shape[2]] = rows
+    return changed
 
 
 def load_predictor(package: Path, function: str, compute_units: str) -> tuple[Any, bool]:

@@ -45,6 +45,17 @@ class NoiseSource(Protocol):
 
 
 @dataclass(frozen=True)
+class Prefix:
+    """What the language models and the feat encoder make of a voice, whatever text follows."""
+
+    base_rows: dict[str, Floats]
+    """Keys and values of the voice's own positions, by name of the state tensor (1, kv_heads, positions, head_dim)."""
+    residual_rows: dict[str, Floats]
+    prompt_embeddings: Floats
+    """(prompt patches, hidden)"""
+
+
+@dataclass(frozen=True)
 class Prefilled:
     """Both caches after the sequence, and what the first patch needs.
 
@@ -85,9 +96,14 @@ class Driver:
     ) -> None:
         self.architecture = architecture
         self.sizes = sizes
+        self._constants = constants
         self._embeddings = constants[EMBED_TOKENS]
         self._projections = projections(architecture.architecture, constants)
         self.models = models
+
+    def over(self, models: Mapping[str, StepFunction]) -> Driver:
+        """The same loop over other step models."""
+        return Driver(self.architecture, self.sizes, self._constants, models)
 
     def encode_prompt(self, audio: Audio) -> Latents:
         """Latent patches of prompt audio at `input_sample_rate`, padded on the left to a whole patch."""
@@ -97,25 +113,34 @@ class Driver:
         """As `encode_prompt`, padded on the right."""
         return self._encode(pad_to_patches(audio, self.architecture.patch_input_samples, "right"))
 
-    def prefill(self, sequence: Sequence) -> Prefilled:
-        """Run a sequence, which must fit the caches, through both language models."""
-        base, residual = self.models[BASE_LM_STEP], self.models[RESIDUAL_LM_STEP]
-        base_state, residual_state = base.new_state(), residual.new_state()
-        audio = sequence.is_audio[:, np.newaxis]
-        audio_embeddings = np.zeros((len(sequence), self.architecture.base_lm.hidden_size), np.float32)
-        audio_embeddings[sequence.is_audio] = self.embed_patches(sequence.patches)
-        embeddings = np.where(audio, audio_embeddings, self.embed_tokens(sequence.tokens))
-        outputs = self._lm_step(base, base_state, embeddings, 0)
-        hidden = np.where(audio, outputs["fsq_hidden"], outputs["hidden"])
-        residual_input = self._projections.residual_input(hidden, audio_embeddings)
-        residual_hidden = self._lm_step(residual, residual_state, residual_input, 0)["hidden"]
+    def prefix(self, lead: Sequence, prompt: Latents) -> Prefix:
+        """A voice's own positions, which no text comes before, and the embeddings of its prompt's patches."""
+        states = {name: self.models[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)}
+        if len(lead):
+            self._run(lead, self.embed_patches(lead.patches), states, 0)
+        base_rows, residual_rows = (state.rows(0, len(lead)) for state in states.values())
+        return Prefix(base_rows, residual_rows, self.embed_patches(prompt))
+
+    def prefill(self, sequence: Sequence, prefix: Prefix | None = None, shared: int = 0) -> Prefilled:
+        """Run a sequence, which must fit the caches, through both language models.
+
+        prefix: of the voice, whose first `shared` positions are the sequence's.
+        """
+        states = {name: self.models[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)}
+        if prefix is None:
+            embeddings = self.embed_patches(sequence.patches)
+        else:
+            for state, rows in zip(states.values(), (prefix.base_rows, prefix.residual_rows), strict=True):
+                state.set_rows(0, {name: array[:, :, :shared] for name, array in rows.items()})
+            embeddings = prefix.prompt_embeddings
+        hidden, residual_hidden, stop_logits = self._run(sequence.after(shared), embeddings, states, shared)
         return Prefilled(
-            base_state=base_state,
-            residual_state=residual_state,
+            base_state=states[BASE_LM_STEP],
+            residual_state=states[RESIDUAL_LM_STEP],
             position=len(sequence),
-            hidden=hidden[-1],
-            residual_hidden=residual_hidden[-1],
-            stop_logits=outputs["stop_logits"][-1],
+            hidden=hidden,
+            residual_hidden=residual_hidden,
+            stop_logits=stop_logits,
             last_patch=sequence.last_patch,
         )
 
@@ -182,6 +207,22 @@ class Driver:
             chunk = _padded(patches[start : start + length], size)
             embeddings[start : start + length] = encoder({"patches": chunk})["embeddings"][0, :length]
         return embeddings
+
+    def _run(
+        self, sequence: Sequence, patch_embeddings: Floats, states: Mapping[str, Any], position: int
+    ) -> tuple[Floats, Floats, Floats]:
+        """Both language models over a sequence from cache `position` on: `Prefilled`'s figures of its last position."""
+        audio = sequence.is_audio[:, np.newaxis]
+        audio_embeddings = np.zeros((len(sequence), self.architecture.base_lm.hidden_size), np.float32)
+        audio_embeddings[sequence.is_audio] = patch_embeddings
+        embeddings = np.where(audio, audio_embeddings, self.embed_tokens(sequence.tokens))
+        outputs = self._lm_step(self.models[BASE_LM_STEP], states[BASE_LM_STEP], embeddings, position)
+        hidden = np.where(audio, outputs["fsq_hidden"], outputs["hidden"])
+        residual_input = self._projections.residual_input(hidden, audio_embeddings)
+        residual = self._lm_step(
+            self.models[RESIDUAL_LM_STEP], states[RESIDUAL_LM_STEP], residual_input, position
+        )
+        return hidden[-1], residual["hidden"][-1], outputs["stop_logits"][-1]
 
     def _encode(self, audio: Audio) -> Latents:
         samples = self.architecture.patch_input_samples

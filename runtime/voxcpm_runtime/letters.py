@@ -38,7 +38,7 @@ def spelled(text: str, tokenizer: TextTokenizer) -> str:
 
     Raises InputError for characters that it cannot say.
     """
-    if not _is_of_letters(tokenizer):
+    if not is_of_letters(tokenizer):
         return text
     words = _NUMBER.sub(lambda number: _in_words(number[0]), text)
     unknown = set(tokenizer.unknown_characters(words))
@@ -55,10 +55,11 @@ def spelled(text: str, tokenizer: TextTokenizer) -> str:
 
 def spelled_transcript(transcript: str, tokenizer: TextTokenizer) -> str:
     """As `spelled`, with a space to part it from the text that follows; an empty one stays empty."""
-    return f"{spelled(transcript, tokenizer)} " if transcript and _is_of_letters(tokenizer) else transcript
+    return f"{spelled(transcript, tokenizer)} " if transcript and is_of_letters(tokenizer) else transcript
 
 
-def _is_of_letters(tokenizer: TextTokenizer) -> bool:
+def is_of_letters(tokenizer: TextTokenizer) -> bool:
+    """Whether the vocabulary is letters and a few marks."""
     return bool(tokenizer.unknown_characters("0123456789"))
 
 

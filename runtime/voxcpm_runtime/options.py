@@ -30,6 +30,8 @@ _RANGES = {
     "max_len": _Range(1, 100_000, True, " patches"),
     "retry_badcase_max_times": _Range(1, 100, True, " attempts"),
     "retry_badcase_ratio_threshold": _Range(0.1, 1000.0, False, " patches per text token"),
+    "segment_tokens": _Range(8, 100_000, True, " tokens"),
+    "paragraph_pause": _Range(0.0, 60.0, False, " seconds"),
 }
 
 
@@ -60,6 +62,10 @@ class GenerationOptions:
     """Attempts in all."""
     retry_badcase_ratio_threshold: float = 6.0
     """Patches per text token from which speech counts as too long; it bounds the length as well."""
+    segment_tokens: int = 200
+    """Most text tokens of one utterance, or fewer where the KV cache is short; a longer text is spoken in segments."""
+    paragraph_pause: float = 0.6
+    """Seconds of silence between the paragraphs of a text that is spoken in segments."""
     normalize: bool = False
     """Write numbers, dates and symbols of the text in words (extra `normalize`)."""
     trim_silence_vad: bool = False
@@ -98,6 +104,8 @@ class OptionArguments(TypedDict, total=False):
     retry_badcase: bool
     retry_badcase_max_times: int
     retry_badcase_ratio_threshold: float
+    segment_tokens: int
+    paragraph_pause: float
     normalize: bool
     trim_silence_vad: bool
     denoise: bool

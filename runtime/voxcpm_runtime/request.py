@@ -1,24 +1,48 @@
-"""A call's arguments, checked, and the sequence that they make."""
+"""One utterance's arguments, checked, and the sequence that they make."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from dataclasses import dataclass
+from typing import Protocol
 
-from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio_file import Audio, AudioSource, read_audio
 from voxcpm_runtime.bundle import Bundle
-from voxcpm_runtime.control import require_reference
-from voxcpm_runtime.driver import Driver
 from voxcpm_runtime.letters import spelled, spelled_transcript
 from voxcpm_runtime.options import GenerationOptions, patch_bound, patch_limit
-from voxcpm_runtime.sequence import Sequence, build_sequence
-from voxcpm_runtime.silence import trim_silence
+from voxcpm_runtime.sequence import Sequence, build_lead, build_sequence
 from voxcpm_runtime.text_normalization import normalized
+from voxcpm_runtime.voice import Voice
 
 _REFERENCE_MARKERS = 2
+
+
+class VoiceSize(Protocol):
+    """A `Voice`, or a `Recording` that will be one."""
+
+    @property
+    def transcript(self) -> str: ...
+    @property
+    def prompt_patches(self) -> int: ...
+    @property
+    def reference_patches(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Text:
+    """An utterance's words as tokens, checked against the room that the voice leaves them."""
+
+    tokens: list[int]
+    """Of the prompt's transcript and the target, tokenised as one."""
+    transcript_tokens: list[int]
+    """Of the transcript alone."""
+    target_tokens: int
+    """How many the target has alone."""
+    limit: int
+    """Most patches; less than upstream's bound where the KV cache is shorter."""
+    unknown: str
+    """Characters that no token stands for."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +50,9 @@ class Request:
     """What to prefill, and how many patches may follow."""
 
     sequence: Sequence
+    shared: int
+    """How many positions, from the first, are the voice's own."""
+    voice: Voice | None
     target_tokens: int
     """Tokens of the target text alone."""
     options: GenerationOptions
@@ -34,52 +61,102 @@ class Request:
     limited_by_cache: bool
 
 
-def build_request(
-    bundle: Bundle,
-    driver: Driver,
-    text: str,
-    prompt_audio: AudioSource | None,
-    prompt_text: str | None,
-    reference_audio: AudioSource | None,
-    options: GenerationOptions,
-) -> Request:
-    """Check the arguments of one generation and encode its audio.
+def read_text(bundle: Bundle, text: str, voice: VoiceSize | None, options: GenerationOptions) -> Text:
+    """The words of one utterance.
 
-    Raises InputError, one line, and MissingExtraError for `normalize` without its packages; everything is checked
-    before the audio is encoded. Characters that the tokeniser does not know are warned of.
+    Raises InputError for what cannot be said, or not in the KV cache's length, and MissingExtraError for `normalize`
+    without its packages.
     """
-    a = bundle.architecture
     target = spelled(_target(text, options), bundle.tokenizer)
-    transcript = spelled_transcript(_transcript(prompt_audio is not None, prompt_text), bundle.tokenizer)
-    if reference_audio is not None:
-        require_reference(a.architecture)
+    transcript = spelled_transcript(voice.transcript if voice else "", bundle.tokenizer)
     # The prompt's transcript as it is given, trailing space or none: it is tokenised together with the target.
-    text_tokens, target_tokens = bundle.tokenizer(transcript + target), len(bundle.tokenizer(target))
+    tokens, target_tokens = bundle.tokenizer(transcript + target), len(bundle.tokenizer(target))
     capacity = bundle.manifest.sizes.kv_length
-    # First without the audio: a text that cannot fit is refused whatever the audio is.
-    patch_limit(len(text_tokens) + 1, target_tokens, options, capacity)
-    prompt = _read(prompt_audio, bundle, options, "prompt audio")
-    reference = _read(reference_audio, bundle, options, "reference audio")
-    positions = len(text_tokens) + 1 + _patches(prompt, bundle)
-    positions += 0 if reference is None else _patches(reference, bundle) + _REFERENCE_MARKERS
-    limit = patch_limit(positions, target_tokens, options, capacity)
-    if unknown := bundle.tokenizer.unknown_characters(transcript + target):
-        warnings.warn(f"this voice has no token for {unknown!r}, which it will not speak", stacklevel=4)
-    sequence = build_sequence(
-        text_tokens,
-        (a.patch_size, a.feat_dim),
-        prompt=None if prompt is None else driver.encode_prompt(prompt),
-        reference=None if reference is None else driver.encode_reference(reference),
+    positions = len(tokens) + 1 + audio_positions(voice)
+    return Text(
+        tokens=tokens,
+        transcript_tokens=bundle.tokenizer(transcript) if transcript else [],
+        target_tokens=target_tokens,
+        limit=patch_limit(positions, target_tokens, options, capacity),
+        unknown=bundle.tokenizer.unknown_characters(transcript + target),
     )
-    return Request(sequence, target_tokens, options, limit, limit < patch_bound(target_tokens, options))
+
+
+def build_request(bundle: Bundle, text: Text, voice: Voice | None, options: GenerationOptions) -> Request:
+    """Characters that the tokeniser does not know are warned of."""
+    if text.unknown:
+        warnings.warn(f"this voice has no token for {text.unknown!r}, which it will not speak", stacklevel=5)
+    a = bundle.architecture
+    sequence = build_sequence(
+        text.tokens,
+        (a.patch_size, a.feat_dim),
+        prompt=voice.prompt if voice else None,
+        reference=voice.reference if voice else None,
+    )
+    return Request(
+        sequence=sequence,
+        shared=_shared(text, voice),
+        voice=voice,
+        target_tokens=text.target_tokens,
+        options=options,
+        limit=text.limit,
+        limited_by_cache=text.limit < patch_bound(text.target_tokens, options),
+    )
+
+
+def audio_positions(voice: VoiceSize | None) -> int:
+    """Positions that a voice's audio takes, markers included."""
+    if voice is None:
+        return 0
+    markers = _REFERENCE_MARKERS if voice.reference_patches else 0
+    return voice.prompt_patches + voice.reference_patches + markers
+
+
+def voice_lead(bundle: Bundle, voice: Voice) -> Sequence:
+    """The positions that a voice brings before any text of the caller's."""
+    a = bundle.architecture
+    transcript = spelled_transcript(voice.transcript, bundle.tokenizer)
+    tokens = bundle.tokenizer(transcript) if transcript else []
+    return build_lead(tokens, (a.patch_size, a.feat_dim), reference=voice.reference)
 
 
 def normalized_text(text: object, what: str) -> str:
     """Every run of white space as one space (upstream `core.py`). Raises InputError for a text without words."""
+    return re.sub(r"\s+", " ", checked_text(text, what))
+
+
+def checked_text(text: object, what: str) -> str:
+    """The text as it is. Raises InputError for one without words, or that is not valid Unicode."""
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"the {what} is empty; expected something to say")
     _require_unicode(text, what)
-    return re.sub(r"\s+", " ", text)
+    return text
+
+
+def checked_transcript(has_audio: bool, prompt_text: str | None) -> str:
+    """The prompt's transcript; empty without a prompt. Raises InputError for one of the two on its own."""
+    if has_audio != (prompt_text is not None):
+        given, lacking = ("audio", "transcript") if has_audio else ("transcript", "audio")
+        raise InputError(
+            f"a prompt is audio and its transcript together: got the {given} without the {lacking}"
+        )
+    if prompt_text is None:
+        return ""
+    if not prompt_text.strip():
+        raise InputError("the prompt's transcript is empty; it must say what is said in the prompt audio")
+    _require_unicode(prompt_text, "prompt's transcript")
+    return prompt_text
+
+
+def _shared(text: Text, voice: Voice | None) -> int:
+    """A transcript's last token may be another one when a target follows."""
+    if voice is None:
+        return 0
+    pairs = zip(text.tokens, text.transcript_tokens, strict=False)
+    common = next(
+        (i for i, (a, b) in enumerate(pairs) if a != b), min(len(text.tokens), len(text.transcript_tokens))
+    )
+    return common + (voice.reference_patches + _REFERENCE_MARKERS if voice.reference_patches else 0)
 
 
 def _target(text: object, options: GenerationOptions) -> str:
@@ -94,48 +171,8 @@ def _target(text: object, options: GenerationOptions) -> str:
     return target
 
 
-def _transcript(has_audio: bool, prompt_text: str | None) -> str:
-    if has_audio != (prompt_text is not None):
-        given, lacking = ("audio", "transcript") if has_audio else ("transcript", "audio")
-        raise InputError(
-            f"a prompt is audio and its transcript together: got the {given} without the {lacking}"
-        )
-    if prompt_text is None:
-        return ""
-    if not prompt_text.strip():
-        raise InputError("the prompt's transcript is empty; it must say what is said in the prompt audio")
-    _require_unicode(prompt_text, "prompt's transcript")
-    return prompt_text
-
-
 def _require_unicode(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
         raise InputError(f"the {what} is not valid Unicode; expected UTF-8") from None
-
-
-def _read(source: AudioSource | None, bundle: Bundle, options: GenerationOptions, what: str) -> Audio | None:
-    a = bundle.architecture
-    if source is None:
-        return None
-    audio = read_audio(source, a.input_sample_rate, least_samples=a.patch_input_samples, what=what)
-    return _trimmed(audio, a, what) if options.trim_silence_vad else audio
-
-
-def _trimmed(audio: Audio, a: Architecture, what: str) -> Audio:
-    if not audio.any():
-        raise InputError(
-            f"{what}: silence throughout, of which nothing is left when trimmed; expected speech"
-        )
-    trimmed = trim_silence(audio, a.input_sample_rate)
-    if len(trimmed) < a.patch_input_samples:
-        left, least = len(trimmed) / a.input_sample_rate, a.patch_input_samples / a.input_sample_rate
-        raise InputError(
-            f"{what}: {left:.3f} s are left without its silence, but one patch, {least:.3f} s, is the least"
-        )
-    return trimmed
-
-
-def _patches(audio: Audio | None, bundle: Bundle) -> int:
-    return 0 if audio is None else -(-len(audio) // bundle.architecture.patch_input_samples)

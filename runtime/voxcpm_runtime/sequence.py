@@ -4,6 +4,8 @@ zero-shot       text 101
 continuation    text 101 prompt                  (text: the prompt's transcript and the target, tokenised as one)
 reference       103 reference 104 text 101       (VoxCPM2)
 both            103 reference 104 text 101 prompt
+
+A voice's own positions, its *lead*, come first: the reference and its markers, then the prompt's transcript.
 """
 
 from __future__ import annotations
@@ -42,6 +44,11 @@ class Sequence:
         """The first DiT's `cond` (frames, latent_dim): the prompt's last patch, or zeros after text."""
         return self.patches[-1] if self.continues_audio else np.zeros(self.patches.shape[1:], np.float32)
 
+    def after(self, position: int) -> Sequence:
+        """What comes from a position on."""
+        heard = int(self.is_audio[:position].sum())
+        return Sequence(self.tokens[position:], self.is_audio[position:], self.patches[heard:])
+
     def decoder_context(self, count: int) -> Latents:
         """Up to `count` patches that the decoder hears before the generated ones; none after text."""
         return self.patches[-count:] if self.continues_audio and count else self.patches[:0]
@@ -58,12 +65,24 @@ def build_sequence(
 
     patch_shape: (frames, latent_dim). prompt, reference: latent patches (patches, frames, latent_dim).
     """
-    segments = [_text([*text_tokens, AUDIO_START], patch_shape)]
+    segments = [build_lead([*text_tokens, AUDIO_START], patch_shape, reference=reference)]
+    if prompt is not None:
+        segments.append(_audio(prompt))
+    return _joined(segments)
+
+
+def build_lead(
+    transcript_tokens: list[int], patch_shape: tuple[int, int], *, reference: Latents | None = None
+) -> Sequence:
+    """The positions that a voice brings before any text of the caller's; there may be none."""
+    segments = [_text(transcript_tokens, patch_shape)]
     if reference is not None:
         opening, closing = _text([REFERENCE_START], patch_shape), _text([REFERENCE_END], patch_shape)
         segments = [opening, _audio(reference), closing, *segments]
-    if prompt is not None:
-        segments.append(_audio(prompt))
+    return _joined(segments)
+
+
+def _joined(segments: list[Sequence]) -> Sequence:
     return Sequence(
         tokens=np.concatenate([segment.tokens for segment in segments]),
         is_audio=np.concatenate([segment.is_audio for segment in segments]),

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-import time
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,79 +10,41 @@ import numpy as np
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio_file import Audio, AudioSource
-from voxcpm_runtime.audio_vae import CONTEXT_PATCHES
 from voxcpm_runtime.backends import Backend, load_step_models
 from voxcpm_runtime.bundle import Bundle, open_bundle
-from voxcpm_runtime.driver import Driver, NoiseSource, Patch, Prefilled
-from voxcpm_runtime.one_ahead import one_ahead
-from voxcpm_runtime.options import GenerationOptions, checked_options
-from voxcpm_runtime.request import Request, build_request
-from voxcpm_runtime.sequence import Latents
+from voxcpm_runtime.call import Call, read_call, read_voice
+from voxcpm_runtime.cancellation import Cancelled
+from voxcpm_runtime.chunking import DEFAULT_CHUNK_PATCHES, check_chunking, chunked
+from voxcpm_runtime.driver import Driver, Prefix
+from voxcpm_runtime.narration import Narrator, Piece
+from voxcpm_runtime.options import checked_options
+from voxcpm_runtime.prefix_cache import cached_prefixes
+from voxcpm_runtime.progress import Telling
+from voxcpm_runtime.recording import Recording, provenance
+from voxcpm_runtime.request import Request, build_request, read_text, voice_lead
+from voxcpm_runtime.segments import Segment
+from voxcpm_runtime.speech import Speech, SpokenSegment
+from voxcpm_runtime.voice import Voice
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from types import TracebackType
 
+    from typing_extensions import Self, Unpack
+
+    from voxcpm_runtime.call import CallArguments
     from voxcpm_runtime.options import OptionArguments
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Told after every patch."""
-
-    patches: int
-    audio_seconds: float
-    """Of speech, so far."""
-    elapsed_seconds: float
-    """Since the start of this attempt's prefill."""
-    attempt: int
-    """From 1; above it, earlier attempts were too long for their text."""
-
-    @property
-    def real_time_factor(self) -> float:
-        """Seconds of work for a second of speech; below 1 is faster than it is heard."""
-        return self.elapsed_seconds / self.audio_seconds
-
-
-@dataclass(frozen=True)
-class Speech:
-    """What `speak` gives: the audio, and how it came about."""
-
-    audio: Audio
-    """(samples,) in [-1, 1]"""
-    sample_rate: int
-    latents: Latents
-    """Generated patches (patches, frames, latent_dim)."""
-    seed: int | None
-    """The seed that made this audio, the last attempt's; None with an `rng` of the caller's."""
-    attempts: int
-    stopped: bool
-    """Whether the stop head ended the speech; else its length was at a limit."""
-    too_long: bool
-    """Whether the last attempt, too, is suspiciously long for its text; always False without `retry_badcase`."""
-    elapsed_seconds: float
-
-    @property
-    def audio_seconds(self) -> float:
-        return len(self.audio) / self.sample_rate
-
-    @property
-    def real_time_factor(self) -> float:
-        return self.elapsed_seconds / self.audio_seconds
-
-
-class TooLongWarning(UserWarning):
-    """Speech of `retry_badcase_ratio_threshold` patches a text token or more: repetition, or noise without an end."""
-
-
-ProgressCallback = Callable[[Progress], None]
-
-
 class VoxCPM:
-    """A voice; make one with `from_bundle`. Calls share nothing but the weights."""
+    """A checkpoint's step models, ready to speak; make one with `from_bundle`.
 
-    def __init__(self, bundle: Bundle, driver: Driver) -> None:
+    Any number of threads may call one: each call has its own caches, and nothing else is written.
+    """
+
+    def __init__(self, bundle: Bundle, driver: Driver, backend: str = "portable") -> None:
         self.bundle = bundle
-        self.driver = driver
+        self._driver: Driver | None = driver
+        self._prefix = cached_prefixes(self._make_prefix, f"{bundle.digest}|{backend}")
 
     @classmethod
     def from_bundle(
@@ -97,7 +55,7 @@ class VoxCPM:
         threads: int | None = None,
         verify: bool = False,
         compute_units: str = "all",
-    ) -> VoxCPM:
+    ) -> Self:
         """Open a bundle's folder, one of the hub (`organisation/name`) or the default one, and load its step models.
 
         precision: "int8", "int4", "fp16" or "fp32"; by default the first of these that the bundle has.
@@ -109,7 +67,28 @@ class VoxCPM:
         """
         bundle = open_bundle(path, precision, verify=verify)
         models = load_step_models(bundle, backend, threads=threads, compute_units=compute_units)
-        return cls(bundle, Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models))
+        driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
+        return cls(bundle, driver, f"{backend}|{compute_units}")
+
+    def close(self) -> None:
+        """Let go of the step models and their memory. Calls that are under way end as they would have."""
+        self._driver = None
+        self._prefix.cache_clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def driver(self) -> Driver:
+        """Constants and step models as functions. Raises InputError after `close`."""
+        if self._driver is None:
+            raise InputError("this voice was closed; open the bundle again")
+        return self._driver
 
     @property
     def sample_rate(self) -> int:
@@ -122,15 +101,10 @@ class VoxCPM:
         prompt_wav_path: AudioSource | None = None,
         prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None,
-        *,
-        seed: int | None = None,
-        rng: NoiseSource | None = None,
-        progress: ProgressCallback | None = None,
-        **options: Unpack[OptionArguments],
+        **given: Unpack[CallArguments],
     ) -> Audio:
         """Speech (samples,) in [-1, 1] at `sample_rate` Hz. Arguments and errors: `speak`."""
-        prompt = (prompt_wav_path, prompt_text, reference_wav_path)
-        return self.speak(text, *prompt, seed=seed, rng=rng, progress=progress, **options).audio
+        return self.speak(text, prompt_wav_path, prompt_text, reference_wav_path, **given).audio
 
     def speak(
         self,
@@ -138,51 +112,34 @@ class VoxCPM:
         prompt_wav_path: AudioSource | None = None,
         prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None,
-        *,
-        seed: int | None = None,
-        rng: NoiseSource | None = None,
-        progress: ProgressCallback | None = None,
-        **options: Unpack[OptionArguments],
+        **given: Unpack[CallArguments],
     ) -> Speech:
-        """Speech with its seed, latents and timing.
+        """Speech with its seed, latents and timing. A long text is spoken in segments, one after another.
 
         prompt_wav_path, prompt_text: audio to continue, and what is said in it. reference_wav_path: a voice to speak
-        with (VoxCPM2). options: fields of `GenerationOptions`. seed: of the first attempt; every retry adds 1. rng: a
-        source of noise in place of a seed. progress: called after every patch.
+        with (VoxCPM2). given: fields of `CallArguments`, and options, fields of `GenerationOptions`.
 
-        Raises InputError, one line, for anything that cannot be spoken, before any work is done. Warns
+        Raises InputError, one line, for anything that cannot be spoken, before any work is done, and Cancelled. Warns
         (TooLongWarning) of speech that is suspiciously long for its text in every attempt.
         """
-        request = self.request(text, prompt_wav_path, prompt_text, reference_wav_path, **options)
-        seed = _checked_seed(seed, rng)
-        started = time.perf_counter()
-        prefilled = self.driver.prefill(request.sequence)
-        spoken: list[tuple[Patch, Audio]] = []
-        attempt = 0
-        while attempt == 0 or (attempt < _attempts(request.options) and self._is_bad(len(spoken), request)):
-            noise = rng if rng is not None else np.random.default_rng(_seed_of(seed, attempt))
-            attempt += 1
-            began = started if attempt == 1 else time.perf_counter()
-            spoken = []
-            for patch, audio in self._attempt(request, prefilled, noise):
-                spoken.append((patch, audio))
-                self._tell(progress, len(spoken), began, attempt)
-        last = spoken[-1][0]
-        too_long = request.options.retry_badcase and self._is_bad(len(spoken), request)
-        if too_long:
-            tried = f"{attempt} attempts" if attempt > 1 else "1 attempt"
-            _warn_too_long(request, len(spoken), f"after {tried} it is kept as it is")
-        _warn_if_cut(request, last)
-        return Speech(
-            audio=np.concatenate([audio for _, audio in spoken]),
-            sample_rate=self.sample_rate,
-            latents=np.stack([patch.latents for patch, _ in spoken]),
-            seed=None if seed is None else seed + attempt - 1,
-            attempts=attempt,
-            stopped=last.stops,
-            too_long=too_long,
-            elapsed_seconds=time.perf_counter() - started,
-        )
+        call = self._call(text, prompt_wav_path, prompt_text, reference_wav_path, given)
+        narrator = self._narrator(call)
+        telling = Telling(call.progress, call.segments, self.bundle.architecture.patch_seconds)
+        spoken: list[SpokenSegment] = []
+        cancelled = False
+        try:
+            for index, segment in enumerate(call.segments):
+                spoken.append(narrator.speak(segment, index, telling.spoken))
+        except Cancelled:
+            cancelled = True
+        if cancelled:
+            # Raised here, without the frames in which it came up: they hold the caches.
+            if not call.keep_partial:
+                call.cancel.check()
+            index = len(spoken)
+            if (partial := telling.present(index)) is not None:
+                spoken.append(narrator.spoken(call.segments[index], index, partial))
+        return self._speech(call, narrator, spoken, telling.elapsed, cancelled=cancelled)
 
     def generate_streaming(
         self,
@@ -191,19 +148,49 @@ class VoxCPM:
         prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None,
         *,
-        seed: int | None = None,
-        rng: NoiseSource | None = None,
-        progress: ProgressCallback | None = None,
-        **options: Unpack[OptionArguments],
+        chunk_patches: int = DEFAULT_CHUNK_PATCHES,
+        first_chunk_patches: int | None = None,
+        **given: Unpack[CallArguments],
     ) -> Iterator[Audio]:
-        """The speech of `speak`, a patch (samples,) at a time, as soon as it is known.
+        """The speech of `speak`, in chunks (samples,) of `chunk_patches` patches, as soon as they are known.
+
+        first_chunk_patches: of the first chunk; fewer are heard sooner.
 
         What has been heard cannot be taken back: in place of a retry, TooLongWarning says, as soon as it is known,
-        that the speech is suspiciously long for its text. Errors are raised by the call itself, not by the first patch.
+        that the speech is suspiciously long for its text. With the seed of a speech that was not tried again, the
+        samples are exactly its. Errors are raised by the call itself, not by the first chunk. Closing the iterator
+        ends the generation between two Euler steps.
         """
-        request = self.request(text, prompt_wav_path, prompt_text, reference_wav_path, **options)
-        seed = _checked_seed(seed, rng)
-        return self._stream(request, rng if rng is not None else np.random.default_rng(seed), progress)
+        check_chunking(chunk_patches, first_chunk_patches)
+        call = self._call(text, prompt_wav_path, prompt_text, reference_wav_path, given)
+        pieces = self._pieces(call, call.segments)
+        return chunked(pieces, chunk_patches, first_chunk_patches)
+
+    def create_voice(
+        self,
+        audio: AudioSource | None = None,
+        transcript: str | None = None,
+        *,
+        name: str,
+        reference: AudioSource | None = None,
+        trim_silence_vad: bool = False,
+    ) -> Voice:
+        """A voice to keep (`Voice.save`), and to give as `voice` in place of recordings.
+
+        audio: with a transcript a prompt to continue; without one a reference (VoxCPM2). reference: beside a prompt.
+
+        Raises InputError.
+        """
+        if transcript is None and audio is not None:
+            if reference is not None:
+                raise InputError("audio without a transcript is a reference: got two of them")
+            audio, reference = None, audio
+        recording = read_voice(self.bundle, None, audio, transcript, reference, trimmed=trim_silence_vad)
+        if not isinstance(recording, Recording):
+            raise InputError("a voice needs a recording: audio with its transcript, or a reference")
+        said = {"checkpoint": self.bundle.manifest.source.checkpoint}
+        said |= provenance(audio, "prompt") | provenance(reference, "reference")
+        return recording.encoded(self.driver, name, said)
 
     def request(
         self,
@@ -213,85 +200,76 @@ class VoxCPM:
         reference_wav_path: AudioSource | None = None,
         **options: Unpack[OptionArguments],
     ) -> Request:
-        """Check a call's arguments and encode its audio. Raises InputError."""
-        options_ = checked_options(**options)
+        """One utterance, checked, its audio encoded. Raises InputError."""
+        checked = checked_options(**options)
         sources = (prompt_wav_path, prompt_text, reference_wav_path)
-        return build_request(self.bundle, self.driver, text, *sources, options_)
+        voice = read_voice(self.bundle, None, *sources, trimmed=checked.trim_silence_vad)
+        words = read_text(self.bundle, text, voice, checked)
+        encoded = voice.encoded(self.driver) if isinstance(voice, Recording) else voice
+        return build_request(self.bundle, words, encoded, checked)
 
-    def _stream(
-        self, request: Request, noise: NoiseSource, progress: ProgressCallback | None
-    ) -> Iterator[Audio]:
-        started = time.perf_counter()
-        prefilled = self.driver.prefill(request.sequence)
-        told = not request.options.retry_badcase
-        for patch, audio in self._attempt(request, prefilled, noise):
-            self._tell(progress, patch.index + 1, started, 1)
-            if not told and self._is_bad(patch.index + 1, request):
-                _warn_too_long(request, patch.index + 1, "it cannot be tried again once it is heard")
-                told = True
-            yield audio
-        _warn_if_cut(request, patch)
+    def _call(
+        self,
+        text: str,
+        prompt: AudioSource | None,
+        prompt_text: str | None,
+        reference: AudioSource | None,
+        given: CallArguments,
+    ) -> Call:
+        return read_call(self.bundle, self.driver, text, prompt, prompt_text, reference, given)
 
-    def _attempt(
-        self, request: Request, prefilled: Prefilled, noise: NoiseSource
-    ) -> Iterator[tuple[Patch, Audio]]:
-        """Each patch with its audio, which is decoded while the next patch is predicted."""
-        decode = self.driver.patch_decoder(request.sequence)
-        patches = self.driver.generate_patches(prefilled, request.options, noise, request.limit)
-        for patch in one_ahead(patches):
-            yield patch, decode(patch.latents)
+    def _narrator(self, call: Call) -> Narrator:
+        return Narrator(
+            self.bundle,
+            self.driver,
+            self._prefix,
+            call.options,
+            call.randomness,
+            voice=call.voice,
+            control=call.control,
+            cancel=call.cancel,
+        )
 
-    def _tell(self, progress: ProgressCallback | None, patches: int, started: float, attempt: int) -> None:
-        if progress is not None:
-            seconds = patches * self.bundle.architecture.patch_seconds
-            progress(Progress(patches, seconds, time.perf_counter() - started, attempt))
+    def _pieces(self, call: Call, segments: Iterable[Segment]) -> Iterator[Piece]:
+        """The segments as they are being spoken."""
+        telling = Telling(call.progress, call.segments, self.bundle.architecture.patch_seconds)
+        cancelled = False
+        try:
+            for piece in self._narrator(call).stream(segments):
+                telling.heard(piece)
+                yield piece
+        except Cancelled:
+            cancelled = True
+        if cancelled and not call.keep_partial:
+            call.cancel.check()
 
-    def _is_bad(self, patches: int, request: Request) -> bool:
-        """Too long for its text. Upstream counts the decoder's context as well for VoxCPM, and not for VoxCPM2."""
-        generation = self.bundle.architecture.architecture
-        if generation == "voxcpm":
-            patches += len(request.sequence.decoder_context(CONTEXT_PATCHES[generation]))
-        return patches >= request.target_tokens * request.options.retry_badcase_ratio_threshold
+    def _make_prefix(self, voice: Voice) -> Prefix:
+        a = self.bundle.architecture
+        nothing = np.zeros((0, a.patch_size, a.feat_dim), np.float32)
+        prompt = nothing if voice.prompt is None else voice.prompt
+        return self.driver.prefix(voice_lead(self.bundle, voice), prompt)
 
-
-def _attempts(options: GenerationOptions) -> int:
-    return options.retry_badcase_max_times if options.retry_badcase else 1
-
-
-def _checked_seed(seed: int | None, rng: NoiseSource | None) -> int | None:
-    """The seed, or a fresh one, so that every speech can be made again; None where the caller brings the noise."""
-    if rng is not None:
-        if seed is not None:
-            raise InputError("give a seed or an rng, not both")
-        return None
-    if seed is None:
-        return secrets.randbits(32)
-    return _whole_number(seed)
-
-
-def _whole_number(seed: object) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InputError(f"seed must be a whole number from 0, got {seed!r}")
-    return int(seed)
-
-
-def _seed_of(seed: int | None, attempt: int) -> int | None:
-    return None if seed is None else seed + attempt
-
-
-def _warn_too_long(request: Request, patches: int, then: str) -> None:
-    warnings.warn(
-        f"the speech is suspiciously long for its text ({patches} patches for {request.target_tokens} tokens); {then}; "
-        "another seed may do better",
-        TooLongWarning,
-        stacklevel=3,
-    )
-
-
-def _warn_if_cut(request: Request, last: Patch) -> None:
-    if request.limited_by_cache and not last.stops and last.index + 1 == request.limit:
-        warnings.warn(
-            f"the speech was cut off after {request.limit} patches: the KV cache is full; "
-            "shorten the text or the prompt, or convert with a greater --max-length",
-            stacklevel=3,
+    def _speech(
+        self, call: Call, narrator: Narrator, spoken: list[SpokenSegment], seconds: float, *, cancelled: bool
+    ) -> Speech:
+        a = self.bundle.architecture
+        heard: list[Audio] = [np.zeros(0, np.float32)]
+        for index, segment in enumerate(spoken):
+            heard.append(segment.audio)
+            if segment.ends_paragraph and index + 1 < len(spoken):
+                heard.append(narrator.pause())
+        latents = [segment.latents for segment in spoken] or [
+            np.zeros((0, a.patch_size, a.feat_dim), np.float32)
+        ]
+        return Speech(
+            audio=np.concatenate(heard),
+            sample_rate=self.sample_rate,
+            latents=np.concatenate(latents),
+            seed=spoken[0].seed if len(call.segments) == 1 and spoken else call.randomness.seed,
+            attempts=max((segment.attempts for segment in spoken), default=0),
+            stopped=not cancelled and all(segment.stopped for segment in spoken),
+            too_long=any(segment.too_long for segment in spoken),
+            elapsed_seconds=seconds,
+            segments=tuple(spoken),
+            cancelled=cancelled,
         )

@@ -110,18 +110,6 @@ def test_a_context_carries_from_chunk_to_chunk(context_package: Path) -> None:
     np.testing.assert_array_equal(state.numpy("context").ravel(), [11, 12])
 
 
-def test_a_clone_goes_its_own_way(context_package: Path) -> None:
-    model = PortableStepModel(context_package, threads=1, state={"context": "context_out"})
-    state = model.new_state()
-    model({"x": np.ones((1, 1, 4), np.float32)}, state)
-    clone = state.clone()
-    model({"x": np.full((1, 1, 4), 5, np.float32)}, state)
-    np.testing.assert_array_equal(clone.numpy("context").ravel(), [1, 1])
-    np.testing.assert_array_equal(state.numpy("context").ravel(), [5, 5])
-    y = model({"x": np.zeros((1, 1, 4), np.float32)}, clone)["y"]
-    np.testing.assert_array_equal(y.ravel(), [110, 100, 0, 0])
-
-
 def test_a_set_state_is_what_the_next_step_reads(context_package: Path) -> None:
     model = PortableStepModel(context_package, threads=1, state={"context": "context_out"})
     state = model.new_state()

@@ -15,7 +15,9 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import constant_shapes, write_constant
 from voxcpm_constants.manifest import Manifest, Source, record_folder
 from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models
-from voxcpm_runtime import cli, voxcpm
+from voxcpm_runtime import cli, narration, voxcpm
+from voxcpm_runtime.bundle import open_bundle
+from voxcpm_runtime.driver import Driver
 
 HIDDEN, DIT, FEAT, PATCH, VOCABULARY = 8, 6, 4, 2, 120
 SIZES = StepSizes(kv_length=48, prefill_chunks=(1, 4, 16), encode_patches=(1, 4), vae_patches=(1, 3))
@@ -69,6 +71,12 @@ def architecture(request: pytest.FixtureRequest) -> Architecture:
     return Architecture.model_validate(config(request.param))
 
 
+@pytest.fixture(autouse=True)
+def _swift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patch of the tiny architectures is 20 ms, so that a token as published models say it would take 25."""
+    monkeypatch.setattr(narration, "SECONDS_PER_TOKEN", 0.03)
+
+
 @pytest.fixture
 def sizes() -> StepSizes:
     return SIZES
@@ -81,6 +89,18 @@ def constants(architecture: Architecture) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(shape).astype(np.float32) / 3 for name, shape in shapes.items()}
 
 
+class FakeState(dict[str, np.ndarray]):
+    """What a step model keeps, by whatever name it likes; a KV cache is `cache` (positions, hidden)."""
+
+    def rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        whole = self.get("cache", np.zeros((SIZES.kv_length, HIDDEN), np.float32))
+        return {"cache": whole[np.newaxis, np.newaxis, start:stop].copy()}
+
+    def set_rows(self, start: int, rows: Mapping[str, np.ndarray]) -> None:
+        cache = self.setdefault("cache", np.full((SIZES.kv_length, HIDDEN), np.nan, np.float32))
+        cache[start : start + rows["cache"].shape[2]] = rows["cache"][0, 0]
+
+
 @dataclass
 class FakeStep:
     """Checks every call against the declaration, counts it, and hands (inputs, state) to a numpy function."""
@@ -89,8 +109,8 @@ class FakeStep:
     function: Callable[[Mapping[str, np.ndarray], dict[str, np.ndarray]], dict[str, np.ndarray]]
     calls: list[tuple[int, ...]] = field(default_factory=list)
 
-    def new_state(self) -> dict[str, np.ndarray]:
-        return {}
+    def new_state(self) -> FakeState:
+        return FakeState()
 
     def __call__(self, inputs: Mapping[str, np.ndarray], state: Any = None) -> dict[str, np.ndarray]:
         allowed = {t.name: t for t in self.declared.inputs}
@@ -283,6 +303,17 @@ def bundle_folder(
         files=record_folder(folder),
     ).write(folder)
     return folder
+
+
+@pytest.fixture
+def tts(
+    bundle_folder: Path,
+    architecture: Architecture,
+    sizes: StepSizes,
+    constants: dict[str, np.ndarray],
+    models: dict[str, FakeStep],
+) -> voxcpm.VoxCPM:
+    return voxcpm.VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
 
 
 @pytest.fixture

@@ -131,6 +131,8 @@ KNOBS = {
     "retry_badcase_ratio_threshold": (["--retry-ratio", "0.5"], 0.5),
     "normalize": (["--normalize"], True),
     "trim_silence_vad": (["--trim-silence"], True),
+    "segment_tokens": (["--segment-tokens", "9"], 9),
+    "paragraph_pause": (["--paragraph-pause", "1.5"], 1.5),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_runtime import request
+from voxcpm_runtime import recording, request
 from voxcpm_runtime.bundle import open_bundle
 from voxcpm_runtime.driver import Driver
 from voxcpm_runtime.tokenizer import TextTokenizer
@@ -102,7 +102,7 @@ def test_silence_throughout_is_refused_when_it_is_to_be_trimmed(tts):
 
 def test_less_than_a_patch_of_sound_is_refused(tts, monkeypatch):
     """200 ms stay at either end: a patch longer than that is needed, or none."""
-    monkeypatch.setattr(request, "trim_silence", lambda audio, rate: audio[:19])
+    monkeypatch.setattr(recording, "trim_silence", lambda audio, rate: audio[:19])
 
     with pytest.raises(
         InputError, match=r"^prompt audio: 0.019 s are left .* one patch, 0.020 s, is the least$"

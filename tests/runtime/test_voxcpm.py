@@ -7,17 +7,11 @@ import soundfile
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime import voxcpm
-from voxcpm_runtime.bundle import open_bundle
-from voxcpm_runtime.driver import Driver
 from voxcpm_runtime.request import normalized_text
-from voxcpm_runtime.voxcpm import TooLongWarning, VoxCPM
+from voxcpm_runtime.speech import TooLongWarning
+from voxcpm_runtime.voxcpm import VoxCPM
 
 TEXT = "hello there."  # 12 characters and ▁: 13 tokens
-
-
-@pytest.fixture
-def tts(bundle_folder, architecture, sizes, constants, models):
-    return VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
 
 
 @pytest.fixture
@@ -89,7 +83,7 @@ def test_noise_is_drawn_once_a_patch_in_upstreams_shape(tts):
 def test_streaming_gives_exactly_the_samples_of_offline_generation(tts, prompt_audio, with_prompt):
     prompt = {"prompt_wav_path": prompt_audio, "prompt_text": "so it is "} if with_prompt else {}
 
-    pieces = list(tts.generate_streaming(TEXT, seed=3, min_len=5, **prompt))
+    pieces = list(tts.generate_streaming(TEXT, seed=3, min_len=5, chunk_patches=1, **prompt))
 
     assert len(pieces) == 7
     np.testing.assert_array_equal(np.concatenate(pieces), tts.generate(TEXT, seed=3, min_len=5, **prompt))
@@ -136,14 +130,14 @@ def test_the_seed_told_is_the_one_that_succeeded(tts, network):
 def test_a_streamed_speech_too_long_for_its_text_is_warned_of_when_it_becomes_so(tts):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        told_at = [len(caught) for _ in tts.generate_streaming("hi", seed=5)]
+        told_at = [len(caught) for _ in tts.generate_streaming("hi", seed=5, chunk_patches=1)]
 
     assert told_at.index(1) == 17  # before the 18th patch is heard: 6 * 3 tokens
     assert [warning.category for warning in caught] == [TooLongWarning]
 
 
 def test_without_retry_nothing_is_too_long(tts):
-    assert len(list(tts.generate_streaming("hi", seed=5, retry_badcase=False))) == 28
+    assert len(list(tts.generate_streaming("hi", seed=5, chunk_patches=1, retry_badcase=False))) == 28
     assert not tts.speak("hi", seed=5, retry_badcase=False).too_long
 
 
@@ -252,7 +246,7 @@ def test_a_speech_that_the_cache_cuts_off_is_warned_of(tts):
 
 def test_a_streamed_speech_that_is_cut_off_is_warned_of(tts):
     with pytest.warns(UserWarning, match="the KV cache is full"):
-        assert len(list(tts.generate_streaming(TEXT, seed=1))) == 34
+        assert len(list(tts.generate_streaming(TEXT, seed=1, chunk_patches=1))) == 34
 
 
 @pytest.mark.usefixtures("chatty")

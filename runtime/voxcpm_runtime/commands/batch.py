@@ -42,14 +42,14 @@ def batch(
     """Speak each line of a file into an audio file of its own; the same command goes on where it was cut short."""
     from voxcpm_constants.manifest import Manifest
     from voxcpm_runtime.bundle import choose_precision
-    from voxcpm_runtime.commands.batch_run import BatchRun, bundle_digest, check_outputs, output_folder
+    from voxcpm_runtime.commands.batch_run import BatchRun, check_outputs, output_folder
     from voxcpm_runtime.commands.utterances import Defaults, check_defaults, read_utterances
 
     bundle, source = _bundle_and_input(bundle_and_input)
     transcript, options = voice.transcript(), knobs.checked()
     bundle_folder = located(bundle, engine.precision, shown=not quiet)
     manifest = Manifest.read(bundle_folder)
-    digest = bundle_digest(manifest, choose_precision(bundle_folder, manifest, engine.precision))
+    digest = manifest.digest(choose_precision(bundle_folder, manifest, engine.precision))
     defaults = Defaults(
         generation=manifest.architecture.architecture,
         prompt=voice.prompt,

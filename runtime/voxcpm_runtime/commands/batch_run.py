@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator
@@ -14,8 +12,6 @@ from typing import cast
 import typer
 
 from voxcpm_constants.errors import InputError, VoxCPMError
-from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.audio_file import check_output_path, write_audio
 from voxcpm_runtime.commands.opening import progress_text, status_line
 from voxcpm_runtime.commands.speak import spoken_line
@@ -144,12 +140,6 @@ def output_folder(folder: str, source: str) -> Path:
     if Path(source).expanduser().resolve() == (path / RECORD_FILE).resolve():
         raise InputError(f"{source}: a batch keeps its own record under this name; give the input another")
     return path
-
-
-def bundle_digest(manifest: Manifest, precision: Precision) -> str:
-    """Of all files that one precision is spoken with."""
-    files = {path: record.sha256 for path, record in manifest.files_of(precision).items()}
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def _make_folder(path: Path) -> None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from voxcpm_runtime.commands.arguments import Engine
-    from voxcpm_runtime.voxcpm import Progress, VoxCPM
+    from voxcpm_runtime.progress import Progress
+    from voxcpm_runtime.voxcpm import VoxCPM
 
     Notes = Callable[[str], None]
 

@@ -25,7 +25,7 @@ from voxcpm_runtime.commands.option_groups import takes_groups
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from voxcpm_runtime.voxcpm import Speech
+    from voxcpm_runtime.speech import Speech
 
 
 @dataclass(frozen=True)

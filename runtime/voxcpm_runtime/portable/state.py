@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnxruntime as ort
@@ -29,11 +29,7 @@ class State:
         outputs: Mapping[str, str],
         in_place: frozenset[str],
         mode: Mode,
-        arrays: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        self._remake: Callable[[Mapping[str, np.ndarray]], State] = lambda arrays: State(
-            interfaces, outputs, in_place, mode, arrays
-        )
         self._interfaces = interfaces
         self._outputs = outputs
         self._mode = mode
@@ -41,8 +37,6 @@ class State:
         self._next = {name: _zeros(i) for name, i in interfaces.items() if name not in in_place}
         self.in_place = in_place
         self._bindings: dict[ort.InferenceSession, ort.IOBinding] = {}
-        for name, array in (arrays or {}).items():
-            self.set(name, array)
 
     def binding(self, session: ort.InferenceSession) -> ort.IOBinding:
         """The session's inputs and outputs, bound to the state's buffers."""
@@ -64,9 +58,14 @@ class State:
         value = array.astype(buffer.dtype)
         buffer[...] = rounded_to_fp16(value) if self._rounds(name) else value
 
-    def clone(self) -> State:
-        """An independent state with the same values."""
-        return self._remake(self._now)
+    def rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Copies of positions start..stop of every KV cache (1, heads, positions, width), by name."""
+        return {name: array[:, :, start:stop].copy() for name, array in self._now.items()}
+
+    def set_rows(self, start: int, rows: Mapping[str, np.ndarray]) -> None:
+        """Overwrites positions from `start` on."""
+        for name, array in rows.items():
+            self._now[name][:, :, start : start + array.shape[2]] = array
 
     def advance(self) -> None:
         """Makes what the last run wrote the state that the next run reads."""

@@ -1,0 +1,194 @@
+"""A voice that can be kept: the latents of its recordings and what is said in them, in one portable file.
+
+The file is in the safetensors format: tensors `prompt` and `reference` (patches, frames, latent_dim), float32, and a
+JSON document under `voice` in its metadata. It depends on the AudioVAE only, and so serves every bundle of a
+generation, in any precision and on any backend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.sequence import Latents
+from voxcpm_runtime.whole_file import whole_file
+
+SUFFIX = ".voice"
+_METADATA_KEY = "voice"
+_PROMPT, _REFERENCE = "prompt", "reference"
+
+
+class Turn(BaseModel):
+    """What is said in a stretch of the prompt."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    text: str
+    patches: int
+
+
+class VoiceHeader(BaseModel):
+    """What a voice is, beside its latents."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: int = 1
+    name: str
+    generation: str
+    """`architecture.architecture`"""
+    latent_space: str
+    """Digest of the AudioVAE's configuration: equal where latents mean the same."""
+    sample_rate: int
+    """Hz of the audio that was encoded."""
+    turns: tuple[Turn, ...] = ()
+    """Of the prompt: first the recording, then what was said since; none without a prompt."""
+    provenance: dict[str, str] = {}
+    """Where it came from: file names and digests of the recordings, bundle, date."""
+
+
+@dataclass(frozen=True, eq=False)
+class Voice:
+    """Give it as `voice` in place of recordings; make one with `VoxCPM.create_voice`, or `Voice.load`."""
+
+    header: VoiceHeader
+    prompt: Latents | None = None
+    """Patches to continue (patches, frames, latent_dim)."""
+    reference: Latents | None = None
+    """Patches of a voice to speak with (VoxCPM2)."""
+    path: Path | None = None
+    """The file it was read from or written to."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Voice) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def name(self) -> str:
+        return self.header.name
+
+    @property
+    def transcript(self) -> str:
+        """What is said in the prompt."""
+        return "".join(turn.text for turn in self.header.turns)
+
+    @property
+    def prompt_patches(self) -> int:
+        return 0 if self.prompt is None else len(self.prompt)
+
+    @property
+    def reference_patches(self) -> int:
+        return 0 if self.reference is None else len(self.reference)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all that is heard or read of it; not of its name and provenance."""
+        whole = hashlib.sha256(f"{self.header.latent_space}|{self.transcript}".encode())
+        for name, latents in self._tensors().items():
+            whole.update(name.encode() + latents.tobytes())
+        return whole.hexdigest()
+
+    def extended(self, text: str, latents: Latents, *, window_patches: int | None = None) -> Voice:
+        """The voice after it also said `text`, whose patches (patches, frames, latent_dim) become part of the prompt.
+
+        As upstream's `merge_prompt_cache`. window_patches: most patches of the prompt; the oldest turns go first, but
+        the recording that the voice began with stays.
+        """
+        turns = [*self.header.turns, Turn(text=text, patches=len(latents))]
+        prompt = latents if self.prompt is None else np.concatenate([self.prompt, latents])
+        kept = 0 if self.prompt is None else 1
+        while window_patches is not None and len(prompt) > window_patches and len(turns) > kept + 1:
+            start = turns[0].patches if kept else 0
+            prompt = np.concatenate([prompt[:start], prompt[start + turns[kept].patches :]])
+            del turns[kept]
+        if window_patches is not None and len(prompt) > window_patches and kept:
+            # Not even the newest turn fits beside the recording.
+            return self
+        header = self.header.model_copy(update={"turns": tuple(turns)})
+        return replace(self, header=header, prompt=prompt, path=None)
+
+    def check(self, a: Architecture) -> None:
+        """Raises InputError for a bundle whose latents mean something else."""
+        if self.header.latent_space != latent_space(a):
+            raise InputError(
+                f"voice {self.name} was made for another AudioVAE ({self.header.generation}, "
+                f"{self.header.sample_rate} Hz) than this bundle's ({a.architecture}, {a.input_sample_rate} Hz); "
+                "make it again from its recording"
+            )
+
+    def save(self, path: str | Path) -> Voice:
+        """Write it, whole or not at all; the same voice, with its path. Raises InputError."""
+        from safetensors.numpy import save
+
+        path = Path(path).expanduser()
+        metadata = {_METADATA_KEY: self.header.model_dump_json()}
+        try:
+            with whole_file(path) as file:
+                file.write(save(self._tensors(), metadata))
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+        return replace(self, path=path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Voice:
+        """Raises InputError for a file that is absent or no voice."""
+        path = Path(path).expanduser()
+        if not path.is_file():
+            raise InputError(f"voice {path}: no such file")
+        try:
+            header, tensors = _read(path)
+        except (OSError, ValueError, KeyError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(
+                f"voice {path}: expected a voice file, but it cannot be read ({reason})"
+            ) from None
+        return cls(header, tensors.get(_PROMPT), tensors.get(_REFERENCE), path)
+
+    def _tensors(self) -> dict[str, Latents]:
+        given = {_PROMPT: self.prompt, _REFERENCE: self.reference}
+        return {
+            name: np.ascontiguousarray(latents, np.float32)
+            for name, latents in given.items()
+            if latents is not None
+        }
+
+
+def latent_space(a: Architecture) -> str:
+    """Equal for two architectures whose latents mean the same."""
+    parts = f"{a.architecture}|{a.patch_size}|{a.feat_dim}|{a.audio_vae_config.model_dump_json()}"
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
+
+def _read(path: Path) -> tuple[VoiceHeader, dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = VoiceHeader.model_validate_json((file.metadata() or {})[_METADATA_KEY])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
+    for name, latents in tensors.items():
+        if (
+            latents.dtype != np.float32
+            or latents.ndim != 3
+            or not len(latents)
+            or not np.isfinite(latents).all()
+        ):
+            raise ValueError(f"{name} is not finite float32 (patches, frames, latent_dim)")
+    said = sum(turn.patches for turn in header.turns)
+    if not tensors or said != len(tensors.get(_PROMPT, ())):
+        raise ValueError(f"its turns have {said} patches, its prompt {len(tensors.get(_PROMPT, ()))}")
+    return header, tensors

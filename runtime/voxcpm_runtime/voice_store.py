@@ -1,0 +1,76 @@
+"""The user's own voices, a file each in one folder, by name."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import platformdirs
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.prefix_cache import prefix_files
+from voxcpm_runtime.voice import SUFFIX, Voice
+
+FOLDER_VARIABLE = "VOXCPM_COREML_VOICES"
+_NAME = re.compile(r"[\w][\w .-]*", re.UNICODE)
+
+
+class VoiceStore:
+    """folder: by default what $VOXCPM_COREML_VOICES says, or the user's data folder."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        chosen = os.environ.get(FOLDER_VARIABLE)
+        default = Path(chosen) if chosen else Path(platformdirs.user_data_dir("voxcpm-coreml")) / "voices"
+        self.folder = folder or default
+
+    def names(self) -> list[str]:
+        """Of all voices, in order."""
+        return sorted(path.stem for path in self.folder.glob(f"*{SUFFIX}"))
+
+    def add(self, voice: Voice, *, overwrite: bool = False) -> Voice:
+        """Keep a voice under its name. Raises InputError for one that is there, and for a name that is no file name."""
+        path = self.path(voice.name)
+        if path.exists() and not overwrite:
+            raise InputError(
+                f"a voice {voice.name} is there already; choose another name, or give --overwrite"
+            )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"{self.folder}: the folder cannot be made ({error.strerror or error})"
+            ) from None
+        _forget_prefixes(path)
+        return voice.save(path)
+
+    def load(self, name: str) -> Voice:
+        """The voice of that name, or of the file whose path it is. Raises InputError, naming those there are."""
+        if name.endswith(SUFFIX) or os.sep in name:
+            return Voice.load(name)
+        path = self.path(name)
+        if not path.is_file():
+            present = ", ".join(self.names()) or "none"
+            raise InputError(
+                f"no voice {name} (there are: {present}); make one with `voxcpm-coreml voices add`"
+            )
+        return Voice.load(path)
+
+    def remove(self, name: str) -> None:
+        """Raises InputError for one that is not there."""
+        path = self.path(name)
+        if not path.is_file():
+            self.load(name)
+        _forget_prefixes(path)
+        path.unlink()
+
+    def path(self, name: str) -> Path:
+        """Where a voice of that name lies. Raises InputError for a name that is no file name."""
+        if not _NAME.fullmatch(name) or name != name.strip():
+            raise InputError(f"voice name: expected letters, digits, spaces, dots and dashes, got {name!r}")
+        return self.folder / f"{name}{SUFFIX}"
+
+
+def _forget_prefixes(path: Path) -> None:
+    for prefix in prefix_files(path):
+        prefix.unlink(missing_ok=True)

@@ -1,0 +1,256 @@
+"""Streaming gives what offline generation gives, in chunks of any size, and can be ended."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.cancellation import Cancelled, CancelToken
+
+TEXT = "hello there."
+MODES = {
+    "zero-shot": {},
+    "continuation": {"prompt_wav_path": 0, "prompt_text": "so it is "},
+    "reference": {"reference_wav_path": 0},
+    "combined": {"prompt_wav_path": 0, "prompt_text": "so ", "reference_wav_path": 0},
+}
+
+
+@pytest.fixture
+def prompt_audio():
+    return np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1, 1000
+
+
+@pytest.fixture
+def arguments(prompt_audio, architecture):
+    def of(mode):
+        if "reference_wav_path" in MODES[mode] and architecture.architecture == "voxcpm":
+            pytest.skip("a reference voice needs VoxCPM2")
+        return {name: prompt_audio if value == 0 else value for name, value in MODES[mode].items()}
+
+    return of
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_chunks_of_any_size_are_the_samples_of_offline_generation(tts, arguments, architecture, mode):
+    given = arguments(mode) | {"seed": 3, "min_len": 9, "max_len": 11, "retry_badcase": False}
+    whole = tts.generate(TEXT, **given)
+    patch = architecture.patch_output_samples
+    assert len(whole) == 11 * patch
+
+    for size, first in itertools.product((1, 2, 5, 11, 40), (None, 1, 3)):
+        chunks = list(tts.generate_streaming(TEXT, chunk_patches=size, first_chunk_patches=first, **given))
+
+        np.testing.assert_array_equal(np.concatenate(chunks), whole)
+        begun = min(first or size, 11)
+        after = [size] * ((11 - begun) // size) + [(11 - begun) % size] * ((11 - begun) % size > 0)
+        assert [len(chunk) // patch for chunk in chunks] == [begun, *after]
+
+
+def test_the_first_chunk_is_there_after_prefill_and_its_patches(tts, models):
+    chunks = tts.generate_streaming(TEXT, seed=1, chunk_patches=6, first_chunk_patches=2, max_len=30)
+    before = len(models["audio_vae_decoder"].calls)
+
+    next(chunks)
+
+    assert len(models["audio_vae_decoder"].calls) - before == 2
+
+
+def test_each_patch_is_decoded_once_whatever_the_length(tts, models):
+    """Work that is linear in the length: calls of each model, for so many patches."""
+    counted = []
+    for patches in (4, 8, 16):
+        before = {name: len(model.calls) for name, model in models.items()}
+        list(tts.generate_streaming("hi", seed=1, max_len=patches, min_len=patches, retry_badcase=False))
+        counted.append({name: len(model.calls) - before[name] for name, model in models.items()})
+
+    for name in ("audio_vae_decoder", "locdit_step"):
+        assert counted[2][name] == 2 * counted[1][name] == 4 * counted[0][name] > 0
+
+
+@pytest.mark.parametrize("given", [{"chunk_patches": 0}, {"chunk_patches": 1.5}, {"first_chunk_patches": 0}])
+def test_chunks_of_no_patches_are_refused(tts, given):
+    with pytest.raises(InputError, match="must be a whole number of patches from 1"):
+        tts.generate_streaming(TEXT, **given)
+
+
+class _Counting:
+    """A DiT that cancels at its `at`-th call."""
+
+    def __init__(self, model, token, at):
+        self.calls, self.token, self.at, self.function = 0, token, at, model.function
+
+    def __call__(self, inputs, state):
+        self.calls += 1
+        if self.calls == self.at:
+            self.token.cancel()
+        return self.function(inputs, state)
+
+
+@pytest.fixture
+def cancelling(models):
+    """A token that the DiT cancels at a call of it; 9 of them make a patch."""
+
+    def make(at):
+        token = CancelToken()
+        models["locdit_step"].function = _Counting(models["locdit_step"], token, at)
+        return token, models["locdit_step"].function
+
+    return make
+
+
+def test_a_cancelled_generation_ends_between_two_euler_steps(tts, cancelling):
+    token, dit = cancelling(at=9 * 3 + 4)
+
+    with pytest.raises(Cancelled, match="was cancelled"):
+        tts.generate(TEXT, seed=1, cancel=token)
+
+    assert dit.calls == 9 * 3 + 4
+    with pytest.raises(Cancelled):  # for good
+        tts.generate(TEXT, seed=1, cancel=token)
+
+
+def test_what_was_spoken_may_be_kept(tts, cancelling, architecture):
+    whole = tts.generate(TEXT, seed=1, retry_badcase=False, max_len=9)
+    token, _ = cancelling(at=9 * 3 + 4)
+
+    speech = tts.speak(TEXT, seed=1, cancel=token, keep_partial=True)
+
+    patches, left = divmod(len(speech.audio), architecture.patch_output_samples)
+    assert (speech.cancelled, speech.stopped, left) == (True, False, 0)
+    # The third may be in its decoder when the fourth is given up.
+    assert patches in (2, 3)
+    np.testing.assert_array_equal(speech.audio, whole[: len(speech.audio)])
+
+
+def test_a_cancelled_stream_raises_or_ends_as_the_caller_chose(tts, cancelling):
+    for keep in (True, False):
+        token, _ = cancelling(at=9 * 3 + 4)
+        chunks = tts.generate_streaming(TEXT, seed=1, chunk_patches=1, cancel=token, keep_partial=keep)
+        heard = []
+        try:
+            heard += chunks
+            ended = True
+        except Cancelled:
+            ended = False
+        assert ended == keep
+        if keep:
+            assert len(heard) in (2, 3)
+
+
+def test_nothing_spoken_yet_is_no_samples(tts):
+    token = CancelToken()
+    token.cancel()
+
+    speech = tts.speak(TEXT, seed=1, cancel=token, keep_partial=True)
+
+    assert (len(speech.audio), speech.attempts, speech.cancelled) == (0, 0, True)
+    assert speech.latents.shape[1:] == (2, 4)
+
+
+def test_another_thread_may_cancel(tts, models):
+    token, begun = CancelToken(), threading.Event()
+    function = models["locdit_step"].function
+
+    def slow(inputs, state):
+        begun.set()
+        time.sleep(0.01)
+        return function(inputs, state)
+
+    models["locdit_step"].function = slow
+    threading.Thread(target=lambda: (begun.wait(10), token.cancel())).start()
+    started = time.perf_counter()
+
+    with pytest.raises(Cancelled):
+        tts.generate(TEXT, seed=1, cancel=token)
+
+    assert time.perf_counter() - started < 5
+
+
+def test_closing_a_stream_ends_the_patch_in_the_making(tts, models):
+    begun, allowed = threading.Event(), threading.Event()
+    function = models["locdit_step"].function
+    calls = []
+
+    def step(inputs, state):
+        calls.append(1)
+        if len(calls) > 9:
+            begun.set()
+            allowed.wait(10)
+        return function(inputs, state)
+
+    models["locdit_step"].function = step
+    threads = threading.active_count()
+    chunks = tts.generate_streaming(TEXT, seed=1, chunk_patches=1)
+    next(chunks)
+    assert begun.wait(10)
+    closing = threading.Thread(target=chunks.close)
+    closing.start()
+    time.sleep(0.2)
+    allowed.set()
+    closing.join(10)
+
+    assert threading.active_count() == threads
+    assert len(calls) == 10  # of 18: the second patch was given up after the step that ran
+
+
+def test_a_cancelled_generation_frees_its_caches(tts, models, cancelling, monkeypatch):
+    token, _ = cancelling(at=20)
+    states = []
+    new_state = type(models["base_lm_step"]).new_state
+
+    def counted(self):
+        state = new_state(self)
+        states.append(weakref.ref(state))
+        return state
+
+    monkeypatch.setattr(type(models["base_lm_step"]), "new_state", counted)
+    with pytest.raises(Cancelled):
+        tts.generate(TEXT, seed=1, cancel=token)
+
+    # Even while the error is held, and its traceback with it.
+    gc.collect()
+    assert len(states) > 2
+    assert not [state for state in states if state() is not None]
+
+
+def test_eight_threads_speak_at_once_as_each_would_alone(tts):
+    texts = [
+        "hello there.",
+        "so it is.",
+        "good day.",
+        "who is it?",
+        "nobody.",
+        "come in!",
+        "why not.",
+        "bye.",
+    ]
+    alone = [tts.generate(text, seed=index, max_len=9, min_len=9) for index, text in enumerate(texts)]
+    together = [None] * len(texts)
+
+    def speak(index):
+        together[index] = tts.generate(texts[index], seed=index, max_len=9, min_len=9)
+
+    threads = [threading.Thread(target=speak, args=(index,)) for index in range(len(texts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_closed_voice_says_so(tts):
+    with tts as same:
+        assert same is tts
+
+    with pytest.raises(InputError, match="this voice was closed"):
+        tts.generate(TEXT)
