@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from voxcpm_constants.architecture import Architecture, AudioVAEConfig, Transformer
 
@@ -32,6 +32,9 @@ STEP_MODEL_NAMES = (
 
 Precision = Literal["fp16", "int8", "int4", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "int4", "fp32")
+
+LARGEST_BATCH = 32
+"""Utterances that one bundle may advance at once."""
 
 Axis = int | tuple[int, ...]
 """A fixed length, or the lengths that an enumerated axis may take."""
@@ -97,16 +100,23 @@ class StepModel(_Declared):
 
 
 class StepSizes(_Declared):
-    """What a conversion chooses: cache length and the chunk lengths that the step models accept."""
+    """What a conversion chooses: batch, cache length, and the chunk lengths that the step models accept."""
 
+    batch: int = Field(default=1, ge=1, le=LARGEST_BATCH)
+    """Utterances that the language models and the DiT advance at once, each at its own position."""
     kv_length: int = Field(default=1024, gt=0)
-    """Positions in both KV caches: text tokens, prompt patches and generated patches together."""
+    """Positions of one utterance in both KV caches: text tokens, prompt patches and generated patches together."""
     prefill_chunks: tuple[int, ...] = (1, 16, 64)
     """Embeddings that an LM step takes at once."""
-    encode_patches: tuple[int, ...] = (1, 16)
-    """Patches that the feat encoder takes at once."""
+    encode_patches: tuple[int, ...] = Field(default=(1, 16), validate_default=True)
+    """Patches that the feat encoder takes at once, in order: also one of each utterance of a batch."""
     vae_patches: tuple[int, ...] = (1, 8)
-    """Patches that the AudioVAE encoder and decoder take at once."""
+    """Patches that the AudioVAE encoder and decoder take at once; both serve one utterance."""
+
+    @field_validator("encode_patches")
+    @classmethod
+    def _also_one_of_each_utterance(cls, patches: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        return tuple(sorted({*patches, info.data.get("batch", 1)}))
 
 
 def declare_step_models(architecture: Architecture, sizes: StepSizes) -> dict[str, StepModel]:
@@ -117,7 +127,7 @@ def declare_step_models(architecture: Architecture, sizes: StepSizes) -> dict[st
         _feat_encoder(architecture, sizes),
         _base_lm_step(architecture, sizes),
         _residual_lm_step(architecture, sizes),
-        _locdit_step(architecture),
+        _locdit_step(architecture, sizes),
     )
     return {model.name: model for model in models}
 
@@ -213,18 +223,22 @@ def _residual_lm_step(a: Architecture, sizes: StepSizes) -> StepModel:
 
 
 def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, int, str]) -> StepModel:
-    chunk = _axis(sizes.prefill_chunks)
-    cache = (1, lm.num_kv_heads, sizes.kv_length, lm.head_dim)
+    batch, chunk = sizes.batch, _axis(sizes.prefill_chunks)
+    # The utterances' caches lie one after another: a step writes all its rows with one scatter along one axis.
+    cache = (1, lm.num_kv_heads, batch * sizes.kv_length, lm.head_dim)
     return StepModel(
         name=name,
         inputs=(
-            TensorSpec(name="embeddings", shape=(1, chunk, lm.hidden_size), meaning="input embeddings"),
+            TensorSpec(name="embeddings", shape=(batch, chunk, lm.hidden_size), meaning="input embeddings"),
             TensorSpec(
-                name="position", shape=(1,), dtype="int32", meaning="cache position of the first embedding"
+                name="position",
+                shape=(batch,),
+                dtype="int32",
+                meaning="cache position of the first embedding",
             ),
         ),
         outputs=tuple(
-            TensorSpec(name=tensor, shape=(1, chunk, width), meaning=meaning)
+            TensorSpec(name=tensor, shape=(batch, chunk, width), meaning=meaning)
             for tensor, width, meaning in outputs
         ),
         state=tuple(
@@ -240,18 +254,19 @@ def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, 
     )
 
 
-def _locdit_step(a: Architecture) -> StepModel:
-    latents = (2, a.feat_dim, a.patch_size)
+def _locdit_step(a: Architecture, sizes: StepSizes) -> StepModel:
+    rows = 2 * sizes.batch
+    latents = (rows, a.feat_dim, a.patch_size)
     return StepModel(
         name=LOCDIT_STEP,
         inputs=(
             TensorSpec(name="x", shape=latents, meaning="noisy patch; rows: conditional, unconditional"),
             TensorSpec(
-                name="mu", shape=(2, a.mu_size), meaning="LM condition; zeros in the unconditional row"
+                name="mu", shape=(rows, a.mu_size), meaning="LM condition; zeros in the unconditional row"
             ),
-            TensorSpec(name="t", shape=(2,), meaning="time, from 1 (noise) to 0 (data)"),
+            TensorSpec(name="t", shape=(rows,), meaning="time, from 1 (noise) to 0 (data)"),
             TensorSpec(name="cond", shape=latents, meaning="previous patch"),
-            TensorSpec(name="dt", shape=(2,), meaning="step length in mean mode, else zero"),
+            TensorSpec(name="dt", shape=(rows,), meaning="step length in mean mode, else zero"),
         ),
         outputs=(TensorSpec(name="velocity", shape=latents, meaning="velocity of each row"),),
     )

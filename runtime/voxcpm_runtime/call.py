@@ -45,6 +45,8 @@ class CallArguments(OptionArguments, total=False):
     """Ends the generation between two Euler steps: then Cancelled is raised."""
     keep_partial: bool
     """Have what was spoken until `cancel`, in place of Cancelled."""
+    parallel_segments: int
+    """Segments of a long text to speak at once, on a bundle converted for a batch; else one after another."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Call:
     progress: ProgressCallback | None
     cancel: CancelToken
     keep_partial: bool
+    parallel_segments: int
 
 
 def read_call(
@@ -99,6 +102,7 @@ def read_call(
         progress=named["progress"],
         cancel=named["cancel"] or CancelToken(),
         keep_partial=bool(named["keep_partial"]),
+        parallel_segments=_checked_parallel(named["parallel_segments"]),
     )
 
 
@@ -123,6 +127,14 @@ def read_voice(
 
 
 _OWN = tuple(CallArguments.__annotations__.keys() - OptionArguments.__annotations__.keys())
+
+
+def _checked_parallel(count: object) -> int:
+    if count is None:
+        return 1
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+        raise InputError(f"parallel_segments must be a whole number from 1, got {count!r}")
+    return int(count)
 
 
 def _checked_seed(seed: int | None, rng: NoiseSource | None) -> int | None:

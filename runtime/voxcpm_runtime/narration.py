@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -106,6 +107,12 @@ class Narrator:
         self._control = control
         self._given = voice is not None
         self.voice = voice
+
+    def over(self, driver: Driver) -> Narrator:
+        """The same voice, over another driver."""
+        other = copy.copy(self)
+        other._driver = driver  # noqa: SLF001 - its own class
+        return other
 
     def utterance(self, segment: Segment) -> Utterance:
         """The segment, ready to be spoken. Raises InputError for one that cannot be."""

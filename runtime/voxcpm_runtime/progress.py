@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,14 +21,14 @@ class Progress:
     audio_seconds: float
     """Of speech so far, all segments together."""
     elapsed_seconds: float
-    """Of work: on this attempt, and on all segments before."""
+    """Of work, without that on attempts that were given up."""
     attempt: int
     """From 1; above it, earlier attempts were too long for their text."""
     segment: int = 0
     """Which one is being spoken, from 0."""
     segments: int = 1
     remaining_seconds: float | None = None
-    """Of work, by how long the segments before took for their length; None before there are any."""
+    """Of work, by how long the finished segments took for their length; None before there is one."""
 
     @property
     def real_time_factor(self) -> float:
@@ -39,7 +40,7 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class Telling:
-    """Tells `callback` of the patches of one call."""
+    """Tells `callback` of the patches of one call; several segments may be under way, each in a thread."""
 
     def __init__(
         self, callback: ProgressCallback | None, segments: Sequence[Segment], patch_seconds: float
@@ -48,13 +49,16 @@ class Telling:
         self._lengths = [len(segment.text) for segment in segments]
         self._patch_seconds = patch_seconds
         self._started = time.perf_counter()
-        self._segment = 0
-        self._patches = 0
-        """Of the present segment."""
-        self._patches_before = 0
-        self._seconds_before = 0.0
-        """Until the present segment began."""
-        self._present: tuple[int, Utterance] | None = None
+        self._lock = threading.Lock()
+        self._patches: dict[int, int] = {}
+        """Of the present attempt at each segment that was begun."""
+        self._begun: dict[int, float] = {}
+        """When its first attempt began; the present one may have begun later."""
+        self._wasted: dict[int, float] = {}
+        """Seconds of the attempts before."""
+        self._finished_length = 0
+        self._finished_at = 0.0
+        self._present: dict[int, Utterance] = {}
 
     @property
     def elapsed(self) -> float:
@@ -63,41 +67,48 @@ class Telling:
 
     def spoken(self, utterance: Utterance, index: int) -> None:
         """A patch of a segment that is kept whole."""
-        self._present = index, utterance
-        self._tell(index, len(utterance.spoken), utterance.attempt, time.perf_counter() - utterance.began)
+        with self._lock:
+            self._present[index] = utterance
+            began = self._begun.setdefault(index, utterance.began)
+            self._wasted[index] = utterance.began - began
+            self._tell(index, len(utterance.spoken), utterance.attempt)
+
+    def finished(self, index: int) -> None:
+        """A segment is whole."""
+        with self._lock:
+            self._present.pop(index, None)
+            self._finished_length += self._lengths[index]
+            self._finished_at = self._worked()
 
     def present(self, index: int) -> Utterance | None:
-        """The segment of that index, if something of it has been spoken."""
-        return self._present[1] if self._present is not None and self._present[0] == index else None
+        """A segment of which something has been spoken, and not all."""
+        return self._present.get(index)
 
     def heard(self, piece: Piece) -> None:
         """A patch, or a pause, of a segment that is streamed."""
         if piece.patches:
-            self._tell(piece.segment, piece.patches, 1, None)
+            if piece.segment not in self._patches and piece.segment:
+                self.finished(piece.segment - 1)
+            self._tell(piece.segment, piece.patches, 1)
 
-    def _tell(self, index: int, patches: int, attempt: int, seconds: float | None) -> None:
-        """seconds: of work on this attempt; None: all since the segment before."""
-        if index != self._segment:
-            self._patches_before += self._patches
-            self._seconds_before, self._segment = self.elapsed, index
-        self._patches = patches
+    def _worked(self) -> float:
+        return self.elapsed - sum(self._wasted.values())
+
+    def _tell(self, index: int, patches: int, attempt: int) -> None:
+        self._patches[index] = patches
         if self._callback is None:
             return
-        worked = self.elapsed if seconds is None else self._seconds_before + seconds
+        worked, remaining = self._worked(), None
+        if self._finished_length:
+            remaining = max(0.0, self._finished_at / self._finished_length * sum(self._lengths) - worked)
         self._callback(
             Progress(
                 patches=patches,
-                audio_seconds=(self._patches_before + patches) * self._patch_seconds,
+                audio_seconds=sum(self._patches.values()) * self._patch_seconds,
                 elapsed_seconds=worked,
                 attempt=attempt,
                 segment=index,
                 segments=len(self._lengths),
-                remaining_seconds=self._remaining(index, worked),
+                remaining_seconds=remaining,
             )
         )
-
-    def _remaining(self, index: int, worked: float) -> float | None:
-        if not index:
-            return None
-        each = self._seconds_before / sum(self._lengths[:index])
-        return max(0.0, each * sum(self._lengths) - worked)

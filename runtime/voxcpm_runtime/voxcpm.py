@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio_file import Audio, AudioSource
 from voxcpm_runtime.backends import Backend, load_step_models
+from voxcpm_runtime.batching import lone_slot, run_jobs
 from voxcpm_runtime.bundle import Bundle, open_bundle
 from voxcpm_runtime.call import Call, read_call, read_voice
 from voxcpm_runtime.cancellation import Cancelled
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
     from voxcpm_runtime.call import CallArguments
     from voxcpm_runtime.options import OptionArguments
+
+_RECORDINGS = ("prompt_wav_path", "prompt_text", "reference_wav_path")
 
 
 class VoxCPM:
@@ -123,23 +127,26 @@ class VoxCPM:
         (TooLongWarning) of speech that is suspiciously long for its text in every attempt.
         """
         call = self._call(text, prompt_wav_path, prompt_text, reference_wav_path, given)
-        narrator = self._narrator(call)
-        telling = Telling(call.progress, call.segments, self.bundle.architecture.patch_seconds)
-        spoken: list[SpokenSegment] = []
-        cancelled = False
-        try:
-            for index, segment in enumerate(call.segments):
-                spoken.append(narrator.speak(segment, index, telling.spoken))
-        except Cancelled:
-            cancelled = True
-        if cancelled:
-            # Raised here, without the frames in which it came up: they hold the caches.
-            if not call.keep_partial:
-                call.cancel.check()
-            index = len(spoken)
-            if (partial := telling.present(index)) is not None:
-                spoken.append(narrator.spoken(call.segments[index], index, partial))
-        return self._speech(call, narrator, spoken, telling.elapsed, cancelled=cancelled)
+        return self._spoken(call, lone_slot(self.driver), call.parallel_segments)
+
+    def batch(self, utterances: Iterable[str | CallArguments]) -> list[Speech]:
+        """Speak several utterances, each with its own text, voice, seed and options, and each as it would alone.
+
+        utterances: texts, or arguments of `speak` by name, `text` among them. They run at once, as many as the bundle
+        was converted for (`convert --batch`), or one after another.
+
+        Raises as `speak`, for any of them before there is work on one.
+        """
+        calls = []
+        for number, given in enumerate(utterances, start=1):
+            named: dict[str, Any] = {"text": given} if isinstance(given, str) else dict(given)
+            text, prompt, words, reference = (named.pop(name, None) for name in ("text", *_RECORDINGS))
+            try:
+                calls.append(self._call(text, prompt, words, reference, named))
+            except InputError as error:
+                raise InputError(f"utterance {number}: {error}") from None
+        jobs = [partial(self._spoken, call) for call in calls]
+        return run_jobs(self.driver, jobs, len(jobs))
 
     def generate_streaming(
         self,
@@ -214,14 +221,48 @@ class VoxCPM:
         prompt: AudioSource | None,
         prompt_text: str | None,
         reference: AudioSource | None,
-        given: CallArguments,
+        given: Mapping[str, Any],
     ) -> Call:
         return read_call(self.bundle, self.driver, text, prompt, prompt_text, reference, given)
 
-    def _narrator(self, call: Call) -> Narrator:
+    def _spoken(self, call: Call, driver: Driver, at_once: int = 1) -> Speech:
+        """All segments; at_once: how many of them at a time."""
+        narrator = self._narrator(call, driver)
+        telling = Telling(call.progress, call.segments, self.bundle.architecture.patch_seconds)
+        spoken: dict[int, SpokenSegment] = {}
+
+        def speak(index: int, narrator: Narrator = narrator) -> None:
+            spoken[index] = narrator.speak(call.segments[index], index, telling.spoken)
+            telling.finished(index)
+
+        rest = list(range(len(call.segments)))
+        cancelled = False
+        try:
+            if at_once == 1 or call.voice is None:
+                speak(rest.pop(0))
+            if at_once > 1 and rest:
+                jobs = [lambda slot, index=index: speak(index, narrator.over(slot)) for index in rest]
+                run_jobs(self.driver, jobs, at_once)
+            else:
+                for index in rest:
+                    speak(index)
+        except Cancelled:
+            cancelled = True
+        if cancelled:
+            # Raised here, without the frames in which it came up: they hold the caches.
+            if not call.keep_partial:
+                call.cancel.check()
+            index = next(index for index in range(len(call.segments)) if index not in spoken)
+            spoken = {i: spoken[i] for i in range(index)}
+            if (partial_ := telling.present(index)) is not None:
+                spoken[index] = narrator.spoken(call.segments[index], index, partial_)
+        whole = [spoken[index] for index in range(len(spoken))]
+        return self._speech(call, narrator, whole, telling.elapsed, cancelled=cancelled)
+
+    def _narrator(self, call: Call, driver: Driver) -> Narrator:
         return Narrator(
             self.bundle,
-            self.driver,
+            driver,
             self._prefix,
             call.options,
             call.randomness,
@@ -235,7 +276,7 @@ class VoxCPM:
         telling = Telling(call.progress, call.segments, self.bundle.architecture.patch_seconds)
         cancelled = False
         try:
-            for piece in self._narrator(call).stream(segments):
+            for piece in self._narrator(call, lone_slot(self.driver)).stream(segments):
                 telling.heard(piece)
                 yield piece
         except Cancelled:
@@ -247,7 +288,7 @@ class VoxCPM:
         a = self.bundle.architecture
         nothing = np.zeros((0, a.patch_size, a.feat_dim), np.float32)
         prompt = nothing if voice.prompt is None else voice.prompt
-        return self.driver.prefix(voice_lead(self.bundle, voice), prompt)
+        return lone_slot(self.driver).prefix(voice_lead(self.bundle, voice), prompt)
 
     def _speech(
         self, call: Call, narrator: Narrator, spoken: list[SpokenSegment], seconds: float, *, cancelled: bool

@@ -1,0 +1,229 @@
+"""Utterances that share the calls of step models: each as it would be alone, whatever the others do."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.step_models import StepSizes, declare_step_models
+from voxcpm_runtime.bundle import open_bundle
+from voxcpm_runtime.cancellation import CancelToken
+from voxcpm_runtime.driver import Driver
+from voxcpm_runtime.flow_matching import time_span
+from voxcpm_runtime.voxcpm import VoxCPM
+
+BATCH, LENGTH = 3, 48
+SIZES = StepSizes(
+    batch=BATCH, kv_length=LENGTH, prefill_chunks=(1, 4, 16), encode_patches=(1, 4), vae_patches=(1, 3)
+)
+WITH_CACHE = ("base_lm_step", "residual_lm_step")
+
+
+class BatchState(dict):
+    """A cache a slot, their positions one after another."""
+
+    def __init__(self, model):
+        super().__init__({slot: model.new_state() for slot in range(BATCH)})
+
+    def rows(self, start, stop):
+        slot, first = divmod(start, LENGTH)
+        return self[slot].rows(first, first + stop - start)
+
+    def set_rows(self, start, rows):
+        slot, first = divmod(start, LENGTH)
+        self[slot].set_rows(first, rows)
+
+
+class BatchStep:
+    """A step model of the tiny network for a batch: rows are computed one slot at a time, and counted as one call."""
+
+    def __init__(self, model, declared):
+        self.model, self.declared, self.calls = model, declared, []
+
+    def new_state(self):
+        return BatchState(self.model)
+
+    def __call__(self, inputs, state=None):
+        for tensor in self.declared.inputs:
+            shapes = {tensor.shape_at(chunk) for chunk in range(self.declared.chunk_count)}
+            assert inputs[tensor.name].shape in shapes, tensor.name
+        self.calls.append(inputs[self.declared.inputs[0].name].shape)
+        rows = 1 if state is not None else 2
+        outputs = []
+        for slot in range(BATCH):
+            own = {name: array[rows * slot : rows * (slot + 1)] for name, array in inputs.items()}
+            # Idle slots get zeros, which the tiny network keeps as NaN: whoever attends to them is found out.
+            outputs.append(self.model.function(own, None if state is None else state[slot]))
+        return {name: np.concatenate([output[name] for output in outputs]) for name in outputs[0]}
+
+
+@pytest.fixture
+def batch_models(architecture, models):
+    declared = declare_step_models(architecture, SIZES)
+    shared = {name: BatchStep(models[name], declared[name]) for name in (*WITH_CACHE, "locdit_step")}
+    models["feat_encoder"].declared = declared["feat_encoder"]
+    return models | shared
+
+
+@pytest.fixture
+def batched(bundle_folder, architecture, constants, batch_models):
+    return VoxCPM(open_bundle(bundle_folder), Driver(architecture, SIZES, constants, batch_models))
+
+
+@pytest.fixture
+def prompt_audio():
+    return np.random.default_rng(0).standard_normal(90).astype(np.float32) * 0.1, 1000
+
+
+def utterances(prompt_audio):
+    return [
+        {"text": "hello there.", "seed": 1, "min_len": 4, "max_len": 9},
+        {"text": "hi", "seed": 2, "min_len": 7, "max_len": 7, "inference_timesteps": 4},
+        {
+            "text": "who?",
+            "prompt_wav_path": prompt_audio,
+            "prompt_text": "so it is ",
+            "seed": 3,
+            "max_len": 12,
+        },
+        {"text": "no.", "seed": 4, "min_len": 15, "max_len": 15, "cfg_value": 1.2, "temperature": 0.5},
+        {"text": "good day to you.", "seed": 5, "max_len": 5, "use_cfg_zero_star": False},
+        {"text": "bye", "seed": 6, "retry_badcase": False},
+        {"text": "a", "seed": 7, "max_len": 8},
+    ]
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 7])
+def test_each_utterance_is_as_it_would_be_alone(tts, batched, prompt_audio, together):
+    given = utterances(prompt_audio)[:together]
+
+    speeches = batched.batch(given)
+
+    for speech, arguments in zip(speeches, given, strict=True):
+        alone = tts.speak(**arguments)
+        assert (len(speech.latents), speech.stopped, speech.seed) == (
+            len(alone.latents),
+            alone.stopped,
+            alone.seed,
+        )
+        np.testing.assert_allclose(speech.latents, alone.latents, atol=1e-5)
+        np.testing.assert_array_equal(speech.audio, batched.generate(**arguments))
+
+
+def test_those_that_ask_for_the_same_are_one_call(batched, batch_models):
+    patches = 8
+    given = [
+        {"text": "hi", "seed": seed, "min_len": patches, "max_len": patches, "retry_badcase": False}
+        for seed in range(3)
+    ]
+
+    batched.batch(given)
+
+    assert len(batch_models["locdit_step"].calls) == 9 * patches
+    for name in WITH_CACHE:
+        decoding = [shape for shape in batch_models[name].calls if shape[1] == 1]
+        assert len(decoding) == patches - 1
+    assert [shape[1] for shape in batch_models["feat_encoder"].calls] == [BATCH] * (patches - 1)
+
+
+def test_a_bundle_without_a_batch_speaks_them_one_after_another(tts, prompt_audio):
+    given = utterances(prompt_audio)
+
+    for speech, arguments in zip(tts.batch(given), given, strict=True):
+        np.testing.assert_array_equal(speech.audio, tts.generate(**arguments))
+
+
+def test_a_text_alone_is_an_utterance(tts, network):
+    network.stop_bias = np.array([-1e3, 0], np.float32)
+    assert [len(speech.latents) > 0 for speech in tts.batch(["hi", {"text": "who?", "seed": 1}])] == [
+        True,
+        True,
+    ]
+
+
+def test_streaming_runs_on_a_batch_bundle_too(tts, batched):
+    chunks = list(batched.generate_streaming("hello there.", seed=3, max_len=9, min_len=9))
+
+    np.testing.assert_allclose(
+        np.concatenate(chunks), tts.generate("hello there.", seed=3, max_len=9, min_len=9), atol=1e-4
+    )
+
+
+def test_what_cannot_be_spoken_is_refused_by_its_number_before_any_work(batched, batch_models):
+    with pytest.raises(InputError, match=r"^utterance 2: the text is empty"):
+        batched.batch(["hi", {"text": " "}])
+
+    assert not any(model.calls for model in batch_models.values())
+
+
+def test_an_error_of_one_leaves_the_others_alone(tts, batched, batch_models):
+    """The second utterance, known by its Euler steps, gets NaN; that is told once the others are done."""
+    step = batch_models["locdit_step"]
+    healthy, sick_time = step.model.function, time_span(3)[2]
+    step.model.function = lambda inputs, state: {
+        "velocity": healthy(inputs, state)["velocity"]
+        * np.float32(np.nan if inputs["t"][0] == sick_time else 1)
+    }
+    given = [{"text": text, "seed": 1, "max_len": 9} for text in ("hi", "who?", "no.")]
+    given[1]["inference_timesteps"] = 3
+    told = []
+    given[2]["progress"] = told.append
+
+    with pytest.raises(BundleError, match="patch 0 is not finite"):
+        batched.batch(given)
+
+    assert told[-1].patches == len(tts.speak(**given[2]).latents)
+
+
+def test_one_may_be_cancelled_while_the_others_go_on(tts, batched):
+    token = CancelToken()
+    token.cancel()
+    given = [
+        {"text": "hi", "seed": 1, "max_len": 9, "cancel": token, "keep_partial": True},
+        {"text": "who?", "seed": 2, "max_len": 9},
+        {"text": "no.", "seed": 3, "max_len": 9},
+    ]
+
+    cancelled, *others = batched.batch(given)
+
+    assert (cancelled.cancelled, len(cancelled.audio)) == (True, 0)
+    for speech, arguments in zip(others, given[1:], strict=True):
+        np.testing.assert_allclose(speech.latents, tts.speak(**arguments).latents, atol=1e-5)
+
+
+def test_a_slot_near_the_end_of_its_cache_keeps_its_rows_while_another_is_prefilled(tts, batched):
+    """A chunk of 16 for one, with 47 of 48 positions taken in the other."""
+    given = [
+        {"text": "a", "seed": 1, "min_len": 45, "max_len": 45, "retry_badcase": False, "segment_tokens": 1000,
+         "retry_badcase_ratio_threshold": 99.0},
+        {"text": "b", "seed": 2, "min_len": 44, "max_len": 44, "retry_badcase": False, "segment_tokens": 1000,
+         "retry_badcase_ratio_threshold": 99.0},
+        *({"text": "hello there.", "seed": seed, "min_len": 2, "max_len": 3} for seed in range(3, 14)),
+    ]  # fmt: skip
+
+    for speech, arguments in zip(batched.batch(given), given, strict=True):
+        np.testing.assert_allclose(speech.latents, tts.speak(**arguments).latents, atol=1e-4)
+
+
+def test_segments_of_a_long_text_may_be_spoken_at_once(batched):
+    text = "it is so. it is not. who is it? come in! why not. good day."
+    given = {"seed": 3, "max_len": 6, "segment_tokens": 12}
+    one_by_one = batched.speak(text, **given)
+    assert len(one_by_one.segments) > 3
+
+    at_once = batched.speak(text, parallel_segments=3, **given)
+
+    np.testing.assert_array_equal(at_once.audio, one_by_one.audio)
+    assert [s.text for s in at_once.segments] == [s.text for s in one_by_one.segments]
+
+
+def test_no_thread_is_left(batched, network):
+    network.stop_bias = np.array([-1e3, 0], np.float32)
+    before = threading.active_count()
+
+    batched.batch(["hi", "who?", "no.", "yes."])
+
+    assert threading.active_count() == before
