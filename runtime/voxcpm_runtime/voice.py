@@ -100,8 +100,9 @@ class Voice:
     def extended(self, text: str, latents: Latents, *, window_patches: int | None = None) -> Voice:
         """The voice after it also said `text`, whose patches (patches, frames, latent_dim) become part of the prompt.
 
-        As upstream's `merge_prompt_cache`. window_patches: most patches of the prompt; the oldest turns go first, but
-        the recording that the voice began with stays.
+        As upstream's `merge_prompt_cache`, the text verbatim: it brings the space that parts it from what follows.
+        window_patches: most patches of the prompt; the oldest turns go first, but the recording that the voice began
+        with stays. A turn that does not fit even so changes nothing.
         """
         turns = [*self.header.turns, Turn(text=text, patches=len(latents))]
         prompt = latents if self.prompt is None else np.concatenate([self.prompt, latents])
@@ -110,8 +111,7 @@ class Voice:
             start = turns[0].patches if kept else 0
             prompt = np.concatenate([prompt[:start], prompt[start + turns[kept].patches :]])
             del turns[kept]
-        if window_patches is not None and len(prompt) > window_patches and kept:
-            # Not even the newest turn fits beside the recording.
+        if window_patches is not None and len(prompt) > window_patches:
             return self
         header = self.header.model_copy(update={"turns": tuple(turns)})
         return replace(self, header=header, prompt=prompt, path=None)

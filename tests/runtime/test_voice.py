@@ -1,0 +1,257 @@
+"""Voices that are kept: they speak as the recordings that they are made of, from memory and from files."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.prefix_cache import prefix_files
+from voxcpm_runtime.voice import Voice
+from voxcpm_runtime.voice_store import VoiceStore
+
+TEXT = "hello there."
+GIVEN = {"seed": 3, "min_len": 6, "max_len": 8, "retry_badcase": False}
+RECORDINGS = {
+    "prompt": ({"audio": 0, "transcript": "so it is "}, {"prompt_wav_path": 0, "prompt_text": "so it is "}),
+    "reference": ({"audio": 0}, {"reference_wav_path": 0}),
+    "both": (
+        {"audio": 0, "transcript": "so ", "reference": 1},
+        {"prompt_wav_path": 0, "prompt_text": "so ", "reference_wav_path": 1},
+    ),
+}
+
+
+@pytest.fixture
+def audio():
+    rng = np.random.default_rng(0)
+    return [(rng.standard_normal(samples).astype(np.float32) * 0.1, 1000) for samples in (45, 61)]
+
+
+@pytest.fixture
+def recordings(audio, architecture):
+    def of(kind):
+        if kind != "prompt" and architecture.architecture == "voxcpm":
+            pytest.skip("a reference voice needs VoxCPM2")
+        return [
+            {name: audio[value] if value in (0, 1) else value for name, value in given.items()}
+            for given in RECORDINGS[kind]
+        ]
+
+    return of
+
+
+@pytest.mark.parametrize("kind", RECORDINGS)
+def test_a_voice_speaks_as_its_recordings(tts, recordings, tmp_path, kind):
+    made_of, given = recordings(kind)
+    expected = tts.generate(TEXT, **given, **GIVEN)
+
+    voice = tts.create_voice(**made_of, name="ada")
+    path = tmp_path / "ada.voice"
+    voice.save(path)
+
+    for source in (voice, Voice.load(path), path, str(path)):
+        np.testing.assert_array_equal(tts.generate(TEXT, voice=source, **GIVEN), expected)
+        np.testing.assert_array_equal(
+            np.concatenate(list(tts.generate_streaming(TEXT, voice=source, **GIVEN))), expected
+        )
+
+
+@pytest.mark.parametrize("kind", RECORDINGS)
+def test_what_was_kept_of_a_voice_is_not_computed_again(tts, recordings, tmp_path, models, kind):
+    made_of, _ = recordings(kind)
+    path = tmp_path / "ada.voice"
+    tts.create_voice(**made_of, name="ada").save(path)
+    first = tts.generate(TEXT, voice=path, **GIVEN)
+    assert len(list(prefix_files(path))) == 1
+
+    def count():
+        return sum(len(models[name].calls) for name in ("audio_vae_encoder", "feat_encoder", "base_lm_step"))
+
+    counted = []
+    for forget in (False, True):
+        if forget:  # another process, which finds the file
+            tts._prefix.cache_clear()
+        before = count()
+        np.testing.assert_array_equal(tts.generate(TEXT, voice=path, **GIVEN), first)
+        counted.append(count() - before)
+    for prefix in prefix_files(path):
+        prefix.write_bytes(b"half a fi")
+    tts._prefix.cache_clear()
+    before = count()
+    np.testing.assert_array_equal(tts.generate(TEXT, voice=path, **GIVEN), first)
+
+    assert counted[0] == counted[1] < count() - before
+
+
+def test_a_text_that_changes_the_transcripts_last_token_is_spoken_right(tts, audio):
+    """A tokeniser that joins the ends of transcript and target: the lead must not be used beyond what is common."""
+    plain = tts.bundle.tokenizer
+    voice = tts.create_voice(audio[0], "so it is", name="ada")
+
+    class Joining:
+        unknown_characters = staticmethod(plain.unknown_characters)
+
+        def __call__(self, text):
+            ids = plain(text)
+            if text != "so it is" and text.startswith("so it is"):
+                ids[7:9] = [40]  # "is" + "h": one token in place of two
+            return ids
+
+    tts.bundle.__dict__["tokenizer"] = Joining()
+    alone = tts.generate(TEXT, audio[0], "so it is", **GIVEN)
+
+    np.testing.assert_array_equal(tts.generate(TEXT, voice=voice, **GIVEN), alone)
+    request = tts.request(TEXT, audio[0], "so it is")
+    whole = tts.driver.prefill(request.sequence)
+    in_two = tts.driver.prefill(request.sequence, tts._prefix(voice), request.shared)
+    assert 0 < request.shared < 9
+    np.testing.assert_allclose(in_two.hidden, whole.hidden, atol=1e-5)
+    np.testing.assert_allclose(in_two.residual_hidden, whole.residual_hidden, atol=1e-5)
+
+
+def test_the_file_says_what_it_is_without_any_pickle(tts, audio, tmp_path):
+    voice = tts.create_voice(audio[0], "so it is ", name="ada").save(tmp_path / "ada.voice")
+
+    tensors = load_file(tmp_path / "ada.voice")
+    raw = (tmp_path / "ada.voice").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    said = json.loads(header["__metadata__"]["voice"])
+
+    assert tensors["prompt"].shape == (3, 2, 4)
+    assert {said["name"], said["generation"], said["turns"][0]["text"]} == {
+        "ada",
+        tts.bundle.architecture.architecture,
+        "so it is ",
+    }
+    assert said["sample_rate"] == 1000
+    assert voice.path == tmp_path / "ada.voice"
+    assert said["provenance"]["checkpoint"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: path.unlink(), "no such file"),
+        (lambda path: path.write_bytes(b""), "expected a voice file"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-9]), "expected a voice file"),
+        (lambda path: save_file({"prompt": np.zeros((1, 2, 4), np.float32)}, path), "expected a voice file"),
+        (
+            lambda path: _with(path, {"prompt": np.full((3, 2, 4), np.nan, np.float32)}),
+            "is not finite float32",
+        ),
+        (lambda path: _with(path, {"prompt": np.zeros((2, 2, 4), np.float32)}), "3 patches, its prompt 2"),
+        (lambda path: _with(path, {"prompt": np.zeros((3, 8), np.float32)}), "is not finite float32"),
+        (lambda path: _with(path, {}), "its turns have 3 patches, its prompt 0"),
+    ],
+)
+def test_a_file_that_is_no_voice_is_refused(tts, audio, tmp_path, spoil, message):
+    path = tmp_path / "ada.voice"
+    tts.create_voice(audio[0], "so it is ", name="ada").save(path)
+    spoil(path)
+
+    with pytest.raises(InputError, match=message) as caught:
+        tts.generate(TEXT, voice=path)
+    assert "\n" not in str(caught.value)
+
+
+def _with(path, tensors):
+    raw = path.read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    save_file(tensors, path, header["__metadata__"])
+
+
+def test_a_voice_of_another_audio_vae_is_refused(tts, audio):
+    voice = tts.create_voice(audio[0], "so it is ", name="ada")
+    object.__setattr__(voice, "header", voice.header.model_copy(update={"latent_space": "0" * 16}))
+
+    with pytest.raises(InputError, match=r"voice ada was made for another AudioVAE .* make it again"):
+        tts.generate(TEXT, voice=voice)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "a voice needs a recording"),
+        ({"audio": 0, "transcript": " "}, "transcript is empty"),
+        ({"transcript": "so"}, "transcript without the audio"),
+        ({"audio": 0, "reference": 1}, "got two of them"),
+    ],
+)
+def test_what_makes_no_voice_is_refused(tts, audio, given, message):
+    given = {name: audio[value] if value in (0, 1) else value for name, value in given.items()}
+
+    with pytest.raises(InputError, match=message):
+        tts.create_voice(**given, name="ada")
+
+
+def test_a_voice_and_recordings_at_once_are_refused(tts, audio):
+    voice = tts.create_voice(audio[0], "so it is ", name="ada")
+
+    with pytest.raises(InputError, match="a voice takes the place of prompt and reference"):
+        tts.generate(TEXT, audio[0], "so it is ", voice=voice)
+
+
+def test_what_was_said_becomes_part_of_the_prompt(tts, audio):
+    voice = tts.create_voice(audio[0], "so it is ", name="ada")
+    said = tts.speak("hi. ", voice=voice, **GIVEN)
+
+    longer = voice.extended("hi. ", said.latents)
+
+    assert longer.transcript == "so it is hi. "
+    np.testing.assert_array_equal(longer.prompt, np.concatenate([voice.prompt, said.latents]))
+    assert tts.request("a").voice is None
+    sequence = tts._call("a", None, None, None, {"voice": longer}).voice
+    assert sequence.prompt_patches == 3 + len(said.latents)
+
+
+def test_a_dialogue_is_bounded_by_its_window_and_keeps_the_recording(tts, audio):
+    voice = tts.create_voice(audio[0], "so it is ", name="ada")
+    recorded = voice.prompt
+    turns = [np.full((4, 2, 4), number, np.float32) for number in range(5)]
+
+    for number, latents in enumerate(turns):
+        voice = voice.extended(f"turn {number}. ", latents, window_patches=3 + 8)
+        assert voice.prompt_patches <= 11
+
+    assert voice.transcript == "so it is turn 3. turn 4. "
+    np.testing.assert_array_equal(voice.prompt, np.concatenate([recorded, turns[3], turns[4]]))
+    # What does not fit even so changes nothing.
+    assert voice.extended("long. ", np.zeros((20, 2, 4), np.float32), window_patches=11) == voice
+
+
+@pytest.fixture
+def store(tmp_path):
+    return VoiceStore(tmp_path / "voices")
+
+
+def test_a_store_keeps_voices_by_name(tts, audio, store):
+    ada = tts.create_voice(audio[0], "so it is ", name="ada")
+    store.add(ada)
+    store.add(tts.create_voice(audio[1], "who is it? ", name="Bob b."))
+
+    assert store.names() == ["Bob b.", "ada"]
+    assert store.load("ada") == ada
+    assert store.load(str(store.path("ada"))) == ada
+    with pytest.raises(InputError, match="a voice ada is there already"):
+        store.add(ada)
+    store.add(ada, overwrite=True)
+    tts.generate(TEXT, voice=store.load("ada"), **GIVEN)
+    assert list(prefix_files(store.path("ada")))
+
+    store.remove("ada")
+
+    assert [path.name for path in store.folder.iterdir()] == ["Bob b..voice"]
+    for call in (store.load, store.remove):
+        with pytest.raises(InputError, match=r"no voice ada \(there are: Bob b\.\)"):
+            call("ada")
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", " a", "a\n", "-a", "a:b"])
+def test_a_name_that_is_no_file_name_is_refused(tts, audio, store, name):
+    with pytest.raises(InputError, match="voice name: expected"):
+        store.add(tts.create_voice(audio[0], "so it is ", name=name))
+    assert not store.folder.exists()
