@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.pcm import clipped_samples, pcm16, require_finite
 from voxcpm_runtime.whole_file import whole_file
 
 Audio = npt.NDArray[np.float32]
-AudioSource = str | Path | bytes | BinaryIO | tuple[npt.NDArray[np.generic], int]
+AudioSource = str | Path | bytes | bytearray | memoryview | BinaryIO | tuple[npt.NDArray[np.generic], int]
 """A path, a file's bytes, an open binary file, or (samples, sample rate in Hz).
 
-Samples are (samples,) or (samples, channels), floating point in [-1, 1], int16 or int32.
+A path may be a pipe, and so may a file, which is read from its position on. Samples are (samples,) or (samples,
+channels), floating point in [-1, 1], int16, int32 or, as in 8-bit WAV files, uint8.
 """
 
 
@@ -41,8 +43,11 @@ FORMATS = {
     ".opus": _Format("OGG", "OPUS", (8000, 12000, 16000, 24000, 48000)),
     ".mp3": _Format("MP3", "MPEG_LAYER_III", (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)),
 }
-_PCM_SCALE = {"int16": 2.0**15, "int32": 2.0**31}
-_PCM16_PEAK = 32767
+# What is zero, and what is 1.
+_PCM_SCALES = {"uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
+# Linear: 40 dB above full scale is not loud but scaled wrongly. Hz: above that of any converter.
+_GREATEST_PEAK = 100.0
+_GREATEST_RATE = 1_000_000
 
 
 def read_audio(
@@ -52,13 +57,20 @@ def read_audio(
 
     least_samples: at `sample_rate`. what: the word for it in messages, such as "prompt audio".
 
-    Raises InputError for what is no audio, is empty, has NaN or infinite samples, or is too short.
+    Raises InputError for what is no audio, is empty, has NaN or infinite samples, is far beyond full scale, or is too
+    short.
     """
-    name = _name(source, what)
+    name = f"{what} {source}" if isinstance(source, str | Path) else what
+    if isinstance(source, tuple) and len(source) != 2:
+        raise InputError(f"{name}: expected (samples, sample rate), got a tuple of {len(source)}")
     samples, rate = source if isinstance(source, tuple) else _decoded(source, name)
     mono = _mono(np.asarray(samples), name)
-    if not np.isfinite(mono).all():
-        raise InputError(f"{name}: expected finite samples, but some are NaN or infinite")
+    require_finite(mono, name)
+    peak = float(np.abs(mono).max())
+    if peak > _GREATEST_PEAK:
+        raise InputError(
+            f"{name}: expected floating point samples in [-1, 1], got a peak of {peak:g}; scale them"
+        )
     resampled = resample(mono, rate, sample_rate, name)
     if len(resampled) < least_samples:
         raise InputError(
@@ -69,8 +81,10 @@ def read_audio(
 
 def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> Audio:
     """From `rate` to `wanted` Hz (scipy's polyphase filter, Kaiser window)."""
-    if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or rate < 1:
-        raise InputError(f"{name}: the sample rate must be a whole number of Hz above 0, got {rate!r}")
+    if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= _GREATEST_RATE:
+        raise InputError(
+            f"{name}: the sample rate must be a whole number of Hz from 1 to {_GREATEST_RATE}, got {rate!r}"
+        )
     if rate == wanted:
         return samples
     from scipy.signal import resample_poly
@@ -81,7 +95,7 @@ def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> 
 
 def check_output_path(path: str | Path) -> Path:
     """The path, if a file can be written there, tried in the folder itself. Raises InputError."""
-    path = Path(path).expanduser()
+    path = _expanded(path)
     _format(path)
     if path.is_dir():
         raise InputError(f"{path}: expected the path of an audio file to write, but it is a folder")
@@ -97,29 +111,30 @@ def check_output_path(path: str | Path) -> Path:
     return path
 
 
-def write_audio(path: str | Path, audio: Audio, sample_rate: int) -> None:
+def write_audio(path: str | Path, audio: Audio, sample_rate: int) -> int:
     """Write mono audio (samples,) in [-1, 1], beyond which it is clipped, in the format of the path's extension.
 
     WAV and the other lossless formats hold 16-bit samples. The file appears when it is complete. A codec that does
-    not take `sample_rate` gets the next higher rate it takes. Raises InputError when it cannot be written.
+    not take `sample_rate` gets the next higher rate it takes. Returns how many samples were clipped. Raises InputError
+    when it cannot be written, and for NaN or infinite samples.
     """
     import soundfile
 
-    path = Path(path).expanduser()
+    path = _expanded(path)
     form = _format(path)
+    require_finite(audio, str(path))
     if form.rates and sample_rate not in form.rates:
         wanted = min((rate for rate in form.rates if rate > sample_rate), default=form.rates[-1])
         audio, sample_rate = resample(audio, sample_rate, wanted), wanted
-    clipped = np.clip(audio, -1.0, 1.0)
-    if form.subtype == "PCM_16":
-        clipped = np.round(clipped * _PCM16_PEAK).astype(np.int16)
+    samples = pcm16(audio) if form.subtype == "PCM_16" else np.clip(audio, -1.0, 1.0)
     try:
         with whole_file(path) as file:
-            soundfile.write(file, clipped, sample_rate, format=form.container, subtype=form.subtype)
+            soundfile.write(file, samples, sample_rate, format=form.container, subtype=form.subtype)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
     except soundfile.LibsndfileError as error:
         raise InputError(f"{path}: cannot be written ({error.error_string})") from None
+    return clipped_samples(audio)
 
 
 def _format(path: Path) -> _Format:
@@ -135,22 +150,46 @@ def _format(path: Path) -> _Format:
     return form
 
 
-def _name(source: AudioSource, what: str) -> str:
-    return f"{what} {source}" if isinstance(source, str | Path) else what
+def _expanded(path: str | Path) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InputError(f"{path}: there is no user of this name, whose home folder ~ would be") from None
 
 
-def _decoded(source: str | Path | bytes | BinaryIO, name: str) -> tuple[Audio, int]:
+def _decoded(source: object, name: str) -> tuple[Audio, int]:
     import soundfile
 
-    if isinstance(source, str | Path):
-        source = Path(source).expanduser()
-        if not source.is_file():
-            raise InputError(f"{name}: no such file")
+    content = _content(source, name)
+    if not content:
+        raise InputError(f"{name}: expected an audio file, but it is empty, or read to its end already")
     try:
-        return soundfile.read(io.BytesIO(source) if isinstance(source, bytes) else source, dtype="float32")
-    except (soundfile.LibsndfileError, OSError, TypeError) as error:
-        reason = getattr(error, "error_string", None) or error
-        raise InputError(f"{name}: expected an audio file, but it cannot be read ({reason})") from None
+        return soundfile.read(io.BytesIO(content), dtype="float32")
+    except soundfile.LibsndfileError as error:
+        raise InputError(
+            f"{name}: expected an audio file, but it cannot be read ({error.error_string})"
+        ) from None
+
+
+def _content(source: object, name: str) -> bytes:
+    """Read here: libsndfile would seek, which pipes cannot, and go by a file's name."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    try:
+        if isinstance(source, str | Path):
+            return _expanded(source).read_bytes()
+        if hasattr(source, "read"):
+            content = source.read()
+            if isinstance(content, bytes):
+                return content
+            raise InputError(f'{name}: expected a file opened for bytes; open it with mode "rb"')
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    raise InputError(
+        f"{name}: expected a path, bytes, an open binary file or (samples, sample rate), got {type(source).__name__}"
+    )
 
 
 def _mono(samples: npt.NDArray[np.generic], name: str) -> Audio:
@@ -160,8 +199,17 @@ def _mono(samples: npt.NDArray[np.generic], name: str) -> Audio:
         )
     if samples.size == 0:
         raise InputError(f"{name}: expected samples, but it is empty")
-    scale = _PCM_SCALE.get(samples.dtype.name, 1.0 if np.issubdtype(samples.dtype, np.floating) else None)
-    if scale is None:
-        raise InputError(f"{name}: expected floating point, int16 or int32 samples, got {samples.dtype}")
-    values = np.asarray(samples, np.float32) / np.float32(scale)
+    if samples.ndim == 2 and samples.shape[1] > samples.shape[0]:
+        raise InputError(
+            f"{name}: expected samples of shape (samples, channels), got {samples.shape}; transpose them"
+        )
+    is_floating = np.issubdtype(samples.dtype, np.floating)
+    if not is_floating and samples.dtype.name not in _PCM_SCALES:
+        raise InputError(
+            f"{name}: expected floating point, int16, int32 or uint8 samples, got {samples.dtype}"
+        )
+    zero, one = (0, 1) if is_floating else _PCM_SCALES[samples.dtype.name]
+    # What is too large for float32 becomes infinite, which is refused.
+    with np.errstate(over="ignore"):
+        values = (np.asarray(samples, np.float32) - np.float32(zero)) / np.float32(one)
     return values if values.ndim == 1 else values.mean(axis=1, dtype=np.float32)

@@ -84,7 +84,8 @@ def provenance(source: AudioSource | None, what: str) -> dict[str, str]:
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
         said[what] = path.name
-        content = path.read_bytes()
+        # A pipe has been read, and would not end.
+        content = path.read_bytes() if path.is_file() else source
     if isinstance(content, bytes):
         said[f"{what}_sha256"] = hashlib.sha256(content).hexdigest()
     return said

@@ -1,5 +1,8 @@
+import gzip
 import io
 import os
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,13 +40,99 @@ def test_a_path_bytes_a_file_and_an_array_are_the_same(tmp_path):
     soundfile.write(path, stereo, RATE, subtype="FLOAT")
     mean = (stereo[:, 0] + stereo[:, 1]) / 2
 
-    for source in (path, str(path), path.read_bytes(), io.BytesIO(path.read_bytes()), (stereo, RATE)):
+    content = path.read_bytes()
+    in_memory = (content, bytearray(content), memoryview(content), io.BytesIO(content))
+    for source in (path, str(path), *in_memory, (stereo, RATE)):
         np.testing.assert_allclose(read_audio(source, RATE), mean, atol=1e-7)
 
 
-@pytest.mark.parametrize(("dtype", "peak"), [("int16", 2**15), ("int32", 2**31), ("float64", 1)])
-def test_integers_are_scaled_to_one(dtype, peak):
-    samples = (np.array([0.5, -0.25, 0.0]) * peak).astype(dtype)
+def test_a_file_is_read_from_its_position_on(tmp_path):
+    path = tmp_path / "prompt.bin"
+    wav = io.BytesIO()
+    soundfile.write(wav, sine(RATE), RATE, format="WAV", subtype="FLOAT")
+    path.write_bytes(b"something else" + wav.getvalue())
+
+    with path.open("rb") as file:
+        file.seek(len(b"something else"))
+        np.testing.assert_array_equal(read_audio(file, RATE), sine(RATE))
+        with pytest.raises(InputError, match="read to its end already"):
+            read_audio(file, RATE)
+
+
+@pytest.mark.parametrize("ending", [".wav", ".flac", ".mp3", ".opus"])
+def test_a_pipe_is_read_as_a_file_is(tmp_path, ending):
+    path = tmp_path / f"prompt{ending}"
+    write_audio(path, sine(RATE, 0.25), RATE)
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as file:
+        file.write(path.read_bytes())
+
+    with os.fdopen(reader, "rb") as pipe:
+        np.testing.assert_array_equal(read_audio(pipe, RATE), read_audio(path, RATE))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_named_pipe_is_read_as_a_file_is(tmp_path):
+    """What a shell makes of `--prompt <(…)`."""
+    path, fifo = tmp_path / "prompt.wav", tmp_path / "fifo"
+    write_audio(path, sine(RATE), RATE)
+    os.mkfifo(fifo)
+
+    with subprocess.Popen(f"cat '{path}' > '{fifo}'", shell=True):  # noqa: S602
+        piped = read_audio(fifo, RATE)
+
+    np.testing.assert_array_equal(piped, read_audio(path, RATE))
+
+
+def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+
+    assert write_audio("~/prompt.wav", sine(RATE), RATE) == 0
+
+    for path in ("~/prompt.wav", Path("~/prompt.wav")):
+        assert len(read_audio(path, RATE)) == len(sine(RATE))
+
+
+@pytest.mark.parametrize("ending", [".wav", ".mp3", ".raw", ".pcm", ""])
+def test_the_content_tells_the_format_and_not_the_name(tmp_path, ending):
+    path = tmp_path / f"prompt{ending}"
+    soundfile.write(path, sine(RATE), RATE, format="WAV", subtype="FLOAT")
+
+    np.testing.assert_array_equal(read_audio(path, RATE), sine(RATE))
+
+
+@pytest.mark.parametrize(
+    ("subtype", "error"),
+    [("PCM_U8", 2**-7), ("PCM_16", 2**-15), ("PCM_24", 2**-23), ("PCM_32", 2**-24), ("DOUBLE", 2**-24)],
+)
+@pytest.mark.parametrize("channels", [1, 2, 3, 6])
+def test_every_width_and_number_of_channels_of_a_wav_file(tmp_path, subtype, error, channels):
+    path = tmp_path / "prompt.wav"
+    gains = np.arange(1, channels + 1) / channels
+    soundfile.write(path, sine(RATE)[:, np.newaxis].astype(np.float64) * gains, RATE, subtype=subtype)
+
+    np.testing.assert_allclose(read_audio(path, RATE), sine(RATE) * gains.mean(), atol=error)
+
+
+def test_a_stream_whose_header_does_not_know_its_length():
+    """As ffmpeg writes into a pipe."""
+    wav = io.BytesIO()
+    soundfile.write(wav, sine(RATE), RATE, format="WAV", subtype="PCM_16")
+    content = bytearray(wav.getvalue())
+    at = content.index(b"data") + 4
+    content[4:8] = content[at : at + 4] = b"\xff\xff\xff\xff"
+
+    np.testing.assert_allclose(read_audio(content, RATE), sine(RATE), atol=2**-15)
+
+
+# uint8 as in an 8-bit WAV file: silence is 128.
+@pytest.mark.parametrize(
+    ("dtype", "zero", "one"),
+    [("uint8", 128, 128), ("int16", 0, 2**15), ("int32", 0, 2**31), ("float16", 0, 1), ("float64", 0, 1)],
+)
+def test_samples_are_scaled_to_one(dtype, zero, one):
+    samples = (zero + np.array([0.5, -0.25, 0.0]) * one).astype(dtype)
 
     np.testing.assert_allclose(read_audio((samples, RATE), RATE), [0.5, -0.25, 0.0], atol=1e-6)
 
@@ -61,8 +150,25 @@ def test_integers_are_scaled_to_one(dtype, peak):
         ((np.zeros(99, np.float32), RATE), "0.006 s long, but one patch, 0.006 s, is the least"),
         ((np.zeros(16, np.float32), 1600), "0.010 s long, but one patch"),
         ((np.zeros((2, 2, 2), np.float32), RATE), "shape"),
-        ((np.zeros(500, np.uint8), RATE), "uint8"),
+        ((np.zeros(500, np.int64), RATE), "got int64"),
+        ((np.zeros(500, np.uint16), RATE), "got uint16"),
+        ((np.zeros((2, 500), np.float32), RATE), r"\(2, 500\); transpose"),
+        ((np.full(500, 3e4, np.float32), RATE), "peak of 30000; scale"),
+        ((np.full(500, 1e300), RATE), "NaN or infinite"),
         ((np.zeros(500, np.float32), 0), "sample rate"),
+        ((np.zeros(500, np.float32), 44100.0), "sample rate"),
+        ((np.zeros(500, np.float32), 10**9), "from 1 to 1000000, got 1000000000"),
+        ((np.zeros(500, np.float32), RATE, 1), "got a tuple of 3"),
+        (np.zeros(500, np.float32), "got ndarray"),
+        ([np.zeros(500, np.float32), RATE], "got list"),
+        (None, "got NoneType"),
+        (3, "got int"),
+        (io.StringIO("text"), 'mode "rb"'),
+        ("a\0b.wav", "null byte"),
+        (".", "cannot be read"),
+        ("~nobody-of-this-name/a.wav", "no user of this name"),
+        (gzip.compress(b"RIFF"), "Format not recognised"),
+        (b"RIFF\x24\0\0\0WAVEfmt ", "expected an audio file"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(source, message):
@@ -83,8 +189,9 @@ def test_an_empty_wav_file_is_refused(tmp_path):
 def test_wav_is_sixteen_bit_and_clipped(tmp_path):
     path = tmp_path / "out.wav"
 
-    write_audio(path, np.array([0.0, 1.0, -1.0, 1.5, -2.0, 0.5], np.float32), RATE)
+    clipped = write_audio(path, np.array([0.0, 1.0, -1.0, 1.5, -2.0, 0.5], np.float32), RATE)
 
+    assert clipped == 2
     samples, rate = soundfile.read(path, dtype="int16")
     assert (rate, soundfile.info(path).subtype) == (RATE, "PCM_16")
     assert samples.tolist() == [0, 32767, -32767, 32767, -32767, 16384]
@@ -106,6 +213,14 @@ def test_every_ending_is_written_and_read_back(tmp_path, ending, rate):
     middle = back[len(back) // 4 : -len(back) // 4]
     assert np.sqrt(np.mean(middle**2)) == pytest.approx(0.5 / np.sqrt(2), abs=0.02)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_what_is_no_number_is_not_written(tmp_path, ending):
+    """The MP3 encoder would abort the process."""
+    with pytest.raises(InputError, match="expected finite samples"):
+        write_audio(tmp_path / f"out{ending}", np.full(5000, np.nan, np.float32), RATE)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_same_audio_gives_the_same_bytes(tmp_path):

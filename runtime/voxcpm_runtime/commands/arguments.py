@@ -75,7 +75,7 @@ class Voice:
     def check_files(self) -> None:
         """Raises InputError for a recording that is not there."""
         for what, path in (("prompt audio", self.prompt), ("reference audio", self.reference)):
-            if path is not None and not Path(path).expanduser().is_file():
+            if path is not None and not Path(path).expanduser().exists():
                 raise InputError(f"{what} {path}: no such file")
 
     def transcript(self) -> str | None:

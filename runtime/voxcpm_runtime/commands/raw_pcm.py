@@ -1,0 +1,71 @@
+"""`-o -`: speech on standard output as it comes, for a player at the other end of a pipe.
+
+voxcpm-coreml generate --text "Hello." -o - | aplay -f S16_LE -c 1 -r 44100
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import typer
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.pcm import Samples, clipped_samples, pcm16
+
+STANDARD_OUTPUT = "-"
+PIPE_CLOSED = 141
+"""Exit code when the reader has gone: 128 + SIGPIPE, what a shell tells of a program that the signal ended."""
+
+
+class Written(NamedTuple):
+    samples: int
+    clipped: int
+    """How many of them were outside [-1, 1]."""
+
+
+def check_standard_output(sample_rate: int) -> None:
+    """Raises InputError where nobody could listen: at a terminal, and without a standard output."""
+    if sys.stdout is None or sys.stdout.closed:
+        raise InputError("-o -: there is no standard output to write to; name a file")
+    if sys.stdout.isatty():
+        raise InputError(
+            "-o -: standard output is a terminal; pipe it into a player, as in: "
+            f"… | aplay -f S16_LE -c 1 -r {sample_rate}"
+        )
+
+
+def write_raw_pcm(chunks: Iterable[Samples], sample_rate: int, *, quiet: bool = False) -> Written:
+    """Write chunks (samples,) to standard output as 16-bit little-endian mono, each as soon as it is there.
+
+    Raw samples have no header, so a line on standard error tells their form, unless `quiet`. Ends the command with
+    PIPE_CLOSED (typer.Exit) when the reader has gone, and raises InputError when it cannot be written otherwise.
+    """
+    if not quiet:
+        typer.echo(f"raw PCM: 16-bit little-endian, mono, {sample_rate} Hz", err=True)
+    samples = clipped = 0
+    for chunk in chunks:
+        _write(pcm16(chunk).astype("<i2").tobytes())
+        samples += len(chunk)
+        clipped += clipped_samples(chunk)
+    return Written(samples, clipped)
+
+
+def _write(content: bytes) -> None:
+    try:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        _discard_rest()
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(PIPE_CLOSED) from None
+        raise InputError(f"standard output: cannot be written ({error.strerror or error})") from None
+
+
+def _discard_rest() -> None:
+    """What could not be written is tried once more when the interpreter ends; it would complain a second time."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

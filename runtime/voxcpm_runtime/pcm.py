@@ -1,0 +1,80 @@
+"""16-bit samples, and the levels of audio."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_constants.errors import InputError
+
+Samples = npt.NDArray[np.floating]
+"""Mono audio (samples,) in [-1, 1]."""
+
+SILENCE_DBFS = -50.0
+"""What a frame's RMS is below when the frame counts as silence."""
+FRAME_SECONDS = 0.02
+_PEAK = 32767
+
+
+@dataclass(frozen=True)
+class Levels:
+    """How loud audio is. dBFS: decibels relative to a constant 1, so that a full-scale sine's RMS is -3.01."""
+
+    peak: float
+    """Largest absolute sample, which is above 1 where `clipped` is not 0."""
+    rms: float
+    """Root mean square of all samples."""
+    silence_ratio: float
+    """Share of frames of 20 ms, a shorter last one among them, whose RMS is below SILENCE_DBFS; 1 of no samples."""
+    clipped: int
+    """Samples outside [-1, 1]."""
+
+    @property
+    def peak_dbfs(self) -> float:
+        return _dbfs(self.peak)
+
+    @property
+    def rms_dbfs(self) -> float:
+        return _dbfs(self.rms)
+
+
+def pcm16(audio: Samples) -> npt.NDArray[np.int16]:
+    """The samples (samples,) times 32767, rounded to the nearest, those outside [-1, 1] clipped.
+
+    Raises InputError for samples that are NaN or infinite.
+    """
+    require_finite(audio, "audio")
+    return np.round(np.clip(audio, -1.0, 1.0) * _PEAK).astype(np.int16)
+
+
+def clipped_samples(audio: Samples) -> int:
+    """How many samples are outside [-1, 1]."""
+    return int(np.count_nonzero(np.abs(audio) > 1.0))
+
+
+def require_finite(audio: Samples, name: str) -> None:
+    """Raises InputError for samples that are NaN or infinite; codecs abort the process at them."""
+    if not np.isfinite(audio).all():
+        raise InputError(f"{name}: expected finite samples, but some are NaN or infinite")
+
+
+def levels(audio: Samples, sample_rate: int) -> Levels:
+    """Of finite audio (samples,) at `sample_rate` Hz; computed in float64."""
+    if not len(audio):
+        return Levels(peak=0.0, rms=0.0, silence_ratio=1.0, clipped=0)
+    power = np.square(audio, dtype=np.float64)
+    starts = np.arange(0, len(audio), max(1, round(FRAME_SECONDS * sample_rate)))
+    frame_power = np.add.reduceat(power, starts) / np.diff(starts, append=len(audio))
+    return Levels(
+        peak=float(np.abs(audio).max()),
+        rms=math.sqrt(power.mean()),
+        silence_ratio=float(np.mean(frame_power < 10.0 ** (SILENCE_DBFS / 10.0))),
+        clipped=clipped_samples(audio),
+    )
+
+
+def _dbfs(level: float) -> float:
+    return 20.0 * math.log10(level) if level > 0 else -math.inf

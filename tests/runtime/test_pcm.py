@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.pcm import levels, pcm16
+
+RATE = 16000
+
+
+def sine(seconds, amplitude=1.0, rate=RATE):
+    return (amplitude * np.sin(2 * np.pi * 440 * np.arange(int(rate * seconds)) / rate)).astype(np.float32)
+
+
+def test_sixteen_bit_samples_are_rounded_and_clipped():
+    # 0.5 * 32767 = 16383.5 goes to the even neighbour.
+    samples = pcm16(np.array([0.0, 1.0, -1.0, 1.5, -2.0, 0.5, 1e-5, 2e-5], np.float32))
+
+    assert samples.dtype == np.int16
+    assert samples.tolist() == [0, 32767, -32767, 32767, -32767, 16384, 0, 1]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_samples_that_are_no_numbers_are_refused(value):
+    with pytest.raises(InputError, match="audio: expected finite samples"):
+        pcm16(np.array([0.0, value], np.float32))
+
+
+def test_levels_of_a_sine():
+    found = levels(sine(1, 0.5), RATE)
+
+    assert found.peak == pytest.approx(0.5, abs=1e-4)
+    assert found.rms == pytest.approx(0.5 / np.sqrt(2), abs=1e-4)
+    # 20 log10 of a half, and a sine's 3.01 dB below that.
+    assert found.peak_dbfs == pytest.approx(-6.02, abs=0.01)
+    assert found.rms_dbfs == pytest.approx(-9.03, abs=0.01)
+    assert (found.silence_ratio, found.clipped) == (0.0, 0)
+
+
+def test_frames_below_fifty_decibels_are_silence():
+    # Of a second, 300 ms of nothing and 200 ms at -60 dBFS; 500 ms at -40.
+    audio = np.concatenate(
+        [
+            np.zeros(int(0.3 * RATE), np.float32),
+            np.full(int(0.2 * RATE), 1e-3),
+            np.full(int(0.5 * RATE), 1e-2),
+        ]
+    )
+
+    assert levels(audio, RATE).silence_ratio == pytest.approx(0.5)
+    # 10 ms more are a frame of their own: 26 of 51.
+    assert levels(np.append(audio, np.zeros(RATE // 100)), RATE).silence_ratio == pytest.approx(26 / 51)
+
+
+def test_samples_outside_one_are_counted():
+    found = levels(np.array([0.0, 1.0, -1.0, 1.001, -1.5, 0.9], np.float32), RATE)
+
+    assert (found.clipped, found.peak) == (2, 1.5)
+    assert found.peak_dbfs > 0
+
+
+@pytest.mark.parametrize("audio", [np.zeros(0, np.float32), np.zeros(1000, np.float32)])
+def test_silence_has_levels(audio):
+    found = levels(audio, RATE)
+
+    assert (found.peak, found.rms, found.silence_ratio, found.clipped) == (0, 0, 1, 0)
+    assert found.peak_dbfs == found.rms_dbfs == -np.inf
