@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,36 +35,51 @@ _ORDER = (LOCDIT_STEP, FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP)
 
 
 def run_jobs(driver: Driver, jobs: Sequence[Callable[[Driver], Result]], at_once: int) -> list[Result]:
-    """What each job returns, in order; up to `at_once` of them run at a time, as far as the step models have slots.
+    """What each job returns, in order; the first error of any is raised when all have ended."""
+    results = dict(completed_jobs(driver, jobs, at_once))
+    return [results[index].result() for index in range(len(jobs))]
 
-    A job is given the driver to speak with. The first error of any job is raised when all have ended.
+
+def completed_jobs(
+    driver: Driver, jobs: Sequence[Callable[[Driver], Result]], at_once: int
+) -> Iterator[tuple[int, Future[Result]]]:
+    """Each job's index and outcome as it ends; up to `at_once` run at a time, as far as the step models have slots.
+
+    A job is given the driver to speak with. Closing this waits for those that run, and begins no more.
     """
     at_once = min(at_once, driver.sizes.batch, len(jobs))
-    if driver.sizes.batch == 1:
-        return [job(driver) for job in jobs]
-    batch = _Batch(driver, at_once)
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for index in range(len(jobs)):
         waiting.put(index)
-    results: list[Future[Result]] = [Future() for _ in jobs]
+    ended: queue.SimpleQueue[tuple[int, Future[Result]]] = queue.SimpleQueue()
+    closed = threading.Event()
+    batch = _Batch(driver, at_once) if driver.sizes.batch > 1 and jobs else None
 
     def work(slot: int) -> None:
+        own = driver if batch is None else batch.driver(slot)
         try:
-            while True:
+            while not closed.is_set():
                 index = waiting.get_nowait()
+                outcome: Future[Result] = Future()
                 try:
-                    results[index].set_result(jobs[index](batch.driver(slot)))
-                except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
-                    results[index].set_exception(error)
+                    outcome.set_result(jobs[index](own))
+                except BaseException as error:  # noqa: BLE001 - raised where the outcome is asked for
+                    outcome.set_exception(error)
+                ended.put((index, outcome))
         except queue.Empty:
             return
         finally:
-            batch.leave(slot)
+            if batch is not None:
+                batch.leave(slot)
 
-    with ThreadPoolExecutor(at_once, "utterance") as threads:
+    with ThreadPoolExecutor(max(1, at_once), "utterance") as threads:
         for slot in range(at_once):
             threads.submit(work, slot)
-    return [result.result() for result in results]
+        try:
+            for _ in jobs:
+                yield ended.get()
+        finally:
+            closed.set()
 
 
 def lone_slot(driver: Driver) -> Driver:

@@ -16,6 +16,7 @@ from voxcpm_runtime.bundle import Bundle
 from voxcpm_runtime.cancellation import CancelToken
 from voxcpm_runtime.control import controlled_text
 from voxcpm_runtime.driver import Driver, NoiseSource
+from voxcpm_runtime.kept_segments import KeptSegments
 from voxcpm_runtime.narration import Randomness, plan_segments
 from voxcpm_runtime.options import GenerationOptions, OptionArguments, checked_options
 from voxcpm_runtime.progress import ProgressCallback
@@ -47,6 +48,8 @@ class CallArguments(OptionArguments, total=False):
     """Have what was spoken until `cancel`, in place of Cancelled."""
     parallel_segments: int
     """Segments of a long text to speak at once, on a bundle converted for a batch; else one after another."""
+    kept: KeptSegments | None
+    """Where segments of a long text are kept, and found again."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Call:
     cancel: CancelToken
     keep_partial: bool
     parallel_segments: int
+    kept: KeptSegments | None
 
 
 def read_call(
@@ -102,6 +106,7 @@ def read_call(
         progress=named["progress"],
         cancel=named["cancel"] or CancelToken(),
         keep_partial=bool(named["keep_partial"]),
+        kept=named["kept"],
         parallel_segments=_checked_parallel(named["parallel_segments"]),
     )
 

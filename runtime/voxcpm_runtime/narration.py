@@ -130,7 +130,7 @@ class Narrator:
         for _ in utterance.attempts(lambda attempt: self._randomness.noise(index, attempt)):
             told(utterance, index)
         spoken = self.spoken(segment, index, utterance)
-        self._anchor(segment, spoken.latents)
+        self.anchor(spoken)
         return spoken
 
     def spoken(self, segment: Segment, index: int, utterance: Utterance) -> SpokenSegment:
@@ -165,17 +165,20 @@ class Narrator:
                     kept.append(patch.latents)
                 yield Piece(audio, index, patch.index + 1)
             if kept:
-                self._anchor(segment, np.stack(kept))
+                self._anchor(segment.text, np.stack(kept))
 
     def pause(self) -> Audio:
         """The silence between two paragraphs."""
         rate = self._bundle.architecture.output_sample_rate
         return np.zeros(round(self._options.paragraph_pause * rate), np.float32)
 
-    def _anchor(self, segment: Segment, latents: Latents) -> None:
+    def anchor(self, spoken: SpokenSegment) -> None:
         """From the first segment on, where no voice was given, it is the voice."""
+        self._anchor(spoken.text, spoken.latents)
+
+    def _anchor(self, text: str, latents: Latents) -> None:
         if self.voice is None:
-            self.voice = voice_of_speech(self._bundle, _parted(self._controlled(segment.text)), latents)
+            self.voice = voice_of_speech(self._bundle, _parted(self._controlled(text)), latents)
 
     def _controlled(self, text: str) -> str:
         """With the control before it, but for a segment that continues the first one, which had it."""

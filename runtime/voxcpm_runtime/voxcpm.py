@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, VoxCPMError
 from voxcpm_runtime.audio_file import Audio, AudioSource
 from voxcpm_runtime.backends import Backend, load_step_models
-from voxcpm_runtime.batching import lone_slot, run_jobs
+from voxcpm_runtime.batching import completed_jobs, lone_slot, run_jobs
 from voxcpm_runtime.bundle import Bundle, open_bundle
 from voxcpm_runtime.call import Call, read_call, read_voice
-from voxcpm_runtime.cancellation import Cancelled
 from voxcpm_runtime.chunking import DEFAULT_CHUNK_PATCHES, check_chunking, chunked
 from voxcpm_runtime.driver import Driver, Prefix
-from voxcpm_runtime.narration import Narrator, Piece
+from voxcpm_runtime.narration import Narrator
 from voxcpm_runtime.options import checked_options
 from voxcpm_runtime.prefix_cache import cached_prefixes
-from voxcpm_runtime.progress import Telling
 from voxcpm_runtime.recording import Recording, provenance
 from voxcpm_runtime.request import Request, build_request, read_text, voice_lead
-from voxcpm_runtime.segments import Segment
-from voxcpm_runtime.speech import Speech, SpokenSegment
+from voxcpm_runtime.speech import Speech
+from voxcpm_runtime.spoken_call import speak_call, stream_call
 from voxcpm_runtime.voice import Voice
 
 if TYPE_CHECKING:
@@ -129,24 +127,38 @@ class VoxCPM:
         call = self._call(text, prompt_wav_path, prompt_text, reference_wav_path, given)
         return self._spoken(call, lone_slot(self.driver), call.parallel_segments)
 
-    def batch(self, utterances: Iterable[str | CallArguments]) -> list[Speech]:
+    def batch(self, utterances: Iterable[str | Mapping[str, Any]]) -> list[Speech]:
         """Speak several utterances, each with its own text, voice, seed and options, and each as it would alone.
 
         utterances: texts, or arguments of `speak` by name, `text` among them. They run at once, as many as the bundle
         was converted for (`convert --batch`), or one after another.
 
-        Raises as `speak`, for any of them before there is work on one.
+        Raises as `speak`: InputError for any of them before there is work on one, other errors when all have ended.
         """
-        calls = []
-        for number, given in enumerate(utterances, start=1):
-            named: dict[str, Any] = {"text": given} if isinstance(given, str) else dict(given)
-            text, prompt, words, reference = (named.pop(name, None) for name in ("text", *_RECORDINGS))
-            try:
-                calls.append(self._call(text, prompt, words, reference, named))
-            except InputError as error:
-                raise InputError(f"utterance {number}: {error}") from None
-        jobs = [partial(self._spoken, call) for call in calls]
-        return run_jobs(self.driver, jobs, len(jobs))
+        calls: list[Call] = []
+        try:
+            calls += map(self._named_call, utterances)
+        except InputError as error:
+            raise InputError(f"utterance {len(calls) + 1}: {error}") from None
+        return run_jobs(self.driver, [partial(self._spoken, call) for call in calls], len(calls))
+
+    def speak_each(
+        self, utterances: Sequence[str | Mapping[str, Any]]
+    ) -> Iterator[tuple[int, Speech | VoxCPMError]]:
+        """As `batch`, each as soon as it is spoken, with its index; an error takes the place of its speech.
+
+        What an utterance's arguments ask for, such as reading its recordings, is done when its turn comes.
+        """
+
+        def job(given: str | Mapping[str, Any], driver: Driver) -> Speech:
+            return self._spoken(self._named_call(given), driver)
+
+        jobs = [partial(job, given) for given in utterances]
+        for index, result in completed_jobs(self.driver, jobs, len(jobs)):
+            error = result.exception()
+            if error is not None and not isinstance(error, VoxCPMError):
+                raise error
+            yield index, result.result() if error is None else error
 
     def generate_streaming(
         self,
@@ -170,7 +182,8 @@ class VoxCPM:
         """
         check_chunking(chunk_patches, first_chunk_patches)
         call = self._call(text, prompt_wav_path, prompt_text, reference_wav_path, given)
-        pieces = self._pieces(call, call.segments)
+        narrator = self._narrator(call, lone_slot(self.driver))
+        pieces = stream_call(call, narrator, call.segments, self.bundle.architecture.patch_seconds)
         return chunked(pieces, chunk_patches, first_chunk_patches)
 
     def create_voice(
@@ -225,39 +238,14 @@ class VoxCPM:
     ) -> Call:
         return read_call(self.bundle, self.driver, text, prompt, prompt_text, reference, given)
 
+    def _named_call(self, given: str | Mapping[str, Any]) -> Call:
+        """Of arguments by name."""
+        named: dict[str, Any] = {"text": given} if isinstance(given, str) else dict(given)
+        text, prompt, words, reference = (named.pop(name, None) for name in ("text", *_RECORDINGS))
+        return self._call(text, prompt, words, reference, named)
+
     def _spoken(self, call: Call, driver: Driver, at_once: int = 1) -> Speech:
-        """All segments; at_once: how many of them at a time."""
-        narrator = self._narrator(call, driver)
-        telling = Telling(call.progress, call.segments, self.bundle.architecture.patch_seconds)
-        spoken: dict[int, SpokenSegment] = {}
-
-        def speak(index: int, narrator: Narrator = narrator) -> None:
-            spoken[index] = narrator.speak(call.segments[index], index, telling.spoken)
-            telling.finished(index)
-
-        rest = list(range(len(call.segments)))
-        cancelled = False
-        try:
-            if at_once == 1 or call.voice is None:
-                speak(rest.pop(0))
-            if at_once > 1 and rest:
-                jobs = [lambda slot, index=index: speak(index, narrator.over(slot)) for index in rest]
-                run_jobs(self.driver, jobs, at_once)
-            else:
-                for index in rest:
-                    speak(index)
-        except Cancelled:
-            cancelled = True
-        if cancelled:
-            # Raised here, without the frames in which it came up: they hold the caches.
-            if not call.keep_partial:
-                call.cancel.check()
-            index = next(index for index in range(len(call.segments)) if index not in spoken)
-            spoken = {i: spoken[i] for i in range(index)}
-            if (partial_ := telling.present(index)) is not None:
-                spoken[index] = narrator.spoken(call.segments[index], index, partial_)
-        whole = [spoken[index] for index in range(len(spoken))]
-        return self._speech(call, narrator, whole, telling.elapsed, cancelled=cancelled)
+        return speak_call(call, self._narrator(call, driver), self.driver, at_once)
 
     def _narrator(self, call: Call, driver: Driver) -> Narrator:
         return Narrator(
@@ -271,46 +259,8 @@ class VoxCPM:
             cancel=call.cancel,
         )
 
-    def _pieces(self, call: Call, segments: Iterable[Segment]) -> Iterator[Piece]:
-        """The segments as they are being spoken."""
-        telling = Telling(call.progress, call.segments, self.bundle.architecture.patch_seconds)
-        cancelled = False
-        try:
-            for piece in self._narrator(call, lone_slot(self.driver)).stream(segments):
-                telling.heard(piece)
-                yield piece
-        except Cancelled:
-            cancelled = True
-        if cancelled and not call.keep_partial:
-            call.cancel.check()
-
     def _make_prefix(self, voice: Voice) -> Prefix:
         a = self.bundle.architecture
         nothing = np.zeros((0, a.patch_size, a.feat_dim), np.float32)
         prompt = nothing if voice.prompt is None else voice.prompt
         return lone_slot(self.driver).prefix(voice_lead(self.bundle, voice), prompt)
-
-    def _speech(
-        self, call: Call, narrator: Narrator, spoken: list[SpokenSegment], seconds: float, *, cancelled: bool
-    ) -> Speech:
-        a = self.bundle.architecture
-        heard: list[Audio] = [np.zeros(0, np.float32)]
-        for index, segment in enumerate(spoken):
-            heard.append(segment.audio)
-            if segment.ends_paragraph and index + 1 < len(spoken):
-                heard.append(narrator.pause())
-        latents = [segment.latents for segment in spoken] or [
-            np.zeros((0, a.patch_size, a.feat_dim), np.float32)
-        ]
-        return Speech(
-            audio=np.concatenate(heard),
-            sample_rate=self.sample_rate,
-            latents=np.concatenate(latents),
-            seed=spoken[0].seed if len(call.segments) == 1 and spoken else call.randomness.seed,
-            attempts=max((segment.attempts for segment in spoken), default=0),
-            stopped=not cancelled and all(segment.stopped for segment in spoken),
-            too_long=any(segment.too_long for segment in spoken),
-            elapsed_seconds=seconds,
-            segments=tuple(spoken),
-            cancelled=cancelled,
-        )
