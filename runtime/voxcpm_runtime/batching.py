@@ -16,6 +16,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,6 +33,10 @@ _WITH_CACHE = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 # What is run first when utterances ask for different things: whoever is behind catches up, and from then on all ask
 # for the same. Chunks of more than one item are of prompts and texts.
 _ORDER = (LOCDIT_STEP, FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP)
+
+
+current_job: ContextVar[int] = ContextVar("current_job")
+"""Which job, by its index, the present thread works on."""
 
 
 def run_jobs(driver: Driver, jobs: Sequence[Callable[[Driver], Result]], at_once: int) -> list[Result]:
@@ -61,6 +66,7 @@ def completed_jobs(
             while not closed.is_set():
                 index = waiting.get_nowait()
                 outcome: Future[Result] = Future()
+                current_job.set(index)
                 try:
                     outcome.set_result(jobs[index](own))
                 except BaseException as error:  # noqa: BLE001 - raised where the outcome is asked for

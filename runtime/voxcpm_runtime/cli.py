@@ -21,6 +21,7 @@ from voxcpm_constants.errors import MissingExtraError, VoxCPMError
 from voxcpm_runtime.commands.batch import batch
 from voxcpm_runtime.commands.inspect import inspect
 from voxcpm_runtime.commands.speak import clone, design, generate
+from voxcpm_runtime.commands.voices import voices
 
 COMMAND_GROUP = "voxcpm_coreml.commands"
 PROGRAM = "voxcpm-coreml"
@@ -34,6 +35,9 @@ _OWN: dict[str, Callable[..., None]] = {
     "batch": batch,
     "inspect": inspect,
 }
+
+# Commands with verbs of their own.
+_GROUPS: dict[str, typer.Typer] = {"voices": voices}
 
 # A module that is missing -> the extra that brings it.
 _EXTRAS = {
@@ -71,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def command_names() -> list[str]:
     """Every command that can be called, installed packages' among them."""
-    return sorted({*_OWN, *_installed()})
+    return sorted({*_OWN, *_GROUPS, *_installed()})
 
 
 def missing_extra(command: str, module: str, extra: str) -> MissingExtraError:
@@ -90,6 +94,8 @@ def build_app(chosen: str | None) -> typer.Typer:
     for name in command_names():
         if name in _OWN:
             app.command(name)(_OWN[name])
+        elif name in _GROUPS:
+            app.add_typer(_GROUPS[name], name=name)
         elif name == chosen:
             app.command(name)(installed[name].load())
         else:

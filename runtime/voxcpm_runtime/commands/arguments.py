@@ -6,11 +6,14 @@ import functools
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from voxcpm_constants.errors import InputError
+
+if TYPE_CHECKING:
+    from voxcpm_runtime.voice import Voice as KeptVoice
 
 _voice = functools.partial(typer.Option, rich_help_panel="Voice")
 _speech = functools.partial(typer.Option, rich_help_panel="Speech")
@@ -22,8 +25,6 @@ BundleArgument = Annotated[
         metavar="BUNDLE", help="Folder of a bundle, or its hub id (org/name). Default: a small voice."
     ),
 ]
-Output = Annotated[str, typer.Option("--output", "-o", help="Audio file; its ending chooses the format.")]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same speech. Default: a fresh one.")]
 Control = Annotated[
     str | None,
     _voice(
@@ -43,19 +44,44 @@ class Words:
     ] = None
 
     def read(self) -> str:
-        """The text on one line. Raises InputError for none, for both, and for a file without UTF-8 words."""
-        from voxcpm_runtime.request import normalized_text
+        """The text, paragraphs and all. Raises InputError for none, for both, and for a file without UTF-8 words."""
+        from voxcpm_runtime.request import checked_text
 
         if (self.text is None) == (self.text_file is None):
             raise InputError("expected one of --text and --text-file")
         if self.text_file is None:
-            return normalized_text(self.text, "text")
-        return normalized_text(_utf8_file(self.text_file), f"text of {self.text_file}")
+            return checked_text(self.text, "text")
+        return checked_text(_utf8_file(self.text_file), f"text of {self.text_file}")
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Where the speech goes, and how it is made."""
+
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o",
+            help="Audio file; its ending chooses the format. - is raw 16-bit PCM on standard output, as it is spoken.",
+        ),
+    ] = "out.wav"  # fmt: skip
+    seed: Annotated[int | None, typer.Option(help="Same seed, same speech. Default: a fresh one.")] = None
+    parallel_segments: Annotated[
+        int, typer.Option(help="Segments of a long text at once; needs a bundle converted with --batch.")
+    ] = 1
+    keep_partial: Annotated[
+        bool, typer.Option("--keep-partial", help="After Ctrl-C write what was spoken until then.")
+    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no last line.")] = False
 
 
 @dataclass(frozen=True)
 class Voice:
     """In whose voice: none of these is the checkpoint's own."""
+
+    voice: Annotated[
+        str | None, _voice("--voice", "-v", help="One of `voices list`, or the path of a voice's file.")
+    ] = None
 
     prompt: Annotated[
         str | None, _voice("--prompt", "--prompt-audio", "-pa", help="Audio to continue in the same voice.")
@@ -71,6 +97,21 @@ class Voice:
         _voice("--reference", "--reference-audio", "-ra", help="Audio of a voice to speak with (VoxCPM2)."),
     ] = None
     control: Control = None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a voice or a recording."""
+        return any(part is not None for part in (self.voice, self.prompt, self.reference))
+
+    def kept(self) -> KeptVoice | None:
+        """The voice of --voice. Raises InputError for one that is not there, or beside recordings."""
+        from voxcpm_runtime.voice_store import VoiceStore
+
+        if self.voice is None:
+            return None
+        if self.prompt is not None or self.reference is not None:
+            raise InputError("--voice takes the place of --prompt and --reference: give one of them")
+        return VoiceStore().load(self.voice)
 
     def check_files(self) -> None:
         """Raises InputError for a recording that is not there."""

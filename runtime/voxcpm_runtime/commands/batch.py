@@ -22,7 +22,7 @@ def batch(
         typer.Argument(
             metavar="[BUNDLE] INPUT",
             help="A bundle as for generate, and what to say: .txt, a text on each line; .jsonl, a JSON object on each "
-            "line, of text, output, seed, prompt, prompt_text, reference, control and options; - is standard input.",
+            "line, of text, output, seed, prompt, prompt_text, reference, voice, control, options; - is standard input",
         ),
     ],
     folder: Annotated[
@@ -43,6 +43,7 @@ def batch(
     from voxcpm_constants.manifest import Manifest
     from voxcpm_runtime.bundle import choose_precision
     from voxcpm_runtime.commands.batch_run import BatchRun, check_outputs, output_folder
+    from voxcpm_runtime.commands.interruption import interruptible
     from voxcpm_runtime.commands.utterances import Defaults, check_defaults, read_utterances
 
     bundle, source = _bundle_and_input(bundle_and_input)
@@ -55,6 +56,7 @@ def batch(
         prompt=voice.prompt,
         prompt_text=transcript,
         reference=voice.reference,
+        voice=voice.voice,
         control=voice.control,
         seed=seed,
         options=options,
@@ -63,13 +65,15 @@ def batch(
     lines = list(read_utterances(source, defaults))
     check_outputs(lines)
     run = BatchRun(output_folder(folder, source), digest, shown=not quiet)
-    try:
-        # The models are loaded only when there is something left to speak.
-        if pending := run.pending(lines, overwrite=overwrite):
-            run.speak(pending, opened(bundle_folder, engine))
-    finally:
-        # After Ctrl-C too.
-        run.tell(len(lines))
+    with interruptible() as token:
+        try:
+            # The models are loaded only when there is something left to speak.
+            if pending := run.pending(lines, overwrite=overwrite):
+                run.speak(pending, opened(bundle_folder, engine), token)
+        finally:
+            # After Ctrl-C too.
+            run.tell(len(lines))
+    token.check()
     if run.failures:
         raise typer.Exit(SOME_FAILED)
 

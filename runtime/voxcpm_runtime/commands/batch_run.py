@@ -5,19 +5,26 @@ from __future__ import annotations
 import contextlib
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import typer
 
 from voxcpm_constants.errors import InputError, VoxCPMError
 from voxcpm_runtime.audio_file import check_output_path, write_audio
+from voxcpm_runtime.batching import current_job
+from voxcpm_runtime.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.commands.opening import progress_text, status_line
 from voxcpm_runtime.commands.speak import spoken_line
 from voxcpm_runtime.commands.spoken import RECORD_FILE, Record, Spoken
 from voxcpm_runtime.commands.utterances import Failure, Utterance
+from voxcpm_runtime.speech import Speech
 from voxcpm_runtime.voxcpm import VoxCPM
+
+if TYPE_CHECKING:
+    from voxcpm_runtime.commands.opening import Notes
+    from voxcpm_runtime.progress import ProgressCallback
 
 
 class BatchRun:
@@ -48,11 +55,29 @@ class BatchRun:
                     self._skipped += 1
         return pending
 
-    def speak(self, utterances: list[Utterance], tts: VoxCPM) -> None:
-        """Speak them in turn; what one of them cannot do, the rest may."""
-        for place, utterance in enumerate(utterances, start=1):
-            with self._going_on(utterance), _warnings_of(utterance):
-                self._speak(utterance, tts, f"{place} of {len(utterances)}, {utterance.output}")
+    def speak(self, utterances: list[Utterance], tts: VoxCPM, cancel: CancelToken) -> None:
+        """Speak them, as many at once as the bundle was converted for; what one of them cannot do, the rest may."""
+        ready = []
+        for utterance in utterances:
+            with self._going_on(utterance):
+                path = self.folder / utterance.output
+                _make_folder(path.parent)
+                check_output_path(path)
+                ready.append((utterance, utterance.digest(self._bundle)))
+        lines = [utterance for utterance, _ in ready]
+        with status_line("prefill …", shown=self._shown) as note, _warnings_as_lines(lines):
+            asked = [
+                utterance.arguments()
+                | {"cancel": cancel, "progress": _told(note, f"{place} of {len(ready)}, {utterance.output}")}
+                for place, utterance in enumerate(lines, start=1)
+            ]
+            for index, speech in tts.speak_each(asked):
+                utterance, digest = ready[index]
+                if isinstance(speech, Cancelled):
+                    # As all others that are under way: there is no more to wait for.
+                    continue
+                with self._going_on(utterance):
+                    self._keep(utterance, digest, speech)
 
     def tell(self, lines: int) -> None:
         """Of so many lines how many came to what, and the failures again."""
@@ -81,21 +106,11 @@ class BatchRun:
             )
         return recorded == digest
 
-    def _speak(self, utterance: Utterance, tts: VoxCPM, place: str) -> None:
-        digest, path = utterance.digest(self._bundle), self.folder / utterance.output
-        _make_folder(path.parent)
-        check_output_path(path)
-        with status_line(f"{place} …", shown=self._shown) as note:
-            speech = tts.speak(
-                utterance.text,
-                utterance.prompt,
-                utterance.prompt_text,
-                utterance.reference,
-                seed=utterance.seed,
-                progress=lambda progress: note(f"{place}: {progress_text(progress)}"),
-                **utterance.options,
-            )
-        write_audio(path, speech.audio, speech.sample_rate)
+    def _keep(self, utterance: Utterance, digest: str, speech: Speech | VoxCPMError) -> None:
+        if isinstance(speech, VoxCPMError):
+            raise speech
+        path = self.folder / utterance.output
+        clipped = write_audio(path, speech.audio, speech.sample_rate)
         spoken = Spoken(
             line=utterance.line,
             output=utterance.output,
@@ -107,7 +122,7 @@ class BatchRun:
         self._record.add(spoken)
         self._spoken += 1
         if self._shown:
-            typer.echo(spoken_line(path, speech))
+            typer.echo(spoken_line(path, speech, clipped))
 
     @contextlib.contextmanager
     def _going_on(self, utterance: Utterance) -> Iterator[None]:
@@ -150,11 +165,18 @@ def _make_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _warnings_of(utterance: Utterance) -> Iterator[None]:
-    """Warnings as lines that say which utterance they are of."""
-    with warnings.catch_warnings(record=True) as caught:
+def _warnings_as_lines(utterances: Sequence[Utterance]) -> Iterator[None]:
+    """Warnings say which utterance they are of: that of the thread that warns."""
+
+    def show(message: Warning | str, category: type[Warning], *_: object) -> None:
+        if issubclass(category, UserWarning):
+            typer.echo(f"line {utterances[current_job.get()].line}: warning: {message}", err=True)
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show  # type: ignore[assignment]
         yield
-    for warning in caught:
-        if issubclass(warning.category, UserWarning):
-            typer.echo(f"line {utterance.line}: warning: {warning.message}", err=True)
+
+
+def _told(note: Notes, place: str) -> ProgressCallback:
+    return lambda progress: note(f"{place}: {progress_text(progress)}")

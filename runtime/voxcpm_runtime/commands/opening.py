@@ -50,8 +50,16 @@ def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
 
 def progress_text(progress: Progress) -> str:
     """How far a speech is."""
-    again = f"attempt {progress.attempt}: " if progress.attempt > 1 else ""
-    return (
-        f"{again}{progress.patches} patches, {progress.audio_seconds:.1f} s of speech, "
-        f"real-time factor {progress.real_time_factor:.2f}"
-    )
+    parts = [
+        f"{progress.patches} patches",
+        f"{progress.audio_seconds:.1f} s of speech",
+        f"real-time factor {progress.real_time_factor:.2f}",
+    ]
+    if progress.attempt > 1:
+        parts[0] = f"attempt {progress.attempt}: {parts[0]}"
+    if progress.segments > 1:
+        parts[0] = f"segment {progress.segment + 1} of {progress.segments}"
+    if progress.remaining_seconds is not None:
+        minutes, seconds = divmod(round(progress.remaining_seconds), 60)
+        parts.append(f"{minutes}:{seconds:02d} left")
+    return ", ".join(parts)

@@ -19,12 +19,15 @@ from voxcpm_runtime.audio_file import FORMATS
 from voxcpm_runtime.control import controlled_text, require_reference
 from voxcpm_runtime.options import GenerationOptions, checked_options
 from voxcpm_runtime.request import normalized_text
+from voxcpm_runtime.voice import Voice
+from voxcpm_runtime.voice_store import VoiceStore
 
 STANDARD_INPUT = "-"
 _TEXT, _JSONL = ".txt", ".jsonl"
 _PROMPT = ("prompt", "prompt_text")
 _AUDIO = ("prompt", "reference")
-_INHERITED = (*_PROMPT, "reference", "control", "seed")
+_RECORDINGS = (*_PROMPT, "reference")
+_INHERITED = (*_RECORDINGS, "voice", "control", "seed")
 
 
 class _Line(BaseModel):
@@ -40,6 +43,8 @@ class _Line(BaseModel):
     """Audio to continue; it and its transcript replace the command line's together."""
     prompt_text: str | None = None
     reference: str | None = None
+    voice: str | None = None
+    """Name or file of a kept voice, in place of recordings."""
     control: str | None = None
 
 
@@ -61,6 +66,7 @@ class Defaults:
     control: str | None
     seed: int | None
     options: dict[str, Any]
+    voice: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,19 @@ class Utterance:
     reference: str | None
     seed: int | None
     options: dict[str, Any]
+    voice: Voice | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Of `VoxCPM.speak`."""
+        return {
+            "text": self.text,
+            "prompt_wav_path": self.prompt,
+            "prompt_text": self.prompt_text,
+            "reference_wav_path": self.reference,
+            "voice": self.voice,
+            "seed": self.seed,
+            **self.options,
+        }
 
     def digest(self, bundle: str) -> str:
         """Of everything that the speech follows from: arguments, content of the audio files, and the bundle's digest.
@@ -94,6 +113,8 @@ class Utterance:
             "seed": self.seed,
             "options": _changed(self.options),
         }
+        if self.voice is not None:
+            parts["voice"] = self.voice.digest
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -204,13 +225,18 @@ def _utterance(number: int, given: _Line, defaults: Defaults, folder: Path) -> U
     if said.keys() & set(_PROMPT):
         # One of the line's and one of the command line's would make no pair.
         inherited |= dict.fromkeys(_PROMPT)
+    if "voice" in said:
+        inherited |= dict.fromkeys(_RECORDINGS)
+    elif said.keys() & set(_RECORDINGS):
+        inherited["voice"] = None
     chosen = inherited | said
     options = defaults.options | {name: said[name] for name in _OPTIONS if name in said}
     checked_options(**options)
     if chosen["reference"] is not None:
         require_reference(defaults.generation)
     text = normalized_text(given.text, "text")
-    continues = chosen["prompt_text"] is not None
+    voice = _voice(chosen)
+    continues = chosen["prompt_text"] is not None or (voice is not None and voice.prompt is not None)
     return Utterance(
         line=number,
         output=_output_name(f"output_{number:03d}.wav" if given.output is None else given.output),
@@ -220,7 +246,16 @@ def _utterance(number: int, given: _Line, defaults: Defaults, folder: Path) -> U
         reference=chosen["reference"],
         seed=chosen["seed"],
         options=options,
+        voice=voice,
     )
+
+
+def _voice(chosen: dict[str, Any]) -> Voice | None:
+    if chosen["voice"] is None:
+        return None
+    if any(chosen[name] is not None for name in _RECORDINGS):
+        raise InputError("a voice takes the place of prompt and reference: give one of them")
+    return VoiceStore().load(chosen["voice"])
 
 
 def _output_name(name: str) -> str:
