@@ -1,0 +1,273 @@
+"""Text cut at sentence ends as it comes.
+
+Own rules: of the libraries that were tried none knows Chinese and English, keeps quotations whole and decides by what
+is near, which lets a sentence out while the next is being written. All that is known stands in the tables. Where they
+leave doubt there is no cut: a pause inside a sentence is worse than two sentences at once.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_DOTS = ".．"
+_ELLIPSIS = "…"
+# These end a sentence before white space, or before a Chinese or Japanese character.
+_SOFT_STOPS = _DOTS + _ELLIPSIS + "!?‼⁇⁈⁉"
+# These end one wherever they stand: Chinese, Japanese, Hindi, Arabic, Urdu, Amharic, Khmer, Burmese.
+_HARD_STOPS = "。！？｡।॥؟۔።។။"
+_STOPS = _SOFT_STOPS + _HARD_STOPS
+_PAIRS = {
+    "“": "”", "‘": "’", "«": "»", "「": "」", "『": "』", "《": "》", "〈": "〉",
+    "(": ")", "[": "]", "{": "}", "（": "）", "【": "】", "〔": "〕", "［": "］",
+}  # fmt: skip
+_CHINESE_LETTERS = "々-〇぀-ヿ㐀-䶿一-鿿豈-﫿\U00020000-\U0003ffff"  # and Japanese
+_PAIR = re.compile(
+    rf"""
+    (?P<opens>
+        [“‘«「『《〈（【〔［]
+        | (?<![:;=-]) [(\[{{]                          # :( opens nothing,
+        | (?<![^\s“‘«(\[{{　-〿！-｠{_CHINESE_LETTERS}]) "   # nor does the mark of 5" wide
+    )
+    | [”»」』》〉)\]}}）】〕］"]
+    | ’(?!\w)                                        # an apostrophe closes nothing
+    """,
+    re.VERBOSE,
+)
+# A sentence is whole with its quotations and brackets, if they are no longer than so many characters: text that comes
+# slowly must not wait for a mark that was forgotten, nor for the end of a speech.
+_LONGEST_WHOLE = 200
+# What belongs to the stop before it: ends of quotations and brackets, and Markdown's emphasis.
+_CLOSERS = "\"'*_~" + "".join(_PAIRS.values())
+# What may stand before the first letter of a sentence.
+_OPENERS = "\"'*_~¿¡" + "".join(_PAIRS)
+# Right after a quotation these go on with the sentence around it.
+_GOING_ON = "，、；：,;:—–-と"
+
+_CHINESE = re.compile(f"[{_CHINESE_LETTERS}]")
+_WORD_AT_START = re.compile(r"\w[\w.'’]*")
+_LONGEST_WORD = 24
+_MOST_STOPS = 8
+_LETTERS = re.compile(r"[A-Za-zÀ-ɏΑ-ωА-я]|(?:[A-Za-zÀ-ɏΑ-ωА-я]{1,2}\.)+[A-Za-zÀ-ɏΑ-ωА-я]{1,2}")
+"""J, U.S, p.m, Ph.D"""
+_ENUMERATION = re.compile(r"\W*(?:\d{1,3}|[A-Za-z]|[ivxIVX]+)")
+_LIST_MARKER = re.compile(r"[-*•–—]|#{1,6}|\d{1,3}[.)]?")
+
+
+def _words(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+# What stands before a dot. A small word is known with a capital too.
+_NEVER_LAST = _words("cf dr e.g eg i.e ie mr mrs ms messrs prof viz vs")
+_NOT_BEFORE_NUMBERS = _words("art ed ex min max n° no nos nr par")
+# Last in a sentence only if one of _FIRST_WORDS follows. So are initials and other letters with dots.
+_DOUBTFUL = _words("""
+    adm brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle pres pvt rep rev sen sgt sr supt
+    ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb lbs oz
+    al approx ca ch chap cit eds eq eqs est etc fig figs misc p pg pp ref sec tel trans vol vols
+    Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Mon Tue Tues Wed Thu Thur Thurs Fri Sat Sun
+""")
+# Words of closed classes. None is a name: a capital means that a sentence begins.
+_FIRST_WORDS = _words("""
+    a an the this that these those my your his her its our their some any no every each all both many most such
+    i he she we they you it there here what which who whom whose when where why how
+    is are was were be do does did has have had can could should would must
+    in on at by for from with without after before during since until while as if unless to into over under
+    between through about against among and but or nor so yet because although though however then still also
+    again now later today yesterday tomorrow perhaps maybe please let not only just once
+    i'm i've i'd i'll he's she's it's we're they're you're that's there's let's what's who's don't didn't
+""")
+
+
+class Sentence(NamedTuple):
+    text: str
+    """As it was pushed, with the white space after it; at a text's start also that before it."""
+    ends_paragraph: bool
+    """Whether a blank line follows. The end of what was pushed is none: after a flush the paragraph may go on."""
+
+
+def sentences(text: str) -> list[Sentence]:
+    """The sentences of a whole text; joined they are the text."""
+    cutter = SentenceCutter()
+    return [*cutter.push(text), *cutter.flush()]
+
+
+class SentenceCutter:
+    """Cuts text that comes in any fragments, which make no difference: it is read a character at a time.
+
+    A sentence ends at a stop, at a blank line, and before a line that is an item of a list. It comes out with the first
+    character of the next sentence; in doubt, as after "U.S.", with that one's first word. Time grows with the length
+    of the text, memory with the sentence in the making.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def push(self, fragment: str) -> list[Sentence]:
+        """The sentences that are now known to be at their end."""
+        done: list[Sentence] = []
+        for char in fragment:
+            self._take(char, done)
+        return done
+
+    def flush(self) -> list[Sentence]:
+        """All that is left, as if the text ended here: what is pushed later begins a sentence."""
+        done: list[Sentence] = []
+        while self._ahead:
+            self._decide(done, whole=True)
+        if self._text:
+            self._cut(done)
+        return done
+
+    def _begin(self) -> None:
+        self._text: list[str] = []
+        self._spoken = False
+        """Whether there is more than white space."""
+        self._capital: bool | None = None
+        """Whether the first letter is one; None before it."""
+        self._word_at = 0
+        """Where the last word begins."""
+        self._ahead = ""
+        """Of the text after a stop, as much as had to be read to decide."""
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._stop = ""
+        """The last stops in a row."""
+        self._stop_at = 0
+        self._closed = False
+        """Whether a quotation or brackets were closed right after them."""
+        self._gap = False
+        """Whether white space came after that, and how many line ends were in it."""
+        self._lines = 0
+
+    def _take(self, char: str, done: list[Sentence]) -> None:
+        if char.isspace():
+            while self._ahead:
+                self._decide(done, whole=True)
+            self._text.append(char)
+            self._gap = True
+            self._lines += char == "\n"
+        elif self._ahead:
+            self._ahead += char
+            self._decide(done)
+        elif self._gap:
+            self._after_gap(char, done)
+        elif self._stop:
+            self._after_stop(char, done)
+        else:
+            self._within(char)
+
+    def _after_gap(self, char: str, done: list[Sentence]) -> None:
+        if self._spoken and self._lines > 1:
+            self._cut(done)
+            self._within(char)
+        elif self._stop and char == "»":  # « Oui. »
+            self._closed, self._gap = True, False
+            self._text.append(char)
+        elif self._spoken and (self._stop or self._lines):
+            self._ahead = char
+            self._decide(done)
+        else:
+            self._continue(char)
+
+    def _after_stop(self, char: str, done: list[Sentence]) -> None:
+        hard = self._stop[-1] in _HARD_STOPS
+        if char in _STOPS and not self._closed:
+            self._stop = self._stop[-_MOST_STOPS:] + char
+            self._text.append(char)
+        elif char in _CLOSERS and (char != '"' or not hard or self._is_open()):
+            self._closed = True
+            self._text.append(char)
+        elif char not in _STOPS and (hard or _CHINESE.match(char)):
+            self._ahead = char
+            self._decide(done)
+        else:  # as in 3.14 and example.com
+            self._go_on()
+            self._within(char)
+
+    def _within(self, char: str) -> None:
+        if char in _STOPS:
+            self._stop, self._stop_at = char, len(self._text)
+        elif self._capital is None and char.isalpha():
+            self._capital = not char.islower()
+        self._spoken = True
+        self._text.append(char)
+        if char in _OPENERS or _CHINESE.match(char):
+            self._word_at = len(self._text)
+
+    def _continue(self, char: str) -> None:
+        self._word_at = len(self._text)
+        self._go_on()
+        self._within(char)
+
+    def _cut(self, done: list[Sentence]) -> None:
+        done.append(Sentence("".join(self._text), self._spoken and self._lines > 1))
+        self._begin()
+
+    def _decide(self, done: list[Sentence], *, whole: bool = False) -> None:
+        """Cut before what is ahead, or go on with it, or wait for more. whole: its first word has come to an end."""
+        ends = self._ends(whole or len(self._ahead) >= _LONGEST_WORD)
+        if ends is None:
+            return
+        ahead, self._ahead = self._ahead, ""
+        if ends and not self._is_open():
+            self._cut(done)
+        self._continue(ahead[0])
+        for char in ahead[1:]:
+            self._take(char, done)
+
+    def _is_open(self) -> bool:
+        """Whether a quotation or brackets were opened not long ago, and not closed."""
+        awaited: list[str] = []
+        for mark in _PAIR.finditer("".join(self._text[-_LONGEST_WHOLE:])):
+            if mark[0] in awaited:
+                del awaited[awaited.index(mark[0]) :]
+            elif mark["opens"]:
+                awaited.append(_PAIRS.get(mark[0], mark[0]))
+        return bool(awaited)
+
+    def _ends(self, whole: bool) -> bool | None:
+        """Whether a sentence ends before what is ahead; None when that has to be read further."""
+        if self._lines and _LIST_MARKER.fullmatch(self._ahead):
+            if not whole:
+                return None
+            if not self._ahead[-1].isdecimal():
+                return True
+        if not self._stop:
+            return False
+        if self._stop[-1] in _HARD_STOPS:
+            return not (self._closed and self._ahead[0] in _GOING_ON)
+        first = self._ahead.lstrip(_OPENERS) or (self._ahead if whole else "")
+        if not first or (first[0].islower() and len(first) == 1 and not whole):
+            return None
+        # Who writes without capitals begins sentences without; a small letter before a capital is that of iPhone.
+        small = first[0].islower() and not first[1:2].isupper()
+        goes_on = small and (self._closed or self._capital is not False)
+        if goes_on or first[0] in _STOPS:  # as in . . .
+            return False
+        if self._stop.strip(_DOTS + _ELLIPSIS):
+            return True
+        if self._stop not in _DOTS:
+            return self._closed or first[0].isupper()
+        return self._ends_at_dot(first, whole)
+
+    def _ends_at_dot(self, first: str, whole: bool) -> bool | None:
+        """As `_ends`. first: what is ahead, from its first letter, which may begin a sentence."""
+        if self._stop_at < _LONGEST_WORD and _ENUMERATION.fullmatch("".join(self._text[: self._stop_at])):
+            return False
+        word = "".join(self._text[self._word_at : self._stop_at][-_LONGEST_WORD:])
+        word = re.split(r"[^\w.°]", word)[-1].strip(".")
+        forms = {word, word.lower()}
+        if forms & _NEVER_LAST or (first[0].isdecimal() and forms & _NOT_BEFORE_NUMBERS):
+            return False
+        if not forms & _DOUBTFUL and not _LETTERS.fullmatch(word):
+            return True
+        found = _WORD_AT_START.match(first)
+        if found is None:
+            return False
+        if found[0] == first and not whole:
+            return None
+        begins = first[0].isupper() or self._capital is False
+        return begins and found[0].replace("’", "'").strip("'").lower() in _FIRST_WORDS
