@@ -74,7 +74,7 @@ def architecture(request: pytest.FixtureRequest) -> Architecture:
 @pytest.fixture(autouse=True)
 def _swift(monkeypatch: pytest.MonkeyPatch) -> None:
     """A patch of the tiny architectures is 20 ms, so that a token as published models say it would take 25."""
-    monkeypatch.setattr(narration, "SECONDS_PER_TOKEN", 0.03)
+    monkeypatch.setattr(narration, "SECONDS_PER_TOKEN", 0.01)
 
 
 @pytest.fixture

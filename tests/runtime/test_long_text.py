@@ -1,0 +1,254 @@
+"""Text of any length: segments that the cache holds, one voice, pauses, progress, going on after an interruption."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime import narration
+from voxcpm_runtime.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.kept_segments import KeptSegments
+from voxcpm_runtime.request import audio_positions
+from voxcpm_runtime.voxcpm import VoxCPM
+
+CHAPTER = """it is so. it is not. who is it? come in! why not.
+
+good day. so be it. and a sentence that is a good deal longer than all of the others are, to be cut.
+
+the end."""
+GIVEN = {"seed": 3, "max_len": 6}
+
+
+@pytest.fixture
+def prompt_audio():
+    return np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1, 1000
+
+
+@pytest.fixture
+def book(tmp_path):
+    """Where a speech is written to, and nothing else."""
+    (tmp_path / "books").mkdir()
+    return tmp_path / "books" / "book.wav"
+
+
+@pytest.fixture
+def stopping(network):
+    network.stop_bias = np.array([-1e3, 0], np.float32)
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_chapter_is_spoken_though_no_cache_could_hold_it(tts):
+    speech = tts.speak(CHAPTER, seed=3)
+
+    said = "".join(segment.text for segment in speech.segments)
+    assert re.sub(r"\s", "", said) == re.sub(r"\s", "", CHAPTER)
+    assert len(speech.segments) > 6
+    assert speech.stopped
+    assert speech.seed == 3
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize("with_voice", [False, True])
+def test_every_segment_fits_the_cache_with_its_speech_at_its_slowest(
+    tts, prompt_audio, with_voice, monkeypatch
+):
+    monkeypatch.setattr(narration, "_LEAST_TOKENS", 1)
+    voice = tts.create_voice(prompt_audio, "so ", name="ada") if with_voice else None
+    tokenizer, capacity = tts.bundle.tokenizer, tts.bundle.manifest.sizes.kv_length
+    slowest = narration.SECONDS_PER_TOKEN / tts.bundle.architecture.patch_seconds
+
+    speech = tts.speak(CHAPTER, voice=voice, seed=3)
+
+    counts = [len(tokenizer(segment.text)) for segment in speech.segments]
+    anchored = counts[0] * (1 + slowest)
+    before = audio_positions(voice) + len(tokenizer("so ")) if with_voice else anchored
+    assert all(before + count * (1 + slowest) + 1 <= capacity for count in counts[1:])
+
+
+@pytest.mark.usefixtures("stopping")
+def test_streaming_a_chapter_gives_its_samples(tts, prompt_audio):
+    for voice in (None, tts.create_voice(prompt_audio, "so ", name="ada")):
+        whole = tts.generate(CHAPTER, voice=voice, seed=3)
+        for size in (1, 4, 1000):
+            chunks = tts.generate_streaming(CHAPTER, voice=voice, seed=3, chunk_patches=size)
+            np.testing.assert_array_equal(np.concatenate(list(chunks)), whole)
+
+
+@pytest.mark.usefixtures("stopping")
+def test_paragraphs_are_parted_by_silence(tts, architecture):
+    speech = tts.speak(CHAPTER, seed=3, paragraph_pause=0.5)
+
+    pause = round(0.5 * speech.sample_rate)
+    pauses = sum(segment.ends_paragraph for segment in speech.segments)
+    assert pauses == 2
+    assert len(speech.audio) == sum(len(s.audio) for s in speech.segments) + pauses * pause
+    at = 0
+    for segment in speech.segments:
+        np.testing.assert_array_equal(speech.audio[at : at + len(segment.audio)], segment.audio)
+        at += len(segment.audio)
+        if segment.ends_paragraph:
+            assert not speech.audio[at : at + pause].any()
+            at += pause
+    assert len(speech.latents) * architecture.patch_output_samples == len(speech.audio) - pauses * pause
+
+
+@pytest.mark.usefixtures("stopping")
+def test_without_a_voice_the_first_segment_is_the_voice_of_all(tts):
+    speech = tts.speak(CHAPTER, seed=3)
+    first, second = speech.segments[:2]
+    anchor = narration.voice_of_speech(tts.bundle, f"{first.text} ", first.latents)
+
+    alone = tts.speak(second.text, voice=anchor, seed=second.seed)
+
+    np.testing.assert_array_equal(alone.audio, second.audio)
+
+
+@pytest.mark.usefixtures("stopping")
+def test_with_a_voice_each_segment_is_spoken_with_it(tts, prompt_audio):
+    voice = tts.create_voice(prompt_audio, "so ", name="ada")
+    speech = tts.speak(CHAPTER, voice=voice, seed=3)
+
+    for segment in speech.segments[1:4]:
+        np.testing.assert_array_equal(
+            tts.generate(segment.text, voice=voice, seed=segment.seed), segment.audio
+        )
+    assert len({segment.seed for segment in speech.segments}) == len(speech.segments)
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_control_comes_before_each_segment_that_continues_none(
+    tts, architecture, prompt_audio, monkeypatch
+):
+    if architecture.architecture == "voxcpm":
+        with pytest.raises(InputError, match="needs VoxCPM2"):
+            tts.speak(CHAPTER, control="low", seed=3)
+        return
+    asked = []
+    read_text = narration.read_text
+
+    def read(bundle, text, *others):
+        asked.append(text)
+        return read_text(bundle, text, *others)
+
+    monkeypatch.setattr(narration, "read_text", read)
+
+    tts.speak("so. it is. no.", control="low", seed=3, segment_tokens=8)
+    tts.speak("so. it is. no.", control="low", seed=3, segment_tokens=8, reference_wav_path=prompt_audio)
+
+    assert asked == ["(low)so.", "it is.", "no.", "(low)so.", "(low)it is.", "(low)no."]
+
+
+def test_a_text_that_fits_is_one_utterance_white_space_and_all(tts):
+    speech = tts.speak("so.\n\nbe it.", seed=1, max_len=5)
+
+    assert len(speech.segments) == 1
+    np.testing.assert_array_equal(speech.audio, tts.generate("so. be it.", seed=1, max_len=5))
+
+
+def test_progress_counts_segments_and_estimates_what_is_left(tts):
+    told = []
+
+    speech = tts.speak(CHAPTER, progress=told.append, **GIVEN)
+
+    count = len(speech.segments)
+    assert [p.segment for p in told] == [
+        i for i, s in enumerate(speech.segments) for _ in range(len(s.latents))
+    ]
+    assert {p.segments for p in told} == {count}
+    assert all((p.remaining_seconds is None) == (p.segment == 0) for p in told)
+    assert told[-1].audio_seconds == pytest.approx(
+        len(speech.latents) * tts.bundle.architecture.patch_seconds
+    )
+    # Half way, what is left is told within a factor of four of what it then takes.
+    half = next(p for p in told if p.segment == count // 2)
+    took = told[-1].elapsed_seconds - half.elapsed_seconds
+    assert took / 4 < half.remaining_seconds < took * 4
+
+
+def test_a_cancelled_chapter_keeps_whole_segments_and_a_part(tts, models):
+    whole = tts.generate(CHAPTER, **GIVEN)
+    token, calls = CancelToken(), []
+    function = models["locdit_step"].function
+
+    def step(inputs, state):
+        calls.append(1)
+        if len(calls) == 9 * 15:
+            token.cancel()
+        return function(inputs, state)
+
+    models["locdit_step"].function = step
+
+    speech = tts.speak(CHAPTER, cancel=token, keep_partial=True, **GIVEN)
+
+    assert speech.cancelled
+    assert [len(segment.latents) for segment in speech.segments[:2]] == [6, 6]
+    np.testing.assert_array_equal(speech.audio, whole[: len(speech.audio)])
+
+
+def test_an_interrupted_chapter_goes_on_where_it_was(tts, models, book):
+    whole = tts.speak(CHAPTER, **GIVEN)
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupted(progress):
+        if progress.segment == 3:
+            raise Interrupted
+
+    def kept(digest="d", seed=3, drawn=False):
+        return KeptSegments(book, digest, seed, drawn=drawn)
+
+    with pytest.raises(Interrupted):
+        tts.speak(CHAPTER, kept=kept(), progress=interrupted, **GIVEN)
+    assert (kept().count, kept(drawn=True, seed=99).seed) == (3, 3)
+    assert (kept(digest="other").count, kept(seed=4).count) == (0, 0)
+    (book.parent / ".book.wav.segments" / "00001.segment").write_bytes(b"half")
+    before = len(models["locdit_step"].calls)
+
+    speech = tts.speak(CHAPTER, kept=kept(), **GIVEN)
+
+    np.testing.assert_array_equal(speech.audio, whole.audio)
+    assert [s.seed for s in speech.segments] == [s.seed for s in whole.segments]
+    patches = sum(len(s.latents) for i, s in enumerate(whole.segments) if i not in (0, 2))
+    assert len(models["locdit_step"].calls) - before == 9 * patches
+    kept().discard()
+    assert not list(book.parent.iterdir())
+
+
+def test_segments_of_another_speech_are_dropped(tts, book):
+    def speak(digest, text):
+        kept = KeptSegments(book, digest, 3, drawn=False)
+        return tts.speak(text, kept=kept, **GIVEN)
+
+    speak("one", CHAPTER)
+    other = speak("two", CHAPTER.upper().lower().replace("end", "and"))
+
+    assert other.segments[-1].text == "the and."
+
+
+def test_a_short_text_keeps_nothing(tts, book):
+    tts.speak("hi", kept=KeptSegments(book, "d", 3, drawn=False), **GIVEN)
+
+    assert not list(book.parent.iterdir())
+
+
+def test_speech_that_the_cache_cuts_off_is_tried_again(tts):
+    """It is shorter than six patches a token, and bad all the same."""
+    assert isinstance(tts, VoxCPM)
+    with pytest.warns(UserWarning, match="cut off after 34 patches"):
+        speech = tts.speak("hello there.", seed=1)
+
+    assert (speech.attempts, speech.too_long) == (3, False)
+
+
+def test_cancelling_before_the_first_segment_leaves_nothing_kept(tts, book):
+    token = CancelToken()
+    token.cancel()
+
+    with pytest.raises(Cancelled):
+        tts.speak(CHAPTER, kept=KeptSegments(book, "d", 3, drawn=False), cancel=token, **GIVEN)
+
+    assert not list(book.parent.iterdir())
