@@ -7,7 +7,7 @@ import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from voxcpm_runtime.sentences import sentences
 
@@ -24,8 +24,7 @@ _EDGE = 0.2
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Spoken as one utterance."""
 
     text: str

@@ -8,6 +8,7 @@ leave doubt there is no cut: a pause inside a sentence is worse than two sentenc
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import NamedTuple
 
 _DOTS = ".．"
@@ -37,7 +38,7 @@ _PAIR = re.compile(
 # A sentence is whole with its quotations and brackets, if they are no longer than so many characters: text that comes
 # slowly must not wait for a mark that was forgotten, nor for the end of a speech.
 _LONGEST_WHOLE = 200
-# What belongs to the stop before it: ends of quotations and brackets, and Markdown's emphasis.
+# What belongs to the stop before it, beside emoji: ends of quotations and brackets, and Markdown's emphasis.
 _CLOSERS = "\"'*_~" + "".join(_PAIRS.values())
 # What may stand before the first letter of a sentence.
 _OPENERS = "\"'*_~¿¡" + "".join(_PAIRS)
@@ -137,7 +138,7 @@ class SentenceCutter:
         """The last stops in a row."""
         self._stop_at = 0
         self._closed = False
-        """Whether a quotation or brackets were closed right after them."""
+        """Whether a quotation or brackets were closed after them, or an emoji came."""
         self._gap = False
         """Whether white space came after that, and how many line ends were in it."""
         self._lines = 0
@@ -163,7 +164,7 @@ class SentenceCutter:
         if self._spoken and self._lines > 1:
             self._cut(done)
             self._within(char)
-        elif self._stop and char == "»":  # « Oui. »
+        elif self._stop and (char == "»" or _is_emoji(char)):  # « Oui. »
             self._closed, self._gap = True, False
             self._text.append(char)
         elif self._spoken and (self._stop or self._lines):
@@ -177,7 +178,7 @@ class SentenceCutter:
         if char in _STOPS and not self._closed:
             self._stop = self._stop[-_MOST_STOPS:] + char
             self._text.append(char)
-        elif char in _CLOSERS and (char != '"' or not hard or self._is_open()):
+        elif _is_emoji(char) or (char in _CLOSERS and (char != '"' or not hard or self._is_open())):
             self._closed = True
             self._text.append(char)
         elif char not in _STOPS and (hard or _CHINESE.match(char)):
@@ -271,3 +272,10 @@ class SentenceCutter:
             return None
         begins = first[0].isupper() or self._capital is False
         return begins and found[0].replace("’", "'").strip("'").lower() in _FIRST_WORDS
+
+
+def _is_emoji(char: str) -> bool:
+    """Or a part of one: joiners, skin tones. It belongs to the sentence before it."""
+    return char == "\u200d" or (
+        char > "\u2190" and unicodedata.category(char) in ("So", "Sk", "Mn", "Me", "Cf")
+    )

@@ -134,6 +134,7 @@ def test_a_text_with_nothing_to_say_has_no_segments(text: str) -> None:
 
 def test_marks_go_with_their_neighbours() -> None:
     assert spoken("Wait. ... What? !", 2) == ["Wait. ...", "What? !"]
+    assert bare("".join(spoken("One two three. ... !", 3))) == "Onetwothree....!"
     assert spoken("— One two.", 2) == ["— One", "two."]
     assert spoken("One.\n\n***\n\nTwo.", 5) == ["One.", "Two."]
     assert spoken("One" + "." * 50, 10, len)[0].startswith("One")

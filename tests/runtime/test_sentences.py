@@ -96,6 +96,8 @@ CUT = [
     'It is 5" wide.| It is 7" long.| Good.',
     "**Note.**| Read this.| *Really?*| Yes.",
     "Wait . . . what?| Yes.",
+    "He paid... 5 dollars.| Fine.",
+    "Take plan B...| Tom will.",
     "Buy this:\n|- milk\n|- eggs\nand go.",
     "Do this:\n|1. Wash it\n|2. Dry it\n",
     "I was born in\n1984.| It was cold.",
@@ -107,6 +109,8 @@ CUT = [
     "他走了。|“你好。”|她笑了。",
     "用Node.js写。|版本是v2.0。|好！",
     "一、买米。|1.煮饭。|2.吃饭。",
+    "Great! 😀 👍🏽| Next one.😀| Good.| № 5.",
+    "太好了！😀|走吧。👩‍👩‍👧\n\n|好。",
     "Tom: hi.| 王先生：你好。|再见",
 ]
 ENGLISH = """Chapter One
