@@ -1,0 +1,49 @@
+"""Samples that wait to be read, in memory that does not grow."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Pcm = npt.NDArray[np.int16]
+
+
+class RingBuffer:
+    """First in, first out; `capacity` samples, allocated once. Not for several threads without a lock."""
+
+    def __init__(self, capacity: int) -> None:
+        self._samples = np.zeros(capacity, np.int16)
+        self._start = 0
+        self.filled = 0
+        """Samples that can be read."""
+
+    @property
+    def capacity(self) -> int:
+        return len(self._samples)
+
+    @property
+    def free(self) -> int:
+        """Samples that can be written."""
+        return self.capacity - self.filled
+
+    def write(self, samples: Pcm) -> None:
+        """Append (samples,). Raises ValueError for more than are free."""
+        if len(samples) > self.free:
+            raise ValueError(f"{len(samples)} samples do not fit {self.free} free ones")
+        end = (self._start + self.filled) % self.capacity
+        before_wrap = min(len(samples), self.capacity - end)
+        self._samples[end : end + before_wrap] = samples[:before_wrap]
+        self._samples[: len(samples) - before_wrap] = samples[before_wrap:]
+        self.filled += len(samples)
+
+    def read(self, count: int) -> Pcm:
+        """The oldest (count,), a copy. Raises ValueError for more than there are."""
+        if count > self.filled:
+            raise ValueError(f"{count} samples are more than the {self.filled} that are there")
+        before_wrap = min(count, self.capacity - self._start)
+        out = np.empty(count, np.int16)
+        out[:before_wrap] = self._samples[self._start : self._start + before_wrap]
+        out[before_wrap:] = self._samples[: count - before_wrap]
+        self._start = (self._start + count) % self.capacity
+        self.filled -= count
+        return out

@@ -1,0 +1,365 @@
+"""Sessions, with a stand-in that speaks: what is heard follows from the text alone, whatever the timing."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.narration import Piece
+from voxcpm_runtime.segments import Segment, segments
+from voxcpm_runtime.session import AudioChunk, Session
+
+RATE = 1000
+TEXT = "Mr. Lee spoke. “Come in. Sit down,” he said! 今天天气很好。我们走吧！\n\n*** Then he left... It was 5 p.m."
+SPOKEN = [
+    "Mr. Lee spoke.",
+    "“Come in. Sit down,” he said!",
+    "今天天气很好。",
+    "我们走吧！",
+    "*** Then he left...",
+    "It was 5 p.m.",
+]
+PATCH = 20
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
+
+
+class Speaker:
+    """A patch for every two characters of a segment; its samples tell the segment and the place."""
+
+    def __init__(self, pause: Callable[[], float] = lambda: 0.0, patch: int = PATCH) -> None:
+        self.segments: list[Segment] = []
+        self.pieces = 0
+        self.pause = pause
+        self.patch = patch
+        self.cancelled = threading.Event()
+        self.stepped = threading.Event()
+
+    def audio(self, index: int, patch: int) -> np.ndarray:
+        return np.full(self.patch, np.sin(index * 100 + patch), np.float32)
+
+    def __call__(self, segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]:
+        paused = False
+        for index, segment in enumerate(segments):
+            self.segments.append(segment)
+            if "unspeakable" in segment.text:
+                raise InputError("this voice cannot say 'unspeakable'")
+            if paused:
+                yield Piece(np.zeros(7, np.float32), index, 0)
+            paused = segment.ends_paragraph
+            for patch in range(len(segment.text) // 2):
+                time.sleep(self.pause())
+                self.stepped.set()
+                try:
+                    cancel.check()
+                except Cancelled:
+                    self.cancelled.set()
+                    raise
+                self.pieces += 1
+                yield Piece(self.audio(index, patch), index, patch + 1)
+
+
+def heard(text: str = TEXT, **options: object) -> list[tuple]:
+    with Session(Speaker(), RATE, **options) as session:
+        session.push_text(text)
+        session.flush()
+        return [as_tuple(chunk) for chunk in session]
+
+
+def as_tuple(chunk: AudioChunk) -> tuple:
+    return chunk.pcm.tobytes(), chunk.offset, chunk.sentence, chunk.state_id
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_sentences_are_spoken_in_order_and_offsets_are_without_gaps() -> None:
+    speaker = Speaker()
+    with Session(speaker, RATE) as session:
+        session.push_text(TEXT)
+        session.flush()
+        chunks = list(session)
+        assert session.finished
+    assert [segment.text for segment in speaker.segments] == SPOKEN
+    assert [segment.ends_paragraph for segment in speaker.segments] == [False] * 3 + [True, False, False]
+    lengths = [len(chunk.pcm) for chunk in chunks]
+    assert [chunk.offset for chunk in chunks] == [sum(lengths[:at]) for at in range(len(lengths))]
+    # A pause of 7 samples comes before the first sentence of the second paragraph.
+    expected = [n for n, text in enumerate(SPOKEN) for _ in range(len(text) // 2 + (n == 4))]
+    assert [chunk.sentence for chunk in chunks] == expected
+    assert lengths.count(7) == 1
+    assert lengths[expected.index(4)] == 7
+
+
+def test_samples_are_rounded_as_in_a_wav_file(tmp_path) -> None:
+    import soundfile
+
+    from voxcpm_runtime.audio_file import write_audio
+
+    audio = np.concatenate(
+        [np.random.default_rng(0).uniform(-1.3, 1.3, 400), [0.5 / 32767, 1.5 / 32767, 1.0, -1.0]]
+    ).astype(np.float32)
+    with Session(lambda segments, *, cancel: (Piece(audio, 0, 1) for _ in segments), RATE) as session:
+        session.push_text("Hello.")
+        session.flush()
+        chunk = session.next_audio_chunk(timeout=10)
+    write_audio(tmp_path / "heard.wav", audio, RATE)
+    written, _ = soundfile.read(tmp_path / "heard.wav", dtype="int16")
+    assert chunk.pcm.dtype == np.int16
+    np.testing.assert_array_equal(chunk.pcm, written)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_timing_and_fragments_make_no_difference(seed: int) -> None:
+    expected = heard()
+    rng = random.Random(seed)  # noqa: S311 - a test's own
+    got = []
+    speaker = Speaker(pause=lambda: rng.choice([0, 0, 0.002]))
+    with Session(speaker, RATE, buffer_seconds=rng.choice([0.021, 0.05, 5])) as session:
+
+        def write() -> None:
+            at = 0
+            while at < len(TEXT):
+                length = rng.randint(1, 9)
+                session.push_text(TEXT[at : at + length])
+                at += length
+                time.sleep(rng.choice([0, 0, 0.003]))
+            session.flush()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        for chunk in session:
+            got.append(as_tuple(chunk))
+            time.sleep(rng.choice([0, 0, 0.002]))
+        writer.join()
+    assert got == expected
+
+
+def test_a_sentence_is_heard_while_the_next_is_being_written() -> None:
+    with Session(Speaker(), RATE) as session:
+        session.push_text("Hello there. How are")
+        chunks = [session.next_audio_chunk(timeout=10) for _ in range(len("Hello there.") // 2)]
+        assert {chunk.sentence for chunk in chunks} == {0}
+        assert session.next_audio_chunk(timeout=0.02) is None
+        assert not session.finished
+        session.push_text(" you? I")
+        assert session.next_audio_chunk(timeout=10).sentence == 1
+
+
+def test_a_full_buffer_stops_the_speaker_until_a_chunk_is_read() -> None:
+    speaker = Speaker()
+    with Session(speaker, RATE, buffer_seconds=0.1) as session:  # 5 patches
+        session.push_text("A sentence of many patches, which do not fit the buffer at all.")
+        session.flush()
+        until(lambda: session.buffered_seconds == 0.1)
+        time.sleep(0.05)
+        assert speaker.pieces == 6  # the sixth is made, and waits
+        assert session.next_audio_chunk(timeout=1).offset == 0
+        until(lambda: speaker.pieces == 7)
+        time.sleep(0.05)
+        assert speaker.pieces == 7
+        assert session.buffered_seconds == 0.1
+        assert [chunk.offset for chunk in session] == list(range(20, 63 // 2 * 20, 20))
+        assert session.buffered_seconds == 0
+
+
+def test_a_piece_larger_than_the_buffer_comes_in_parts() -> None:
+    with Session(Speaker(patch=250), RATE, buffer_seconds=0.1) as session:
+        session.push_text("Hi!!")
+        session.flush()
+        chunks = list(session)
+    assert [len(chunk.pcm) for chunk in chunks] == [100, 100, 50] * 2
+    assert [chunk.offset for chunk in chunks] == [0, 100, 200, 250, 350, 450]
+    assert len({chunk.state_id for chunk in chunks}) == 6
+    assert b"".join(chunk.pcm.tobytes() for chunk in chunks) == b"".join(
+        np.round(Speaker(patch=250).audio(0, patch) * 32767).astype(np.int16).tobytes() for patch in range(2)
+    )
+
+
+def test_memory_does_not_grow_with_the_speech() -> None:
+    with Session(Speaker(patch=2000), RATE, buffer_seconds=4.0) as session:
+        peaks = []
+        for count in (20, 400):  # 0.6 and 12.8 MB of samples
+            tracemalloc.start()
+            for _ in range(count):
+                session.push_text("Sixteen letters. ")
+                session.flush()
+                for _ in session:
+                    pass
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 300_000  # of which the stand-in's list of segments takes some
+
+
+def test_flushing_speaks_what_is_not_a_sentence_yet_and_more_may_follow() -> None:
+    speaker = Speaker()
+    with Session(speaker, RATE) as session:
+        assert not session.finished
+        for text in ("Hello", " there", "Bye."):
+            session.push_text(text)
+            assert not session.finished
+            session.flush()
+            assert len(list(session)) == len(text.strip()) // 2
+            assert session.finished
+            assert session.next_audio_chunk() is None
+    assert [segment.text for segment in speaker.segments] == ["Hello", "there", "Bye."]
+
+
+@pytest.mark.parametrize("text", ["", " \n", "... !", "***\n\n—"])
+def test_what_has_nothing_to_say_is_skipped(text: str) -> None:
+    speaker = Speaker()
+    with Session(speaker, RATE) as session:
+        session.push_text(text)
+        session.flush()
+        assert list(session) == []
+        session.push_text("Hello. ***\n\nBye.")
+        session.flush()
+        assert sorted({chunk.sentence for chunk in session}) == [0, 1]
+    assert [segment.text for segment in speaker.segments] == ["Hello.", "Bye."]
+
+
+def test_a_sentence_may_be_spoken_in_segments() -> None:
+    speaker = Speaker()
+    split = lambda text: segments(text, lambda part: len(part.split()), 3)  # noqa: E731
+    with Session(speaker, RATE, split=split) as session:
+        session.push_text("One two three, four five six. Seven.\n\nEight.")
+        session.flush()
+        chunks = list(session)
+    assert [tuple(segment) for segment in speaker.segments] == [
+        ("One two three,", False),
+        ("four five six.", False),
+        ("Seven.", True),
+        ("Eight.", False),
+    ]
+    assert [chunk.sentence for chunk in chunks] == [0] * 14 + [1] * 3 + [2] * 4
+
+
+def test_a_state_id_tells_what_the_sound_follows_from() -> None:
+    ids = [chunk[3] for chunk in heard("One. Two. Three.", seed=b"voice")]
+    assert len(set(ids)) == len(ids)
+    assert all(len(i) == 16 and int(i, 16) >= 0 for i in ids)
+    assert [chunk[3] for chunk in heard("One. Two. Three.", seed=b"voice", buffer_seconds=0.02)] == ids
+    assert [chunk[3] for chunk in heard("One. Two.  Other.", seed=b"voice")][:4] == ids[:4]
+    assert not set(ids[4:]) & {chunk[3] for chunk in heard("One. Two. Other.", seed=b"voice")}
+    assert not set(ids) & {chunk[3] for chunk in heard("Ono. Two. Three.", seed=b"voice")}
+    assert not set(ids) & {chunk[3] for chunk in heard("One. Two. Three.", seed=b"other")}
+
+
+def test_an_error_comes_after_the_audio_before_it_and_stays() -> None:
+    with Session(Speaker(), RATE) as session:
+        session.push_text("Hello. This is unspeakable. Never said.")
+        session.flush()
+        until(lambda: session.buffered_seconds == 0.06)
+        assert [session.next_audio_chunk().sentence for _ in range(3)] == [0, 0, 0]
+        for _ in range(2):
+            with pytest.raises(InputError, match="cannot say 'unspeakable'"):
+                session.next_audio_chunk(timeout=10)
+        session.push_text("More.")
+        with pytest.raises(InputError, match="cannot say"):
+            list(session)
+
+
+def test_samples_that_are_no_numbers_are_an_error() -> None:
+    nan = np.full(3, np.nan, np.float32)
+    with Session(lambda segments, *, cancel: (Piece(nan, 0, 1) for _ in segments), RATE) as session:
+        session.push_text("Hello.")
+        session.flush()
+        with pytest.raises(InputError, match="finite"):
+            session.next_audio_chunk(timeout=10)
+
+
+@pytest.mark.parametrize("pushed", ["Hello. ", "Hello", "A very long sentence, " * 50 + "."])
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_cancelling_from_another_thread_wakes_the_reader_and_ends_the_speaker(pushed: str, end: str) -> None:
+    speaker = Speaker(pause=lambda: 0.005)
+    session = Session(speaker, RATE, buffer_seconds=100)
+    session.push_text(pushed)
+    read: list[AudioChunk] = []
+    reader = threading.Thread(target=lambda: read.extend(session))
+    reader.start()
+    time.sleep(0.05)
+    assert reader.is_alive()
+    started = time.monotonic()
+    getattr(session, end)()
+    reader.join(timeout=10)
+    session.close()
+    assert time.monotonic() - started < 1
+    assert session.finished
+    assert session.buffered_seconds == 0
+    assert session.next_audio_chunk() is None
+
+
+def test_leaving_a_session_cancels_in_the_middle_of_a_sentence() -> None:
+    speaker = Speaker(pause=lambda: 0.002)
+    with Session(speaker, RATE, buffer_seconds=100) as session:
+        session.push_text("word " * 10_000 + ". A")
+        speaker.stepped.wait(timeout=10)
+    assert speaker.cancelled.is_set()
+    assert speaker.pieces < 5000
+    session.close()
+
+
+def test_leaving_a_session_whose_buffer_is_full_does_not_hang() -> None:
+    with Session(Speaker(), RATE, buffer_seconds=0.02) as session:
+        session.push_text("A sentence that nobody hears.")
+        session.flush()
+        until(lambda: session.buffered_seconds == 0.02)
+
+
+def test_a_session_can_be_closed_by_what_it_calls() -> None:
+    sessions: list[Session] = []
+
+    def narrate(segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]:
+        for index, _ in enumerate(segments):
+            sessions[0].close()
+            assert cancel.cancelled
+            yield Piece(np.zeros(3, np.float32), index, 1)
+
+    sessions.append(Session(narrate, RATE))
+    sessions[0].push_text("Hello.")
+    sessions[0].flush()
+    assert list(sessions[0]) == []
+    sessions[0].close()
+
+
+def test_a_closed_session_takes_no_text() -> None:
+    session = Session(Speaker(), RATE)
+    session.cancel()
+    session.cancel()
+    session.close()
+    for call in (lambda: session.push_text("Hello."), session.flush):
+        with pytest.raises(InputError, match="the session is closed"):
+            call()
+
+
+def test_what_is_no_text_and_a_buffer_without_room_are_refused() -> None:
+    with Session(Speaker(), RATE) as session, pytest.raises(InputError, match="takes text, got bytes"):
+        session.push_text(b"Hello.")
+    for seconds in (0, -1, 0.0005, float("nan")):
+        with pytest.raises(InputError, match="buffer_seconds must hold a sample"):
+            Session(Speaker(), RATE, buffer_seconds=seconds)
+
+
+def test_a_timeout_ends_the_waiting() -> None:
+    with Session(Speaker(), RATE) as session:
+        started = time.monotonic()
+        assert session.next_audio_chunk(timeout=0.05) is None
+        assert 0.05 <= time.monotonic() - started < 5
+        assert session.next_audio_chunk(timeout=0) is None
