@@ -71,13 +71,13 @@ class Call:
 def read_call(
     bundle: Bundle,
     driver: Driver,
-    text: str,
+    text: str | None,
     prompt_audio: AudioSource | None,
     prompt_text: str | None,
     reference_audio: AudioSource | None,
     given: Mapping[str, Any],
 ) -> Call:
-    """Check the arguments of one call, then encode its recordings.
+    """Check the arguments of one call, then encode its recordings. text: None where it comes later (a session).
 
     Raises InputError, one line, and MissingExtraError for `normalize` without its packages; everything is checked
     before any audio is encoded.
@@ -89,12 +89,11 @@ def read_call(
     voice = read_voice(
         bundle, named["voice"], prompt_audio, prompt_text, reference_audio, trimmed=checked.trim_silence_vad
     )
-    checked_text(text, "text")
     control = named["control"]
     if control is not None:
         continues = voice is not None and voice.prompt is not None
-        controlled_text(text, control, generation=bundle.architecture.architecture, continues=continues)
-    segments = plan_segments(bundle, text, voice, checked)
+        controlled_text("a", control, generation=bundle.architecture.architecture, continues=continues)
+    segments = [] if text is None else plan_segments(bundle, checked_text(text, "text"), voice, checked)
     for segment in segments:
         read_text(bundle, segment.text, voice, checked)
     return Call(

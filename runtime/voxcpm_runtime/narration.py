@@ -18,7 +18,7 @@ from voxcpm_runtime.driver import Driver, NoiseSource, Prefix
 from voxcpm_runtime.letters import is_of_letters, spelled
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.request import VoiceSize, audio_positions, build_request, read_text
-from voxcpm_runtime.segments import Segment, segments
+from voxcpm_runtime.segments import Segment, one_segment, segments
 from voxcpm_runtime.sequence import Latents
 from voxcpm_runtime.speech import SpokenSegment
 from voxcpm_runtime.utterance import Utterance
@@ -77,6 +77,15 @@ def plan_segments(
     target = _longest(bundle, voice, options, anchored=voice is None)
     # Where nothing can be said, whole or not, the error about the whole is the better one.
     return segments(text, count, max(target, _LEAST_TOKENS)) or whole
+
+
+def split_sentence(
+    bundle: Bundle, sentence: str, voice: VoiceSize | None, options: GenerationOptions
+) -> list[Segment]:
+    """A sentence, white space after it included, as segments; none where there is nothing to say."""
+    whole = one_segment(sentence)
+    parts = [part for segment in whole for part in plan_segments(bundle, segment.text, voice, options)]
+    return [*parts[:-1], *(Segment(part.text, whole[0].ends_paragraph) for part in parts[-1:])]
 
 
 class Narrator:

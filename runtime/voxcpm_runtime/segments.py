@@ -49,6 +49,12 @@ def segments(text: str, count_tokens: Callable[[str], int], target: int) -> list
     return result
 
 
+def one_segment(sentence: str) -> list[Segment]:
+    """The sentence as one segment; none where there is nothing to say."""
+    ends_paragraph = sentence[len(sentence.rstrip()) :].count("\n") > 1
+    return [Segment(sentence.strip(), ends_paragraph)] if has_words(sentence) else []
+
+
 def has_words(text: str) -> bool:
     """Whether there is anything to say."""
     return any(char.isalnum() for char in text)

@@ -15,7 +15,7 @@ from voxcpm_runtime.cancellation import CancelToken
 from voxcpm_runtime.narration import Piece
 from voxcpm_runtime.pcm import pcm16
 from voxcpm_runtime.ring_buffer import Pcm, RingBuffer
-from voxcpm_runtime.segments import Segment, has_words
+from voxcpm_runtime.segments import Segment, one_segment
 from voxcpm_runtime.sentences import Sentence, SentenceCutter
 
 if TYPE_CHECKING:
@@ -53,12 +53,6 @@ class _Chunk(NamedTuple):
     offset: int
     sentence: int
     state_id: str
-
-
-def one_segment(sentence: str) -> list[Segment]:
-    """The sentence as one segment; none where there is nothing to say."""
-    ends_paragraph = sentence[len(sentence.rstrip()) :].count("\n") > 1
-    return [Segment(sentence.strip(), ends_paragraph)] if has_words(sentence) else []
 
 
 class Session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,16 @@ from voxcpm_runtime.backends import Backend, load_step_models
 from voxcpm_runtime.batching import completed_jobs, lone_slot, run_jobs
 from voxcpm_runtime.bundle import Bundle, open_bundle
 from voxcpm_runtime.call import Call, read_call, read_voice
+from voxcpm_runtime.cancellation import CancelToken
 from voxcpm_runtime.chunking import DEFAULT_CHUNK_PATCHES, check_chunking, chunked
 from voxcpm_runtime.driver import Driver, Prefix
-from voxcpm_runtime.narration import Narrator
+from voxcpm_runtime.narration import Narrator, Piece, split_sentence
 from voxcpm_runtime.options import checked_options
 from voxcpm_runtime.prefix_cache import cached_prefixes
 from voxcpm_runtime.recording import Recording, provenance
 from voxcpm_runtime.request import Request, build_request, read_text, voice_lead
+from voxcpm_runtime.segments import Segment
+from voxcpm_runtime.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech import Speech
 from voxcpm_runtime.spoken_call import speak_call, stream_call
 from voxcpm_runtime.voice import Voice
@@ -46,7 +50,8 @@ class VoxCPM:
     def __init__(self, bundle: Bundle, driver: Driver, backend: str = "portable") -> None:
         self.bundle = bundle
         self._driver: Driver | None = driver
-        self._prefix = cached_prefixes(self._make_prefix, f"{bundle.digest}|{backend}")
+        self._key = f"{bundle.digest}|{backend}"
+        self._prefix = cached_prefixes(self._make_prefix, self._key)
 
     @classmethod
     def from_bundle(
@@ -186,6 +191,34 @@ class VoxCPM:
         pieces = stream_call(call, narrator, call.segments, self.bundle.architecture.patch_seconds)
         return chunked(pieces, chunk_patches, first_chunk_patches)
 
+    def session(
+        self,
+        prompt_wav_path: AudioSource | None = None,
+        prompt_text: str | None = None,
+        reference_wav_path: AudioSource | None = None,
+        *,
+        buffer_seconds: float = BUFFER_SECONDS,
+        **given: Unpack[CallArguments],
+    ) -> Session:
+        """Speech while its text is being written, a chunk of 16-bit samples a patch: see `Session`.
+
+        Arguments are those of `speak`. buffer_seconds: of audio that waits to be read, before speaking stands still.
+        """
+        call = self._call(None, prompt_wav_path, prompt_text, reference_wav_path, given)
+
+        def narrate(segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]:
+            narrator = self._narrator(replace(call, cancel=cancel), lone_slot(self.driver))
+            return stream_call(call, narrator, segments, self.bundle.architecture.patch_seconds)
+
+        def split(sentence: str) -> list[Segment]:
+            return split_sentence(self.bundle, sentence, call.voice, call.options)
+
+        voice = call.voice.digest if call.voice else ""
+        said = f"{self._key}|{voice}|{call.control}|{call.options}|{call.randomness.seed}"
+        return Session(
+            narrate, self.sample_rate, split=split, seed=said.encode(), buffer_seconds=buffer_seconds
+        )
+
     def create_voice(
         self,
         audio: AudioSource | None = None,
@@ -230,7 +263,7 @@ class VoxCPM:
 
     def _call(
         self,
-        text: str,
+        text: str | None,
         prompt: AudioSource | None,
         prompt_text: str | None,
         reference: AudioSource | None,
