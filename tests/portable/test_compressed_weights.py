@@ -89,6 +89,17 @@ def test_weights_in_blocks_keep_their_bits(
     assert b"MatMulNBits" in nodes(later_lab)
 
 
+@pytest.mark.parametrize("rows", [2, 5])
+def test_a_row_of_a_product_does_not_depend_on_the_others(
+    later_lab: Any, rng: np.random.Generator, rows: int
+) -> None:
+    weight, x = Weight(rng, "int4", (48, 128), (48, 4), True), rng.standard_normal((rows, 128), np.float32)
+    before = linear(later_lab, weight, x)
+    x[1:] *= -1e4
+    after = PortableStepModel(later_lab.directory / "model.mlpackage", threads=1)({"x": x})
+    np.testing.assert_array_equal(next(iter(after.values()))[0], before[0])
+
+
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("dtype", RANGES)
 def test_faithful_mode_unpacks_weights(
@@ -116,7 +127,7 @@ def test_unusual_shapes_are_unpacked(
     np.testing.assert_allclose(result, x @ weight.dense.T, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(("rows", "product"), [(1, b"MatMulNBits"), (5, b"DynamicQuantizeMatMul")])
+@pytest.mark.parametrize(("rows", "product"), [(1, b"MatMulNBits"), (5, b"MatMulIntegerToFloat")])
 def test_int8_with_a_scale_a_channel_stays_8_bit(
     later_lab: Any, rng: np.random.Generator, rows: int, product: bytes
 ) -> None:
@@ -165,7 +176,7 @@ def test_transposed_convolution_with_a_weight_in_blocks(
     ).numpy()
     assert relative_error(result, expected) < ACTIVATION_NOISE
     kept = dtype == "int8" and channels == 8192
-    assert (b"DynamicQuantizeMatMul" in nodes(later_lab)) == kept
+    assert (b"MatMulIntegerToFloat" in nodes(later_lab)) == kept
     if not kept:
         np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-2 * channels**0.5)
 

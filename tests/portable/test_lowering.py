@@ -125,7 +125,7 @@ def test_the_probe_reports_the_largest_value_of_each_operation(lab: Any, mode: s
     assert reported == {"scaled": 300, "overflowing": 90000}
 
 
-@pytest.mark.parametrize(("rows", "product"), [(1, b"MatMulNBits"), (5, b"DynamicQuantizeMatMul")])
+@pytest.mark.parametrize(("rows", "product"), [(1, b"MatMulNBits"), (5, b"MatMulIntegerToFloat")])
 def test_int8_linear_stays_8_bit_in_plain_mode(
     lab: Any, rng: np.random.Generator, rows: int, product: bytes
 ) -> None:
@@ -163,7 +163,25 @@ def test_int8_product_with_a_row_of_zeros(lab: Any, rng: np.random.Generator) ->
     np.testing.assert_array_equal(result[:, 2], 0)
 
 
-@pytest.mark.parametrize(("rows", "product"), [((1, 1), b"MatMulNBits"), ((2, 5), b"DynamicQuantizeMatMul")])
+@pytest.mark.parametrize("others", [-1.0, 1e4, np.inf, np.nan])
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+@pytest.mark.parametrize("rows", [2, 5, 18])
+def test_a_row_of_a_product_does_not_depend_on_the_others(
+    lab: Any, rng: np.random.Generator, rows: int, dtype: str, others: float
+) -> None:
+    """Rows may be of different utterances. The first has no negative number, a range of its own."""
+    weight = rng.standard_normal((64, 96)).astype(np.float32)
+    x = np.abs(rng.standard_normal((rows, 96))).astype(np.float32)
+    model = lab.convert(lambda x: lab.mb.linear(x=x, weight=weight), {"x": x})
+    run = PortableStepModel(lab.save(quantized(model) if dtype == "int8" else model), threads=1)
+    (before,) = run({"x": x}).values()
+    x[1:] *= others
+    (after,) = run({"x": x}).values()
+    np.testing.assert_array_equal(after[0], before[0])
+    assert not np.array_equal(after[1], before[1])
+
+
+@pytest.mark.parametrize(("rows", "product"), [((1, 1), b"MatMulNBits"), ((2, 5), b"MatMulIntegerToFloat")])
 def test_int8_matmul_of_an_untransposed_weight(
     lab: Any, rng: np.random.Generator, rows: tuple[int, int], product: bytes
 ) -> None:
@@ -219,7 +237,7 @@ def test_int8_transposed_convolution(
         torch.from_numpy(offset) if bias else None, stride=4,
     ).numpy()  # fmt: skip
     assert relative_error(result, expected) < INT8_NOISE
-    assert (b"DynamicQuantizeMatMul" in load_lowered(package).model) == (shape[0] == 512)
+    assert (b"MatMulIntegerToFloat" in load_lowered(package).model) == (shape[0] == 512)
 
 
 def test_fp16_weights_are_read_from_the_package(

@@ -22,7 +22,7 @@ from voxcpm_constants.targets import MAIN
 from .lowered import Lowered, Mode
 
 # Part of every key: raise it when the same package would lower to another graph.
-LOWERING_VERSION = 5
+LOWERING_VERSION = 6
 
 CACHE_VARIABLE = "VOXCPM_COREML_CACHE"
 MAGIC = b"VOXLOW01"

@@ -28,6 +28,10 @@ WHOLE_ROWS = 4
 # Keeps a row of zeros from being divided by zero.
 _SMALLEST_PEAK = 1e-30
 
+# Steps from zero to a row's peak, as many to either side of the zero point.
+_PEAK_STEPS = 0x7F
+_ZERO_POINT = 0x80
+
 # Flips the top bit of each number in a byte: two's complement becomes unsigned around a zero point of 128, or 8.
 _TOP_BITS = {8: 0x80, 4: 0x88}
 
@@ -170,15 +174,19 @@ def _block_product(
 def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
     """Rows scaled to a peak of 1, one integer product with unsigned factors, rows scaled back.
 
-    The product quantises all rows with one scale; equal peaks make that a scale of each row's own. Unsigned, because
-    the signed product saturates on processors without VNNI.
+    The product has one scale for all rows; equal peaks make that a scale of each row's own. The scale is fixed, not
+    found in the values (DynamicQuantizeMatMul), so that no row depends on another: rows may be of different
+    utterances. Unsigned, because the signed product saturates on processors without VNNI.
     """
     peak = call.emit("ReduceMax", call.emit("Abs", x), call.graph.integers([-1]), keepdims=1)
     peak = call.emit("Max", peak, call.scalar(_SMALLEST_PEAK))
+    step, zero = call.scalar(1 / _PEAK_STEPS), call.scalar(_ZERO_POINT, np.uint8)
     product = call.emit(
-        "DynamicQuantizeMatMul", call.emit("Div", x, peak), weight.stored(call, transposed=False),
-        call.graph.constant(weight.scales, np.float32),
-        call.graph.constant(np.full(weight.columns, 0x80), np.uint8),
+        "MatMulIntegerToFloat",
+        call.emit("QuantizeLinear", call.emit("Div", x, peak), step, zero),
+        weight.stored(call, transposed=False),
+        step, call.graph.constant(weight.scales, np.float32),
+        zero, call.graph.constant(np.full(weight.columns, _ZERO_POINT), np.uint8),
         domain=CONTRIB,
     )  # fmt: skip
     return call.emit("Mul", product, peak)
