@@ -63,6 +63,15 @@ def tiny_bundle_15(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
+def tiny_batch_bundle(
+    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Path:
+    """As `tiny_bundle`, for three utterances at once."""
+    make = _convert(tiny_checkpoint, StepSizes(kv_length=128, batch=3))
+    return _once(tmp_path_factory, worker_id, "bundle-tiny-batch", make)
+
+
+@pytest.fixture(scope="session")
 def second_checkpoint(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """A synthetic checkpoint of VoxCPM2's structure."""
     return _once(tmp_path_factory, worker_id, "checkpoint-tiny-2", _synthesize("tiny-2"))

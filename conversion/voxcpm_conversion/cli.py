@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.step_models import PRECISIONS, STEP_MODEL_NAMES, StepSizes
+from voxcpm_constants.step_models import LARGEST_BATCH, PRECISIONS, STEP_MODEL_NAMES, StepSizes
 from voxcpm_constants.targets import TARGETS, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.compilation import can_compile
@@ -32,6 +32,9 @@ def convert(
     max_length: Annotated[
         int, typer.Option(help="Positions in the KV caches: text, prompt and speech together.")
     ] = 1024,
+    batch: Annotated[
+        int, typer.Option(help=f"Utterances that the bundle speaks at once, 1 to {LARGEST_BATCH}.")
+    ] = 1,
     prefill_chunk: Annotated[
         list[int] | None,
         typer.Option(
@@ -56,7 +59,7 @@ def convert(
     unknown = [p for p in asked if p not in PRECISIONS]
     if unknown:
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
-    sizes = _sizes(max_length, prefill_chunk)
+    sizes = _sizes(batch, max_length, prefill_chunk)
     deployment = _target(target)
     opened = Checkpoint.open(checkpoint, revision=revision, lora=lora)
     console = Console(stderr=True)
@@ -87,7 +90,7 @@ def convert(
     size = sum(record.bytes for record in manifest.files.values())
     console.print(
         f"{output}: {len(STEP_MODEL_NAMES)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "
-        f"{size / 1e6:.0f} MB, {sizes.kv_length} positions"
+        f"{size / 1e6:.0f} MB, {sizes.kv_length} positions{f', batch {batch}' if batch > 1 else ''}"
     )
 
 
@@ -123,7 +126,9 @@ def _target(asked: str) -> Target:
     raise InputError(f"--target {asked}: expected one of {', '.join(t.lower() for t in TARGETS)}")
 
 
-def _sizes(max_length: int, prefill_chunks: list[int] | None) -> StepSizes:
+def _sizes(batch: int, max_length: int, prefill_chunks: list[int] | None) -> StepSizes:
+    if not 1 <= batch <= LARGEST_BATCH:
+        raise InputError(f"--batch {batch}: expected 1 to {LARGEST_BATCH} utterances")
     if max_length < 1:
         raise InputError(f"--max-length {max_length}: expected at least 1 position")
     if prefill_chunks is None:
@@ -133,4 +138,4 @@ def _sizes(max_length: int, prefill_chunks: list[int] | None) -> StepSizes:
         chunks = tuple(sorted({1, *prefill_chunks}))
     if chunks[0] < 1:
         raise InputError(f"--prefill-chunk {chunks[0]}: expected at least 1")
-    return StepSizes(kv_length=max_length, prefill_chunks=chunks)
+    return StepSizes(batch=batch, kv_length=max_length, prefill_chunks=chunks)

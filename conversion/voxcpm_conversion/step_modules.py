@@ -12,7 +12,7 @@ from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.step_models import StepModel, StepSizes, TensorSpec
 from voxcpm_conversion.modules.audio_vae import Contexts, Decoder, Encoder
 from voxcpm_conversion.modules.local_transformers import LocalDiT, LocalEncoder, ScalarQuantizer
-from voxcpm_conversion.modules.minicpm4 import MASKED, Rope, Stack, rope_table
+from voxcpm_conversion.modules.minicpm4 import MASKED, Past, Rope, Stack, rope_table
 from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 
 
@@ -61,23 +61,34 @@ class _CachedStack(nn.Module):
     """A language model over explicit caches: what the two LM steps share."""
 
     cache_positions: Tensor
+    cache_starts: Tensor
 
-    def __init__(self, stack: Stack, a: Architecture, t: Transformer, kv_length: int) -> None:
+    def __init__(self, stack: Stack, a: Architecture, t: Transformer, sizes: StepSizes) -> None:
         super().__init__()
-        self.stack = stack
-        self.rope = _Rope(a, t, kv_length) if t.use_rope else None
-        self.register_buffer("cache_positions", torch.arange(kv_length), persistent=False)
+        self.stack, self.batch = stack, sizes.batch
+        self.rope = _Rope(a, t, sizes.kv_length) if t.use_rope else None
+        positions = torch.arange(sizes.kv_length)
+        starts = sizes.kv_length * torch.arange(sizes.batch)[:, None, None]
+        self.register_buffer("cache_positions", positions, persistent=False)
+        self.register_buffer("cache_starts", starts, persistent=False)
 
     def forward(
         self, embeddings: Tensor, position: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, list[Tensor]]:
-        """embeddings (1, S, hidden) at positions position + (0 .. S-1); state: keys and values, layer by layer."""
-        positions = position.long() + torch.arange(embeddings.size(1))
-        visible = self.cache_positions <= positions[:, None]
+        """embeddings (B, S, hidden) at positions position + (0 .. S-1); state: keys and values, layer by layer."""
+        if self.batch == 1:
+            places = positions = position.long() + torch.arange(embeddings.size(1))
+            visible = self.cache_positions <= positions[:, None]
+        else:
+            # (B, S, 1): the last axis is that of the heads.
+            positions = position.long()[:, None, None] + torch.arange(embeddings.size(1))[:, None]
+            places = (self.cache_starts + positions).reshape(-1)
+            visible = self.cache_positions <= positions[..., None]
         mask = torch.where(visible, 0.0, MASKED)
         rope = None if self.rope is None else self.rope.at(positions)
-        caches = list(zip(state[::2], state[1::2], strict=True))
-        hidden, updated = self.stack.step(embeddings, rope, caches, positions, mask)
+        caches = zip(state[::2], state[1::2], strict=True)
+        pasts = [Past(cached, places, mask, self.batch) for cached in caches]
+        hidden, updated = self.stack.step(embeddings, rope, pasts)
         return hidden, [tensor for cached in updated for tensor in cached]
 
 
@@ -138,10 +149,10 @@ STEP_BUILDERS: dict[str, StepBuilder] = {
     names.AUDIO_VAE_DECODER: lambda m, a, sizes: AudioVAEStep(m.audio_vae.decoder),
     names.FEAT_ENCODER: lambda m, a, sizes: FeatEncoderStep(m.feat_encoder, m.enc_to_lm_proj, a),
     names.BASE_LM_STEP: lambda m, a, sizes: BaseLMStep(
-        _CachedStack(m.base_lm, a, a.base_lm, sizes.kv_length), m.fsq_layer, m.stop_proj, m.stop_head
+        _CachedStack(m.base_lm, a, a.base_lm, sizes), m.fsq_layer, m.stop_proj, m.stop_head
     ),
     names.RESIDUAL_LM_STEP: lambda m, a, sizes: ResidualLMStep(
-        _CachedStack(m.residual_lm, a, a.residual_lm, sizes.kv_length)
+        _CachedStack(m.residual_lm, a, a.residual_lm, sizes)
     ),
     names.LOCDIT_STEP: lambda m, a, sizes: LocDiTStep(m.feat_decoder.estimator, a),
 }

@@ -222,12 +222,20 @@ def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_speaks_for_itself_alone(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    done = _command(tiny_checkpoint, "-o", tmp_path / "bundle", "--precision", "int8", "--max-length", 64)
+    sizes = ("--max-length", 64, "--batch", 2)
+    done = _command(tiny_checkpoint, "-o", tmp_path / "bundle", "--precision", "int8", *sizes)
     assert done.returncode == 0
     noise = re.compile(r"it/s|ops/s|passes/s|warn|deprecat|failed to load|\d+%\|", re.IGNORECASE)
     assert [line for line in (done.stdout + done.stderr).splitlines() if noise.search(line)] == []
-    for expected in (*STEP_MODEL_NAMES, "No .mlmodelc" if sys.platform != "darwin" else "", "64 positions"):
+    for expected in (
+        *STEP_MODEL_NAMES,
+        "No .mlmodelc" if sys.platform != "darwin" else "",
+        "64 positions, batch 2",
+    ):
         assert expected in done.stderr
+    assert Manifest.read(tmp_path / "bundle").sizes == StepSizes(
+        kv_length=64, prefill_chunks=(1, 16, 64), batch=2
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,6 +244,8 @@ def test_the_command_speaks_for_itself_alone(tiny_checkpoint: Path, tmp_path: Pa
         (["missing", "-o", "b"], "no checkpoint here"),
         (["{checkpoint}", "-o", "b", "--precision", "fp8"], "expected one of fp16, int8, int4, fp32"),
         (["{checkpoint}", "-o", "b", "--max-length", "0"], "at least 1 position"),
+        (["{checkpoint}", "-o", "b", "--batch", "0"], "--batch 0: expected 1 to 32 utterances"),
+        (["{checkpoint}", "-o", "b", "--batch", "33"], "--batch 33: expected 1 to 32 utterances"),
         (["{other}", "-o", "b"], "lm_config"),
         (["{checkpoint}", "-o", "b", "--target", "ios19"], "expected one of macos14, macos15"),
         (["{checkpoint}", "-o", "b", "--precision", "int4"], "int4 needs --target macos15"),

@@ -6,6 +6,7 @@ import pytest
 
 from voxcpm_constants import manifest as manifests
 from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.step_models import declare_step_models
 from voxcpm_runtime import verified_files
 from voxcpm_runtime.bundle import locate_bundle, open_bundle
 
@@ -60,6 +61,33 @@ def test_a_newer_schema(bundle_folder):
     edit_manifest(bundle_folder, lambda document: document.update(schema_version=99))
 
     with pytest.raises(BundleError, match="schema version 99 is newer"):
+        open_bundle(bundle_folder)
+
+
+def test_a_manifest_from_before_batches_is_of_one_utterance(bundle_folder):
+    def without_batch(document):
+        assert document["sizes"].pop("batch") == 1
+
+    edit_manifest(bundle_folder, without_batch)
+
+    assert open_bundle(bundle_folder).manifest.sizes.batch == 1
+
+
+def test_a_bundle_for_several_utterances(bundle_folder):
+    manifest = open_bundle(bundle_folder).manifest
+    sizes = manifest.sizes.model_copy(update={"batch": 3, "encode_patches": (1, 3, 16)})
+    models = declare_step_models(manifest.architecture, sizes)
+    manifest.model_copy(update={"sizes": sizes, "step_models": models}).write(bundle_folder)
+
+    reopened = open_bundle(bundle_folder).manifest
+    assert reopened.sizes == sizes
+    assert reopened.step_models["locdit_step"].inputs[2].shape == (6,)
+
+
+def test_a_batch_that_the_step_models_do_not_have(bundle_folder):
+    edit_manifest(bundle_folder, lambda document: document["sizes"].update(batch=3))
+
+    with pytest.raises(BundleError, match=r"inputs and outputs of .* are not those"):
         open_bundle(bundle_folder)
 
 

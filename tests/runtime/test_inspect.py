@@ -131,6 +131,21 @@ def test_a_checkpoints_name_is_not_markup(bundle_folder, capsys):
     assert "from my[bold]voice :smile: (Apache-2.0)" in inspected(bundle_folder, capsys)
 
 
+def test_inspect_tells_of_several_utterances_at_once(bundle_folder, capsys):
+    assert "at once" not in inspected(bundle_folder, capsys)
+    manifest = Manifest.read(bundle_folder)
+    sizes = StepSizes(kv_length=48, batch=3)
+    models = declare_step_models(manifest.architecture, sizes)
+    manifest.model_copy(update={"sizes": sizes, "step_models": models}).write(bundle_folder)
+
+    text = inspected(bundle_folder, capsys)
+
+    assert rows(text, "batch") == [["batch", "3", "utterances", "at", "once"]]
+    assert ["in", "patches"] in [row[:2] for row in rows(text, "in") if "×1|3|16×" in row[2]]
+    assert ["in", "position", "3", "int32"] in rows(text, "in")
+    assert json.loads(inspected(bundle_folder, capsys, "--json"))["sizes"]["batch"] == 3
+
+
 def test_inspect_looks_at_every_file(bundle_folder, capsys):
     (bundle_folder / "fp16" / "locdit_step.mlpackage" / "Manifest.json").unlink()
 

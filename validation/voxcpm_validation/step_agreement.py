@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import Precision
+from voxcpm_constants.step_models import Precision, StepModel
 from voxcpm_constants.targets import package_form
 from voxcpm_runtime.backends import load_portable_step_model
 from voxcpm_runtime.portable import PROBE_OUTPUT
@@ -78,6 +78,7 @@ def measure_step(
 ) -> StepAgreement:
     """Replay the recorded calls, state flowing from call to call, and compare all outputs at once."""
     declaration = manifest.step_models[step_model]
+    calls = [in_batch(call, declaration) for call in calls]
     # Functions of one package name their operations each in its own way: peaks are told of packages with one.
     probe = arithmetic == "faithful" and len(package_form(declaration, manifest.target).functions) == 1
     runner: Any = load_portable_step_model(
@@ -99,6 +100,17 @@ def measure_step(
         outputs=outputs,
         near_fp16_limit=_near_limit(runner.probed, results) if probe else (),
     )
+
+
+def in_batch(call: Call, declaration: StepModel) -> Call:
+    """The call of one utterance as that of so many utterances alike as the step model advances at once."""
+    first = declaration.inputs[0]
+    times = first.shape_at(0)[0] // len(call.inputs[first.name])
+
+    def repeated(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        return {name: np.concatenate([array] * times) for name, array in arrays.items()}
+
+    return Call(repeated(call.inputs), repeated(call.outputs))
 
 
 def replay(runner: StepRunner, calls: Sequence[Call], *, stateful: bool) -> list[dict[str, npt.NDArray[Any]]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from voxcpm_constants.architecture import LanguageModelConfig, Transformer
 
 Rope = tuple[Tensor, Tensor]
-"""(cos, sin), each (positions, head_dim)."""
+"""(cos, sin), each (positions, head_dim); of a batch over caches, (B, S, 1, head_dim)."""
 
 EVERY = slice(None)
 
@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
 
 
 Cached = tuple[Tensor, Tensor]
-"""Keys and values of one layer, each (1, kv_heads, positions, head_dim)."""
+"""Keys and values of one layer, each (1, kv_heads, positions, head_dim), the utterances' one after another."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,12 @@ class Past:
     """What a step of one layer attends to beside itself, and where it writes."""
 
     cached: Cached
-    positions: Tensor
-    """(S,): cache positions of the step's embeddings."""
+    places: Tensor
+    """(B · S,): where on the caches' axis of positions the step's embeddings lie."""
     mask: Tensor
-    """(S, cache positions), added to the scores: 0 where visible, else MASKED."""
+    """(S, cache positions), of a batch (B, S, 1, cache positions): 0 where visible, else MASKED; added to scores."""
+    batch: int = 1
+    """Utterances that are advanced at once."""
 
     def updated(self, keys: Tensor, values: Tensor) -> Cached:
         """The cache with the step's rows, written in place.
@@ -72,8 +74,8 @@ class Past:
         """
         cached_keys, cached_values = self.cached
         return (
-            cached_keys.index_copy_(2, self.positions, keys),
-            cached_values.index_copy_(2, self.positions, values),
+            cached_keys.index_copy_(2, self.places, keys),
+            cached_values.index_copy_(2, self.places, values),
         )
 
 
@@ -102,6 +104,8 @@ class Attention(nn.Module):
         keep: slice = EVERY,
     ) -> tuple[Tensor, Cached]:
         """x (B, S, hidden) -> (B, kept, hidden), and the keys and values attended to."""
+        if past is not None and past.batch > 1:
+            return self._in_a_batch(x, rope, past)
         heads, width = self.kv_heads * self.groups, self.head_dim
         # -1 in either place: inferred.
         batch, total = (1, -1) if self.length is None else (-1, self.length)
@@ -124,6 +128,26 @@ class Attention(nn.Module):
             weights = torch.softmax(grouped, dim=-1).reshape(batch, self.kv_heads, rows, length)
         attended = (weights @ v).reshape(batch, heads, kept, width).transpose(1, 2)
         return self.o_proj(attended.reshape(batch, kept, heads * width)), (k, v)
+
+    def _in_a_batch(self, x: Tensor, rope: Rope | None, past: Past) -> tuple[Tensor, Cached]:
+        """As `forward`; every utterance attends to its own part of the cache, which is seen without being moved.
+
+        Key heads come first, as they do in the cache; rows of the product are (S, heads that share a key head).
+        """
+        batch, kv_heads, groups, width = past.batch, self.kv_heads, self.groups, self.head_dim
+        q = self.q_proj(x).reshape(batch, -1, kv_heads * groups, width)
+        k = self.k_proj(x).reshape(batch, -1, kv_heads, width)
+        v = self.v_proj(x).reshape(batch, -1, kv_heads, width)
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        cached = past.updated(*(t.permute(2, 0, 1, 3).reshape(1, kv_heads, -1, width) for t in (k, v)))
+        k, v = (t.reshape(kv_heads, batch, -1, width) for t in cached)
+        q = (q * width**-0.5).reshape(batch, -1, kv_heads, groups * width).permute(2, 0, 1, 3)
+        scores = q.reshape(kv_heads, batch, -1, width) @ k.transpose(-1, -2)
+        grouped = scores.reshape(kv_heads, batch, -1, groups, k.size(2)) + past.mask
+        weights = torch.softmax(grouped, dim=-1).reshape(kv_heads, batch, -1, k.size(2))
+        attended = (weights @ v).reshape(kv_heads, batch, -1, groups * width).permute(1, 2, 0, 3)
+        return self.o_proj(attended.reshape(batch, -1, kv_heads * groups * width)), cached
 
 
 def _kept(x: Tensor, keep: slice) -> Tensor:
@@ -192,13 +216,11 @@ class Stack(nn.Module):
         x, _ = last(x, rope, keep=keep)
         return self.norm(x)
 
-    def step(
-        self, x: Tensor, rope: Rope | None, caches: list[Cached], positions: Tensor, mask: Tensor
-    ) -> tuple[Tensor, list[Cached]]:
-        """Causal attention of x (1, S, hidden) at cache `positions` (S,) over everything in the caches so far."""
+    def step(self, x: Tensor, rope: Rope | None, pasts: list[Past]) -> tuple[Tensor, list[Cached]]:
+        """Attention of x (B, S, hidden) over everything in the layers' caches so far, which it is written into."""
         updated = []
-        for layer, cached in zip(self.layers, caches, strict=True):
-            x, present = layer(x, rope, Past(cached, positions, mask))
+        for layer, past in zip(self.layers, pasts, strict=True):
+            x, present = layer(x, rope, past)
             updated.append(present)
         return self.norm(x), updated
 

@@ -128,6 +128,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "target", _SYSTEMS.get(facts["target"], facts["target"])
     yield "audio", f"{facts['input_sample_rate']} Hz in, {facts['output_sample_rate']} Hz out"
     yield "patch", f"{facts['patch_seconds'] * 1000:.0f} ms"
+    if sizes["batch"] > 1:
+        yield "batch", f"{sizes['batch']} utterances at once"
     yield "positions", f"{sizes['kv_length']}, in chunks of {_spelled(sizes['prefill_chunks'])}"
     yield "precisions", _spelled({name: _megabytes(size, "MB") for name, size in facts["precisions"].items()})
     yield "constants", _megabytes(facts["constants"], "MB")
