@@ -68,12 +68,16 @@ def speak_call(call: Call, narrator: Narrator, driver: Driver, at_once: int = 1)
 def stream_call(
     call: Call, narrator: Narrator, segments: Iterable[Segment], patch_seconds: float
 ) -> Iterator[Piece]:
-    """The segments as they are being spoken. Raises Cancelled, or ends, as the caller chose."""
-    telling = Telling(call.progress, call.segments, patch_seconds)
+    """The segments as they are being spoken. Raises Cancelled, or ends, as the caller chose.
+
+    Of segments that are not the call's own, as a session's, no progress is told: there may be any number.
+    """
+    telling = Telling(call.progress, call.segments, patch_seconds) if call.segments else None
     cancelled = False
     try:
         for piece in narrator.stream(segments):
-            telling.heard(piece)
+            if telling is not None:
+                telling.heard(piece)
             yield piece
     except Cancelled:
         cancelled = True

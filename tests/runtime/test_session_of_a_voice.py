@@ -1,0 +1,90 @@
+"""`VoxCPM.session`: the sentences of text that comes in fragments, spoken as the library speaks them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import InputError
+
+TEXT = (
+    "hello there. so it is. who is it? a sentence that is a good deal longer than the others are, to be cut."
+)
+
+
+@pytest.fixture
+def stopping(network):
+    network.stop_bias = np.array([-1e3, 0], np.float32)
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_session_speaks_as_streaming_its_sentences_does(tts):
+    """Whatever the fragments; each sentence is a segment, the first one the voice of the others."""
+    heard = []
+    for size in (1, 7, 1000):
+        with tts.session(seed=3) as session:
+            for start in range(0, len(TEXT), size):
+                session.push_text(TEXT[start : start + size])
+            session.flush()
+            heard.append(list(session))
+            assert session.finished
+
+    first = tts.speak("hello there.", seed=3)
+    np.testing.assert_array_equal(
+        np.concatenate([c.pcm for c in heard[0] if c.sentence == 0]),
+        np.round(np.clip(first.audio, -1, 1) * 32767),
+    )
+    assert [c.sentence for c in heard[0]] == sorted(c.sentence for c in heard[0])
+    assert {c.sentence for c in heard[0]} == {0, 1, 2, 3}
+    for other in heard[1:]:
+        assert [(c.offset, c.sentence, c.state_id, c.pcm.tobytes()) for c in other] == [
+            (c.offset, c.sentence, c.state_id, c.pcm.tobytes()) for c in heard[0]
+        ]
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_session_has_a_voice_options_and_a_seed_of_its_own(tts):
+    audio = (np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1, 1000)
+    voice = tts.create_voice(audio, "so ", name="ada")
+
+    def spoken(**given):
+        with tts.session(**given) as session:
+            session.push_text("hello there.")
+            session.flush()
+            chunks = list(session)
+        return np.concatenate([chunk.pcm for chunk in chunks]), [chunk.state_id for chunk in chunks]
+
+    plain, ids = spoken(seed=3)
+    for given in ({"seed": 4}, {"seed": 3, "voice": voice}, {"seed": 3, "cfg_value": 1.1}):
+        other, other_ids = spoken(**given)
+        assert other.tobytes() != plain.tobytes()
+        assert not set(ids) & set(other_ids)
+    with_voice = tts.generate("hello there.", voice=voice, seed=3)
+    np.testing.assert_array_equal(
+        spoken(seed=3, voice=voice)[0], np.round(np.clip(with_voice, -1, 1) * 32767)
+    )
+    with pytest.raises(InputError, match="cfg_value must be"):
+        tts.session(cfg_value=99)
+
+
+def test_leaving_a_session_ends_the_speech_between_two_steps(tts, models):
+    begun = threading.Event()
+    function = models["locdit_step"].function
+
+    def step(inputs, state):
+        begun.set()
+        time.sleep(0.01)
+        return function(inputs, state)
+
+    models["locdit_step"].function = step
+    threads = threading.active_count()
+    with tts.session(seed=3) as session:
+        session.push_text("hello there. so it is. ")
+        assert begun.wait(10)
+        calls = len(models["locdit_step"].calls)
+
+    assert threading.active_count() == threads
+    assert len(models["locdit_step"].calls) - calls < 9
