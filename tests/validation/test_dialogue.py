@@ -1,0 +1,56 @@
+"""A dialogue against upstream's `merge_prompt_cache`: each utterance becomes part of the prompt of the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from voxcpm_constants.step_models import StepSizes
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.convert import convert
+from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_validation.measures import agreement
+from voxcpm_validation.upstream import load_upstream, recorded_noise
+
+TURNS = ("the you and ", "the world and you. ", "you and the world")
+KEPT = {"min_len": 6, "max_len": 6}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "recorded"),
+    [("tiny_checkpoint", "prompt"), ("second_checkpoint", "prompt"), ("second_checkpoint", "reference")],
+)
+def test_a_dialogue_is_upstreams(
+    request: pytest.FixtureRequest, tmp_path: Path, checkpoint: str, recorded: str
+) -> None:
+    source = request.getfixturevalue(checkpoint)
+    sizes = StepSizes(kv_length=192, prefill_chunks=(1, 16), encode_patches=(1,), vae_patches=(1,))
+    convert(Checkpoint.open(source), tmp_path / "bundle", precisions=("fp32",), sizes=sizes)
+    model, tts = load_upstream(source, max_length=sizes.kv_length), VoxCPM.from_bundle(tmp_path / "bundle")
+    rate = tts.bundle.architecture.input_sample_rate
+    clip = tmp_path / "clip.wav"
+    samples = np.random.default_rng(0).standard_normal(rate // 2).astype(np.float32) * 0.1
+    soundfile.write(clip, samples, rate, subtype="FLOAT")
+    if recorded == "prompt":
+        voice = tts.create_voice(clip, "and the ", name="ada")
+        cache = model.build_prompt_cache(prompt_wav_path=str(clip), prompt_text="and the ")
+    else:
+        voice = tts.create_voice(clip, name="ada")
+        cache = model.build_prompt_cache(reference_wav_path=str(clip))
+
+    for seed, text in enumerate(TURNS):
+        speech = tts.speak(text, voice=voice, rng=np.random.default_rng(seed), retry_badcase=False, **KEPT)
+        with recorded_noise(np.random.default_rng(seed)):
+            _, _, features = model.generate_with_prompt_cache(text, cache, **KEPT)
+        # VoxCPM 0.5B and 1.5 give patches of the prompt with the generated ones: see `upstream_generate`.
+        generated = features.float().numpy().reshape(-1, model.patch_size, model.feat_dim)[-KEPT["max_len"] :]
+        assert agreement(speech.latents, generated).correlation >= 0.99999
+
+        voice = voice.extended(text, speech.latents)
+        cache = model.merge_prompt_cache(cache, text, torch.from_numpy(generated.copy()))
+
+    assert voice.transcript == cache["prompt_text"]
