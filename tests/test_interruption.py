@@ -1,0 +1,94 @@
+"""Ctrl-C, and a pipe in place of a file, at the command line's own process with the small voice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_runtime.voxcpm import VoxCPM
+
+BOOK = "\n\n".join(f"It was the {day} day of the week. Nobody said a word about it." for day in (
+    "first", "second", "third", "fourth", "fifth", "sixth", "last"
+))  # fmt: skip
+PROGRAM = "import sys; from voxcpm_runtime.cli import main; sys.exit(main())"
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    (tmp_path / "book.txt").write_text(BOOK, encoding="utf-8")
+    return tmp_path / "book.txt"
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+
+
+def interrupted(given: list[str], folder: Path, ready: str) -> tuple[int, str, str]:
+    """Interrupt the command once `ready` matches a file in the folder, hidden ones too."""
+    with subprocess.Popen(
+        given, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not list(folder.glob(ready)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_an_interrupted_book_leaves_no_half_file_and_goes_on(
+    speaking_bundle: Path, book: Path, tmp_path: Path
+) -> None:
+    speak = command("generate", speaking_bundle, "--text-file", book, "--seed", 4, "-o", "book.wav")
+    code, _, err = interrupted(speak, tmp_path, ".book.wav.segments/00001.segment")
+    assert code == 130
+    assert "error: interrupted: book.wav was not written; " in err
+    assert "segments are kept: the same command goes on" in err
+    assert not (tmp_path / "book.wav").exists()
+
+    done = subprocess.run(speak, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+
+    assert done.returncode == 0, done.stderr
+    whole = VoxCPM.from_bundle(speaking_bundle).speak(BOOK, seed=4)
+    assert len(whole.segments) > 3
+    samples, _ = soundfile.read(tmp_path / "book.wav", dtype="int16")
+    np.testing.assert_array_equal(samples, np.round(np.clip(whole.audio, -1, 1) * 32767))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt", "book.wav"]
+
+
+def test_what_was_spoken_until_then_may_be_kept(speaking_bundle: Path, book: Path, tmp_path: Path) -> None:
+    speak = command(
+        "generate", speaking_bundle, "--text-file", book, "--keep-partial", "--seed", 4, "-o", "a.wav"
+    )
+
+    code, out, err = interrupted(speak, tmp_path, ".a.wav.segments/00001.segment")
+
+    assert code == 130
+    assert "interrupted: a.wav holds a part" in err
+    samples, _ = soundfile.read(tmp_path / "a.wav", dtype="int16")
+    whole = VoxCPM.from_bundle(speaking_bundle).generate(BOOK, seed=4)
+    assert 0 < len(samples) < len(whole)
+    np.testing.assert_array_equal(samples, np.round(np.clip(whole[: len(samples)], -1, 1) * 32767))
+    assert out.startswith("a.wav: ")
+
+
+def test_a_pipe_gets_the_samples_as_they_are_spoken(speaking_bundle: Path) -> None:
+    given = ("generate", speaking_bundle, "--text", "Good morning to you.", "--seed", 5, "-o", "-")
+
+    done = subprocess.run(command(*given), capture_output=True, timeout=300, check=False)
+
+    tts = VoxCPM.from_bundle(speaking_bundle)
+    audio = np.concatenate(list(tts.generate_streaming("Good morning to you.", seed=5)))
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.frombuffer(done.stdout, "<i2"), np.round(np.clip(audio, -1, 1) * 32767))
+    lines = done.stderr.decode().splitlines()
+    assert lines[0] == f"raw PCM: 16-bit little-endian, mono, {tts.sample_rate} Hz"
+    assert lines[-1] == f"{len(audio) / tts.sample_rate:.2f} s of speech"
