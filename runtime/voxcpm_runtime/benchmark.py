@@ -23,6 +23,7 @@ from rich.table import Table
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel
+from voxcpm_runtime.batching import lone_slot
 from voxcpm_runtime.sequence import build_sequence
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -47,6 +48,10 @@ class Measurement(BaseModel):
     prefill_tokens_per_second: float
     """Both language models, in chunks."""
     patches_per_second: float
+    batch: int
+    """Utterances that the bundle was converted for."""
+    batch_patches_per_second: float
+    """Of so many utterances at once, all together."""
     real_time_factor: float
     """Seconds of work for a second of speech, prefill and decoder included."""
     time_to_first_audio_seconds: float
@@ -72,9 +77,10 @@ def measure(
         for name, declared in tts.bundle.manifest.step_models.items()
         for length, seconds in _step_seconds(tts, declared, repeats).items()
     }
+    batch = tts.bundle.manifest.sizes.batch
     tokens = min(_PREFILL_TOKENS, tts.bundle.manifest.sizes.kv_length)
     sequence = build_sequence([1] * (tokens - 1), (a.patch_size, a.feat_dim))
-    prefill = _median_seconds(lambda: tts.driver.prefill(sequence), max(3, repeats // 4))
+    prefill = _median_seconds(lambda: lone_slot(tts.driver).prefill(sequence), max(3, repeats // 4))
     runs = [_streamed(tts, text, patches) for _ in range(3)]
     first, whole = (statistics.median(column) for column in zip(*runs, strict=True))
     return Measurement(
@@ -87,6 +93,10 @@ def measure(
         step_milliseconds=steps,
         prefill_tokens_per_second=tokens / prefill,
         patches_per_second=patches / whole,
+        batch=batch,
+        batch_patches_per_second=batch
+        * patches
+        / (_batched(tts, text, patches, batch) if batch > 1 else whole),
         real_time_factor=whole / (patches * a.patch_seconds),
         time_to_first_audio_seconds=first,
         peak_memory_bytes=peak_memory_bytes(),
@@ -130,12 +140,18 @@ def _lengths(declared: StepModel, a: Architecture) -> list[int]:
 def _streamed(tts: VoxCPM, text: str, patches: int) -> tuple[float, float]:
     """Seconds to the first audio, and to the last."""
     began = time.perf_counter()
-    chunks = tts.generate_streaming(text, seed=0, min_len=patches, max_len=patches)
+    chunks = tts.generate_streaming(text, seed=0, min_len=patches, max_len=patches, first_chunk_patches=1)
     next(chunks)
     first = time.perf_counter() - began
     for _ in chunks:
         pass
     return first, time.perf_counter() - began
+
+
+def _batched(tts: VoxCPM, text: str, patches: int, batch: int) -> float:
+    """Seconds for a whole batch; the median of three."""
+    given = {"text": text, "min_len": patches, "max_len": patches, "retry_badcase": False}
+    return _median_seconds(lambda: tts.batch([given | {"seed": seed} for seed in range(batch)]), 3)
 
 
 def _median_seconds(call: Callable[[], object], repeats: int) -> float:
@@ -204,6 +220,8 @@ def benchmark(
         )
     table.add_row("prefill", f"{measured.prefill_tokens_per_second:.0f} tokens/s")
     table.add_row("speech", f"{measured.patches_per_second:.2f} patches/s")
+    if measured.batch > 1:
+        table.add_row(f"{measured.batch} utterances", f"{measured.batch_patches_per_second:.2f} patches/s")
     table.add_row("real-time factor", f"{measured.real_time_factor:.2f}")
     table.add_row("peak memory", f"{measured.peak_memory_bytes / 1e9:.2f} GB")
     Console().print(table)

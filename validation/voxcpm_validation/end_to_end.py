@@ -15,6 +15,7 @@ import soundfile
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.batching import lone_slot
 from voxcpm_runtime.control import controlled_text
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import Agreement, agreement
@@ -135,8 +136,9 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
     shared = min(len(speech.latents), len(upstream.latents))
     samples = min(len(speech.audio), len(upstream.audio))
     request = tts.request(case.text, **asked)
-    forced = tts.driver.generate_patches(
-        tts.driver.prefill(request.sequence),
+    driver = lone_slot(tts.driver)
+    forced = driver.generate_patches(
+        driver.prefill(request.sequence),
         request.options,
         np.random.default_rng(case.seed),
         request.limit,
