@@ -12,10 +12,16 @@ from rich.table import Table
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import PRECISIONS
 
+_PATCHES = 12
+
 
 def validate(
-    bundle: Annotated[Path, typer.Argument(help="Bundle folder.")],
-    checkpoint: Annotated[str, typer.Option(help="The checkpoint that the bundle was converted from.")],
+    bundle: Annotated[
+        str | None, typer.Argument(help="Bundle. Default with --golden: the one that comes along.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="The checkpoint that the bundle was converted from.")
+    ] = None,
     lora: Annotated[
         Path | None, typer.Option(help="The LoRA that was merged into the bundle: folder or weight file.")
     ] = None,
@@ -26,35 +32,80 @@ def validate(
     text: Annotated[str | None, typer.Option(help="What to say.")] = None,
     prompt: Annotated[Path | None, typer.Option(help="Prompt audio of the continuation case.")] = None,
     prompt_text: Annotated[str | None, typer.Option(help="Its transcript.")] = None,
-    patches: Annotated[int, typer.Option(help="Patches to speak in each case.", min=2)] = 12,
-    seed: Annotated[int, typer.Option(help="Seed of the noise.", min=0)] = 0,
+    patches: Annotated[
+        int | None, typer.Option(help=f"Patches to speak in each case. Default: {_PATCHES}.", min=2)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the noise. Default: 0.", min=0)] = None,
     backend: Annotated[
         str, typer.Option(help="auto, coreml or portable: what the end-to-end cases run on.")
     ] = "auto",
+    golden: Annotated[
+        bool, typer.Option("--golden", help="Compare with recorded hashes and figures in place of upstream.")
+    ] = False,
+    record: Annotated[bool, typer.Option("--record", help="With --golden: record instead.")] = False,
+    records: Annotated[
+        Path | None, typer.Option(help="With --golden: folder of records. Default: those that come along.")
+    ] = None,
 ) -> None:
-    """Compare each step model and the whole loop with upstream's PyTorch code. Exit code 1: a figure is too low."""
-    from voxcpm_validation.reference import DEFAULT_TEXT
-    from voxcpm_validation.validate import validate_bundle
+    """Compare each step model and the whole loop with upstream's PyTorch code. Exit code 1: a figure is too low.
 
+    With --golden: speak fixed texts, and compare their samples with recorded ones, between runs, processes and chunks,
+    and over the chunks' boundaries. Exit code 1: something differs.
+    """
     unknown = [p for p in precision or () if p not in PRECISIONS]
     if unknown:
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
+    of_upstream = {
+        "--checkpoint": checkpoint,
+        "--lora": lora,
+        "--report": report,
+        "--text": text,
+        "--prompt": prompt,
+        "--prompt-text": prompt_text,
+        "--patches": patches,
+        "--seed": seed,
+    }
+    chosen: Any = backend
+    if golden:
+        from voxcpm_validation.golden_command import check_golden
+
+        if given := [name for name, value in of_upstream.items() if value is not None]:
+            raise InputError(f"--golden has texts and seeds of its own; leave out {', '.join(given)}")
+        check_golden(bundle, precision or (), chosen, record=record, records=records)
+        return
+    if record or records is not None:
+        raise InputError("--record and --records belong to --golden; give it too, or leave them out")
+    if bundle is None or checkpoint is None:
+        raise InputError(
+            "expected a bundle and --checkpoint, what it was converted from; only --golden needs neither"
+        )
     if (prompt is None) != (prompt_text is None):
         raise InputError("--prompt and --prompt-text belong together: give both or neither")
-    chosen: Any = {"precisions": precision, "backend": backend}
+    _against_upstream(
+        Path(bundle),
+        checkpoint,
+        report,
+        lora=lora,
+        precisions=precision,
+        text=text,
+        prompt_wav=prompt,
+        prompt_text=prompt_text,
+        patches=patches or _PATCHES,
+        seed=seed or 0,
+        backend=backend,
+    )
+
+
+def _against_upstream(
+    bundle: Path, checkpoint: str, report: Path | None, *, text: str | None, **asked: Any
+) -> None:
+    from voxcpm_validation.reference import DEFAULT_TEXT
+    from voxcpm_validation.validate import validate_bundle
+
     console = Console(stderr=True)
     with console.status("") as status:
         findings = validate_bundle(
-            bundle,
-            checkpoint,
-            lora=lora,
-            text=text or DEFAULT_TEXT,
-            prompt_wav=prompt,
-            prompt_text=prompt_text,
-            patches=patches,
-            seed=seed,
-            report=status.update,
-            **chosen,
+            bundle, checkpoint, text=text or DEFAULT_TEXT, report=status.update, **asked
         )
     out = Console()
     for title, header, rows in findings.tables():

@@ -5,47 +5,21 @@ Measured: word error rate, length beside the natural one, ends, and whose voice 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import as_file, files
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import soundfile
 from pydantic import BaseModel, ConfigDict
 
+from voxcpm_validation.listening_material import Clip, FloatArray, Material, Voice, prompt_clip
 from voxcpm_validation.recognition import Recogniser, word_errors
 from voxcpm_validation.speaker_similarity import SpeakerEncoder
-
-FloatArray = npt.NDArray[np.float32]
-
-_MATERIAL = files("voxcpm_validation") / "listening_test"
 
 # An utterance that is still this loud at its end, relative to its peak, was cut.
 _CUT_DB = -26.0
 _END_SECONDS = 0.03
 _NATURAL = 0.15
 _RUNAWAY = 2.0
-
-
-class Voice(BaseModel):
-    """A prompt, and how long its speaker takes for each sentence."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    audio: str
-    transcript: str
-    natural_seconds: tuple[float, ...]
-    continued: bool
-    """Whether it is spoken with; else it is only one of the voices that a clone is compared with."""
-
-
-class Clip(NamedTuple):
-    audio: FloatArray
-    sample_rate: int
 
 
 Speak = Callable[[str, "Voice | None", int], Clip]
@@ -74,25 +48,6 @@ class Scores(BaseModel):
     right_voice: float | None = None
     """Share of sentences that are nearer to the prompt than to any other voice."""
     heard: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Material:
-    sentences: Sequence[str]
-    voices: Sequence[Voice]
-
-
-def material(count: int | None = None) -> Material:
-    """The sentences and voices of the test, of sentences the first `count`."""
-    lines = (_MATERIAL / "sentences.txt").read_text(encoding="utf-8").split("\n")
-    voices = json.loads((_MATERIAL / "voices.json").read_text(encoding="utf-8"))
-    return Material([line for line in lines if line][:count], [Voice(**voice) for voice in voices])
-
-
-def prompt_clip(voice: Voice) -> Clip:
-    with as_file(_MATERIAL / voice.audio) as path:
-        audio, rate = soundfile.read(path, dtype="float32")
-    return Clip(audio, rate)
 
 
 def listen(

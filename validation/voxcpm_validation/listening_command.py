@@ -41,7 +41,8 @@ def listen(
 
     from voxcpm_constants.manifest import Manifest
     from voxcpm_runtime.bundle import locate_bundle
-    from voxcpm_validation.listening import Scores, listen, material
+    from voxcpm_validation.listening import Scores, listen
+    from voxcpm_validation.listening_material import material
     from voxcpm_validation.speakers import bundle_speaker, upstream_speaker
 
     folder = locate_bundle(bundle)

@@ -1,0 +1,466 @@
+"""The correctness harness: what it holds of the small voice, and that it fails where it must."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import Manifest, Source, record_file
+from voxcpm_runtime import cli
+from voxcpm_runtime.audio_vae import patch_decoder
+from voxcpm_validation import golden_check, golden_command
+from voxcpm_validation.golden import (
+    CASES,
+    CHUNKING,
+    SpeechRecord,
+    case_arguments,
+    open_voice,
+    recorded_elsewhere,
+)
+from voxcpm_validation.golden_check import Examination, compare, continuity_failures, examine
+from voxcpm_validation.golden_key import (
+    content_digest,
+    linux_instruction_sets,
+    macos_instruction_sets,
+)
+from voxcpm_validation.golden_record import (
+    RECORDS,
+    GoldenRecord,
+    nearest,
+    read_records,
+    voice_digest,
+)
+from voxcpm_validation.monolithic import continuity, monolithic
+
+TODAY = dt.date(2026, 1, 2)
+# Zero-shot, and the continuation of a recording.
+EXAMINED = (CASES[0], CASES[-1])
+
+
+@pytest.fixture(scope="module")
+def examination(speaking_bundle: Path) -> Examination:
+    return examine(speaking_bundle, "int8", "portable", cases=EXAMINED)
+
+
+@pytest.fixture
+def record(examination: Examination) -> GoldenRecord:
+    return examination.record(TODAY)
+
+
+def changed(record: GoldenRecord, case: str, **speech: object) -> GoldenRecord:
+    cases = record.cases | {case: record.cases[case].model_copy(update=speech)}
+    return record.model_copy(update={"cases": cases})
+
+
+def elsewhere(record: GoldenRecord, **key: str) -> GoldenRecord:
+    """The record of a machine whose every hash is another."""
+    cases = {
+        name: speech.model_copy(update={"chunks": tuple("0" * 64 for _ in speech.chunks)})
+        for name, speech in record.cases.items()
+    }
+    return record.model_copy(update={"key": record.key.model_copy(update=key), "cases": cases})
+
+
+def differences(examination: Examination, *records: GoldenRecord) -> list[str]:
+    found = compare(examination, records).differences
+    return [f"{case}: {line}" for case, lines in found.items() for line in lines]
+
+
+def test_the_small_voice_says_the_same_in_every_process_and_every_chunking(examination: Examination) -> None:
+    assert [case.case for case in examination.cases] == ["short", "numbers"]
+    assert [case.failures for case in examination.cases] == [(), ()]
+    assert examination.is_consistent
+    for case in examination.cases:
+        assert case.continuity.correlation > 0.999999
+        assert case.continuity.boundary_error < 1 / 32767
+
+
+def test_the_small_voice_is_as_the_tree_has_it_on_record(examination: Examination) -> None:
+    comparison = compare(examination, read_records(RECORDS))
+
+    assert comparison.record is not None
+    assert comparison.record.key.precision == "int8"
+    assert not any(comparison.differences.values()), comparison.differences
+
+
+def test_what_is_recorded_of_a_speech(examination: Examination, speaking_bundle: Path) -> None:
+    tts = open_voice(speaking_bundle, "int8", "portable")
+    case = EXAMINED[0]
+    audio = tts.speak(**case_arguments(case), seed=case.seed).audio
+    patch = tts.bundle.architecture.patch_output_samples
+    assert CHUNKING == {"chunk_patches": 5, "first_chunk_patches": 1}
+    ends = [*range(patch, len(audio), 5 * patch), len(audio)]
+
+    record = examination.cases[0].record
+
+    assert (record.samples, list(record.boundaries)) == (len(audio), ends[:-1])
+    samples = np.round(np.clip(audio, -1, 1) * 32767).astype("<i2")
+    chunks = [samples[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    assert list(record.chunks) == [hashlib.sha256(chunk.tobytes()).hexdigest() for chunk in chunks]
+    assert record.peak == pytest.approx(np.abs(audio).max(), abs=1e-6)
+    assert record.rms == pytest.approx(np.sqrt(np.mean(audio.astype(np.float64) ** 2)), abs=1e-6)
+
+
+def test_the_records_of_the_tree_are_of_all_cases() -> None:
+    records = read_records(RECORDS)
+
+    assert {record.key.precision for record in records} == {"fp16", "int8"}
+    for record in records:
+        assert set(record.cases) == {case.name for case in CASES}
+        assert (RECORDS / record.key.file_name).is_file()
+
+
+def test_a_record_is_read_back_as_it_was_written(record: GoldenRecord, tmp_path: Path) -> None:
+    first = record.write(tmp_path / "records")
+    second = elsewhere(record, processor="avx512f+avx512bw").write(tmp_path / "records")
+
+    assert first != second
+    read = read_records(tmp_path / "records")
+    assert {entry.key.processor for entry in read} == {record.key.processor, "avx512f+avx512bw"}
+    assert record in read
+    # The same machine after a change of the voice: in place of the old one.
+    assert changed(record, "short", samples=1).write(tmp_path / "records") == first
+    assert record not in read_records(tmp_path / "records")
+
+
+def test_a_record_of_the_same_key_must_be_equal(examination: Examination, record: GoldenRecord) -> None:
+    assert compare(examination, [record]).exact
+    assert differences(examination, record) == []
+
+    chunks = list(record.cases["numbers"].chunks)
+    chunks[2] = "0" * 64
+    assert differences(examination, changed(record, "numbers", chunks=tuple(chunks))) == [
+        "numbers: chunk 2: PCM16 is not that of the record"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("speech", "message"),
+    [
+        ({"samples": 7}, "samples, the record has 7"),
+        ({"boundaries": (1, 2)}, "the record has 1, 2"),
+        ({"boundaries": ()}, "the record has the end only"),
+        ({"rms": 0.9}, "equal hashes, but RMS"),
+    ],
+)
+def test_whatever_of_a_record_is_another_is_told(
+    examination: Examination, record: GoldenRecord, speech: dict[str, object], message: str
+) -> None:
+    (line,) = differences(examination, changed(record, "short", **speech))
+    assert message in line
+
+
+def test_without_a_record_of_the_machine_figures_are_compared(
+    examination: Examination, record: GoldenRecord
+) -> None:
+    other = elsewhere(record, processor="avx512f+avx512bw")
+    comparison = compare(examination, [other])
+
+    assert (comparison.record, comparison.exact) == (other, False)
+    assert differences(examination, other) == []
+
+
+@pytest.mark.parametrize(
+    ("factor", "figure", "name"),
+    [
+        (2.0, "rms", "RMS"),
+        (0.5, "peak", "peak"),
+        (0.0, "silence_ratio", "silence ratio"),
+        (2, "samples", "length"),
+    ],
+)
+def test_figures_far_from_the_nearest_record_fail(
+    examination: Examination, record: GoldenRecord, factor: float, figure: str, name: str
+) -> None:
+    other = elsewhere(record, processor="avx512f")
+    value = factor * getattr(record.cases["short"], figure)
+
+    (line,) = differences(examination, changed(other, "short", **{figure: value}))
+
+    assert line.startswith(f"short: {name} ")
+    assert "the nearest record has" in line
+
+
+def test_the_nearest_record_has_most_in_common(record: GoldenRecord) -> None:
+    key, voice = record.key, record.voice
+    same_machine = elsewhere(record, content="another conversion")
+    far = elsewhere(record, machine="arm64", processor="asimd", engine="onnxruntime 9.9")
+    of_fp16 = record.model_copy(update={"key": key.model_copy(update={"precision": "fp16"})})
+    of_another_voice = record.model_copy(update={"voice": "another"})
+
+    assert nearest(key, voice, [far, same_machine]) == same_machine
+    assert nearest(key, voice, [far, record, same_machine]) == record
+    assert nearest(key, voice, [far]) == far
+    assert nearest(key, voice, [of_fp16, of_another_voice]) is None
+
+
+def test_another_voice_is_compared_with_itself_only(examination: Examination, record: GoldenRecord) -> None:
+    stranger = replace(examination, voice="another checkpoint")
+
+    assert compare(stranger, [record]).record is None
+    assert differences(stranger, record) == []
+
+
+def test_a_case_that_is_not_on_record_is_told(examination: Examination, record: GoldenRecord) -> None:
+    cases = {"short": record.cases["short"]}
+
+    assert differences(examination, record.model_copy(update={"cases": cases})) == [
+        "numbers: the record does not have this case; record it again with --record"
+    ]
+
+
+def test_a_merged_lora_makes_another_voice() -> None:
+    source = Source(checkpoint="a", sha256="1")
+    lora = {"name": "l", "sha256": "2", "r": 1, "alpha": 1, "weights": 1, "modules": ()}
+
+    assert voice_digest(source) == "1"
+    assert voice_digest(Source(checkpoint="a", sha256="1", lora=lora)) == "1+2"
+
+
+def test_speech_that_is_not_the_same_twice_is_told_by_case_and_chunk(
+    speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch, examination: Examination
+) -> None:
+    """A decoder whose every stream is a little louder than the one before, from its third patch on."""
+    tts = open_voice(speaking_bundle, "int8", "portable")
+    decoder = tts.driver.models["audio_vae_decoder"]
+
+    class Drifting:
+        streams = 0
+
+        def new_state(self) -> object:
+            self.streams, self.calls = self.streams + 1, 0
+            return decoder.new_state()
+
+        def __call__(self, inputs: object, state: object) -> dict[str, np.ndarray]:
+            self.calls += 1
+            audio = decoder(inputs, state)["audio"]
+            return {"audio": audio * (1 + 0.01 * self.streams) if self.calls > 2 else audio}
+
+    tts.driver.models["audio_vae_decoder"] = Drifting()
+    monkeypatch.setattr(golden_check, "open_voice", lambda *_: tts)
+    recorded = {"short": examination.cases[0].record}
+    monkeypatch.setattr(golden_check, "recorded_elsewhere", lambda *_: recorded)
+
+    (case,) = examine(speaking_bundle, "int8", "portable", cases=EXAMINED[:1]).cases
+
+    told = "\n".join(case.failures)
+    assert "chunk 1: PCM16 is not that of this process" in told
+    assert "chunk 0" not in told
+    for how in ("offline", "in chunks of 1", "in chunks of 2", "in chunks of 12"):
+        assert f"chunk 1: {how} " in told
+
+
+def test_a_decoder_that_forgets_between_chunks_is_not_continuous(speaking_bundle: Path) -> None:
+    tts = open_voice(speaking_bundle, "int8", "portable")
+    case = EXAMINED[0]
+    latents = tts.speak(**case_arguments(case), seed=case.seed).latents
+    patch = tts.bundle.architecture.patch_output_samples
+    decoder = tts.driver.models["audio_vae_decoder"]
+    whole = monolithic(tts.driver, latents, latents[:0])
+    streaming = patch_decoder(decoder)
+    streamed = np.concatenate([streaming(one) for one in latents])
+    forgetful = np.concatenate([patch_decoder(decoder)(one) for one in latents])
+    boundaries = range(patch, len(whole), patch)
+
+    assert list(continuity_failures(continuity(streamed, whole, boundaries))) == []
+    first, *_ = continuity_failures(continuity(forgetful, whole, boundaries))
+    assert first.startswith("correlation with the monolithic waveform 0.")
+
+
+def test_a_jump_at_a_boundary_is_told() -> None:
+    rng = np.random.default_rng(0)
+    whole = (0.1 * rng.standard_normal(4000)).astype(np.float32)
+    rounded = whole + (1e-5 * rng.standard_normal(4000)).astype(np.float32)
+    stepped = rounded.copy()
+    stepped[1000:2000] += 1e-4
+
+    assert list(continuity_failures(continuity(rounded, whole, [1000, 2000]))) == []
+    (line,) = continuity_failures(continuity(stepped, whole, [1000, 2000]))
+    assert line.startswith("a step at a chunk's boundary is 0.0001")
+    # Elsewhere it would be a rounding like others; it is the boundaries that are looked at.
+    assert continuity(stepped, whole, [500]).boundary_error < 1e-4
+
+
+def test_another_process_is_asked_for_any_cases(speaking_bundle: Path, examination: Examination) -> None:
+    found = recorded_elsewhere(speaking_bundle, "int8", "portable", EXAMINED[:1])
+
+    assert found == {"short": examination.cases[0].record}
+
+
+def test_what_a_bundle_says_is_its_content_and_not_its_dates_and_identifiers(
+    speaking_bundle: Path, tmp_path: Path
+) -> None:
+    from coremltools.proto import Model_pb2
+
+    package = Path("fp16/locdit_step.mlpackage")
+    files = {
+        name: record
+        for name, record in Manifest.read(speaking_bundle).files.items()
+        if name.startswith(package.as_posix())
+    }
+    digest = content_digest(speaking_bundle, files)
+    bundle = tmp_path / "bundle"
+    shutil.copytree(speaking_bundle / package, bundle / package)
+    program = bundle / package / "Data/com.apple.CoreML/model.mlmodel"
+    (bundle / package / "Manifest.json").write_text("{}")
+    model = Model_pb2.Model()
+    model.ParseFromString(program.read_bytes())
+    model.description.metadata.userDefined["com.github.apple.coremltools.conversion_date"] = "1970-01-01"
+    program.write_bytes(model.SerializeToString())
+
+    def now() -> str:
+        return content_digest(bundle, {name: record_file(bundle / name) for name in files})
+
+    assert record_file(program) != files[program.relative_to(bundle).as_posix()]
+    assert now() == digest
+
+    block = next(iter(model.mlProgram.functions["main"].block_specializations.values()))
+    block.operations[0].outputs[0].name = "another"
+    program.write_bytes(model.SerializeToString())
+    assert now() != digest
+
+    program.write_bytes((speaking_bundle / program.relative_to(bundle)).read_bytes())
+    assert now() == digest
+    weights = bundle / package / "Data/com.apple.CoreML/weights/weight.bin"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert now() != digest
+
+
+def test_instruction_sets_are_those_that_kernels_are_chosen_by() -> None:
+    skylake = "processor\t: 0\nflags\t\t: fpu sse2 avx avx512bw avx2 avx512f fma\nbugs\t: none\n"
+    graviton = "processor\t: 0\nFeatures\t: fp asimd evtstrm aes asimddp sve i8mm\n"
+    m2 = "hw.optional.arm.FEAT_DotProd: 1\nhw.optional.arm.AdvSIMD: 1\nhw.optional.arm.FEAT_SME: 0\n"
+
+    assert linux_instruction_sets(skylake) == ("avx2", "avx512f", "avx512bw")
+    assert linux_instruction_sets(graviton) == ("asimd", "asimddp", "i8mm", "sve")
+    assert linux_instruction_sets("") == ()
+    assert macos_instruction_sets(m2) == ("asimd", "asimddp")
+
+
+@pytest.fixture
+def on_the_command_line(examination: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(golden_command, "examine", lambda *_, **__: examination)
+
+
+def run(bundle: Path, *options: str) -> int:
+    return cli.main(["validate", str(bundle), "--golden", "--precision", "int8", *options])
+
+
+@pytest.mark.usefixtures("on_the_command_line")
+def test_the_command_records_and_then_agrees(
+    speaking_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "records"
+
+    assert run(speaking_bundle, "--records", str(folder), "--record") == 0
+    (path,) = folder.iterdir()
+    assert f"int8: recorded in {path}" in capsys.readouterr().err
+    assert run(speaking_bundle, "--records", str(folder)) == 0
+    captured = capsys.readouterr()
+    assert "compared with the record of" in captured.err
+    assert "differs" not in captured.out
+
+    document = json.loads(path.read_text())
+    document["cases"]["short"]["chunks"][1] = "0" * 64
+    path.write_text(json.dumps(document))
+    assert run(speaking_bundle, "--records", str(folder)) == 1
+    captured = capsys.readouterr()
+    assert "differs: int8 short: chunk 1: PCM16 is not that of the record" in captured.err
+    assert "differs" in captured.out
+
+    document["key"]["processor"] = "another"
+    path.write_text(json.dumps(document))
+    assert run(speaking_bundle, "--records", str(folder)) == 0
+    assert "int8: no hashes on record for portable, " in capsys.readouterr().err
+
+
+def test_what_differs_from_itself_is_not_recorded(
+    speaking_bundle: Path,
+    examination: Examination,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    case = replace(examination.cases[0], failures=("chunk 2: offline 1 samples differ, the first at 9",))
+    monkeypatch.setattr(golden_command, "examine", lambda *_, **__: replace(examination, cases=(case,)))
+
+    assert run(speaking_bundle, "--records", str(tmp_path), "--record") == 1
+
+    err = capsys.readouterr().err
+    assert "int8: not recorded, as it differs from itself" in err
+    assert "differs: int8 short: chunk 2: offline 1 samples differ" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected a bundle and --checkpoint"),
+        (["{bundle}"], "expected a bundle and --checkpoint"),
+        (["--checkpoint", "x"], "expected a bundle and --checkpoint"),
+        (["{bundle}", "--golden", "--text", "a", "--seed", "0"], "leave out --text, --seed"),
+        (["{bundle}", "--golden", "--checkpoint", "a"], "leave out --checkpoint"),
+        (["{bundle}", "--record"], "--record and --records belong to --golden"),
+        (["{bundle}", "--records", "."], "--record and --records belong to --golden"),
+        (["nowhere", "--golden"], "no bundle here"),
+        (["{bundle}", "--golden", "--precision", "int4"], "has no int4 precision"),
+        (["{bundle}", "--golden", "--precision", "int3"], "expected one of fp16"),
+        (["{bundle}", "--golden", "--backend", "gpu"], "backend must be one of"),
+        (["{bundle}", "--golden", "--records", "nowhere"], "no such folder; make it with --record"),
+        (["{bundle}", "--golden", "--records", "{tmp}"], "no golden record: key: Field required"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(
+    speaking_bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    given = [part.format(bundle=speaking_bundle, tmp=tmp_path) for part in arguments]
+
+    assert cli.main(["validate", *given]) == 2
+
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_without_a_bundle_the_small_voice_is_examined(
+    speaking_bundle: Path, examination: Examination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def examined(bundle: Path, *_: object, **__: object) -> Examination:
+        asked.append(bundle)
+        return examination
+
+    monkeypatch.setattr(golden_command, "examine", examined)
+    monkeypatch.setattr("voxcpm_runtime.bundle.default_bundle", lambda: speaking_bundle)
+
+    assert cli.main(["validate", "--golden", "--precision", "int8"]) == 0
+    assert asked == [speaking_bundle]
+
+
+def test_a_record_that_cannot_be_written_is_one_line(record: GoldenRecord, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(InputError, match="cannot be written"):
+        record.write(tmp_path / "file")
+
+
+def test_silence_is_on_record_as_any_speech() -> None:
+    record = SpeechRecord.of([np.zeros(160, np.float32), np.zeros(80, np.float32)], 16000)
+
+    assert (record.samples, record.boundaries, record.silence_ratio) == (240, (160,), 1.0)
+    assert record.chunks[1] == hashlib.sha256(bytes(160)).hexdigest()

@@ -1,0 +1,167 @@
+"""The correctness harness: a bundle against its golden record, and against itself."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.audio_file import Audio
+from voxcpm_runtime.audio_vae import CONTEXT_PATCHES
+from voxcpm_runtime.backends import Backend
+from voxcpm_runtime.pcm import pcm16
+from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_validation.golden import (
+    CASES,
+    CHUNKING,
+    LENGTHS,
+    GoldenCase,
+    SpeechRecord,
+    case_arguments,
+    open_voice,
+    recorded_elsewhere,
+    streamed,
+)
+from voxcpm_validation.golden_key import GoldenKey, golden_key
+from voxcpm_validation.golden_record import (
+    GoldenRecord,
+    figure_differences,
+    hash_differences,
+    nearest,
+    voice_digest,
+)
+from voxcpm_validation.monolithic import NO_CONTINUITY, Continuity, continuity, monolithic
+
+OTHER_CHUNKS = (1, 2, LENGTHS["max_len"])
+"""Patches in a chunk, beside the recorded chunking; the last is all of them."""
+CORRELATION_FLOOR = 0.99999
+"""Of streamed audio with the monolithic waveform. In fp32 arithmetic 1 - 2e-13 was measured, in fp16's 1 - 3e-7."""
+_PCM16_STEP = 1 / 32767
+
+
+@dataclass(frozen=True)
+class ExaminedCase:
+    """One case in one precision."""
+
+    case: str
+    record: SpeechRecord
+    continuity: Continuity
+    failures: tuple[str, ...]
+    """Where it is not itself: offline and in other chunks, in another process, at its boundaries."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All cases in one precision, each spoken in every way."""
+
+    key: GoldenKey
+    voice: str
+    """`voice_digest`"""
+    cases: tuple[ExaminedCase, ...]
+
+    @property
+    def is_consistent(self) -> bool:
+        return not any(case.failures for case in self.cases)
+
+    def record(self, date: dt.date) -> GoldenRecord:
+        """Of what was spoken."""
+        cases = {case.case: case.record for case in self.cases}
+        return GoldenRecord(key=self.key, voice=self.voice, date=date, cases=cases)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An examination beside the nearest record of its voice."""
+
+    record: GoldenRecord | None
+    exact: bool
+    """Whether hashes were compared, as the keys are equal; else figures."""
+    differences: Mapping[str, tuple[str, ...]]
+    """By case."""
+
+
+def examine(
+    bundle: Path,
+    precision: Precision,
+    backend: Backend,
+    *,
+    cases: Sequence[GoldenCase] = CASES,
+    report: Callable[[str], None] = lambda line: None,
+) -> Examination:
+    """Speak every case in every way. Raises what opening a bundle raises."""
+    tts = open_voice(bundle, precision, backend)
+    report(f"{precision}: another process")
+    elsewhere = recorded_elsewhere(bundle, precision, backend, cases)
+    examined = []
+    for case in cases:
+        report(f"{precision}: {case.name}")
+        examined.append(_examined(tts, case, elsewhere[case.name]))
+    return Examination(
+        key=golden_key(tts.bundle, backend),
+        voice=voice_digest(tts.bundle.manifest.source),
+        cases=tuple(examined),
+    )
+
+
+def compare(examination: Examination, records: Sequence[GoldenRecord]) -> Comparison:
+    key = examination.key
+    record = nearest(key, examination.voice, records)
+    exact = record is not None and record.key == key
+    differences = {}
+    for case in examination.cases:
+        found, expected = case.record, record.cases.get(case.case) if record else None
+        if record is None:
+            lines = []
+        elif expected is None:
+            lines = ["the record does not have this case; record it again with --record"]
+        elif exact:
+            lines = list(hash_differences(found, expected, "the record"))
+        else:
+            lines = list(figure_differences(found, expected, "the nearest record"))
+        differences[case.case] = tuple(lines)
+    return Comparison(record, exact, differences)
+
+
+def _examined(tts: VoxCPM, case: GoldenCase, elsewhere: SpeechRecord) -> ExaminedCase:
+    chunks = streamed(tts, case, **CHUNKING)
+    record, audio = SpeechRecord.of(chunks, tts.sample_rate), np.concatenate(chunks)
+    failures = list(hash_differences(elsewhere, record, "this process"))
+    speech = tts.speak(**case_arguments(case), seed=case.seed)
+    failures += _unequal(speech.audio, audio, record, "offline")
+    for size in OTHER_CHUNKS:
+        again = np.concatenate(streamed(tts, case, chunk_patches=size))
+        failures += _unequal(again, audio, record, f"in chunks of {size}")
+    sequence = tts.request(**case_arguments(case)).sequence
+    context = sequence.decoder_context(CONTEXT_PATCHES[tts.bundle.architecture.architecture])
+    whole = monolithic(tts.driver, speech.latents, context)
+    # Audio of another length has been told of.
+    measured = continuity(audio, whole, record.boundaries) if len(whole) == len(audio) else NO_CONTINUITY
+    failures += continuity_failures(measured)
+    return ExaminedCase(case.name, record, measured, tuple(failures))
+
+
+def _unequal(audio: Audio, expected: Audio, record: SpeechRecord, how: str) -> Iterator[str]:
+    """How audio spoken in another way differs from the recorded, in which chunk first."""
+    if len(audio) != len(expected):
+        yield f"{how} {len(audio)} samples, streamed {len(expected)}"
+        return
+    wrong = np.flatnonzero(pcm16(audio) != pcm16(expected))
+    if len(wrong):
+        chunk = int(np.searchsorted(record.boundaries, wrong[0], side="right"))
+        yield f"chunk {chunk}: {how} {len(wrong)} samples differ, the first at {wrong[0]}"
+
+
+def continuity_failures(measured: Continuity) -> Iterator[str]:
+    """A jump at a boundary is larger than all others, which come of rounding, and can be heard."""
+    if measured.correlation < CORRELATION_FLOOR:
+        yield f"correlation with the monolithic waveform {measured.correlation:.7f}, expected {CORRELATION_FLOOR}"
+    most = max(2 * measured.elsewhere_error, _PCM16_STEP)
+    if measured.boundary_error > most:
+        yield (
+            f"a step at a chunk's boundary is {measured.boundary_error:.2g} off the monolithic waveform's, "
+            f"elsewhere at most {measured.elsewhere_error:.2g}"
+        )

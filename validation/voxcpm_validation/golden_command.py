@@ -1,0 +1,109 @@
+"""`validate --golden`: the correctness harness on the terminal."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.backends import Backend
+from voxcpm_runtime.bundle import choose_precision, locate_bundle
+from voxcpm_runtime.pcm import Levels
+from voxcpm_validation.golden_check import Comparison, Examination, ExaminedCase, compare, examine
+from voxcpm_validation.golden_record import RECORDS, read_records
+
+HEADER = ("case", "samples", "RMS, peak dBFS", "silence", "again", "1 - r", "jump", "record")
+
+
+def check_golden(
+    bundle: str | None,
+    precisions: Sequence[str],
+    backend: Backend,
+    *,
+    record: bool = False,
+    records: Path | None = None,
+) -> None:
+    """Check every precision that was asked for, or is there, and print what was found.
+
+    record: write what was spoken as the record, in place of comparing with it. records: folder of records.
+
+    Raises typer.Exit(1) where anything differs, InputError and BundleError.
+    """
+    folder = locate_bundle(bundle, precisions[0] if precisions else None)
+    manifest = Manifest.read(folder)
+    chosen: list[Precision] = [choose_precision(folder, manifest, p) for p in precisions]
+    known = () if record else read_records(_existing(records))
+    console, out = Console(stderr=True), Console()
+    with console.status("") as status:
+        examinations = [
+            examine(folder, precision, backend, report=status.update)
+            for precision in chosen or manifest.precisions
+        ]
+    comparisons = [compare(examination, known) for examination in examinations]
+    pairs = list(zip(examinations, comparisons, strict=True))
+    table = Table(*HEADER)
+    for examination, comparison in pairs:
+        for case in examination.cases:
+            table.add_row(*_row(examination, case, comparison))
+    out.print(table)
+    for examination, comparison in pairs:
+        line = _written(examination, records or RECORDS) if record else _compared(examination, comparison)
+        console.print(line, soft_wrap=True)
+    failures = [line for pair in pairs for line in _failures(*pair)]
+    for line in failures:
+        console.print(f"[red]differs:[/red] {line}", soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _existing(records: Path | None) -> Path:
+    if records is not None and not records.is_dir():
+        raise InputError(f"--records {records}: no such folder; make it with --record")
+    return records or RECORDS
+
+
+def _failures(examination: Examination, comparison: Comparison) -> Iterator[str]:
+    for case in examination.cases:
+        for line in (*case.failures, *comparison.differences[case.case]):
+            yield f"{examination.key.precision} {case.case}: {line}"
+
+
+def _row(examination: Examination, case: ExaminedCase, comparison: Comparison) -> tuple[str, ...]:
+    r, measured = case.record, case.continuity
+    heard = Levels(r.peak, r.rms, r.silence_ratio, clipped=0)
+    agreed = "none" if comparison.record is None else "same" if comparison.exact else "like it"
+    return (
+        f"{examination.key.precision} {case.case}",
+        str(r.samples),
+        f"{heard.rms_dbfs:.1f}, {heard.peak_dbfs:.1f}",
+        f"{r.silence_ratio:.0%}",
+        "differs" if case.failures else "same",
+        f"{1 - measured.correlation:.1e}",
+        f"{measured.boundary_error:.1e}",
+        "differs" if comparison.differences[case.case] else agreed,
+    )
+
+
+def _compared(examination: Examination, comparison: Comparison) -> str:
+    key, record = examination.key, comparison.record
+    if record is None:
+        return f"{key.precision}: this voice has no record; it was compared with itself only"
+    if comparison.exact:
+        return f"{key.precision}: compared with the record of {record.date}"
+    other = "another conversion of it" if record.key.title == key.title else record.key.title
+    return f"{key.precision}: no hashes on record for {key.title}; figures compared with those of {other}"
+
+
+def _written(examination: Examination, folder: Path) -> str:
+    precision = examination.key.precision
+    if not examination.is_consistent:
+        return f"{precision}: not recorded, as it differs from itself"
+    path = examination.record(dt.datetime.now(dt.timezone.utc).date()).write(folder)
+    return f"{precision}: recorded in {path}"

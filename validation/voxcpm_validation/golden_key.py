@@ -1,0 +1,150 @@
+"""What PCM16 depends on beside text, prompt and seed: hashes are compared where all of it is equal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from voxcpm_constants.manifest import FileRecord
+from voxcpm_constants.step_models import Precision
+from voxcpm_conversion.toolchain import import_coremltools
+from voxcpm_runtime.backends import Backend, choose_backend
+from voxcpm_runtime.bundle import Bundle
+
+_MACHINES = {"AMD64": "x86_64", "aarch64": "arm64"}
+
+# The instruction sets by which ONNX Runtime (mlas/lib/platform.cpp) and numpy's OpenBLAS choose their kernels, as Linux
+# calls them.
+_INSTRUCTION_SETS = (
+    "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx_vnni_int8", "amx_int8",
+    "asimd", "asimddp", "i8mm", "sve", "svei8mm", "sme",
+)  # fmt: skip
+
+# And as macOS does, which does not list what all of its machines have.
+_ON_MACOS = {
+    "hw.optional.avx2_0": "avx2",
+    "hw.optional.avx512f": "avx512f",
+    "hw.optional.avx512bw": "avx512bw",
+    "hw.optional.arm.AdvSIMD": "asimd",
+    "hw.optional.arm.FEAT_DotProd": "asimddp",
+    "hw.optional.arm.FEAT_I8MM": "i8mm",
+    "hw.optional.arm.FEAT_SME": "sme",
+}
+
+
+class GoldenKey(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    backend: Literal["portable", "coreml"]
+    machine: str
+    """x86_64 or arm64."""
+    processor: str
+    """Portable: the instruction sets by which kernels are chosen. Core ML: the chip."""
+    engine: str
+    """What computes, with its version, and numpy's."""
+    precision: Precision
+    content: str
+    """`content_digest`"""
+
+    def likeness(self, other: GoldenKey) -> int:
+        """How many fields are equal."""
+        return sum(getattr(self, name) == getattr(other, name) for name in GoldenKey.model_fields)
+
+    @property
+    def title(self) -> str:
+        return f"{self.backend}, {self.machine}, {self.processor}, {self.engine}, {self.precision}"
+
+    @property
+    def file_name(self) -> str:
+        return re.sub(r"[^\w.]+", "-", self.title) + ".json"
+
+
+def golden_key(bundle: Bundle, backend: Backend) -> GoldenKey:
+    """Of an open bundle on this machine. Raises InputError for a backend that it lacks."""
+    chosen = choose_backend(backend, sys.platform)
+    numpy = f"numpy {_minor(version('numpy'))}"
+    if chosen == "coreml":
+        processor = _sysctl("-n", "machdep.cpu.brand_string").strip()
+        engine = f"macOS {_minor(platform.mac_ver()[0])}, {numpy}"
+    else:
+        processor = "+".join(_instruction_sets()) or "unknown"
+        engine = f"onnxruntime {_minor(version('onnxruntime'))}, {numpy}"
+    return GoldenKey(
+        backend=chosen,
+        machine=_MACHINES.get(platform.machine(), platform.machine()),
+        processor=processor,
+        engine=engine,
+        precision=bundle.precision,
+        content=content_digest(bundle.folder, bundle.manifest.files_of(bundle.precision)),
+    )
+
+
+def content_digest(folder: Path, files: Mapping[str, FileRecord]) -> str:
+    """Of what a bundle's files say, which is the same whenever one checkpoint is converted with the same tools.
+
+    The files themselves are not: packages get identifiers drawn by chance (Manifest.json), programs a date, and the
+    order of their maps.
+    """
+    digests = {}
+    for name, record in files.items():
+        path = PurePosixPath(name)
+        if path.suffix == ".mlmodel":
+            digests[name] = _program_digest(folder / name)
+        elif not path.match("*.mlpackage/Manifest.json") and ".mlmodelc/" not in name:
+            digests[name] = record.sha256
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def linux_instruction_sets(cpuinfo: str) -> tuple[str, ...]:
+    """Those that matter here, of /proc/cpuinfo's text."""
+    line = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
+    return _known(line[1].split() if line else ())
+
+
+def macos_instruction_sets(sysctl: str) -> tuple[str, ...]:
+    """Those that matter here, of the output of `sysctl hw.optional`."""
+    given = re.findall(r"^([\w.]+): 1$", sysctl, re.MULTILINE)
+    return _known(_ON_MACOS[name] for name in given if name in _ON_MACOS)
+
+
+def _known(names: Iterable[str]) -> tuple[str, ...]:
+    found = set(names)
+    return tuple(name for name in _INSTRUCTION_SETS if name in found)
+
+
+def _instruction_sets() -> tuple[str, ...]:
+    if sys.platform == "darwin":
+        return macos_instruction_sets(_sysctl("hw.optional"))
+    cpuinfo = Path("/proc/cpuinfo")
+    return linux_instruction_sets(cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else "")
+
+
+def _sysctl(*names: str) -> str:
+    finished = subprocess.run(  # noqa: S603 - names are constants
+        ["/usr/sbin/sysctl", *names], capture_output=True, text=True, check=True
+    )
+    return finished.stdout
+
+
+def _program_digest(path: Path) -> str:
+    import_coremltools()
+    from coremltools.proto import Model_pb2
+
+    model = Model_pb2.Model()
+    model.ParseFromString(path.read_bytes())
+    model.description.ClearField("metadata")
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _minor(release: str) -> str:
+    return ".".join(release.split(".")[:2])

@@ -1,0 +1,118 @@
+"""Golden records: one JSON file for a key, and the comparison with what was spoken now."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import Source
+from voxcpm_validation.golden import SpeechRecord
+from voxcpm_validation.golden_key import GoldenKey
+
+RECORDS = Path(__file__).with_name("golden")
+"""Of the voice that comes along."""
+
+
+class GoldenRecord(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key: GoldenKey
+    voice: str
+    """Digest of the checkpoint, and of its LoRA after a plus sign."""
+    date: dt.date
+    cases: dict[str, SpeechRecord]
+
+    def write(self, folder: Path) -> Path:
+        """The file, which replaces an earlier one of the same machine and precision. Raises InputError."""
+        path = folder / self.key.file_name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+        return path
+
+
+def voice_digest(source: Source) -> str:
+    return source.sha256 if source.lora is None else f"{source.sha256}+{source.lora.sha256}"
+
+
+def read_records(folder: Path) -> tuple[GoldenRecord, ...]:
+    """All of a folder, by file name; none of one that is not there. Raises InputError for what is no record."""
+    return tuple(_read(path) for path in sorted(folder.glob("*.json")))
+
+
+def nearest(key: GoldenKey, voice: str, records: Iterable[GoldenRecord]) -> GoldenRecord | None:
+    """Of the records of this voice and precision the one whose key has most in common."""
+    of_voice = (r for r in records if (r.voice, r.key.precision) == (voice, key.precision))
+    return max(of_voice, key=lambda record: record.key.likeness(key), default=None)
+
+
+def hash_differences(found: SpeechRecord, record: SpeechRecord, beside: str) -> Iterator[str]:
+    """What is not equal, one line each; beside: what `record` is of."""
+    if found.samples != record.samples:
+        yield f"{found.samples} samples, {beside} has {record.samples}"
+    if found.boundaries != record.boundaries:
+        yield f"chunks end at {_listed(found.boundaries)}, {beside} has {_listed(record.boundaries)}"
+    for index, (chunk, expected) in enumerate(zip(found.chunks, record.chunks, strict=False)):
+        if chunk != expected:
+            yield f"chunk {index}: PCM16 is not that of {beside}"
+    if (found.samples, found.chunks) == (record.samples, record.chunks):
+        for line in figure_differences(found, record, beside):
+            yield f"equal hashes, but {line}"
+
+
+class _Figure(NamedTuple):
+    name: str
+    value: float
+    expected: float
+    tolerance: float
+    unit: str
+
+
+def figure_differences(found: SpeechRecord, record: SpeechRecord, beside: str) -> Iterator[str]:
+    """Figures that are further apart than another machine's rounding explains, one line each.
+
+    A rounding may send a free run its own way (TRIALS.md). fp16 arithmetic, int8 in place of fp16 and other numbers of
+    threads left the lengths as they were, and changed RMS by 0.86 dB, the peak by 0.81 dB and the silence by 0.021 at
+    most; these tolerances are for what is plainly wrong.
+    """
+    figures = (
+        _Figure("length", found.samples, record.samples, 0.2 * record.samples, " samples"),
+        _Figure("RMS", _decibels(found.rms), _decibels(record.rms), 3.0, " dBFS"),
+        _Figure("peak", _decibels(found.peak), _decibels(record.peak), 3.0, " dBFS"),
+        _Figure("silence ratio", found.silence_ratio, record.silence_ratio, 0.1, ""),
+    )
+    for name, value, expected, tolerance, unit in figures:
+        if not abs(value - expected) <= tolerance:
+            yield (
+                f"{name} {value:.6g}{unit}, {beside} has {expected:.6g}; expected at most {tolerance:g} apart"
+            )
+
+
+def _decibels(level: float) -> float:
+    """Silence is as low as one step of 16 bits."""
+    return 20.0 * math.log10(max(level, 1 / 32767))
+
+
+def _listed(boundaries: Sequence[int]) -> str:
+    return ", ".join(map(str, boundaries)) or "the end only"
+
+
+def _read(path: Path) -> GoldenRecord:
+    try:
+        return GoldenRecord.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise InputError(
+            f"{path}: no golden record: {where}: {first['msg']}; record it again with validate --golden --record"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None

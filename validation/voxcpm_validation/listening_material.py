@@ -1,0 +1,55 @@
+"""The listening test's material: sentences that no voice was trained on, and prompts of four voices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+from pydantic import BaseModel, ConfigDict
+
+FloatArray = npt.NDArray[np.float32]
+
+_MATERIAL = files("voxcpm_validation") / "listening_test"
+
+
+class Voice(BaseModel):
+    """A prompt, and how long its speaker takes for each sentence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    audio: str
+    transcript: str
+    natural_seconds: tuple[float, ...]
+    continued: bool
+    """Whether it is spoken with; else it is only one of the voices that a clone is compared with."""
+
+
+class Clip(NamedTuple):
+    audio: FloatArray
+    sample_rate: int
+
+
+@dataclass(frozen=True)
+class Material:
+    sentences: Sequence[str]
+    voices: Sequence[Voice]
+
+
+def material(count: int | None = None) -> Material:
+    """The sentences and voices of the test, of sentences the first `count`."""
+    lines = (_MATERIAL / "sentences.txt").read_text(encoding="utf-8").split("\n")
+    voices = json.loads((_MATERIAL / "voices.json").read_text(encoding="utf-8"))
+    return Material([line for line in lines if line][:count], [Voice(**voice) for voice in voices])
+
+
+def prompt_clip(voice: Voice) -> Clip:
+    with as_file(_MATERIAL / voice.audio) as path:
+        audio, rate = soundfile.read(path, dtype="float32")
+    return Clip(audio, rate)

@@ -1,0 +1,62 @@
+"""Streamed audio beside the same latents decoded in chunks as large as the decoder takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from voxcpm_constants.step_models import AUDIO_VAE_DECODER
+from voxcpm_runtime.audio_file import Audio
+from voxcpm_runtime.driver import Driver
+from voxcpm_runtime.sequence import Latents
+from voxcpm_validation.measures import agreement
+
+
+@dataclass(frozen=True)
+class Continuity:
+    """Streamed audio against the monolithic waveform. A step is the difference of two samples in succession."""
+
+    correlation: float
+    boundary_error: float
+    """Largest difference of a step over a chunk's boundary; 0 of a single chunk."""
+    elsewhere_error: float
+    """And of all other steps."""
+
+
+NO_CONTINUITY = Continuity(correlation=0.0, boundary_error=0.0, elsewhere_error=0.0)
+"""Of waveforms that are not of one length."""
+
+
+def monolithic(driver: Driver, latents: Latents, context: Latents) -> Audio:
+    """Audio (samples,) of patches (patches, frames, latent_dim), after patches of context that are only heard."""
+    decoder, most = driver.models[AUDIO_VAE_DECODER], max(driver.sizes.vae_patches)
+    state = decoder.new_state()
+    for patch in context:
+        decoder({"latents": _frames(patch[np.newaxis])}, state)
+    parts = []
+    for start in range(0, len(latents), most):
+        chunk = latents[start : start + most]
+        # Zeros after the last patch: the decoder is causal, what comes before does not hear them.
+        padded = np.pad(chunk, ((0, most - len(chunk)), (0, 0), (0, 0)))
+        audio = decoder({"latents": _frames(padded)}, state)["audio"][0, 0]
+        parts.append(audio[: len(audio) // most * len(chunk)])
+    return np.concatenate(parts)
+
+
+def continuity(streamed: Audio, whole: Audio, boundaries: Sequence[int]) -> Continuity:
+    """Of two waveforms (samples,) of one length. boundaries: first samples of the chunks after the first."""
+    errors = np.abs(np.diff(streamed.astype(np.float64)) - np.diff(whole.astype(np.float64)))
+    at_boundary = np.zeros(len(errors), np.bool_)
+    at_boundary[np.array(boundaries, np.int64) - 1] = True
+    return Continuity(
+        correlation=agreement(streamed, whole).correlation,
+        boundary_error=float(np.max(errors[at_boundary], initial=0.0)),
+        elsewhere_error=float(np.max(errors[~at_boundary], initial=0.0)),
+    )
+
+
+def _frames(patches: Latents) -> Latents:
+    """(patches, frames, latent_dim) as the decoder takes it, (1, latent_dim, patches * frames)."""
+    return np.ascontiguousarray(np.concatenate(patches).T[np.newaxis], np.float32)
