@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,10 @@ class KeptState:
 
 
 class CoreMLStepModel:
-    """A step model, or one function of it. predictor: coremltools' MLModel or CompiledMLModel."""
+    """A step model, or one function of it. predictor: coremltools' MLModel or CompiledMLModel.
+
+    Any number of threads may call it, each with its own state: Core ML takes one prediction of a model at a time.
+    """
 
     def __init__(
         self, declared: StepModel, predictor: Any, precision: Precision, *, keeps_state: bool = False
@@ -80,6 +84,7 @@ class CoreMLStepModel:
         self._predictor = predictor
         self._compute = np.float32 if precision == "fp32" else np.float16
         self._keeps_state = keeps_state
+        self._predicting = threading.Lock()
 
     def new_state(self) -> PassedState | KeptState:
         """Zeros."""
@@ -100,9 +105,12 @@ class CoreMLStepModel:
         features = {
             t.name: np.ascontiguousarray(inputs[t.name], self._dtype(t)) for t in self._declared.inputs
         }
-        results = (
-            self._predictor.predict(features) if state is None else state.predict(self._predictor, features)
-        )
+        with self._predicting:
+            results = (
+                self._predictor.predict(features)
+                if state is None
+                else state.predict(self._predictor, features)
+            )
         return {t.name: np.asarray(results[t.name], np.float32) for t in self._declared.outputs}
 
     def _dtype(self, tensor: TensorSpec) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from voxcpm_constants.step_models import StepModel
 
 
 class FunctionsByLength:
-    """All but the first load when they are first called; they share one state.
+    """All but the first load when they are first called, by whichever thread; they share one state.
 
     declared: the whole step model. first: the function of its first length. load: index of a length -> its function.
     """
@@ -20,6 +21,7 @@ class FunctionsByLength:
         self._input = tensor.name
         self._chunks = {length: chunk for chunk, length in enumerate(declared.chunk_lengths)}
         self._load = load
+        self._loading = threading.Lock()
         self._loaded = {0: first}
 
     def new_state(self) -> Any:
@@ -36,6 +38,7 @@ class FunctionsByLength:
         return result
 
     def _function(self, chunk: int) -> Any:
-        if chunk not in self._loaded:
-            self._loaded[chunk] = self._load(chunk)
-        return self._loaded[chunk]
+        with self._loading:
+            if chunk not in self._loaded:
+                self._loaded[chunk] = self._load(chunk)
+            return self._loaded[chunk]

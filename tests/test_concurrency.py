@@ -1,0 +1,57 @@
+"""One loaded model for many threads, and what is left of it when it is closed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from voxcpm_runtime.voxcpm import VoxCPM
+
+TEXTS = (
+    "Good morning.", "It is late.", "Who is there?", "Nobody knows.", "The sun came out.", "Come in, please.",
+    "We shall see.", "That was all.",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["macOS14", "macOS15"])
+def test_eight_threads_speak_as_each_would_alone(
+    request: pytest.FixtureRequest, speaking_bundle: Path, target: str
+) -> None:
+    """Both forms: one function a model, and functions by length that load when they are first called."""
+    bundle = speaking_bundle if target == "macOS14" else request.getfixturevalue("tiny_bundle_15")
+    options = {"max_len": 12, "min_len": 12, "retry_badcase": False}
+    with VoxCPM.from_bundle(bundle, precision="int8") as tts:
+        alone = [tts.generate(text, seed=seed, **options) for seed, text in enumerate(TEXTS)]
+    together: list[np.ndarray | None] = [None] * len(TEXTS)
+    with VoxCPM.from_bundle(bundle, precision="int8") as tts:
+        begin = threading.Barrier(len(TEXTS))
+
+        def speak(seed: int) -> None:
+            begin.wait(60)
+            together[seed] = tts.generate(TEXTS[seed], seed=seed, **options)
+
+        threads = [threading.Thread(target=speak, args=(seed,)) for seed in range(len(TEXTS))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_closing_a_voice_frees_its_step_models(tiny_bundle: Path) -> None:
+    tts = VoxCPM.from_bundle(tiny_bundle, precision="int8")
+    tts.generate("the you and", seed=1, max_len=4)
+    models = [weakref.ref(model) for model in tts.driver.models.values()]
+    assert all(model() is not None for model in models)
+
+    tts.close()
+    gc.collect()
+
+    assert not [model for model in models if model() is not None]
