@@ -6,7 +6,7 @@ from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.progress import Progress
 from voxcpm_runtime.session import AudioChunk, Session
 from voxcpm_runtime.speech import Speech, TooLongWarning
-from voxcpm_runtime.voice import Voice
+from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.voxcpm import VoxCPM
 
 __all__ = [

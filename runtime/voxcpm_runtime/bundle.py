@@ -22,7 +22,7 @@ from voxcpm_constants.manifest import (
 )
 from voxcpm_constants.step_models import PRECISIONS, Precision, declare_step_models
 from voxcpm_runtime.default_bundle import default_bundle
-from voxcpm_runtime.tokenizer import TextTokenizer
+from voxcpm_runtime.text.tokenizer import TextTokenizer
 from voxcpm_runtime.verified_files import check_digests
 
 DEFAULT_ORDER: tuple[Precision, ...] = ("int8", "int4", "fp16", "fp32")

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio_file import AudioSource
+from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.bundle import Bundle
 from voxcpm_runtime.cancellation import CancelToken
-from voxcpm_runtime.control import controlled_text
 from voxcpm_runtime.driver import Driver, NoiseSource
 from voxcpm_runtime.kept_segments import KeptSegments
 from voxcpm_runtime.narration import Randomness, plan_segments
 from voxcpm_runtime.options import GenerationOptions, OptionArguments, checked_options
 from voxcpm_runtime.progress import ProgressCallback
-from voxcpm_runtime.recording import Recording, read_recording
 from voxcpm_runtime.request import checked_text, checked_transcript, read_text
-from voxcpm_runtime.segments import Segment
-from voxcpm_runtime.voice import Voice
+from voxcpm_runtime.text.control import controlled_text
+from voxcpm_runtime.text.segments import Segment
+from voxcpm_runtime.voices.recording import Recording, read_recording
+from voxcpm_runtime.voices.voice import Voice
 
 VoiceSource = Voice | str | Path
 """A voice, or the path of its file."""

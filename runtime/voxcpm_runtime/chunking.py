@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio_file import Audio
+from voxcpm_runtime.audio.files import Audio
 from voxcpm_runtime.narration import Piece
 
 DEFAULT_CHUNK_PATCHES = 5

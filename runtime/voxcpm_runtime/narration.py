@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio_file import Audio
+from voxcpm_runtime.audio.files import Audio
 from voxcpm_runtime.bundle import Bundle
 from voxcpm_runtime.cancellation import CancelToken
-from voxcpm_runtime.control import controlled_text
 from voxcpm_runtime.driver import Driver, NoiseSource, Prefix
-from voxcpm_runtime.letters import is_of_letters, spelled
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.request import VoiceSize, audio_positions, build_request, read_text
-from voxcpm_runtime.segments import Segment, one_segment, segments
 from voxcpm_runtime.sequence import Latents
 from voxcpm_runtime.speech import SpokenSegment
+from voxcpm_runtime.text.control import controlled_text
+from voxcpm_runtime.text.letters import is_of_letters, spelled
+from voxcpm_runtime.text.segments import Segment, one_segment, segments
 from voxcpm_runtime.utterance import Utterance
-from voxcpm_runtime.voice import Turn, Voice, VoiceHeader, latent_space
+from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
 # The longest that a token takes to say, slow speech included: by this a text's room in the KV cache is judged.
 SECONDS_PER_TOKEN = 0.5

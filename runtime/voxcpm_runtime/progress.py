@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from voxcpm_runtime.narration import Piece
-from voxcpm_runtime.segments import Segment
+from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.utterance import Utterance
 
 

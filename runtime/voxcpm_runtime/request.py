@@ -9,11 +9,11 @@ from typing import Protocol
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.bundle import Bundle
-from voxcpm_runtime.letters import spelled, spelled_transcript
 from voxcpm_runtime.options import GenerationOptions, patch_bound, patch_limit
 from voxcpm_runtime.sequence import Sequence, build_lead, build_sequence
-from voxcpm_runtime.text_normalization import normalized
-from voxcpm_runtime.voice import Voice
+from voxcpm_runtime.text.letters import spelled, spelled_transcript
+from voxcpm_runtime.text.normalization import normalized
+from voxcpm_runtime.voices.voice import Voice
 
 _REFERENCE_MARKERS = 2
 

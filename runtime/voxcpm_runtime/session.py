@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.cancellation import CancelToken
 from voxcpm_runtime.narration import Piece
-from voxcpm_runtime.pcm import pcm16
 from voxcpm_runtime.ring_buffer import Pcm, RingBuffer
-from voxcpm_runtime.segments import Segment, one_segment
-from voxcpm_runtime.sentences import Sentence, SentenceCutter
+from voxcpm_runtime.text.segments import Segment, one_segment
+from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
 
 if TYPE_CHECKING:
     from typing_extensions import Self

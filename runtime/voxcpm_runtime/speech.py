@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from voxcpm_runtime.audio_file import Audio
+from voxcpm_runtime.audio.files import Audio
 from voxcpm_runtime.sequence import Latents
 
 

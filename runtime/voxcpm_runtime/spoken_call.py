@@ -7,15 +7,15 @@ from functools import partial
 
 import numpy as np
 
-from voxcpm_runtime.audio_file import Audio
+from voxcpm_runtime.audio.files import Audio
 from voxcpm_runtime.batching import run_jobs
 from voxcpm_runtime.call import Call
 from voxcpm_runtime.cancellation import Cancelled
 from voxcpm_runtime.driver import Driver
 from voxcpm_runtime.narration import Narrator, Piece
 from voxcpm_runtime.progress import Telling
-from voxcpm_runtime.segments import Segment
 from voxcpm_runtime.speech import Speech, SpokenSegment
+from voxcpm_runtime.text.segments import Segment
 
 
 def speak_call(call: Call, narrator: Narrator, driver: Driver, at_once: int = 1) -> Speech:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from voxcpm_constants.architecture import Generation
-from voxcpm_runtime.audio_file import Audio
+from voxcpm_runtime.audio.files import Audio
 from voxcpm_runtime.audio_vae import CONTEXT_PATCHES
 from voxcpm_runtime.cancellation import CancelToken, polling
 from voxcpm_runtime.driver import Driver, NoiseSource, Patch, Prefilled, Prefix

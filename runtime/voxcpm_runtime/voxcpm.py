@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from voxcpm_constants.errors import InputError, VoxCPMError
-from voxcpm_runtime.audio_file import Audio, AudioSource
+from voxcpm_runtime.audio.files import Audio, AudioSource
 from voxcpm_runtime.backends import Backend, load_step_models
 from voxcpm_runtime.batching import completed_jobs, lone_slot, run_jobs
 from voxcpm_runtime.bundle import Bundle, open_bundle
@@ -21,14 +21,14 @@ from voxcpm_runtime.chunking import DEFAULT_CHUNK_PATCHES, check_chunking, chunk
 from voxcpm_runtime.driver import Driver, Prefix
 from voxcpm_runtime.narration import Narrator, Piece, split_sentence
 from voxcpm_runtime.options import checked_options
-from voxcpm_runtime.prefix_cache import cached_prefixes
-from voxcpm_runtime.recording import Recording, provenance
 from voxcpm_runtime.request import Request, build_request, read_text, voice_lead
-from voxcpm_runtime.segments import Segment
 from voxcpm_runtime.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech import Speech
 from voxcpm_runtime.spoken_call import speak_call, stream_call
-from voxcpm_runtime.voice import Voice
+from voxcpm_runtime.text.segments import Segment
+from voxcpm_runtime.voices.prefix_cache import cached_prefixes
+from voxcpm_runtime.voices.recording import Recording, provenance
+from voxcpm_runtime.voices.voice import Voice
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio_file import FORMATS, check_output_path, read_audio, write_audio
+from voxcpm_runtime.audio.files import FORMATS, check_output_path, read_audio, write_audio
 
 RATE = 16000
 

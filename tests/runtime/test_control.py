@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.control import controlled_text
+from voxcpm_runtime.text.control import controlled_text
 
 
 def written(text, control):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.pcm import levels, pcm16
+from voxcpm_runtime.audio.pcm import levels, pcm16
 
 RATE = 16000
 

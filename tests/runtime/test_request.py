@@ -10,10 +10,11 @@ import pytest
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_runtime import recording, request
+from voxcpm_runtime import request
 from voxcpm_runtime.bundle import open_bundle
 from voxcpm_runtime.driver import Driver
-from voxcpm_runtime.tokenizer import TextTokenizer
+from voxcpm_runtime.text.tokenizer import TextTokenizer
+from voxcpm_runtime.voices import recording
 from voxcpm_runtime.voxcpm import VoxCPM
 
 RATE = 1000  # of the tiny architectures, whose patch is 20 samples

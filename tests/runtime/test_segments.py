@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from voxcpm_runtime.segments import segments
+from voxcpm_runtime.text.segments import segments
 
 
 def words(text: str) -> int:

@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from voxcpm_runtime.sentences import SentenceCutter, sentences
+from voxcpm_runtime.text.sentences import SentenceCutter, sentences
 
 # | is where one sentence ends and the next begins.
 CUT = [

@@ -14,8 +14,8 @@ import pytest
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.narration import Piece
-from voxcpm_runtime.segments import Segment, segments
 from voxcpm_runtime.session import AudioChunk, Session
+from voxcpm_runtime.text.segments import Segment, segments
 
 RATE = 1000
 TEXT = "Mr. Lee spoke. “Come in. Sit down,” he said! 今天天气很好。我们走吧！\n\n*** Then he left... It was 5 p.m."
@@ -111,7 +111,7 @@ def test_sentences_are_spoken_in_order_and_offsets_are_without_gaps() -> None:
 def test_samples_are_rounded_as_in_a_wav_file(tmp_path) -> None:
     import soundfile
 
-    from voxcpm_runtime.audio_file import write_audio
+    from voxcpm_runtime.audio.files import write_audio
 
     audio = np.concatenate(
         [np.random.default_rng(0).uniform(-1.3, 1.3, 400), [0.5 / 32767, 1.5 / 32767, 1.0, -1.0]]

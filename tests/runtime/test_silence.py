@@ -13,8 +13,8 @@ import pytest
 import soundfile
 
 import voxcpm_validation
-from voxcpm_runtime.audio_file import read_audio
-from voxcpm_runtime.silence import trim_silence
+from voxcpm_runtime.audio.files import read_audio
+from voxcpm_runtime.audio.silence import trim_silence
 
 RATE = 16000
 PROMPTS = Path(voxcpm_validation.__file__).parent / "listening_test"

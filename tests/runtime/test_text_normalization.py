@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from voxcpm_constants.errors import MissingExtraError
-from voxcpm_runtime import text_normalization
-from voxcpm_runtime.text_normalization import normalized
-from voxcpm_runtime.tokenizer import TextTokenizer
+from voxcpm_runtime.text import normalization as text_normalization
+from voxcpm_runtime.text.normalization import normalized
+from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_it_is_quiet_and_imports_nothing_before_its_first_text():
     script = (
         "import sys, voxcpm_runtime.request as request\n"
         "assert not {'wetext', 'kaldifst', 'regex', 'inflect'} & set(sys.modules), 'imported too early'\n"
-        "from voxcpm_runtime.text_normalization import normalized\n"
+        "from voxcpm_runtime.text.normalization import normalized\n"
         "assert normalized('5Ω 5') == 'fiveΩ five' and normalized('5个') == '五个'\n"
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_runtime.tokenizer import TextTokenizer
+from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 TEXTS = [
     "Hello.",

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.prefix_cache import prefix_files
-from voxcpm_runtime.voice import Voice
-from voxcpm_runtime.voice_store import VoiceStore
+from voxcpm_runtime.voices.prefix_cache import prefix_files
+from voxcpm_runtime.voices.store import VoiceStore
+from voxcpm_runtime.voices.voice import Voice
 
 TEXT = "hello there."
 GIVEN = {"seed": 3, "min_len": 6, "max_len": 8, "retry_badcase": False}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from voxcpm_runtime.text_normalization import normalized
+from voxcpm_runtime.text.normalization import normalized
 
 ENGLISH = [
     "Hello, world.",

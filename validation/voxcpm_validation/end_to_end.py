@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.batching import lone_slot
-from voxcpm_runtime.control import controlled_text
+from voxcpm_runtime.text.control import controlled_text
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.upstream import is_second_generation, upstream_generate

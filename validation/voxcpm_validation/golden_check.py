@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from voxcpm_constants.step_models import Precision
-from voxcpm_runtime.audio_file import Audio
+from voxcpm_runtime.audio.files import Audio
+from voxcpm_runtime.audio.pcm import pcm16
 from voxcpm_runtime.audio_vae import CONTEXT_PATCHES
 from voxcpm_runtime.backends import Backend
-from voxcpm_runtime.pcm import pcm16
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.golden import (
     CASES,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from voxcpm_runtime.audio_file import resample
+from voxcpm_runtime.audio.files import resample
 
 _RATE = 16000
 

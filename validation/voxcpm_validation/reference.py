@@ -20,7 +20,7 @@ from voxcpm_constants import special_tokens
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models
-from voxcpm_runtime.audio_file import resample
+from voxcpm_runtime.audio.files import resample
 from voxcpm_validation.upstream import upstream_generate
 
 FloatArray = npt.NDArray[np.float32]

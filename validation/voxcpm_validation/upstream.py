@@ -28,7 +28,7 @@ import torch
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError, MissingExtraError
 from voxcpm_conversion.lora import Lora
-from voxcpm_runtime.audio_file import read_audio, resample
+from voxcpm_runtime.audio.files import read_audio, resample
 
 VERSION = "2.0.3"
 

@@ -12,7 +12,7 @@ from voxcpm_constants.step_models import STEP_MODEL_NAMES, Precision
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_runtime.backends import Backend
 from voxcpm_runtime.bundle import open_bundle
-from voxcpm_runtime.letters import spelled, spelled_transcript
+from voxcpm_runtime.text.letters import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import EndToEnd, cases, compare_speech, speak_upstream
 from voxcpm_validation.reference import DEFAULT_TEXT, Call, record_reference

@@ -13,7 +13,7 @@ import typer
 from voxcpm_constants.errors import InputError
 
 if TYPE_CHECKING:
-    from voxcpm_runtime.voice import Voice as KeptVoice
+    from voxcpm_runtime.voices.voice import Voice as KeptVoice
 
 _voice = functools.partial(typer.Option, rich_help_panel="Voice")
 _speech = functools.partial(typer.Option, rich_help_panel="Speech")
@@ -105,7 +105,7 @@ class Voice:
 
     def kept(self) -> KeptVoice | None:
         """The voice of --voice. Raises InputError for one that is not there, or beside recordings."""
-        from voxcpm_runtime.voice_store import VoiceStore
+        from voxcpm_runtime.voices.store import VoiceStore
 
         if self.voice is None:
             return None

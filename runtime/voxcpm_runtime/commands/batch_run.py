@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import typer
 
 from voxcpm_constants.errors import InputError, VoxCPMError
-from voxcpm_runtime.audio_file import check_output_path, write_audio
+from voxcpm_runtime.audio.files import check_output_path, write_audio
 from voxcpm_runtime.batching import current_job
 from voxcpm_runtime.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.commands.opening import progress_text, status_line

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import typer
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.pcm import Samples, clipped_samples, pcm16
+from voxcpm_runtime.audio.pcm import Samples, clipped_samples, pcm16
 
 STANDARD_OUTPUT = "-"
 PIPE_CLOSED = 141

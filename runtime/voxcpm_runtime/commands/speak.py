@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from voxcpm_runtime.kept_segments import KeptSegments
     from voxcpm_runtime.speech import Speech
-    from voxcpm_runtime.voice import Voice as KeptVoice
+    from voxcpm_runtime.voices.voice import Voice as KeptVoice
     from voxcpm_runtime.voxcpm import VoxCPM
 
 
@@ -125,10 +125,10 @@ def _speak(
     designing: bool = False,
 ) -> None:
     from voxcpm_constants.manifest import Manifest
-    from voxcpm_runtime.audio_file import check_output_path
+    from voxcpm_runtime.audio.files import check_output_path
     from voxcpm_runtime.bundle import choose_precision
     from voxcpm_runtime.commands.raw_pcm import STANDARD_OUTPUT
-    from voxcpm_runtime.control import require_reference, require_voxcpm2
+    from voxcpm_runtime.text.control import require_reference, require_voxcpm2
 
     # What can be refused without opening the bundle is refused first, and before its models are loaded what its
     # generation cannot do.
@@ -154,7 +154,7 @@ def _speak(
 
 
 def _write(order: _Order, target: Path, tts: VoxCPM, kept: KeptSegments) -> None:
-    from voxcpm_runtime.audio_file import write_audio
+    from voxcpm_runtime.audio.files import write_audio
     from voxcpm_runtime.cancellation import Cancelled
     from voxcpm_runtime.commands.interruption import interruptible
 
@@ -198,7 +198,7 @@ def _stream(order: _Order, tts: VoxCPM) -> None:
 
 
 def _check_control(order: _Order, generation: str) -> None:
-    from voxcpm_runtime.control import controlled_text
+    from voxcpm_runtime.text.control import controlled_text
 
     continues = order.transcript is not None or (order.kept is not None and order.kept.prompt is not None)
     controlled_text(order.text, order.voice.control, generation=generation, continues=continues)

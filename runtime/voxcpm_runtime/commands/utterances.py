@@ -15,12 +15,12 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from voxcpm_constants.errors import InputError, VoxCPMError
-from voxcpm_runtime.audio_file import FORMATS
-from voxcpm_runtime.control import controlled_text, require_reference
+from voxcpm_runtime.audio.files import FORMATS
 from voxcpm_runtime.options import GenerationOptions, checked_options
 from voxcpm_runtime.request import normalized_text
-from voxcpm_runtime.voice import Voice
-from voxcpm_runtime.voice_store import VoiceStore
+from voxcpm_runtime.text.control import controlled_text, require_reference
+from voxcpm_runtime.voices.store import VoiceStore
+from voxcpm_runtime.voices.voice import Voice
 
 STANDARD_INPUT = "-"
 _TEXT, _JSONL = ".txt", ".jsonl"

@@ -12,8 +12,8 @@ from voxcpm_runtime.commands.opening import located, opened, status_line
 from voxcpm_runtime.commands.option_groups import takes_groups
 
 if TYPE_CHECKING:
-    from voxcpm_runtime.voice import Voice
-    from voxcpm_runtime.voice_store import VoiceStore
+    from voxcpm_runtime.voices.store import VoiceStore
+    from voxcpm_runtime.voices.voice import Voice
 
 voices = typer.Typer(
     add_completion=False,
@@ -50,7 +50,7 @@ def add(
     quiet: Quiet = False,
 ) -> None:
     """Make a voice from recordings, with a bundle of the generation that is to speak with it."""
-    from voxcpm_runtime.voice_store import VoiceStore
+    from voxcpm_runtime.voices.store import VoiceStore
 
     store = VoiceStore()
     if store.path(name).exists() and not overwrite:
@@ -69,7 +69,7 @@ def add(
 @voices.command("list")
 def list_voices() -> None:
     """All voices, a line each."""
-    from voxcpm_runtime.voice_store import VoiceStore
+    from voxcpm_runtime.voices.store import VoiceStore
 
     store = VoiceStore()
     for name in store.names():
@@ -83,7 +83,7 @@ def show(name: _Name) -> None:
     """What a voice is, as JSON."""
     import json
 
-    from voxcpm_runtime.voice_store import VoiceStore
+    from voxcpm_runtime.voices.store import VoiceStore
 
     voice = VoiceStore().load(name)
     latents = {"prompt_patches": voice.prompt_patches, "reference_patches": voice.reference_patches}
@@ -94,7 +94,7 @@ def show(name: _Name) -> None:
 @voices.command("remove")
 def remove(name: _Name) -> None:
     """Delete a voice, and what was kept beside it."""
-    from voxcpm_runtime.voice_store import VoiceStore
+    from voxcpm_runtime.voices.store import VoiceStore
 
     VoiceStore().remove(name)
 

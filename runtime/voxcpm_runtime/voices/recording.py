@@ -9,11 +9,11 @@ from pathlib import Path
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio_file import Audio, AudioSource, read_audio
-from voxcpm_runtime.control import require_reference
+from voxcpm_runtime.audio.files import Audio, AudioSource, read_audio
+from voxcpm_runtime.audio.silence import trim_silence
 from voxcpm_runtime.driver import Driver
-from voxcpm_runtime.silence import trim_silence
-from voxcpm_runtime.voice import Turn, Voice, VoiceHeader, latent_space
+from voxcpm_runtime.text.control import require_reference
+from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
 
 @dataclass(frozen=True)

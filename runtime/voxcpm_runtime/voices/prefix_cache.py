@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from voxcpm_runtime.driver import Prefix
-from voxcpm_runtime.voice import Voice
+from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.whole_file import whole_file
 
 KEPT_IN_MEMORY = 4

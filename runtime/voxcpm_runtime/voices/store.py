@@ -9,8 +9,8 @@ from pathlib import Path
 import platformdirs
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.prefix_cache import prefix_files
-from voxcpm_runtime.voice import SUFFIX, Voice
+from voxcpm_runtime.voices.prefix_cache import prefix_files
+from voxcpm_runtime.voices.voice import SUFFIX, Voice
 
 FOLDER_VARIABLE = "VOXCPM_COREML_VOICES"
 _NAME = re.compile(r"[\w][\w .-]*", re.UNICODE)

@@ -11,7 +11,7 @@ import unicodedata
 from typing import Any
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.tokenizer import TextTokenizer
+from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 # Marks that such a vocabulary lacks -> what is read in their place.
 _READ_AS = str.maketrans(

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from voxcpm_runtime.sentences import sentences
+from voxcpm_runtime.text.sentences import sentences
 
 _CLOSERS = "[\"'”’»」』》〉)\\]}）】〕］]*"
 _WIDE = "぀-ヿ㐀-䶿一-鿿豈-﫿"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.pcm import clipped_samples, pcm16, require_finite
+from voxcpm_runtime.audio.pcm import clipped_samples, pcm16, require_finite
 from voxcpm_runtime.whole_file import whole_file
 
 Audio = npt.NDArray[np.float32]

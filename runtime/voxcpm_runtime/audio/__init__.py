@@ -1,0 +1,1 @@
+"""Audio: files, samples and levels."""

@@ -1,0 +1,1 @@
+"""Text: what is said, in which parts, and as which tokens."""

@@ -1,0 +1,1 @@
+"""Voices: what they are made of, and where they are kept."""
