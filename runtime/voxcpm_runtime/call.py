@@ -19,7 +19,7 @@ from voxcpm_runtime.kept_segments import KeptSegments
 from voxcpm_runtime.narration import Randomness, plan_segments
 from voxcpm_runtime.options import GenerationOptions, OptionArguments, checked_options
 from voxcpm_runtime.progress import ProgressCallback
-from voxcpm_runtime.request import checked_text, checked_transcript, read_text
+from voxcpm_runtime.request import checked_transcript, read_text
 from voxcpm_runtime.text.control import controlled_text
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.voices.recording import Recording, read_recording
@@ -93,7 +93,7 @@ def read_call(
     if control is not None:
         continues = voice is not None and voice.prompt is not None
         controlled_text("a", control, generation=bundle.architecture.architecture, continues=continues)
-    segments = [] if text is None else plan_segments(bundle, checked_text(text, "text"), voice, checked)
+    segments = [] if text is None else plan_segments(bundle, text, voice, checked)
     for segment in segments:
         read_text(bundle, segment.text, voice, checked)
     return Call(

@@ -21,7 +21,7 @@ from voxcpm_runtime.chunking import DEFAULT_CHUNK_PATCHES, check_chunking, chunk
 from voxcpm_runtime.driver import Driver, Prefix
 from voxcpm_runtime.narration import Narrator, Piece, split_sentence
 from voxcpm_runtime.options import checked_options
-from voxcpm_runtime.request import Request, build_request, read_text, voice_lead
+from voxcpm_runtime.request import Request, build_request, checked_text, read_text, voice_lead
 from voxcpm_runtime.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech import Speech
 from voxcpm_runtime.spoken_call import speak_call, stream_call
@@ -204,7 +204,8 @@ class VoxCPM:
 
         Arguments are those of `speak`. buffer_seconds: of audio that waits to be read, before speaking stands still.
         """
-        call = self._call(None, prompt_wav_path, prompt_text, reference_wav_path, given)
+        sources = (prompt_wav_path, prompt_text, reference_wav_path)
+        call = read_call(self.bundle, self.driver, None, *sources, given)
 
         def narrate(segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]:
             narrator = self._narrator(replace(call, cancel=cancel), lone_slot(self.driver))
@@ -263,12 +264,13 @@ class VoxCPM:
 
     def _call(
         self,
-        text: str | None,
+        text: str,
         prompt: AudioSource | None,
         prompt_text: str | None,
         reference: AudioSource | None,
         given: Mapping[str, Any],
     ) -> Call:
+        text = checked_text(text, "text")
         return read_call(self.bundle, self.driver, text, prompt, prompt_text, reference, given)
 
     def _named_call(self, given: str | Mapping[str, Any]) -> Call:
