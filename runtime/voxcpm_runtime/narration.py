@@ -15,7 +15,7 @@ from voxcpm_runtime.bundle import Bundle
 from voxcpm_runtime.cancellation import CancelToken
 from voxcpm_runtime.driver import Driver, NoiseSource, Prefix
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.request import VoiceSize, audio_positions, build_request, read_text
+from voxcpm_runtime.request import VoiceSize, audio_positions, build_request, read_text, said_text
 from voxcpm_runtime.sequence import Latents
 from voxcpm_runtime.speech import SpokenSegment
 from voxcpm_runtime.text.control import controlled_text
@@ -64,15 +64,16 @@ class Randomness:
 
 
 def plan_segments(
-    bundle: Bundle, text: str, voice: VoiceSize | None, options: GenerationOptions
+    bundle: Bundle, text: str, voice: VoiceSize | None, options: GenerationOptions, *, more: bool = False
 ) -> list[Segment]:
     """The text as one segment where it is not long, else in segments whose speech the KV cache holds.
 
-    Without a voice room is left for the first segment, which the others continue.
+    Without a voice room is left for the first segment, which the others continue. more: whether others follow in any
+    case.
     """
     whole = [Segment(text, ends_paragraph=False)]
     count = _counter(bundle)
-    if count(text) <= _longest(bundle, voice, options, anchored=False):
+    if count(text) <= _longest(bundle, voice, options, anchored=more and voice is None):
         return whole
     target = _longest(bundle, voice, options, anchored=voice is None)
     # Where nothing can be said, whole or not, the error about the whole is the better one.
@@ -84,7 +85,9 @@ def split_sentence(
 ) -> list[Segment]:
     """A sentence, white space after it included, as segments; none where there is nothing to say."""
     whole = one_segment(sentence)
-    parts = [part for segment in whole for part in plan_segments(bundle, segment.text, voice, options)]
+    parts = [
+        part for segment in whole for part in plan_segments(bundle, segment.text, voice, options, more=True)
+    ]
     return [*parts[:-1], *(Segment(part.text, whole[0].ends_paragraph) for part in parts[-1:])]
 
 
@@ -187,7 +190,8 @@ class Narrator:
 
     def _anchor(self, text: str, latents: Latents) -> None:
         if self.voice is None:
-            self.voice = voice_of_speech(self._bundle, _parted(self._controlled(text)), latents)
+            said = said_text(self._controlled(text), self._options)
+            self.voice = voice_of_speech(self._bundle, _parted(said), latents)
 
     def _controlled(self, text: str) -> str:
         """With the control before it, but for a segment that continues the first one, which had it."""

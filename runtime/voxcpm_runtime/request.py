@@ -67,7 +67,7 @@ def read_text(bundle: Bundle, text: str, voice: VoiceSize | None, options: Gener
     Raises InputError for what cannot be said, or not in the KV cache's length, and MissingExtraError for `normalize`
     without its packages.
     """
-    target = spelled(_target(text, options), bundle.tokenizer)
+    target = spelled(said_text(text, options), bundle.tokenizer)
     transcript = spelled_transcript(voice.transcript if voice else "", bundle.tokenizer)
     # The prompt's transcript as it is given, trailing space or none: it is tokenised together with the target.
     tokens, target_tokens = bundle.tokenizer(transcript + target), len(bundle.tokenizer(target))
@@ -120,6 +120,19 @@ def voice_lead(bundle: Bundle, voice: Voice) -> Sequence:
     return build_lead(tokens, (a.patch_size, a.feat_dim), reference=voice.reference)
 
 
+def said_text(text: object, options: GenerationOptions) -> str:
+    """The target as it is said, on one line and normalised if that is asked for. Raises InputError."""
+    target = normalized_text(text, "text")
+    if not options.normalize:
+        return target
+    target = normalized(target)
+    if not target.strip():
+        raise InputError(
+            "nothing is left of the text without its emoji, code and markup; expected words to say"
+        )
+    return target
+
+
 def normalized_text(text: object, what: str) -> str:
     """Every run of white space as one space (upstream `core.py`). Raises InputError for a text without words."""
     return re.sub(r"\s+", " ", checked_text(text, what))
@@ -157,18 +170,6 @@ def _shared(text: Text, voice: Voice | None) -> int:
         (i for i, (a, b) in enumerate(pairs) if a != b), min(len(text.tokens), len(text.transcript_tokens))
     )
     return common + (voice.reference_patches + _REFERENCE_MARKERS if voice.reference_patches else 0)
-
-
-def _target(text: object, options: GenerationOptions) -> str:
-    target = normalized_text(text, "text")
-    if not options.normalize:
-        return target
-    target = normalized(target)
-    if not target.strip():
-        raise InputError(
-            "nothing is left of the text without its emoji, code and markup; expected words to say"
-        )
-    return target
 
 
 def _require_unicode(text: str, what: str) -> None:

@@ -19,6 +19,7 @@ from voxcpm_runtime.call import Call, read_call, read_voice
 from voxcpm_runtime.cancellation import CancelToken
 from voxcpm_runtime.chunking import DEFAULT_CHUNK_PATCHES, check_chunking, chunked
 from voxcpm_runtime.driver import Driver, Prefix
+from voxcpm_runtime.memory import return_freed_memory
 from voxcpm_runtime.narration import Narrator, Piece, split_sentence
 from voxcpm_runtime.options import checked_options
 from voxcpm_runtime.request import Request, build_request, checked_text, read_text, voice_lead
@@ -75,12 +76,14 @@ class VoxCPM:
         bundle = open_bundle(path, precision, verify=verify)
         models = load_step_models(bundle, backend, threads=threads, compute_units=compute_units)
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
+        return_freed_memory()
         return cls(bundle, driver, f"{backend}|{compute_units}")
 
     def close(self) -> None:
         """Let go of the step models and their memory. Calls that are under way end as they would have."""
         self._driver = None
         self._prefix.cache_clear()
+        return_freed_memory()
 
     def __enter__(self) -> Self:
         return self

@@ -252,3 +252,16 @@ def test_cancelling_before_the_first_segment_leaves_nothing_kept(tts, book):
         tts.speak(CHAPTER, kept=KeptSegments(book, "d", 3, drawn=False), cancel=token, **GIVEN)
 
     assert not list(book.parent.iterdir())
+
+
+@pytest.mark.usefixtures("stopping")
+def test_the_transcript_of_the_first_segment_is_what_was_said(tts, monkeypatch):
+    """With numbers in words, as the model read it."""
+    monkeypatch.setattr("voxcpm_runtime.request.normalized", lambda text: text.replace("5", "five"))
+    asked = []
+    build = narration.build_request
+    monkeypatch.setattr(narration, "build_request", lambda *a: asked.append(a[2]) or build(*a))
+
+    tts.speak("5 is so. it is. no.", normalize=True, seed=3, segment_tokens=12)
+
+    assert [voice and voice.transcript for voice in asked][:2] == [None, "five is so. "]
