@@ -79,12 +79,16 @@ def read_call(
 ) -> Call:
     """Check the arguments of one call, then encode its recordings. text: None where it comes later (a session).
 
-    Raises InputError, one line, and MissingExtraError for `normalize` without its packages; everything is checked
-    before any audio is encoded.
+    Raises InputError, one line, MissingExtraError for `normalize` without its packages, and Cancelled; everything is
+    checked before any audio is encoded.
     """
     options = dict(given)
     named = {name: options.pop(name, None) for name in _OWN}
     checked = checked_options(**options)
+    cancel = named["cancel"] or CancelToken()
+    if not named["keep_partial"]:
+        # Of many utterances with one token, those whose turn has not come are not begun.
+        cancel.check()
     randomness = Randomness(_checked_seed(named["seed"], named["rng"]), named["rng"])
     voice = read_voice(
         bundle, named["voice"], prompt_audio, prompt_text, reference_audio, trimmed=checked.trim_silence_vad
@@ -103,7 +107,7 @@ def read_call(
         options=checked,
         randomness=randomness,
         progress=named["progress"],
-        cancel=named["cancel"] or CancelToken(),
+        cancel=cancel,
         keep_partial=bool(named["keep_partial"]),
         kept=named["kept"],
         parallel_segments=_checked_parallel(named["parallel_segments"]),

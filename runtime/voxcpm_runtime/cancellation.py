@@ -18,12 +18,12 @@ class Cancelled(VoxCPMError):
 class CancelToken:
     """Tells a generation to end; any thread may do so. One token may be given to several calls.
 
-    parent: a token whose cancellation is this one's too.
+    parents: tokens whose cancellation is this one's too.
     """
 
-    def __init__(self, parent: CancelToken | None = None) -> None:
+    def __init__(self, *parents: CancelToken) -> None:
         self._event = threading.Event()
-        self._parent = parent
+        self._parents = parents
 
     def cancel(self) -> None:
         """End at the next step, for good. Calling it again does nothing."""
@@ -31,7 +31,7 @@ class CancelToken:
 
     @property
     def cancelled(self) -> bool:
-        return self._event.is_set() or (self._parent is not None and self._parent.cancelled)
+        return self._event.is_set() or any(parent.cancelled for parent in self._parents)
 
     def check(self) -> None:
         """Raises Cancelled after `cancel`."""

@@ -106,9 +106,9 @@ class Narrator:
         options: GenerationOptions,
         randomness: Randomness,
         *,
-        voice: Voice | None = None,
-        control: str | None = None,
-        cancel: CancelToken | None = None,
+        voice: Voice | None,
+        control: str | None,
+        cancel: CancelToken,
     ) -> None:
         self._bundle = bundle
         self._driver = driver

@@ -26,12 +26,10 @@ Noise = Callable[[int], NoiseSource]
 class Utterance:
     """A request being spoken. What `cancel` ends, and an iteration that is closed early, ends between two steps."""
 
-    def __init__(
-        self, driver: Driver, request: Request, prefix: Prefix | None, cancel: CancelToken | None
-    ) -> None:
+    def __init__(self, driver: Driver, request: Request, prefix: Prefix | None, cancel: CancelToken) -> None:
         """prefix: of the request's voice."""
         self.request = request
-        self._ending = CancelToken(parent=cancel)
+        self._ending = CancelToken(cancel)
         self._driver = driver.over(polling(driver.models, self._ending))
         self._prefix = prefix
         self.attempt = 0

@@ -211,7 +211,8 @@ class VoxCPM:
         call = read_call(self.bundle, self.driver, None, *sources, given)
 
         def narrate(segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]:
-            narrator = self._narrator(replace(call, cancel=cancel), lone_slot(self.driver))
+            either = replace(call, cancel=CancelToken(cancel, call.cancel))
+            narrator = self._narrator(either, lone_slot(self.driver))
             return stream_call(call, narrator, segments, self.bundle.architecture.patch_seconds)
 
         def split(sentence: str) -> list[Segment]:

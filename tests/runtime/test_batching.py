@@ -10,7 +10,7 @@ import pytest
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.step_models import StepSizes, declare_step_models
 from voxcpm_runtime.bundle import open_bundle
-from voxcpm_runtime.cancellation import CancelToken
+from voxcpm_runtime.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.driver import Driver
 from voxcpm_runtime.flow_matching import time_span
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -192,6 +192,17 @@ def test_one_may_be_cancelled_while_the_others_go_on(tts, batched):
     assert (cancelled.cancelled, len(cancelled.audio)) == (True, 0)
     for speech, arguments in zip(others, given[1:], strict=True):
         np.testing.assert_allclose(speech.latents, tts.speak(**arguments).latents, atol=1e-5)
+
+
+def test_after_a_cancellation_no_other_is_begun(tts, models, prompt_audio):
+    token = CancelToken()
+    token.cancel()
+    given = {"text": "hi", "prompt_wav_path": prompt_audio, "prompt_text": "a ", "cancel": token}
+
+    outcomes = dict(tts.speak_each([given] * 5))
+
+    assert [type(outcomes[index]) for index in range(5)] == [Cancelled] * 5
+    assert not any(model.calls for model in models.values())
 
 
 def test_a_slot_near_the_end_of_its_cache_keeps_its_rows_while_another_is_prefilled(tts, batched):

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.cancellation import Cancelled, CancelToken
 
 TEXT = (
-    "hello there. so it is. who is it? a sentence that is a good deal longer than the others are, to be cut."
+    "hello you. so it is. who is it? a sentence that is a good deal longer than the others are, to be cut."
 )
 
 
@@ -32,7 +33,7 @@ def test_a_session_speaks_as_streaming_its_sentences_does(tts):
             heard.append(list(session))
             assert session.finished
 
-    first = tts.speak("hello there.", seed=3)
+    first = tts.speak("hello you.", seed=3)
     np.testing.assert_array_equal(
         np.concatenate([c.pcm for c in heard[0] if c.sentence == 0]),
         np.round(np.clip(first.audio, -1, 1) * 32767),
@@ -88,3 +89,15 @@ def test_leaving_a_session_ends_the_speech_between_two_steps(tts, models):
 
     assert threading.active_count() == threads
     assert len(models["locdit_step"].calls) - calls < 9
+
+
+def test_a_token_of_the_callers_ends_a_session_too(tts):
+    token = CancelToken()
+    with tts.session(seed=3, cancel=token) as session:
+        session.push_text("hello there. so it is. who is it? ")
+        assert session.next_audio_chunk(timeout=10) is not None
+        token.cancel()
+
+        with pytest.raises(Cancelled):
+            for _ in session:
+                pass

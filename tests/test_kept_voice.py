@@ -1,0 +1,66 @@
+"""One voice's file for every bundle of its generation: other precisions, another target, a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.voices.prefix_cache import prefix_files
+from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_validation.measures import agreement
+
+GIVEN = {"seed": 3, "min_len": 6, "max_len": 6, "retry_badcase": False}
+BUNDLES = [
+    ("tiny_bundle", "fp32"), ("tiny_bundle", "fp16"), ("tiny_bundle_15", "fp16"), ("tiny_bundle_15", "int8"),
+    ("tiny_batch_bundle", "int8"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def clip() -> tuple[np.ndarray, int]:
+    return np.random.default_rng(0).standard_normal(16000).astype(np.float32) * 0.1, 16000
+
+
+@pytest.fixture
+def path(tiny_bundle: Path, tmp_path: Path, clip: tuple[np.ndarray, int]) -> Path:
+    """A voice that the int8 bundle made."""
+    with VoxCPM.from_bundle(tiny_bundle, precision="int8") as tts:
+        tts.create_voice(clip, "the you and ", name="ada").save(tmp_path / "ada.voice")
+    return tmp_path / "ada.voice"
+
+
+@pytest.mark.parametrize(("bundle", "precision"), BUNDLES)
+def test_a_voice_speaks_on_every_bundle_of_its_generation(
+    request: pytest.FixtureRequest, path: Path, clip: tuple[np.ndarray, int], bundle: str, precision: str
+) -> None:
+    with VoxCPM.from_bundle(request.getfixturevalue(bundle), precision=precision) as tts:
+        first, again = (tts.speak("and the world", voice=path, **GIVEN).latents for _ in "12")
+        own = tts.speak("and the world", clip, "the you and ", **GIVEN).latents
+        other = tts.speak("and the world", **GIVEN).latents
+    with VoxCPM.from_bundle(request.getfixturevalue(bundle), precision=precision) as tts:
+        from_file = tts.speak("and the world", voice=path, **GIVEN).latents
+
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first, from_file)
+    assert len(list(prefix_files(path))) == 1
+    # Its latents are an int8 encoder's; beside the bundle's own they differ by rounding.
+    assert agreement(first, own).correlation > 0.95 > agreement(first, other).correlation
+
+
+def test_what_is_kept_beside_it_is_for_one_bundle_each(tiny_bundle: Path, path: Path) -> None:
+    for precision in ("int8", "fp16", "int8"):
+        with VoxCPM.from_bundle(tiny_bundle, precision=precision) as tts:
+            tts.generate("and", voice=path, **GIVEN)
+
+    assert len(list(prefix_files(path))) == 2
+
+
+def test_another_generations_bundle_refuses_it(speaking_bundle: Path, path: Path) -> None:
+    with (
+        VoxCPM.from_bundle(speaking_bundle, precision="int8") as tts,
+        pytest.raises(InputError, match="voice ada was made for another AudioVAE"),
+    ):
+        tts.generate("hello", voice=path)
