@@ -78,6 +78,13 @@ def second_checkpoint(tmp_path_factory: pytest.TempPathFactory, worker_id: str) 
 
 
 @pytest.fixture(scope="session")
+def second_bundle(second_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """That checkpoint in fp32."""
+    make = _convert(second_checkpoint, StepSizes(kv_length=128), ("fp32",))
+    return _once(tmp_path_factory, worker_id, "bundle-tiny-2", make)
+
+
+@pytest.fixture(scope="session")
 def speaking_bundle(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """The small speaking checkpoint of the tree in all three precisions."""
     from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES

@@ -11,9 +11,7 @@ import pytest
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.cancellation import Cancelled, CancelToken
 
-TEXT = (
-    "hello you. so it is. who is it? a sentence that is a good deal longer than the others are, to be cut."
-)
+TEXT = "hello you. so it is. who is it? a sentence that is a good deal longer than the others are, to be cut."
 
 
 @pytest.fixture

@@ -9,9 +9,6 @@ import pytest
 import soundfile
 import torch
 
-from voxcpm_constants.step_models import StepSizes
-from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import convert
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.upstream import load_upstream, recorded_noise
@@ -21,19 +18,18 @@ KEPT = {"min_len": 6, "max_len": 6}
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "recorded"),
-    [("tiny_checkpoint", "prompt"), ("second_checkpoint", "prompt"), ("second_checkpoint", "reference")],
+    ("generation", "recorded"), [("tiny", "prompt"), ("second", "prompt"), ("second", "reference")]
 )
 def test_a_dialogue_is_upstreams(
-    request: pytest.FixtureRequest, tmp_path: Path, checkpoint: str, recorded: str
+    request: pytest.FixtureRequest, tmp_path: Path, generation: str, recorded: str
 ) -> None:
-    source = request.getfixturevalue(checkpoint)
-    sizes = StepSizes(kv_length=192, prefill_chunks=(1, 16), encode_patches=(1,), vae_patches=(1,))
-    convert(Checkpoint.open(source), tmp_path / "bundle", precisions=("fp32",), sizes=sizes)
-    model, tts = load_upstream(source, max_length=sizes.kv_length), VoxCPM.from_bundle(tmp_path / "bundle")
+    bundle, checkpoint = (
+        request.getfixturevalue(f"{generation}_{kind}") for kind in ("bundle", "checkpoint")
+    )
+    model, tts = load_upstream(checkpoint, max_length=128), VoxCPM.from_bundle(bundle, precision="fp32")
     rate = tts.bundle.architecture.input_sample_rate
     clip = tmp_path / "clip.wav"
-    samples = np.random.default_rng(0).standard_normal(rate // 2).astype(np.float32) * 0.1
+    samples = np.random.default_rng(0).standard_normal(rate // 8).astype(np.float32) * 0.1
     soundfile.write(clip, samples, rate, subtype="FLOAT")
     if recorded == "prompt":
         voice = tts.create_voice(clip, "and the ", name="ada")

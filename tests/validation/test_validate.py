@@ -14,9 +14,7 @@ import soundfile
 from voxcpm_constants import step_models as names
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, package_path
-from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes
-from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import convert
+from voxcpm_constants.step_models import STEP_MODEL_NAMES
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.portable import PortableStepModel
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -219,12 +217,9 @@ def test_continues_a_recorded_prompt_as_upstream_does(speaking_bundle: Path, tmp
 
 
 def test_the_second_generation_speaks_as_upstream_does_in_every_mode(
-    second_checkpoint: Path, tmp_path: Path
+    second_checkpoint: Path, second_bundle: Path
 ) -> None:
-    bundle = tmp_path / "bundle"
-    sizes = StepSizes(kv_length=128)
-    convert(Checkpoint.open(second_checkpoint), bundle, precisions=("fp32",), sizes=sizes)
-    model, tts = load_upstream(second_checkpoint, max_length=sizes.kv_length), VoxCPM.from_bundle(bundle)
+    model, tts = load_upstream(second_checkpoint, max_length=128), VoxCPM.from_bundle(second_bundle)
     with cases(model, "the you and the world", patches=12, seed=0) as utterances:
         assert [case.name for case in utterances] == [
             "zero-shot",
