@@ -71,6 +71,15 @@ def load_portable_step_model(
     return _load_step_model(folder, manifest, precision, name, load)
 
 
+def arithmetic_key(backend: str, compute_units: str) -> str:
+    """Equal where the same step models give the same numbers, but for rounding by the number of threads."""
+    if choose_backend(backend, sys.platform) == "coreml":
+        return f"coreml {compute_units}"
+    from voxcpm_runtime.portable.cache import LOWERING_VERSION
+
+    return f"portable {LOWERING_VERSION}"
+
+
 def choose_backend(backend: str, platform: str) -> Literal["coreml", "portable"]:
     """What "auto" means on a platform (`sys.platform`). Raises InputError for Core ML anywhere but on a Mac."""
     if backend not in BACKENDS:

@@ -12,7 +12,7 @@ import numpy as np
 
 from voxcpm_constants.errors import InputError, VoxCPMError
 from voxcpm_runtime.audio.files import Audio, AudioSource
-from voxcpm_runtime.backends import Backend, load_step_models
+from voxcpm_runtime.backends import Backend, arithmetic_key, load_step_models
 from voxcpm_runtime.batching import completed_jobs, lone_slot, run_jobs
 from voxcpm_runtime.bundle import Bundle, open_bundle
 from voxcpm_runtime.call import Call, read_call, read_voice
@@ -48,10 +48,11 @@ class VoxCPM:
     Any number of threads may call one: each call has its own caches, and nothing else is written.
     """
 
-    def __init__(self, bundle: Bundle, driver: Driver, backend: str = "portable") -> None:
+    def __init__(self, bundle: Bundle, driver: Driver, arithmetic: str = "") -> None:
+        """arithmetic: `arithmetic_key` of the step models' backend."""
         self.bundle = bundle
         self._driver: Driver | None = driver
-        self._key = f"{bundle.digest}|{backend}"
+        self._key = f"{bundle.digest}|{arithmetic}"
         self._prefix = cached_prefixes(self._make_prefix, self._key)
 
     @classmethod
@@ -77,7 +78,7 @@ class VoxCPM:
         models = load_step_models(bundle, backend, threads=threads, compute_units=compute_units)
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
         return_freed_memory()
-        return cls(bundle, driver, f"{backend}|{compute_units}")
+        return cls(bundle, driver, arithmetic_key(backend, compute_units))
 
     def close(self) -> None:
         """Let go of the step models and their memory. Calls that are under way end as they would have."""

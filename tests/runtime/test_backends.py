@@ -10,7 +10,7 @@ import pytest
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, declare_step_models
 from voxcpm_constants.targets import package_form
-from voxcpm_runtime.backends import check_interface, choose_backend, load_step_models
+from voxcpm_runtime.backends import arithmetic_key, check_interface, choose_backend, load_step_models
 from voxcpm_runtime.bundle import open_bundle
 from voxcpm_runtime.coreml import CoreMLStepModel
 
@@ -228,3 +228,29 @@ def test_an_interface_of_other_names_is_refused(declared, tmp_path):
         check_interface(model, ["x", "mu", "t", "cond"], ["velocity"], tmp_path)
     with pytest.raises(BundleError, match=r"outputs are not those of locdit_step .extra is unknown."):
         check_interface(model, ["x", "mu", "t", "cond", "dt"], ["velocity", "extra"], tmp_path)
+
+
+@pytest.mark.parametrize("keeps_state", [False, True])
+def test_rows_of_a_cache_are_read_and_overwritten(declared, keeps_state):
+    """As a kept voice's prefix is, in either form of Core ML's state; the rest of the cache stays."""
+    model = declared[BASE_LM_STEP]
+    kept = {t.name: np.zeros(t.shape_at(0), np.float16) for t in model.state}
+    native = SimpleNamespace(read_state=lambda name: kept[name], write_state=kept.__setitem__)
+    predictor = SimpleNamespace(make_state=lambda: native)
+    state = CoreMLStepModel(model, predictor, "fp16", keeps_state=keeps_state).new_state()
+    name, shape = model.state[0].name, model.state[0].shape_at(0)
+    ones = np.ones((*shape[:2], 3, shape[3]), np.float16)
+
+    state.set_rows(4, {name: ones})
+
+    rows = state.rows(3, 8)
+    assert rows.keys() == {t.name for t in model.state}
+    np.testing.assert_array_equal(rows[name][0, 0, :, 0], [0, 1, 1, 1, 0])
+    np.testing.assert_array_equal(state.numpy(name).sum(), ones.sum())
+
+
+def test_arithmetic_has_a_key(monkeypatch):
+    assert arithmetic_key("auto", "all") == arithmetic_key("portable", "cpu")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    keys = {arithmetic_key("auto", "all"), arithmetic_key("coreml", "cpu"), arithmetic_key("portable", "all")}
+    assert len(keys) == 3
