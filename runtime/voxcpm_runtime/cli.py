@@ -111,7 +111,9 @@ def _run(arguments: list[str]) -> int:
         # Usage errors; newer releases of typer carry their own copy of click, so the class has two homes.
         if not hasattr(error, "format_message"):
             raise
-        return _complain(f"{error.format_message()} (see {PROGRAM} --help)", _USAGE_ERROR)
+        # Nothing to say where a group of verbs was called without one: its help has been shown.
+        message = error.format_message().strip()
+        return _complain(f"{message} (see {PROGRAM} --help)", _USAGE_ERROR) if message else _USAGE_ERROR
     if result == INTERRUPTED:
         # Ctrl-C, where typer makes an exit code of it by itself.
         raise KeyboardInterrupt

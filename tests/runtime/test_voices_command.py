@@ -123,3 +123,11 @@ def test_what_cannot_be_done_is_one_line(speaking, capsys, arguments, message):
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_without_a_verb_the_verbs_are_listed(capsys):
+    code, out, err = run(capsys, "voices")
+
+    assert code == 2
+    assert "error" not in out + err
+    assert all(verb in out + err for verb in ("add", "list", "show", "remove"))
