@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.manifest import Manifest, Source, record_file
+from voxcpm_constants.manifest import Source
 from voxcpm_runtime import cli
-from voxcpm_runtime.audio_vae import patch_decoder
 from voxcpm_validation import golden_check, golden_command
 from voxcpm_validation.golden import (
     CASES,
@@ -25,12 +23,7 @@ from voxcpm_validation.golden import (
     open_voice,
     recorded_elsewhere,
 )
-from voxcpm_validation.golden_check import Examination, compare, continuity_failures, examine
-from voxcpm_validation.golden_key import (
-    content_digest,
-    linux_instruction_sets,
-    macos_instruction_sets,
-)
+from voxcpm_validation.golden_check import Examination, compare, examine
 from voxcpm_validation.golden_record import (
     RECORDS,
     GoldenRecord,
@@ -38,7 +31,6 @@ from voxcpm_validation.golden_record import (
     read_records,
     voice_digest,
 )
-from voxcpm_validation.monolithic import continuity, monolithic
 
 TODAY = dt.date(2026, 1, 2)
 # Zero-shot, and the continuation of a recording.
@@ -258,91 +250,10 @@ def test_speech_that_is_not_the_same_twice_is_told_by_case_and_chunk(
         assert f"chunk 1: {how} " in told
 
 
-def test_a_decoder_that_forgets_between_chunks_is_not_continuous(speaking_bundle: Path) -> None:
-    tts = open_voice(speaking_bundle, "int8", "portable")
-    case = EXAMINED[0]
-    latents = tts.speak(**case_arguments(case), seed=case.seed).latents
-    patch = tts.bundle.architecture.patch_output_samples
-    decoder = tts.driver.models["audio_vae_decoder"]
-    whole = monolithic(tts.driver, latents, latents[:0])
-    streaming = patch_decoder(decoder)
-    streamed = np.concatenate([streaming(one) for one in latents])
-    forgetful = np.concatenate([patch_decoder(decoder)(one) for one in latents])
-    boundaries = range(patch, len(whole), patch)
-
-    assert list(continuity_failures(continuity(streamed, whole, boundaries))) == []
-    first, *_ = continuity_failures(continuity(forgetful, whole, boundaries))
-    assert first.startswith("correlation with the monolithic waveform 0.")
-
-
-def test_a_jump_at_a_boundary_is_told() -> None:
-    rng = np.random.default_rng(0)
-    whole = (0.1 * rng.standard_normal(4000)).astype(np.float32)
-    rounded = whole + (1e-5 * rng.standard_normal(4000)).astype(np.float32)
-    stepped = rounded.copy()
-    stepped[1000:2000] += 1e-4
-
-    assert list(continuity_failures(continuity(rounded, whole, [1000, 2000]))) == []
-    (line,) = continuity_failures(continuity(stepped, whole, [1000, 2000]))
-    assert line.startswith("a step at a chunk's boundary is 0.0001")
-    # Elsewhere it would be a rounding like others; it is the boundaries that are looked at.
-    assert continuity(stepped, whole, [500]).boundary_error < 1e-4
-
-
 def test_another_process_is_asked_for_any_cases(speaking_bundle: Path, examination: Examination) -> None:
     found = recorded_elsewhere(speaking_bundle, "int8", "portable", EXAMINED[:1])
 
     assert found == {"short": examination.cases[0].record}
-
-
-def test_what_a_bundle_says_is_its_content_and_not_its_dates_and_identifiers(
-    speaking_bundle: Path, tmp_path: Path
-) -> None:
-    from coremltools.proto import Model_pb2
-
-    package = Path("fp16/locdit_step.mlpackage")
-    files = {
-        name: record
-        for name, record in Manifest.read(speaking_bundle).files.items()
-        if name.startswith(package.as_posix())
-    }
-    digest = content_digest(speaking_bundle, files)
-    bundle = tmp_path / "bundle"
-    shutil.copytree(speaking_bundle / package, bundle / package)
-    program = bundle / package / "Data/com.apple.CoreML/model.mlmodel"
-    (bundle / package / "Manifest.json").write_text("{}")
-    model = Model_pb2.Model()
-    model.ParseFromString(program.read_bytes())
-    model.description.metadata.userDefined["com.github.apple.coremltools.conversion_date"] = "1970-01-01"
-    program.write_bytes(model.SerializeToString())
-
-    def now() -> str:
-        return content_digest(bundle, {name: record_file(bundle / name) for name in files})
-
-    assert record_file(program) != files[program.relative_to(bundle).as_posix()]
-    assert now() == digest
-
-    block = next(iter(model.mlProgram.functions["main"].block_specializations.values()))
-    block.operations[0].outputs[0].name = "another"
-    program.write_bytes(model.SerializeToString())
-    assert now() != digest
-
-    program.write_bytes((speaking_bundle / program.relative_to(bundle)).read_bytes())
-    assert now() == digest
-    weights = bundle / package / "Data/com.apple.CoreML/weights/weight.bin"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    assert now() != digest
-
-
-def test_instruction_sets_are_those_that_kernels_are_chosen_by() -> None:
-    skylake = "processor\t: 0\nflags\t\t: fpu sse2 avx avx512bw avx2 avx512f fma\nbugs\t: none\n"
-    graviton = "processor\t: 0\nFeatures\t: fp asimd evtstrm aes asimddp sve i8mm\n"
-    m2 = "hw.optional.arm.FEAT_DotProd: 1\nhw.optional.arm.AdvSIMD: 1\nhw.optional.arm.FEAT_SME: 0\n"
-
-    assert linux_instruction_sets(skylake) == ("avx2", "avx512f", "avx512bw")
-    assert linux_instruction_sets(graviton) == ("asimd", "asimddp", "i8mm", "sve")
-    assert linux_instruction_sets("") == ()
-    assert macos_instruction_sets(m2) == ("asimd", "asimddp")
 
 
 @pytest.fixture

@@ -1,0 +1,63 @@
+"""What makes two golden records comparable: a bundle's content and the machine's instruction sets."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from voxcpm_constants.manifest import Manifest, record_file
+from voxcpm_validation.golden_key import (
+    content_digest,
+    linux_instruction_sets,
+    macos_instruction_sets,
+)
+
+
+def test_what_a_bundle_says_is_its_content_and_not_its_dates_and_identifiers(
+    speaking_bundle: Path, tmp_path: Path
+) -> None:
+    from coremltools.proto import Model_pb2
+
+    package = Path("fp16/locdit_step.mlpackage")
+    files = {
+        name: record
+        for name, record in Manifest.read(speaking_bundle).files.items()
+        if name.startswith(package.as_posix())
+    }
+    digest = content_digest(speaking_bundle, files)
+    bundle = tmp_path / "bundle"
+    shutil.copytree(speaking_bundle / package, bundle / package)
+    program = bundle / package / "Data/com.apple.CoreML/model.mlmodel"
+    (bundle / package / "Manifest.json").write_text("{}")
+    model = Model_pb2.Model()
+    model.ParseFromString(program.read_bytes())
+    model.description.metadata.userDefined["com.github.apple.coremltools.conversion_date"] = "1970-01-01"
+    program.write_bytes(model.SerializeToString())
+
+    def now() -> str:
+        return content_digest(bundle, {name: record_file(bundle / name) for name in files})
+
+    assert record_file(program) != files[program.relative_to(bundle).as_posix()]
+    assert now() == digest
+
+    block = next(iter(model.mlProgram.functions["main"].block_specializations.values()))
+    block.operations[0].outputs[0].name = "another"
+    program.write_bytes(model.SerializeToString())
+    assert now() != digest
+
+    program.write_bytes((speaking_bundle / program.relative_to(bundle)).read_bytes())
+    assert now() == digest
+    weights = bundle / package / "Data/com.apple.CoreML/weights/weight.bin"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert now() != digest
+
+
+def test_instruction_sets_are_those_that_kernels_are_chosen_by() -> None:
+    skylake = "processor\t: 0\nflags\t\t: fpu sse2 avx avx512bw avx2 avx512f fma\nbugs\t: none\n"
+    graviton = "processor\t: 0\nFeatures\t: fp asimd evtstrm aes asimddp sve i8mm\n"
+    m2 = "hw.optional.arm.FEAT_DotProd: 1\nhw.optional.arm.AdvSIMD: 1\nhw.optional.arm.FEAT_SME: 0\n"
+
+    assert linux_instruction_sets(skylake) == ("avx2", "avx512f", "avx512bw")
+    assert linux_instruction_sets(graviton) == ("asimd", "asimddp", "i8mm", "sve")
+    assert linux_instruction_sets("") == ()
+    assert macos_instruction_sets(m2) == ("asimd", "asimddp")

@@ -1,0 +1,47 @@
+"""Streamed audio beside all latents decoded at once: a seam at a boundary is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from voxcpm_runtime.audio_vae import patch_decoder
+from voxcpm_validation.golden import (
+    CASES,
+    case_arguments,
+    open_voice,
+)
+from voxcpm_validation.golden_check import continuity_failures
+from voxcpm_validation.monolithic import continuity, monolithic
+
+
+def test_a_decoder_that_forgets_between_chunks_is_not_continuous(speaking_bundle: Path) -> None:
+    tts = open_voice(speaking_bundle, "int8", "portable")
+    case = CASES[0]
+    latents = tts.speak(**case_arguments(case), seed=case.seed).latents
+    patch = tts.bundle.architecture.patch_output_samples
+    decoder = tts.driver.models["audio_vae_decoder"]
+    whole = monolithic(tts.driver, latents, latents[:0])
+    streaming = patch_decoder(decoder)
+    streamed = np.concatenate([streaming(one) for one in latents])
+    forgetful = np.concatenate([patch_decoder(decoder)(one) for one in latents])
+    boundaries = range(patch, len(whole), patch)
+
+    assert list(continuity_failures(continuity(streamed, whole, boundaries))) == []
+    first, *_ = continuity_failures(continuity(forgetful, whole, boundaries))
+    assert first.startswith("correlation with the monolithic waveform 0.")
+
+
+def test_a_jump_at_a_boundary_is_told() -> None:
+    rng = np.random.default_rng(0)
+    whole = (0.1 * rng.standard_normal(4000)).astype(np.float32)
+    rounded = whole + (1e-5 * rng.standard_normal(4000)).astype(np.float32)
+    stepped = rounded.copy()
+    stepped[1000:2000] += 1e-4
+
+    assert list(continuity_failures(continuity(rounded, whole, [1000, 2000]))) == []
+    (line,) = continuity_failures(continuity(stepped, whole, [1000, 2000]))
+    assert line.startswith("a step at a chunk's boundary is 0.0001")
+    # Elsewhere it would be a rounding like others; it is the boundaries that are looked at.
+    assert continuity(stepped, whole, [500]).boundary_error < 1e-4
