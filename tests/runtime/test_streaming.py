@@ -212,11 +212,12 @@ def test_a_cancelled_generation_frees_its_caches(tts, models, cancelling, monkey
         return state
 
     monkeypatch.setattr(type(models["base_lm_step"]), "new_state", counted)
-    with pytest.raises(Cancelled):
+    with pytest.raises(Cancelled) as held:
         tts.generate(TEXT, seed=1, cancel=token)
 
     # Even while the error is held, and its traceback with it.
     gc.collect()
+    assert held.value is not None
     assert len(states) > 2
     assert not [state for state in states if state() is not None]
 
