@@ -168,6 +168,10 @@ class Checkpoint:
         paths = {name: self.folder / name for name in (TOKENIZER_FILE, *TOKENIZER_COMPANIONS)}
         return {name: path for name, path in paths.items() if path.is_file()}
 
+    def inputs(self) -> tuple[Path, ...]:
+        """Folders and files that a conversion reads: the checkpoint's, and its LoRA's."""
+        return (self.folder,) if self.lora is None else (self.folder, self.lora.weights)
+
     def sha256(self) -> str:
         """Hex digest over the contents of the checkpoint's own weight files, in name order."""
         digest = hashlib.sha256()

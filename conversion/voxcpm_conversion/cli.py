@@ -18,6 +18,7 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.compilation import can_compile
 from voxcpm_conversion.convert import Report
 from voxcpm_conversion.convert import convert as convert_checkpoint
+from voxcpm_conversion.replacing import bundle_folder
 
 
 def convert(
@@ -51,7 +52,7 @@ def convert(
         typer.Option(help="A LoRA of that checkpoint to merge: upstream's folder or its weight file."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option(help="Replace a bundle that exists, once the new one is whole.")
+        bool, typer.Option(help="Replace a bundle that exists, once the new one is whole; nothing else.")
     ] = False,
 ) -> None:
     """Convert a VoxCPM checkpoint into a bundle of Core ML step models."""
@@ -61,6 +62,8 @@ def convert(
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
     sizes = _sizes(batch, max_length, prefill_chunk)
     deployment = _target(target)
+    # Before a download, and before weights are read.
+    bundle_folder(output, [checkpoint, *([lora] if lora else [])], overwrite=overwrite)
     opened = Checkpoint.open(checkpoint, revision=revision, lora=lora)
     console = Console(stderr=True)
     ignored = opened.architecture.unknown_keys()

@@ -32,6 +32,7 @@ from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
 from voxcpm_conversion.modules.voxcpm import expected_shapes
 from voxcpm_conversion.packages import add_packages
 from voxcpm_conversion.recipes import check_target
+from voxcpm_conversion.replacing import bundle_folder
 from voxcpm_conversion.toolchain import stages_reported
 from voxcpm_conversion.workspace import Workspace
 
@@ -53,11 +54,13 @@ def convert(
 ) -> Manifest:
     """Write `bundle`. What an interrupted run of the same plan had finished is kept; an error leaves no bundle.
 
-    Raises InputError for sizes the checkpoint does not allow, a precision that the target does not or a bundle that
-    exists, CheckpointError for weights that are missing, unexpected or of another shape.
+    overwrite: replace a bundle that exists; nothing but a bundle is ever replaced (`replacing`).
+    Raises InputError for sizes the checkpoint does not allow, a precision that the target does not or an output that
+    exists and may not be replaced, CheckpointError for weights that are missing, unexpected or of another shape.
     """
     a = checkpoint.architecture
-    _check_request(a, bundle, precisions, sizes, target, overwrite)
+    folder = bundle_folder(bundle, checkpoint.inputs(), overwrite=overwrite)
+    _check_request(a, precisions, sizes, target)
     check_weights(checkpoint.shapes(), expected_shapes(a))
     source = checkpoint.source()
     tools = {name: version(name) for name in _TOOLS}
@@ -71,7 +74,7 @@ def convert(
         "target": target,
         "tools": tools,
     }
-    workspace = Workspace(bundle, plan)
+    workspace = Workspace(folder, plan)
     _add_constants(workspace, checkpoint)
     for declaration in declarations.values():
         missing = [p for p in ordered if not workspace.has(str(package_path(p, declaration.name)))]
@@ -91,6 +94,8 @@ def convert(
         files={k: v for k, v in record_folder(workspace.folder).items() if "/" in k},
     )
     manifest.write(workspace.folder)
+    # Again: much may have happened to the output meanwhile.
+    bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
     workspace.publish()
     report("bundle", "digests", 1, 1)
     return manifest
@@ -98,14 +103,10 @@ def convert(
 
 def _check_request(
     a: Architecture,
-    bundle: Path,
     precisions: Sequence[Precision],
     sizes: StepSizes,
     target: Target,
-    overwrite: bool,
 ) -> None:
-    if bundle.exists() and not overwrite:
-        raise InputError(f"{bundle}: already exists; choose another name, or replace it with --overwrite")
     check_target(precisions, target)
     if target != "macOS14" and "fp32" in precisions:
         raise InputError(

@@ -38,7 +38,7 @@ def _key() -> str:
     """Changes with the checkpoint, this package's conversion and the tools that it converts with."""
     digest = hashlib.sha256("|".join(version(p) for p in ("coremltools", "torch", "voxcpm-coreml")).encode())
     sources = Path(__file__).parent.rglob("*.py")
-    for file in sorted([*sources, *DEFAULT_CHECKPOINT.iterdir()]):
+    for file in sorted([*sources, *(file for file in DEFAULT_CHECKPOINT.iterdir() if file.is_file())]):
         digest.update(file.name.encode())
         digest.update(file.read_bytes())
     return f"default-{digest.hexdigest()[:16]}"

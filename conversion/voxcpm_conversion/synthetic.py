@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -71,22 +72,29 @@ def write_synthetic_checkpoint(
     architecture_json: a `config.json` document, a preset's or a published one.
     tokenizer: the folder of a tokenizer, or its tokenizer.json, to copy.
     Returns the folder. Raises CheckpointError for a config that is not VoxCPM's, an absent tokenizer, a folder
-    that holds a checkpoint already. config.json comes last: without it an interrupted write is no checkpoint.
+    that has a file of these names already: none is ever overwritten. config.json comes last: without it an
+    interrupted write is no checkpoint.
     """
     architecture = Architecture.from_document(dict(architecture_json))
     source = tokenizer if tokenizer.is_dir() else tokenizer.parent
     if not (source / TOKENIZER_FILE).is_file():
         raise CheckpointError(f"{tokenizer}: expected a folder with {TOKENIZER_FILE} to copy")
-    if (folder / CONFIG_FILE).exists():
-        raise CheckpointError(f"{folder}: there is a checkpoint here already; choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    copied = [name for name in (TOKENIZER_FILE, *TOKENIZER_COMPANIONS) if (source / name).is_file()]
+    if source.resolve() == folder.resolve():
+        copied = []
+    written = [CONFIG_FILE, MODEL_FILES[0], VAE_FILES[0], *copied]
+    if present := [name for name in written if os.path.lexists(folder / name)]:
+        raise CheckpointError(f"{folder}: there is a {present[0]} here already; choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: expected a folder to write into ({error.strerror})") from None
     weights = _Weights(architecture, seed)
     model, vae = weights.stored(DTYPES[dtype])
     write_safetensors(folder / MODEL_FILES[0], model)
     write_safetensors(folder / VAE_FILES[0], vae)
-    for name in (TOKENIZER_FILE, *TOKENIZER_COMPANIONS):
-        if (source / name).is_file() and source.resolve() != folder.resolve():
-            shutil.copyfile(source / name, folder / name)
+    for name in copied:
+        shutil.copyfile(source / name, folder / name)
     (folder / CONFIG_FILE).write_text(json.dumps(dict(architecture_json), indent=1) + "\n", encoding="utf-8")
     return folder
 

@@ -9,24 +9,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from voxcpm_constants.errors import InputError
+from voxcpm_conversion.replacing import PLAN_FILE, partial_folder, remove_leftover, replaced_folder
 
-_PLAN_FILE = "plan.json"
 _SCRATCH_FOLDER = ".scratch"
 
 
 class Workspace:
-    """The folder `.NAME.partial` beside the bundle NAME. A part has its final name there only when complete."""
+    """The folder `.NAME.partial` beside the bundle NAME. A part has its final name there only when complete.
+
+    It removes what has its own names; `bundle_folder` has made sure that this is no user's.
+    """
 
     def __init__(self, bundle: Path, plan: dict[str, object]) -> None:
         """Continue the workspace of the same plan, or start anew. Raises InputError where it cannot be written."""
         self.bundle = bundle
-        self.folder = bundle.with_name(f".{bundle.name}.partial")
+        self.folder = partial_folder(bundle)
         # Packages are content of a plan: another checkpoint, size or tool version makes what lies there worthless.
         text = json.dumps(plan, indent=1, sort_keys=True)
-        plan_file = self.folder / _PLAN_FILE
+        plan_file = self.folder / PLAN_FILE
         try:
             if not (plan_file.is_file() and plan_file.read_text(encoding="utf-8") == text):
-                shutil.rmtree(self.folder, ignore_errors=True)
+                remove_leftover(self.folder)
                 self.folder.mkdir(parents=True)
                 plan_file.write_text(text, encoding="utf-8")
             shutil.rmtree(self.folder / _SCRATCH_FOLDER, ignore_errors=True)
@@ -60,10 +63,10 @@ class Workspace:
 
     def publish(self) -> None:
         """Give the finished folder the bundle's name; a bundle that was there goes only now."""
-        (self.folder / _PLAN_FILE).unlink()
-        old = self.bundle.with_name(f".{self.bundle.name}.replaced")
-        shutil.rmtree(old, ignore_errors=True)
+        (self.folder / PLAN_FILE).unlink()
+        old = replaced_folder(self.bundle)
+        remove_leftover(old)
         if self.bundle.exists():
             self.bundle.replace(old)
         self.folder.replace(self.bundle)
-        shutil.rmtree(old, ignore_errors=True)
+        remove_leftover(old)

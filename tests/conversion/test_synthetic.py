@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,20 @@ def test_refuses_a_folder_with_a_checkpoint_and_a_config_of_something_else(
         write_synthetic_checkpoint(tmp_path / "b", {"hidden_size": 3}, seed=0, tokenizer=tokenizer)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         write_synthetic_checkpoint(tmp_path / "c", presets()["tiny"], seed=0, tokenizer=tmp_path / "no.json")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "audiovae.safetensors", "tokenizer.json"])
+def test_overwrites_no_file_that_is_there(tmp_path: Path, tokenizer: Path, name: str) -> None:
+    (tmp_path / name).write_text("kept")
+    with pytest.raises(CheckpointError, match=f"{re.escape(name)} here already; choose another folder"):
+        write_synthetic_checkpoint(tmp_path, presets()["tiny"], seed=0, tokenizer=tokenizer)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "kept"}
+
+
+def test_refuses_a_file_for_a_folder(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "a").write_text("kept")
+    with pytest.raises(CheckpointError, match="expected a folder"):
+        write_synthetic_checkpoint(tmp_path / "a", presets()["tiny"], seed=0, tokenizer=tokenizer)
 
 
 def test_tokenizer_has_the_special_ids_bytes_and_chinese_words(tokenizer: Path) -> None:

@@ -1,0 +1,120 @@
+"""What a conversion may replace: a bundle where --overwrite asks for it, its own leftovers, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.manifest import MANIFEST_FILE, Manifest
+
+PLAN_FILE = "plan.json"
+
+
+def bundle_folder(output: Path, inputs: Iterable[str | Path], *, overwrite: bool) -> Path:
+    """Absolute path of the bundle to write at `output`, `..` resolved.
+
+    inputs: what the same conversion reads; a hub id, which is no path here, is passed over.
+    Raises InputError for an output that exists, unless `overwrite` is given and it is a bundle that neither is nor
+    holds an input or the current folder; and for folders beside it that have the conversion's own names, but that no
+    conversion left.
+    """
+    folder = _located(output)
+    read = [place for given in inputs for place in _places(Path(given).expanduser())]
+    if os.path.lexists(folder):
+        if not overwrite:
+            raise InputError(f"{output}: already exists; choose another name, or replace it with --overwrite")
+        _check_kind(output, folder)
+        _check_holds_none(output, folder, read)
+        if not _is_bundle(folder):
+            raise InputError(
+                f"{output}: --overwrite replaces a bundle, but this folder has no bundle's {MANIFEST_FILE}; "
+                "choose another name, or move it away"
+            )
+    for beside in (partial_folder(folder), replaced_folder(folder)):
+        if os.path.lexists(beside):
+            _check_kind(beside, beside)
+            _check_holds_none(beside, beside, read)
+            if not _is_leftover(beside):
+                raise InputError(
+                    f"{beside}: converting into {output} needs this name, but no conversion left what is there; "
+                    "choose another output, or move it away"
+                )
+    return folder
+
+
+def partial_folder(bundle: Path) -> Path:
+    """Where a bundle is made."""
+    return bundle.with_name(f".{bundle.name}.partial")
+
+
+def replaced_folder(bundle: Path) -> Path:
+    """Where the earlier bundle lies until the new one has its name."""
+    return bundle.with_name(f".{bundle.name}.replaced")
+
+
+def remove_leftover(folder: Path) -> None:
+    """Remove a leftover; what tells it from a user's folder goes last, in case this is interrupted."""
+    if folder.is_dir():
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _located(output: Path) -> Path:
+    """Its last part is not followed where it is a link."""
+    return output.resolve() if output.name in {"", ".."} else output.parent.resolve() / output.name
+
+
+def _places(given: Path) -> Iterator[Path]:
+    """Where an input lies: by its name, where a link leads, and where links in a folder lead, as in the hub's cache."""
+    if not given.exists():
+        return
+    yield from {given.absolute(), given.resolve()}
+    if given.is_dir():
+        yield from (entry.resolve() for entry in given.iterdir() if entry.is_symlink())
+
+
+def _check_kind(named: Path, folder: Path) -> None:
+    if folder.is_symlink():
+        raise InputError(
+            f"{named}: expected a folder to replace, but this is a symbolic link; remove it first"
+        )
+    if not folder.is_dir():
+        raise InputError(f"{named}: expected a folder to replace, but this is a file; remove it first")
+
+
+def _check_holds_none(named: Path, folder: Path, inputs: Iterable[Path]) -> None:
+    for place in inputs:
+        if _holds(folder, place):
+            raise InputError(
+                f"{named}: replacing it would delete {place}, which the conversion reads; choose another output"
+            )
+    if _holds(folder, Path.cwd()):
+        raise InputError(f"{named}: replacing it would delete the current folder; choose another output")
+
+
+def _holds(folder: Path, place: Path) -> bool:
+    """Whether `place` is the folder or lies below it, also where names are alike but for case."""
+    return any(at.exists() and at.samefile(folder) for at in (place, *place.parents))
+
+
+def _is_bundle(folder: Path) -> bool:
+    try:
+        Manifest.read(folder)
+    except BundleError:
+        return False
+    return True
+
+
+def _is_leftover(folder: Path) -> bool:
+    """Empty, with a conversion's plan, or a whole bundle: whatever an interruption can leave."""
+    try:
+        plan = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return not any(folder.iterdir()) or _is_bundle(folder)
+    return isinstance(plan, dict) and {"schema", "source", "tools"} <= plan.keys()
