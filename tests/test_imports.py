@@ -49,7 +49,9 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield node.lineno, (node.module or "").partition(".")[0]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("import_module", "__import__", "importorskip")
+        ):
             for argument in node.args[:1]:
                 if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                     yield node.lineno, argument.value.partition(".")[0]
@@ -107,6 +109,31 @@ def test_a_forbidden_import_is_found(package: str, source: str) -> None:
 )
 def test_an_allowed_import_is_allowed(package: str, source: str) -> None:
     assert not forbidden(package, source)
+
+
+# Library → the only files that import it: in these its telemetry is off first.
+AFTER_TELEMETRY = {
+    "onnxruntime": {
+        "runtime/voxcpm_runtime/portable/onnx_runtime.py",
+        "training/voxcpm_training/onnx_runtime.py",
+    },
+    # These import onnxruntime.
+    "faster_whisper": {"validation/voxcpm_validation/recognition.py"},
+    "hibari": {"training/voxcpm_training/voices.py"},
+}
+
+
+def test_onnx_runtime_is_imported_where_its_telemetry_is_off() -> None:
+    folders = [*ROOTS.values(), REPOSITORY / "benchmarks", REPOSITORY / "tests"]
+    files = [*REPOSITORY.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
+
+    found: dict[str, set[str]] = {library: set() for library in AFTER_TELEMETRY}
+    for file in files:
+        for _, library in imports(file.read_text(encoding="utf-8")):
+            if library in found:
+                found[library].add(file.relative_to(REPOSITORY).as_posix())
+
+    assert found == AFTER_TELEMETRY
 
 
 WITHOUT_TORCH = """

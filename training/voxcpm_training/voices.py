@@ -77,18 +77,21 @@ class Hibari:
     """hibari's voice with the durations that its network predicts (24 kHz)."""
 
     def __init__(self) -> None:
+        # Before hibari, which may import ONNX Runtime by itself.
+        from voxcpm_training.onnx_runtime import ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+
         import onnx
-        import onnxruntime
         from hibari import Hibari as Voice  # type: ignore[import-untyped]
 
         model = onnx.load(str(resources.files("hibari").joinpath("assets/hibari.onnx")))
         # The network sums its durations to place frames; hibari's own interface does not give them out.
         sums = next(node.output[0] for node in model.graph.node if node.op_type == "CumSum")
         model.graph.output.append(onnx.ValueInfoProto(name=sums))
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(
+        self._session = ort.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         self._voice = Voice()

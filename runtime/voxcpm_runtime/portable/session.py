@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 
 from voxcpm_constants.targets import MAIN
 
 from .cache import load_lowered
 from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode
+from .onnx_runtime import ort
 from .package import PackageError, map_weights
 from .state import State, rounded_to_fp16
 

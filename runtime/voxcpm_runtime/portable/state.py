@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import onnxruntime as ort
 
 from .lowered import Interface, Mode
+from .onnx_runtime import ort
 
 
 def rounded_to_fp16(array: np.ndarray) -> np.ndarray:
