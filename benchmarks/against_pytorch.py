@@ -97,7 +97,8 @@ def _measure_bundle(arguments: argparse.Namespace, precision: str) -> dict[str, 
 
     tts = VoxCPM.from_bundle(arguments.bundle, precision=precision, threads=arguments.threads)
     a = tts.bundle.architecture
-    lengths = {"min_len": arguments.patches, "max_len": arguments.patches}
+    # One utterance, as upstream speaks it.
+    lengths = {"min_len": arguments.patches, "max_len": arguments.patches, "segment_tokens": 200}
     sequence = build_sequence([1] * (PREFILL_TOKENS - 1), (a.patch_size, a.feat_dim))
 
     def speak() -> None:

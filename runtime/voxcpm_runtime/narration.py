@@ -27,6 +27,10 @@ from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 # The longest that a token takes to say, slow speech included: by this a text's room in the KV cache is judged.
 SECONDS_PER_TOKEN = 0.5
 SECONDS_PER_LETTER = 0.12
+# Most text tokens of a segment, unless asked otherwise. A voice of letters has heard short sentences only, and loses
+# its place in longer ones (TRIALS.md).
+SEGMENT_TOKENS = 200
+SEGMENT_LETTERS = 80
 # Beside what the text takes: audio start, and some patches of silence.
 _SPARE_POSITIONS = 11
 _LEAST_TOKENS = 8
@@ -238,11 +242,15 @@ def _counter(bundle: Bundle) -> Callable[[str], int]:
 def _longest(bundle: Bundle, voice: VoiceSize | None, options: GenerationOptions, *, anchored: bool) -> int:
     """Most text tokens of a segment; anchored: with room for another one of that length that it continues."""
     a = bundle.architecture
-    seconds = SECONDS_PER_LETTER if is_of_letters(bundle.tokenizer) else SECONDS_PER_TOKEN
+    letters = is_of_letters(bundle.tokenizer)
+    seconds = SECONDS_PER_LETTER if letters else SECONDS_PER_TOKEN
+    wanted = options.segment_tokens
+    if wanted is None:
+        wanted = SEGMENT_LETTERS if letters else SEGMENT_TOKENS
     positions = 1 + min(seconds / a.patch_seconds, options.retry_badcase_ratio_threshold)
     transcript = len(bundle.tokenizer(voice.transcript)) if voice and voice.transcript else 0
     room = bundle.manifest.sizes.kv_length - audio_positions(voice) - transcript - _SPARE_POSITIONS
     fits = room / positions
     if options.max_len is not None:
         fits = max(fits, room - options.max_len)
-    return max(0, min(int(fits / 2 if anchored else fits), options.segment_tokens))
+    return max(0, min(int(fits / 2 if anchored else fits), wanted))

@@ -35,6 +35,8 @@ _RANGES = {
 }
 
 
+# None takes a value that follows from the bundle, the text or both.
+_OPEN = ("max_len", "segment_tokens")
 _SWITCHES = ("use_cfg_zero_star", "retry_badcase", "normalize", "trim_silence_vad")
 
 
@@ -62,8 +64,10 @@ class GenerationOptions:
     """Attempts in all."""
     retry_badcase_ratio_threshold: float = 6.0
     """Patches per text token from which speech counts as too long; it bounds the length as well."""
-    segment_tokens: int = 200
-    """Most text tokens of one utterance, or fewer where the KV cache is short; a longer text is spoken in segments."""
+    segment_tokens: int | None = None
+    """Most text tokens of one utterance, or fewer where the KV cache is short; a longer text is spoken in segments.
+
+    None is 200, or 80 in a voice whose vocabulary is letters, such as the built-in one."""
     paragraph_pause: float = 0.6
     """Seconds of silence between the paragraphs of a text that is spoken in segments."""
     normalize: bool = False
@@ -77,7 +81,7 @@ class GenerationOptions:
                 raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name, allowed in _RANGES.items():
             value = getattr(self, name)
-            if not (name == "max_len" and value is None):
+            if not (name in _OPEN and value is None):
                 _check(name, value, allowed)
         if self.max_len is not None and self.max_len < self.min_len:
             raise InputError(f"max_len ({self.max_len} patches) must be at least min_len ({self.min_len})")
@@ -104,7 +108,7 @@ class OptionArguments(TypedDict, total=False):
     retry_badcase: bool
     retry_badcase_max_times: int
     retry_badcase_ratio_threshold: float
-    segment_tokens: int
+    segment_tokens: int | None
     paragraph_pause: float
     normalize: bool
     trim_silence_vad: bool

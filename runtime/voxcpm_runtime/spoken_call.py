@@ -26,7 +26,8 @@ def speak_call(call: Call, narrator: Narrator, driver: Driver, at_once: int = 1)
 
     def speak(index: int, narrator: Narrator = narrator) -> None:
         segment = None if kept is None else kept.get(index)
-        if segment is None:
+        # A release may cut the same text elsewhere.
+        if segment is None or segment.text != call.segments[index].text:
             segment = narrator.speak(call.segments[index], index, telling.spoken)
             if kept is not None:
                 kept.put(index, segment)

@@ -36,13 +36,27 @@ def test_a_second_run_speaks_what_failed_is_missing_or_has_changed(batch, folder
 
 
 @pytest.mark.parametrize(
-    "options", [["--seed", "9"], ["--cfg-value", "1.5"], ["--precision", "fp16"], ["--temperature", "0.5"]]
+    "options",
+    [
+        ["--seed", "9"],
+        ["--cfg-value", "1.5"],
+        ["--precision", "fp16"],
+        ["--temperature", "0.5"],
+        ["--segment-tokens", "9"],
+    ],
 )
 def test_a_file_made_with_other_arguments_is_made_again(batch, options):
     batch(["one."], name="lines.txt")
 
     assert batch(None, *options, name="lines.txt")[1].splitlines()[-1].startswith("1 spoken")
     assert batch(None, *options, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
+
+
+def test_an_option_given_at_its_default_changes_nothing(batch):
+    batch([{"text": "one."}])
+
+    assert batch([{"text": "one.", "segment_tokens": None}])[1].startswith("0 spoken, 1 skipped")
+    assert batch([{"text": "one.", "segment_tokens": 9}])[1].splitlines()[-1].startswith("1 spoken")
 
 
 def test_a_file_made_with_another_recording_of_the_same_name_is_made_again(batch, folder):

@@ -229,6 +229,20 @@ def test_segments_of_another_speech_are_dropped(tts, book):
     assert other.segments[-1].text == "the and."
 
 
+@pytest.mark.usefixtures("stopping")
+def test_segments_that_were_cut_elsewhere_are_spoken_again(tts, book):
+    """As an earlier release's may be."""
+
+    def speak(tokens, kept):
+        return tts.speak(CHAPTER, seed=3, segment_tokens=tokens, kept=kept)
+
+    speak(8, KeptSegments(book, "d", 3, drawn=False))
+
+    speech = speak(12, KeptSegments(book, "d", 3, drawn=False))
+
+    np.testing.assert_array_equal(speech.audio, speak(12, None).audio)
+
+
 def test_a_short_text_keeps_nothing(tts, book):
     tts.speak("hi", kept=KeptSegments(book, "d", 3, drawn=False), **GIVEN)
 

@@ -22,6 +22,8 @@ from voxcpm_runtime.options import GenerationOptions, checked_options, patch_bou
         ("max_len", 0),
         ("retry_badcase_max_times", 0),
         ("retry_badcase_ratio_threshold", 0.0),
+        ("segment_tokens", 7),
+        ("min_len", None),
     ],
 )
 def test_a_value_out_of_range_is_one_line_that_names_it_and_the_range(name, value):

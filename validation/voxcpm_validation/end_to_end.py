@@ -131,6 +131,8 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
         "retry_badcase": False,
         "min_len": case.min_len,
         "max_len": None if case.patches is None else case.max_len,
+        # One utterance, as upstream speaks it.
+        "segment_tokens": 200,
     }
     speech = tts.speak(case.text, rng=np.random.default_rng(case.seed), **asked)
     shared = min(len(speech.latents), len(upstream.latents))

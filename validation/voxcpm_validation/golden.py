@@ -21,6 +21,8 @@ from voxcpm_validation.listening_material import material, prompt_clip
 
 LENGTHS: dict[str, Any] = {"min_len": 8, "max_len": 12}
 """Patches: few, and the stop head may have a say."""
+SEGMENT_TOKENS = 200
+"""A case is one utterance, whatever the default is."""
 CHUNKING = {"chunk_patches": 5, "first_chunk_patches": 1}
 """Of the recorded chunks."""
 THREADS = 2
@@ -88,7 +90,12 @@ def open_voice(bundle: Path, precision: str, backend: Backend) -> VoxCPM:
 
 def case_arguments(case: GoldenCase) -> dict[str, Any]:
     """Of `VoxCPM.speak`, but for the seed."""
-    arguments: dict[str, Any] = {"text": case.text, "retry_badcase": False, **LENGTHS}
+    arguments: dict[str, Any] = {
+        "text": case.text,
+        "retry_badcase": False,
+        "segment_tokens": SEGMENT_TOKENS,
+        **LENGTHS,
+    }
     if case.voice is not None:
         voice = next(voice for voice in material().voices if voice.name == case.voice)
         arguments |= {"prompt_wav_path": tuple(prompt_clip(voice)), "prompt_text": voice.transcript}

@@ -166,8 +166,12 @@ class Knobs:
         float, _speech("--retry-ratio", help="Patches per text token from which speech is too long.")
     ] = 6.0
     segment_tokens: Annotated[
-        int, _speech(help="Most text tokens of one utterance; a longer text is spoken in segments.")
-    ] = 200
+        int | None,
+        _speech(
+            help="Most text tokens of one utterance; a longer text is spoken in segments. "
+            "Default: 200, or 80 in a voice of letters as the built-in one."
+        ),
+    ] = None
     paragraph_pause: Annotated[float, _speech(help="Seconds between paragraphs of such a text.")] = 0.6
     normalize: Annotated[
         bool, _speech("--normalize", help="Write numbers, dates and symbols in words (extra normalize).")

@@ -1,0 +1,67 @@
+"""How long an utterance is unless asked otherwise: a voice of letters has heard short sentences only."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
+from voxcpm_runtime.narration import plan_segments, split_sentence
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.text.segments import Segment
+from voxcpm_runtime.text.tokenizer import TextTokenizer
+
+SENTENCE = "the old farmer fed his chickens, and then he walked down to the river. "
+LONG_SENTENCE = "and so the old farmer walked along the river " * 9 + "to the sea."
+PROSE = SENTENCE * 3 + LONG_SENTENCE + " " + SENTENCE * 5
+
+
+@pytest.fixture
+def letters() -> Any:
+    """What a bundle of the built-in voice's vocabulary is asked for here, with room for any text."""
+    return with_vocabulary(TextTokenizer.from_folder(DEFAULT_CHECKPOINT))
+
+
+@pytest.fixture
+def published(tts) -> Any:
+    """Likewise of a vocabulary with digits, as published ones have."""
+    return with_vocabulary(tts.bundle.tokenizer)
+
+
+def with_vocabulary(tokenizer: TextTokenizer) -> Any:
+    sizes = SimpleNamespace(kv_length=100_000)
+    return SimpleNamespace(
+        tokenizer=tokenizer,
+        architecture=SimpleNamespace(patch_seconds=0.16),
+        manifest=SimpleNamespace(sizes=sizes),
+    )
+
+
+def longest(bundle: Any, parts: list[Segment]) -> int:
+    return max(len(bundle.tokenizer(part.text)) for part in parts)
+
+
+def planned(bundle: Any, **options: Any) -> int:
+    """Tokens of the longest segment."""
+    return longest(bundle, plan_segments(bundle, PROSE, None, GenerationOptions(**options)))
+
+
+def test_a_voice_of_letters_gets_short_segments(letters):
+    assert 80 / 2 < planned(letters) <= 80
+
+
+def test_so_it_does_where_text_comes_a_sentence_at_a_time(letters):
+    parts = split_sentence(letters, LONG_SENTENCE, None, GenerationOptions())
+    assert 80 / 2 < longest(letters, parts) <= 80
+
+
+def test_published_vocabularies_have_longer_ones(published):
+    assert 120 < planned(published) <= 200
+
+
+@pytest.mark.parametrize("tokens", [40, 150])
+def test_what_is_asked_for_holds_with_any_vocabulary(letters, published, tokens):
+    for bundle in (letters, published):
+        assert tokens / 2 < planned(bundle, segment_tokens=tokens) <= tokens
