@@ -18,7 +18,7 @@ def main() -> int:
     """Exit code of `voxcpm-coreml generate`."""
     # So that the script runs from a checkout too, where only the requirements are installed.
     sys.path[:0] = [str(ROOT / "constants"), str(ROOT / "runtime")]
-    from voxcpm_runtime.cli import main as voxcpm_coreml
+    from voxcpm_runtime.commands.cli import main as voxcpm_coreml
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--bundle", default=DEFAULT_BUNDLE)

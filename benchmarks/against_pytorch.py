@@ -92,7 +92,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def _measure_bundle(arguments: argparse.Namespace, precision: str) -> dict[str, float]:
-    from voxcpm_runtime.sequence import build_sequence
+    from voxcpm_runtime.model.sequence import build_sequence
     from voxcpm_runtime.voxcpm import VoxCPM
 
     tts = VoxCPM.from_bundle(arguments.bundle, precision=precision, threads=arguments.threads)

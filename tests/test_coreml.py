@@ -16,8 +16,8 @@ from voxcpm_constants.step_models import (
     STEP_MODEL_NAMES,
     StepModel,
 )
-from voxcpm_runtime.backends import load_step_models
-from voxcpm_runtime.bundle import open_bundle
+from voxcpm_runtime.backends.loading import load_step_models
+from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import agreement
 

@@ -83,7 +83,7 @@ def test_each_package_imports_only_what_it_may(package: str) -> None:
     ("package", "source"),
     [
         ("voxcpm_constants", "from voxcpm_runtime import VoxCPM"),
-        ("voxcpm_conversion", "import voxcpm_runtime.portable.session"),
+        ("voxcpm_conversion", "import voxcpm_runtime.backends.portable.step_model"),
         ("voxcpm_conversion", "from voxcpm.model import VoxCPMModel"),
         ("voxcpm_runtime", "import numpy, torch.nn as nn"),
         ("voxcpm_runtime", "def export():\n    from voxcpm_conversion import convert"),
@@ -177,7 +177,7 @@ def test_every_runtime_module_imports_without_torch() -> None:
     ]
     assert "voxcpm_runtime.voxcpm" in modules
     if importlib.util.find_spec("onnxruntime") is None:  # a Mac without the validate extra
-        modules = [name for name in modules if not name.startswith("voxcpm_runtime.portable")]
+        modules = [name for name in modules if not name.startswith("voxcpm_runtime.backends.portable")]
 
     started = start_without_torch(
         "import importlib\n" + "\n".join(f"importlib.import_module({m!r})" for m in modules)
@@ -188,7 +188,8 @@ def test_every_runtime_module_imports_without_torch() -> None:
 
 def test_the_command_line_starts_without_torch() -> None:
     started = start_without_torch(
-        "sys.argv = ['voxcpm-coreml', 'generate', '--help']\nfrom voxcpm_runtime.cli import main\nsys.exit(main())"
+        "sys.argv = ['voxcpm-coreml', 'generate', '--help']\n"
+        "from voxcpm_runtime.commands.cli import main\nsys.exit(main())"
     )
 
     assert started.returncode == 0, started.stderr

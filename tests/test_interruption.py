@@ -18,7 +18,7 @@ from voxcpm_runtime.voxcpm import VoxCPM
 BOOK = "\n\n".join(f"It was the {day} day of the week. Nobody said a word about it." for day in (
     "first", "second", "third", "fourth", "fifth", "sixth", "last"
 ))  # fmt: skip
-PROGRAM = "import sys; from voxcpm_runtime.cli import main; sys.exit(main())"
+PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
 @pytest.fixture

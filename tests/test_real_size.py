@@ -15,7 +15,7 @@ import pytest
 from voxcpm_constants import step_models as names
 from voxcpm_constants.manifest import Manifest, package_path
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
-from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_validation.report import Report
 from voxcpm_validation.validate import validate_bundle
 
@@ -35,7 +35,7 @@ def checkpoint(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def converted(checkpoint: Path) -> tuple[Path, float, int]:
     """The bundle, the seconds that its conversion took, and the bytes."""
     bundle = checkpoint.with_name("bundle")
-    program = "from voxcpm_runtime.cli import main; import sys; sys.exit(main())"
+    program = "from voxcpm_runtime.commands.cli import main; import sys; sys.exit(main())"
     options = ["--precision", "fp16", "--precision", "int8"]
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", program, "convert", checkpoint, "-o", bundle, *options], check=True)

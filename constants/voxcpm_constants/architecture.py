@@ -1,7 +1,6 @@
 """Hyper-parameters of a VoxCPM checkpoint: its `config.json`, read strictly, and the sizes that follow from it.
 
-The generations 0.5B and 1.5 share one structure ("voxcpm"); VoxCPM2 ("voxcpm2") adds a fusion projection,
-a second mu token and a decoder at a higher sample rate. Defaults are upstream's, which differ by generation.
+Defaults are upstream's. Where they and other things differ by generation, the table in `generations` says so.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from voxcpm_constants.errors import CheckpointError
-
-Generation = Literal["voxcpm", "voxcpm2"]
-GENERATIONS: tuple[Generation, ...] = ("voxcpm", "voxcpm2")
+from voxcpm_constants.generations import GENERATIONS, Generation, Traits
 
 
 class _Config(BaseModel):
@@ -93,20 +90,6 @@ class AudioVAEConfig(_Config):
     cond_out_layer: bool = False
 
 
-_VOXCPM2_VAE_DEFAULTS: dict[str, Any] = {
-    "decoder_dim": 2048,
-    "decoder_rates": (8, 6, 5, 2, 2, 2),
-    "out_sample_rate": 48000,
-    "sr_bin_boundaries": (20000, 30000, 40000),
-}
-_VOXCPM2_DEFAULTS: dict[str, Any] = {
-    "patch_size": 4,
-    "residual_lm_num_layers": 8,
-    "scalar_quantization_latent_dim": 512,
-    "max_length": 8192,
-}
-
-
 @dataclass(frozen=True)
 class Transformer:
     """Sizes of one MiniCPM4 stack, after inheritance from the language model is resolved."""
@@ -126,7 +109,8 @@ class Transformer:
 class Architecture(_Config):
     """A checkpoint's `config.json`; the properties are what conversion and runtime read."""
 
-    architecture: Generation = "voxcpm"
+    generation: Generation = Field(default="voxcpm", alias="architecture")
+    """The key is `architecture`, as upstream writes it."""
     lm_config: LanguageModelConfig
     patch_size: int = Field(default=2, gt=0)
     feat_dim: int = Field(default=64, gt=0)
@@ -148,14 +132,15 @@ class Architecture(_Config):
     def _generation_defaults(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        values = {**values, "architecture": str(values.get("architecture", "voxcpm")).lower()}
+        named = str(values.get("architecture", "voxcpm")).lower()
         vae = values.get("audio_vae_config")
-        values["audio_vae_config"] = vae = {} if vae is None else vae
-        if values["architecture"] != "voxcpm2":
+        values = {**values, "architecture": named, "audio_vae_config": {} if vae is None else vae}
+        traits = next((traits for generation, traits in GENERATIONS.items() if generation == named), None)
+        if traits is None:
             return values
-        if isinstance(vae, dict):
-            values["audio_vae_config"] = {**_VOXCPM2_VAE_DEFAULTS, **vae}
-        return {**_VOXCPM2_DEFAULTS, **values}
+        if isinstance(values["audio_vae_config"], dict):
+            values["audio_vae_config"] = {**traits.audio_vae_defaults, **values["audio_vae_config"]}
+        return {**traits.config_defaults, **values}
 
     @model_validator(mode="after")
     def _one_latent_width(self) -> Architecture:
@@ -189,6 +174,11 @@ class Architecture(_Config):
                 f"{name}: not the config.json of a VoxCPM checkpoint ({' or '.join(GENERATIONS)}): "
                 f"{where}: {first['msg']}"
             ) from None
+
+    @property
+    def traits(self) -> Traits:
+        """What this generation is where others are not."""
+        return GENERATIONS[self.generation]
 
     @property
     def base_lm(self) -> Transformer:
@@ -253,16 +243,13 @@ class Architecture(_Config):
     @property
     def mean_mode(self) -> bool:
         """Whether the DiT's `dt` input carries the step length; otherwise it is zero."""
-        return self.dit_config.dit_mean_mode if self.architecture == "voxcpm2" else self.dit_mean_mode
-
-    @property
-    def mu_tokens(self) -> int:
-        """Tokens of the DiT condition: one, the sum of two projections; with VoxCPM2 two, side by side."""
-        return 2 if self.architecture == "voxcpm2" else 1
+        config = self.dit_config if self.traits.mean_mode_in_dit_config else self
+        return config.dit_mean_mode
 
     @property
     def mu_size(self) -> int:
-        return self.mu_tokens * self.dit_config.hidden_dim
+        """Width of the DiT's condition, all its tokens side by side."""
+        return self.traits.mu_tokens * self.dit_config.hidden_dim
 
     @property
     def input_sample_rate(self) -> int:

@@ -31,7 +31,7 @@ def constant_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
     """Shape of every constant of this architecture, by file stem."""
     hidden, dit = a.lm_config.hidden_size, a.dit_config.hidden_dim
     projections = {LM_TO_DIT: (dit, hidden), RESIDUAL_TO_DIT: (dit, hidden)}
-    if a.architecture == "voxcpm2":
+    if a.traits.fuses_residual_input:
         projections[FUSION] = (hidden, 2 * hidden)
     shapes: dict[str, tuple[int, ...]] = {EMBED_TOKENS: (a.lm_config.vocab_size, hidden)}
     for name, shape in projections.items():

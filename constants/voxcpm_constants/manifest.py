@@ -79,7 +79,7 @@ class Manifest(_Record):
     """Every file but the manifest, by POSIX path relative to the bundle."""
 
     def write(self, bundle: Path) -> None:
-        text = self.model_dump_json(indent=1)
+        text = self.model_dump_json(indent=1, by_alias=True)
         (bundle / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from voxcpm_constants.architecture import Architecture, AudioVAEConfig, Transformer
+from voxcpm_constants.architecture import Architecture, Transformer
 
 AUDIO_VAE_ENCODER = "audio_vae_encoder"
 AUDIO_VAE_DECODER = "audio_vae_decoder"
@@ -154,7 +154,7 @@ def _audio_vae_encoder(a: Architecture, sizes: StepSizes) -> StepModel:
                 meaning="latent frames (batch, latent_dim, frames)",
             ),
         ),
-        state=_contexts(encoder_contexts(a.audio_vae_config, output_padding=a.architecture == "voxcpm2")),
+        state=_contexts(encoder_contexts(a)),
     )
 
 
@@ -177,7 +177,7 @@ def _audio_vae_decoder(a: Architecture, sizes: StepSizes) -> StepModel:
                 meaning=f"waveform in [-1, 1] at {a.output_sample_rate} Hz",
             ),
         ),
-        state=_contexts(decoder_contexts(a.audio_vae_config)),
+        state=_contexts(decoder_contexts(a)),
     )
 
 
@@ -284,22 +284,26 @@ def _contexts(widths: Iterator[tuple[int, int]]) -> tuple[TensorSpec, ...]:
     )
 
 
-def encoder_contexts(vae: AudioVAEConfig, *, output_padding: bool) -> Iterator[tuple[int, int]]:
-    """(channels, samples) of left context of each causal convolution wider than 1, in the order of execution.
+def downsampling_context(a: Architecture, stride: int) -> int:
+    """Samples of left context of an encoder convolution of this stride, whose kernel is twice as wide."""
+    return 2 * math.ceil(stride / 2) - (stride % 2 if a.traits.encoder_output_padding else 0)
 
-    output_padding: VoxCPM2's encoder takes one sample less of context where a stride is odd.
-    """
+
+def encoder_contexts(a: Architecture) -> Iterator[tuple[int, int]]:
+    """(channels, samples) of left context of each causal convolution wider than 1, in the order of execution."""
+    vae = a.audio_vae_config
     channels = vae.encoder_dim
     yield 1, 6
     for stride in vae.encoder_rates:
         yield from _residual_unit_contexts(channels)
-        yield channels, 2 * math.ceil(stride / 2) - (stride % 2 if output_padding else 0)
+        yield channels, downsampling_context(a, stride)
         channels *= 2
     yield channels, 2
 
 
-def decoder_contexts(vae: AudioVAEConfig) -> Iterator[tuple[int, int]]:
-    """As `encoder_contexts`; a transposed convolution needs the one frame before."""
+def decoder_contexts(a: Architecture) -> Iterator[tuple[int, int]]:
+    """The same for the decoder, whose transposed convolutions need the one frame before."""
+    vae = a.audio_vae_config
     yield vae.latent_dim, 6
     channels = vae.decoder_dim
     for _ in vae.decoder_rates:

@@ -149,7 +149,7 @@ class _Weights:
             else:
                 vae |= dict(self._stored_in_vae(name.removeprefix(VAE_PREFIX), shape))
         boundaries = self.architecture.audio_vae_config.sr_bin_boundaries
-        if boundaries is not None and self.architecture.architecture == "voxcpm2":
+        if boundaries is not None and self.architecture.traits.stores_rate_boundaries:
             buffer = torch.tensor(boundaries, dtype=torch.int32)
             vae["decoder.sr_bin_boundaries"] = StoredTensor((len(boundaries),), torch.int32, lambda: buffer)
         return model, vae

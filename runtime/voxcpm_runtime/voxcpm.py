@@ -12,23 +12,23 @@ import numpy as np
 
 from voxcpm_constants.errors import InputError, VoxCPMError
 from voxcpm_runtime.audio.files import Audio, AudioSource
-from voxcpm_runtime.backends import Backend, arithmetic_key, load_step_models
-from voxcpm_runtime.batching import completed_jobs, lone_slot, run_jobs
-from voxcpm_runtime.bundle import Bundle, open_bundle
-from voxcpm_runtime.call import Call, read_call, read_voice
-from voxcpm_runtime.cancellation import CancelToken
-from voxcpm_runtime.chunking import DEFAULT_CHUNK_PATCHES, check_chunking, chunked
-from voxcpm_runtime.driver import Driver, Prefix
-from voxcpm_runtime.memory import return_freed_memory
-from voxcpm_runtime.narration import Narrator, Piece, split_sentence
+from voxcpm_runtime.backends.loading import Backend, arithmetic_key, load_step_models
+from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.model.batch_slots import completed_jobs, lone_slot, run_jobs
+from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.options import checked_options
-from voxcpm_runtime.request import Request, build_request, checked_text, read_text, voice_lead
-from voxcpm_runtime.session import BUFFER_SECONDS, Session
-from voxcpm_runtime.speech import Speech
-from voxcpm_runtime.spoken_call import speak_call, stream_call
+from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
+from voxcpm_runtime.speech.call import Call, read_call, read_voice
+from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.narrator import Narrator, Piece, split_sentence
+from voxcpm_runtime.speech.request import Request, build_request, checked_text, read_text, voice_lead
+from voxcpm_runtime.speech.results import Speech
+from voxcpm_runtime.speech.speaking import speak_call, stream_call
+from voxcpm_runtime.speech.streaming import DEFAULT_CHUNK_PATCHES, check_chunking, chunked
+from voxcpm_runtime.storage.freed_memory import return_freed_memory
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.voices.prefix_cache import cached_prefixes
-from voxcpm_runtime.voices.recording import Recording, provenance
+from voxcpm_runtime.voices.recordings import Recording, provenance
 from voxcpm_runtime.voices.voice import Voice
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
-    from voxcpm_runtime.call import CallArguments
     from voxcpm_runtime.options import OptionArguments
+    from voxcpm_runtime.speech.call import CallArguments
 
 _RECORDINGS = ("prompt_wav_path", "prompt_text", "reference_wav_path")
 

@@ -27,8 +27,8 @@ from voxcpm_conversion.modules.voxcpm import empty_modules
 from voxcpm_conversion.packages import add_packages
 from voxcpm_conversion.step_modules import build_step, example_inputs, step_parameter_names
 from voxcpm_conversion.workspace import Workspace
-from voxcpm_runtime.backends import load_portable_step_model
-from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_runtime.backends.loading import load_portable_step_model
+from voxcpm_runtime.backends.portable import PortableStepModel
 
 LM_STEPS = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 ALONE, TOGETHER = StepSizes(kv_length=128), StepSizes(kv_length=128, batch=3)

@@ -128,9 +128,9 @@ def test_declared_contexts_are_the_convolutions_own(any_checkpoint: Path) -> Non
         ]
 
     vae = empty_modules(a).audio_vae
-    declared = encoder_contexts(a.audio_vae_config, output_padding=a.architecture == "voxcpm2")
+    declared = encoder_contexts(a)
     assert sorted(declared) == sorted(widths(vae.encoder))
-    assert sorted(decoder_contexts(a.audio_vae_config)) == sorted(widths(vae.decoder))
+    assert sorted(decoder_contexts(a)) == sorted(widths(vae.decoder))
 
 
 class _InterruptedError(KeyboardInterrupt):
@@ -216,7 +216,7 @@ def test_packages_are_compiled_where_the_compiler_is(tmp_path: Path, monkeypatch
 
 
 def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    program = "import sys; from voxcpm_runtime.cli import main; sys.exit(main())"
+    program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
     command = [sys.executable, "-W", "default", "-c", program, "convert", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

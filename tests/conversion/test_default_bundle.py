@@ -9,8 +9,8 @@ import soundfile
 
 from voxcpm_constants.errors import InputError
 from voxcpm_conversion import default_bundle
-from voxcpm_runtime.cli import main
-from voxcpm_runtime.default_bundle import default_bundle as found
+from voxcpm_runtime.bundle.default import default_bundle as found
+from voxcpm_runtime.commands.cli import main
 
 
 def test_generate_speaks_without_a_bundle(tmp_path, monkeypatch, capsys):
@@ -37,7 +37,7 @@ def test_without_the_conversion_extra_the_error_says_what_to_install(monkeypatch
 
 def test_an_installation_without_a_default_says_so(monkeypatch):
     monkeypatch.setattr(
-        "voxcpm_runtime.default_bundle.entry_points", lambda group: importlib.metadata.EntryPoints()
+        "voxcpm_runtime.bundle.default.entry_points", lambda group: importlib.metadata.EntryPoints()
     )
     with pytest.raises(InputError, match="name one"):
         found()

@@ -22,7 +22,7 @@ from voxcpm_conversion.convert import convert
 from voxcpm_conversion.packages import add_packages
 from voxcpm_conversion.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
-from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_runtime.voxcpm import VoxCPM
 
 SIZES = StepSizes(kv_length=128)

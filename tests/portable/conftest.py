@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_runtime.portable import PortableStepModel
-from voxcpm_runtime.portable.package import read_package
+from voxcpm_runtime.backends.portable import PortableStepModel
+from voxcpm_runtime.backends.portable.package import read_package
 
 Build = Callable[..., Any]
 

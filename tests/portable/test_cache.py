@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_runtime.portable import PortableStepModel
-from voxcpm_runtime.portable.cache import content_key, load_lowered, read_entry
+from voxcpm_runtime.backends.portable import PortableStepModel
+from voxcpm_runtime.backends.portable.cache import content_key, load_lowered, read_entry
 
 X = np.ones((1, 64), np.float32)
 
@@ -21,7 +21,7 @@ WARM_START = """
 import sys
 from pathlib import Path
 import numpy as np
-from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_runtime.backends.portable import PortableStepModel
 (y,) = PortableStepModel(Path(sys.argv[1]), threads=1)({"x": np.ones((1, 64), np.float32)}).values()
 print(float(y[0, 0]), sorted({"coremltools", "onnx", "torch"} & set(sys.modules)))
 """

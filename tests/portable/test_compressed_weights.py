@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_runtime.portable import PackageError, PortableStepModel
-from voxcpm_runtime.portable.cache import load_lowered
+from voxcpm_runtime.backends.portable import PackageError, PortableStepModel
+from voxcpm_runtime.backends.portable.cache import load_lowered
 
 # Relative: what 8-bit activations cost, and a little.
 ACTIVATION_NOISE = 0.015

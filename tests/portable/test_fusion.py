@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_runtime.portable import PortableStepModel
-from voxcpm_runtime.portable.cache import load_lowered
+from voxcpm_runtime.backends.portable import PortableStepModel
+from voxcpm_runtime.backends.portable.cache import load_lowered
 
 FUSED = b"SimplifiedLayerNormalization"
 EPSILON = 1e-5

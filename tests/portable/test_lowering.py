@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_runtime.portable import PROBE_OUTPUT, PackageError, PortableStepModel
-from voxcpm_runtime.portable.cache import load_lowered
+from voxcpm_runtime.backends.portable import PROBE_OUTPUT, PackageError, PortableStepModel
+from voxcpm_runtime.backends.portable.cache import load_lowered
 
 INT8_NOISE = 0.015  # relative: what quantising unit-variance activations to 8 bits costs, and a little
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_runtime.backends.portable import PortableStepModel
 
 LENGTH, HEADS, WIDTH = 12, 2, 3
 

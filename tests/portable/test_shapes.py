@@ -104,7 +104,7 @@ def test_positions_from_an_open_length(lab: Any) -> None:
         return lab.mb.add(x=lab.mb.range_1d(start=np.int32(0), end=length, step=np.int32(1)), y=start)
 
     model = lab.convert(build, {"x": ("float32", (1, frames, 2)), "start": ("int32", (1,))})
-    from voxcpm_runtime.portable import PortableStepModel
+    from voxcpm_runtime.backends.portable import PortableStepModel
 
     step = PortableStepModel(lab.save(model), threads=1)
     for count in (1, 2):  # coremltools' bounds of an unnamed symbol
@@ -127,7 +127,7 @@ def test_scatter_replaces_slices(lab: Any, axis: int) -> None:
 
 
 def test_another_scatter_mode_is_refused_by_name(lab: Any) -> None:
-    from voxcpm_runtime.portable import PackageError
+    from voxcpm_runtime.backends.portable import PackageError
 
     def build(x: Any, i: Any, u: Any) -> Any:
         return lab.mb.scatter(data=x, indices=i, updates=u, axis=0, mode="add")

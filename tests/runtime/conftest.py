@@ -15,9 +15,11 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import constant_shapes, write_constant
 from voxcpm_constants.manifest import Manifest, Source, record_folder
 from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models
-from voxcpm_runtime import cli, narration, voxcpm
-from voxcpm_runtime.bundle import open_bundle
-from voxcpm_runtime.driver import Driver
+from voxcpm_runtime import voxcpm
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.commands import cli
+from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.speech import narrator as narration
 
 HIDDEN, DIT, FEAT, PATCH, VOCABULARY = 8, 6, 4, 2, 120
 SIZES = StepSizes(kv_length=48, prefill_chunks=(1, 4, 16), encode_patches=(1, 4), vae_patches=(1, 3))

@@ -10,9 +10,9 @@ import pytest
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, declare_step_models
 from voxcpm_constants.targets import package_form
-from voxcpm_runtime.backends import arithmetic_key, check_interface, choose_backend, load_step_models
-from voxcpm_runtime.bundle import open_bundle
-from voxcpm_runtime.coreml import CoreMLStepModel
+from voxcpm_runtime.backends.coreml import CoreMLStepModel
+from voxcpm_runtime.backends.loading import arithmetic_key, check_interface, choose_backend, load_step_models
+from voxcpm_runtime.bundle.opening import open_bundle
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import cli
+from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 
 second_generation = pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
@@ -289,7 +289,7 @@ def test_quiet_tells_only_what_went_wrong(batch):
 
 
 def test_without_a_bundle_the_default_one_speaks(folder, monkeypatch, speaking):
-    monkeypatch.setattr("voxcpm_runtime.bundle.default_bundle", lambda: Path(speaking))
+    monkeypatch.setattr("voxcpm_runtime.bundle.opening.default_bundle", lambda: Path(speaking))
     (folder / "lines.txt").write_text("one.\n")
 
     assert cli.main(["batch", "lines.txt", "--output-dir", "out"]) == 0

@@ -9,10 +9,10 @@ import pytest
 
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.step_models import StepSizes, declare_step_models
-from voxcpm_runtime.bundle import open_bundle
-from voxcpm_runtime.cancellation import Cancelled, CancelToken
-from voxcpm_runtime.driver import Driver
-from voxcpm_runtime.flow_matching import time_span
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.model.flow_matching import time_span
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.voxcpm import VoxCPM
 
 BATCH, LENGTH = 3, 48

@@ -7,8 +7,8 @@ import pytest
 from voxcpm_constants import manifest as manifests
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.step_models import declare_step_models
-from voxcpm_runtime import verified_files
-from voxcpm_runtime.bundle import locate_bundle, open_bundle
+from voxcpm_runtime.bundle import verified_files
+from voxcpm_runtime.bundle.opening import locate_bundle, open_bundle
 
 
 def edit_manifest(folder, change):

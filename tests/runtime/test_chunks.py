@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from voxcpm_runtime.chunks import Chunk, plan_chunks
+from voxcpm_runtime.model.chunk_plan import Chunk, plan_chunks
 
 
 def test_no_items_need_no_chunks():

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import cli, voxcpm
+from voxcpm_runtime import voxcpm
+from voxcpm_runtime.commands import cli
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -253,7 +254,7 @@ def test_commands_bring_in_no_numpy_by_themselves():
     """The package's own `__init__`, which does, is left out: a stand-in takes its place."""
     program = (
         "import sys, types; package = types.ModuleType('voxcpm_runtime'); package.__path__ = [sys.argv[1]]; "
-        "sys.modules['voxcpm_runtime'] = package; import voxcpm_runtime.cli; "
+        "sys.modules['voxcpm_runtime'] = package; import voxcpm_runtime.commands.cli; "
         "print(sorted({'numpy', 'pydantic', 'onnxruntime', 'coremltools', 'soundfile'} & set(sys.modules)))"
     )
     ran = subprocess.run(

@@ -6,11 +6,10 @@ import pytest
 from voxcpm_constants.arrays import EMBED_TOKENS
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.step_models import BASE_LM_STEP, RESIDUAL_LM_STEP
-from voxcpm_runtime.audio_vae import CONTEXT_PATCHES
-from voxcpm_runtime.driver import Driver
-from voxcpm_runtime.flow_matching import solve
+from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.model.flow_matching import solve
+from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import GenerationOptions
-from voxcpm_runtime.sequence import build_sequence
 
 OPTIONS = GenerationOptions(inference_timesteps=4, cfg_value=1.5)
 SHAPE = (2, 4)
@@ -28,7 +27,7 @@ def loop(architecture, network, constants):
     def linear(name, rows):
         return rows @ constants[f"{name}_w"].T + constants[f"{name}_b"]
 
-    second = architecture.architecture == "voxcpm2"
+    second = architecture.generation == "voxcpm2"
 
     def run(sequence, count, seed, teacher=None):
         rng = np.random.default_rng(seed)
@@ -193,7 +192,7 @@ def test_a_prompt_is_padded_on_the_left_and_a_reference_on_the_right(driver, arc
 def test_the_decoder_hears_the_end_of_the_prompt_and_gives_only_what_follows(driver, architecture, decode):
     sequence = sequences()["continuation"]
     generated = np.random.default_rng(1).standard_normal((4, *SHAPE)).astype(np.float32)
-    context = CONTEXT_PATCHES[architecture.architecture]
+    context = architecture.traits.decoder_context_patches
     heard = np.concatenate([sequence.patches[-context:], generated]).reshape(-1, 4).T
     whole = decode({}, heard, architecture)
 

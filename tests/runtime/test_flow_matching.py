@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from voxcpm_runtime.flow_matching import guided_velocity, solve, time_span, zero_velocity_steps
+from voxcpm_runtime.model.flow_matching import guided_velocity, solve, time_span, zero_velocity_steps
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("voxcpm_validation.upstream")

@@ -6,8 +6,8 @@ import pytest
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.manifest import FileRecord, Manifest, MergedLora, Source
 from voxcpm_constants.step_models import StepSizes, declare_step_models
-from voxcpm_runtime import bundle as bundle_module
-from voxcpm_runtime import cli
+from voxcpm_runtime.bundle import opening as bundle_module
+from voxcpm_runtime.commands import cli
 
 MEGABYTES = {"fp16": 2656.4, "int8": 1330.0, "fp32": 5312.6, "int4": 748.1}
 
@@ -15,7 +15,7 @@ MEGABYTES = {"fp16": 2656.4, "int8": 1330.0, "fp32": 5312.6, "int4": 748.1}
 @pytest.fixture(params=["macOS14", "macOS15"])
 def real_size(tmp_path, architecture, request):
     """A bundle of VoxCPM2's widths in all precisions; its files are holes of the right length."""
-    document = architecture.model_dump(mode="json", exclude_none=True)
+    document = architecture.model_dump(mode="json", exclude_none=True, by_alias=True)
     document["lm_config"] |= {
         "hidden_size": 2048,
         "num_hidden_layers": 28,
@@ -104,8 +104,8 @@ def test_modes_are_those_of_the_generation(bundle_folder, capsys, architecture):
     modes = json.loads(inspected(bundle_folder, capsys, "--json"))["modes"]
 
     assert ("zero-shot" in modes, "continuation" in modes) == (True, True)
-    assert ("reference" in modes) == (architecture.architecture == "voxcpm2")
-    assert ("voice design" in modes) == (architecture.architecture == "voxcpm2")
+    assert ("reference" in modes) == (architecture.generation == "voxcpm2")
+    assert ("voice design" in modes) == (architecture.generation == "voxcpm2")
 
 
 def test_inspect_tells_what_a_bundle_is(bundle_folder, capsys, architecture):
@@ -113,8 +113,8 @@ def test_inspect_tells_what_a_bundle_is(bundle_folder, capsys, architecture):
     facts = json.loads(inspected(bundle_folder, capsys, "--json", "--verify"))
 
     assert f"{architecture.output_sample_rate} Hz out" in text
-    assert text.split()[:4] == [architecture.architecture, "from", "tiny", "(Apache-2.0)"]
-    assert facts["architecture"] == architecture.architecture
+    assert text.split()[:4] == [architecture.generation, "from", "tiny", "(Apache-2.0)"]
+    assert facts["architecture"] == architecture.generation
     assert facts["sizes"]["kv_length"] == 48
     assert facts["step_models"]["locdit_step"]["inputs"]["t"] == [2, "float32"]
     # The package's one file holds its precision and its name.

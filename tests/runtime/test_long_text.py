@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime import narration
-from voxcpm_runtime.cancellation import Cancelled, CancelToken
-from voxcpm_runtime.kept_segments import KeptSegments
-from voxcpm_runtime.request import audio_positions
+from voxcpm_runtime.speech import narrator as narration
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.request import audio_positions
+from voxcpm_runtime.speech.resuming import KeptSegments
 from voxcpm_runtime.voxcpm import VoxCPM
 
 CHAPTER = """it is so. it is not. who is it? come in! why not.
@@ -122,7 +122,7 @@ def test_with_a_voice_each_segment_is_spoken_with_it(tts, prompt_audio):
 def test_a_control_comes_before_each_segment_that_continues_none(
     tts, architecture, prompt_audio, monkeypatch
 ):
-    if architecture.architecture == "voxcpm":
+    if architecture.generation == "voxcpm":
         with pytest.raises(InputError, match="needs VoxCPM2"):
             tts.speak(CHAPTER, control="low", seed=3)
         return
@@ -271,7 +271,7 @@ def test_cancelling_before_the_first_segment_leaves_nothing_kept(tts, book):
 @pytest.mark.usefixtures("stopping")
 def test_the_transcript_of_the_first_segment_is_what_was_said(tts, monkeypatch):
     """With numbers in words, as the model read it."""
-    monkeypatch.setattr("voxcpm_runtime.request.normalized", lambda text: text.replace("5", "five"))
+    monkeypatch.setattr("voxcpm_runtime.speech.request.normalized", lambda text: text.replace("5", "five"))
     asked = []
     build = narration.build_request
     monkeypatch.setattr(narration, "build_request", lambda *a: asked.append(a[2]) or build(*a))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import cli
+from voxcpm_runtime.commands import cli
 from voxcpm_runtime.commands.arguments import Knobs
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.voxcpm import VoxCPM

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from voxcpm_runtime.one_ahead import one_ahead
+from voxcpm_runtime.speech.one_ahead import one_ahead
 
 
 def test_the_items_come_in_order() -> None:

@@ -10,9 +10,9 @@ import pytest
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_runtime import request
-from voxcpm_runtime.bundle import open_bundle
-from voxcpm_runtime.driver import Driver
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.speech import request
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 from voxcpm_runtime.voices import recording
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -73,7 +73,7 @@ def test_a_text_of_which_nothing_is_left_is_refused(tts, text):
 
 
 def test_a_prompt_and_a_reference_are_trimmed_when_asked(tts, architecture):
-    roles = ["prompt_wav_path"] + ["reference_wav_path"] * (architecture.architecture == "voxcpm2")
+    roles = ["prompt_wav_path"] + ["reference_wav_path"] * (architecture.generation == "voxcpm2")
     for role in roles:
         arguments = {"text": "a", role: sound(4000)} | (
             {"prompt_text": "b"} if role == "prompt_wav_path" else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from voxcpm_runtime.ring_buffer import RingBuffer
+from voxcpm_runtime.session.ring_buffer import RingBuffer
 
 
 def pcm(*samples: int) -> np.ndarray:

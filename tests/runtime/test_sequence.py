@@ -1,6 +1,6 @@
 import numpy as np
 
-from voxcpm_runtime.sequence import build_sequence
+from voxcpm_runtime.model.sequence import build_sequence
 
 PROMPT = np.arange(3 * 2 * 4, dtype=np.float32).reshape(3, 2, 4) + 1
 REFERENCE = -np.arange(2 * 2 * 4, dtype=np.float32).reshape(2, 2, 4) - 1

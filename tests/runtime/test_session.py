@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.cancellation import Cancelled, CancelToken
-from voxcpm_runtime.narration import Piece
-from voxcpm_runtime.session import AudioChunk, Session
+from voxcpm_runtime.session.session import AudioChunk, Session
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.narrator import Piece
 from voxcpm_runtime.text.segments import Segment, segments
 
 RATE = 1000

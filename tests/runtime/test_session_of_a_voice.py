@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 
 TEXT = "hello you. so it is. who is it? a sentence that is a good deal longer than the others are, to be cut."
 

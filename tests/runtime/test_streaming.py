@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 
 TEXT = "hello there."
 MODES = {
@@ -31,7 +31,7 @@ def prompt_audio():
 @pytest.fixture
 def arguments(prompt_audio, architecture):
     def of(mode):
-        if "reference_wav_path" in MODES[mode] and architecture.architecture == "voxcpm":
+        if "reference_wav_path" in MODES[mode] and architecture.generation == "voxcpm":
             pytest.skip("a reference voice needs VoxCPM2")
         return {name: prompt_audio if value == 0 else value for name, value in MODES[mode].items()}
 

@@ -34,7 +34,7 @@ def audio():
 @pytest.fixture
 def recordings(audio, architecture):
     def of(kind):
-        if kind != "prompt" and architecture.architecture == "voxcpm":
+        if kind != "prompt" and architecture.generation == "voxcpm":
             pytest.skip("a reference voice needs VoxCPM2")
         return [
             {name: audio[value] if value in (0, 1) else value for name, value in given.items()}
@@ -124,7 +124,7 @@ def test_the_file_says_what_it_is_without_any_pickle(tts, audio, tmp_path):
     assert tensors["prompt"].shape == (3, 2, 4)
     assert {said["name"], said["generation"], said["turns"][0]["text"]} == {
         "ada",
-        tts.bundle.architecture.architecture,
+        tts.bundle.architecture.generation,
         "so it is ",
     }
     assert said["sample_rate"] == 1000

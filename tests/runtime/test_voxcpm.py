@@ -7,8 +7,8 @@ import soundfile
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime import voxcpm
-from voxcpm_runtime.request import normalized_text
-from voxcpm_runtime.speech import TooLongWarning
+from voxcpm_runtime.speech.request import normalized_text
+from voxcpm_runtime.speech.results import TooLongWarning
 from voxcpm_runtime.voxcpm import VoxCPM
 
 TEXT = "hello there."  # 12 characters and ▁: 13 tokens
@@ -153,7 +153,7 @@ def test_bad_is_from_six_patches_a_token_on(tts, length, attempts):
 
 def test_the_first_generation_counts_the_decoders_context_too(tts, prompt_audio, architecture):
     """Upstream's voxcpm returns prompt patches with the generated ones, and counts both; voxcpm2 does not."""
-    counts_context = architecture.architecture == "voxcpm"
+    counts_context = architecture.generation == "voxcpm"
     with _too_long_expected(counts_context):
         speech = tts.speak("hi", prompt_audio, "a ", seed=5, max_len=16)
 
@@ -228,7 +228,7 @@ def test_a_prompt_shorter_than_a_patch_is_refused(tts):
 
 @pytest.mark.usefixtures("chatty")
 def test_a_reference_voice_is_voxcpm2s(tts, architecture, prompt_audio):
-    if architecture.architecture == "voxcpm":
+    if architecture.generation == "voxcpm":
         with pytest.raises(InputError, match="a reference voice needs VoxCPM2"):
             tts.generate(TEXT, reference_wav_path=prompt_audio)
         return

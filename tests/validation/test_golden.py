@@ -13,7 +13,7 @@ import pytest
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Source
-from voxcpm_runtime import cli
+from voxcpm_runtime.commands import cli
 from voxcpm_validation import golden_check, golden_command
 from voxcpm_validation.golden import (
     CASES,
@@ -357,7 +357,7 @@ def test_without_a_bundle_the_small_voice_is_examined(
         return examination
 
     monkeypatch.setattr(golden_command, "examine", examined)
-    monkeypatch.setattr("voxcpm_runtime.bundle.default_bundle", lambda: speaking_bundle)
+    monkeypatch.setattr("voxcpm_runtime.bundle.opening.default_bundle", lambda: speaking_bundle)
 
     assert cli.main(["validate", "--golden", "--precision", "int8"]) == 0
     assert asked == [speaking_bundle]

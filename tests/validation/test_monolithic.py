@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from voxcpm_runtime.audio_vae import patch_decoder
+from voxcpm_runtime.model.audio_vae import patch_decoder
 from voxcpm_validation.golden import (
     CASES,
     case_arguments,

@@ -16,7 +16,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, package_path
 from voxcpm_constants.step_models import STEP_MODEL_NAMES
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, Spoken, cases, compare_speech, speak_upstream
 from voxcpm_validation.listening_material import material, prompt_clip

@@ -16,7 +16,7 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, PRECISIONS, SIZES
 from voxcpm_runtime.audio.files import write_audio
-from voxcpm_runtime.speech import Speech
+from voxcpm_runtime.speech.results import Speech
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.recognition import Recogniser
 from voxcpm_validation.validate import validate_bundle

@@ -15,7 +15,7 @@ import soundfile
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
-from voxcpm_runtime.batching import lone_slot
+from voxcpm_runtime.model.batch_slots import lone_slot
 from voxcpm_runtime.text.control import controlled_text
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import Agreement, agreement

@@ -12,8 +12,7 @@ import numpy as np
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.audio.files import Audio
 from voxcpm_runtime.audio.pcm import pcm16
-from voxcpm_runtime.audio_vae import CONTEXT_PATCHES
-from voxcpm_runtime.backends import Backend
+from voxcpm_runtime.backends.loading import Backend
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.golden import (
     CASES,
@@ -136,7 +135,7 @@ def _examined(tts: VoxCPM, case: GoldenCase, elsewhere: SpeechRecord) -> Examine
         again = np.concatenate(streamed(tts, case, chunk_patches=size))
         failures += _unequal(again, audio, record, f"in chunks of {size}")
     sequence = tts.request(**case_arguments(case)).sequence
-    context = sequence.decoder_context(CONTEXT_PATCHES[tts.bundle.architecture.architecture])
+    context = sequence.decoder_context(tts.bundle.architecture.traits.decoder_context_patches)
     whole = monolithic(tts.driver, speech.latents, context)
     # Audio of another length has been told of.
     measured = continuity(audio, whole, record.boundaries) if len(whole) == len(audio) else NO_CONTINUITY

@@ -14,8 +14,8 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.audio.pcm import Levels
-from voxcpm_runtime.backends import Backend
-from voxcpm_runtime.bundle import choose_precision, locate_bundle
+from voxcpm_runtime.backends.loading import Backend
+from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_validation.golden_check import Comparison, Examination, ExaminedCase, compare, examine
 from voxcpm_validation.golden_record import RECORDS, read_records
 

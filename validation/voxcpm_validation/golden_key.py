@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict
 from voxcpm_constants.manifest import FileRecord
 from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.toolchain import import_coremltools
-from voxcpm_runtime.backends import Backend, choose_backend
-from voxcpm_runtime.bundle import Bundle
+from voxcpm_runtime.backends.loading import Backend, choose_backend
+from voxcpm_runtime.bundle.opening import Bundle
 
 _MACHINES = {"AMD64": "x86_64", "aarch64": "arm64"}
 

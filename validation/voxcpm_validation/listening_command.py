@@ -40,7 +40,7 @@ def listen(
     from pydantic import TypeAdapter
 
     from voxcpm_constants.manifest import Manifest
-    from voxcpm_runtime.bundle import locate_bundle
+    from voxcpm_runtime.bundle.opening import locate_bundle
     from voxcpm_validation.listening import Scores, listen
     from voxcpm_validation.listening_material import material
     from voxcpm_validation.speakers import bundle_speaker, upstream_speaker

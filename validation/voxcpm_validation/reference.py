@@ -140,7 +140,7 @@ def _language_models(model: Any, a: Architecture, text: str, latents: FloatArray
     quantized = model.fsq_layer(hidden)
     stop = model.stop_head(model.stop_actn(model.stop_proj(quantized)))
     selected, heard = torch.where(is_audio, quantized, hidden), embeddings * is_audio
-    if a.architecture == "voxcpm2":
+    if a.traits.fuses_residual_input:
         residual_inputs = model.fusion_concat_proj(torch.cat((selected, heard), dim=-1))
     else:
         residual_inputs = selected + heard

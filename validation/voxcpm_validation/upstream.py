@@ -127,9 +127,7 @@ def load_upstream(
     folder = Path(folder).resolve()
     architecture = Architecture.from_file(folder / "config.json")
     upstream = import_upstream()
-    model_class = (
-        upstream.core.VoxCPM2Model if architecture.architecture == "voxcpm2" else upstream.core.VoxCPMModel
-    )
+    model_class = getattr(upstream.core, architecture.traits.upstream_class)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config |= {"dtype": dtype, "device": "cpu", "max_length": max_length or architecture.max_length}
     with tempfile.TemporaryDirectory() as view, _quiet():

@@ -10,8 +10,8 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, Source
 from voxcpm_constants.step_models import STEP_MODEL_NAMES, Precision
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_runtime.backends import Backend
-from voxcpm_runtime.bundle import open_bundle
+from voxcpm_runtime.backends.loading import Backend
+from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.text.letters import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import EndToEnd, cases, compare_speech, speak_upstream

@@ -6,14 +6,14 @@ the whole. `Contexts` hands each convolution its samples in order and collects t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
-from voxcpm_constants.architecture import AudioVAEConfig
+from voxcpm_constants.architecture import Architecture, AudioVAEConfig
 from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.step_models import downsampling_context
 
 # Largest 1/alpha that fp16 holds; below alpha = 1/6e4, sin²(alpha·x)/alpha is under x²/6e4 either way.
 _LARGEST_RECIPROCAL = 6.0e4
@@ -115,12 +115,13 @@ def _residual_units(channels: int, depthwise: bool) -> list[nn.Module]:
 
 
 class Encoder(nn.Module):
-    def __init__(self, vae: AudioVAEConfig, *, output_padding: bool) -> None:
+    def __init__(self, a: Architecture) -> None:
         super().__init__()
+        vae = a.audio_vae_config
         channels = vae.encoder_dim
         blocks: list[nn.Module] = [CausalConv1d(1, channels, 7, context=6)]
         for stride in vae.encoder_rates:
-            context = 2 * math.ceil(stride / 2) - (stride % 2 if output_padding else 0)
+            context = downsampling_context(a, stride)
             down = CausalConv1d(channels, 2 * channels, 2 * stride, context=context, stride=stride)
             blocks.append(_Block(*_residual_units(channels, vae.depthwise), Snake(channels), down))
             channels *= 2
@@ -206,12 +207,12 @@ def _sample_rate_conditions(
 
 
 class AudioVAE(nn.Module):
-    def __init__(self, vae: AudioVAEConfig, *, output_padding: bool) -> None:
+    def __init__(self, a: Architecture) -> None:
         super().__init__()
-        if vae.use_noise_block:
+        if a.audio_vae_config.use_noise_block:
             raise CheckpointError(
                 "audio_vae_config: use_noise_block=true draws noise inside the decoder, which a step model cannot; "
                 "no published VoxCPM uses it"
             )
-        self.encoder = Encoder(vae, output_padding=output_padding)
-        self.decoder = Decoder(vae)
+        self.encoder = Encoder(a)
+        self.decoder = Decoder(a.audio_vae_config)

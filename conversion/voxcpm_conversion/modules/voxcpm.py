@@ -32,18 +32,18 @@ class VoxCPMModules(nn.Module):
         self.base_lm = Stack(a.base_lm)
         self.residual_lm = Stack(a.residual_lm)
         self.feat_encoder = LocalEncoder(a.feat_encoder, a.feat_dim, a.patch_size)
-        self.feat_decoder = FlowMatching(LocalDiT(a.locdit, a.feat_dim, a.patch_size, a.mu_tokens))
+        self.feat_decoder = FlowMatching(LocalDiT(a.locdit, a.feat_dim, a.patch_size, a.traits.mu_tokens))
         self.fsq_layer = ScalarQuantizer(
             hidden, a.scalar_quantization_latent_dim, a.scalar_quantization_scale
         )
         self.enc_to_lm_proj = nn.Linear(a.encoder_config.hidden_dim, hidden)
         self.lm_to_dit_proj = nn.Linear(hidden, dit_hidden)
         self.res_to_dit_proj = nn.Linear(hidden, dit_hidden)
-        if a.architecture == "voxcpm2":
+        if a.traits.fuses_residual_input:
             self.fusion_concat_proj = nn.Linear(2 * hidden, hidden)
         self.stop_proj = nn.Linear(hidden, hidden)
         self.stop_head = nn.Linear(hidden, 2, bias=False)
-        self.audio_vae = AudioVAE(a.audio_vae_config, output_padding=a.architecture == "voxcpm2")
+        self.audio_vae = AudioVAE(a)
 
 
 def empty_modules(a: Architecture) -> VoxCPMModules:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.pcm import clipped_samples, pcm16, require_finite
-from voxcpm_runtime.whole_file import whole_file
+from voxcpm_runtime.storage.whole_file import whole_file
 
 Audio = npt.NDArray[np.float32]
 AudioSource = str | Path | bytes | bytearray | memoryview | BinaryIO | tuple[npt.NDArray[np.generic], int]

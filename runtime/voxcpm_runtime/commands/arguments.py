@@ -45,7 +45,7 @@ class Words:
 
     def read(self) -> str:
         """The text, paragraphs and all. Raises InputError for none, for both, and for a file without UTF-8 words."""
-        from voxcpm_runtime.request import checked_text
+        from voxcpm_runtime.speech.request import checked_text
 
         if (self.text is None) == (self.text_file is None):
             raise InputError("expected one of --text and --text-file")

@@ -41,10 +41,10 @@ def batch(
 ) -> None:
     """Speak each line of a file into an audio file of its own; the same command goes on where it was cut short."""
     from voxcpm_constants.manifest import Manifest
-    from voxcpm_runtime.bundle import choose_precision
+    from voxcpm_runtime.bundle.opening import choose_precision
+    from voxcpm_runtime.commands.batch_lines import Defaults, check_defaults, read_utterances
     from voxcpm_runtime.commands.batch_run import BatchRun, check_outputs, output_folder
     from voxcpm_runtime.commands.interruption import interruptible
-    from voxcpm_runtime.commands.utterances import Defaults, check_defaults, read_utterances
 
     bundle, source = _bundle_and_input(bundle_and_input)
     transcript, options = voice.transcript(), knobs.checked()
@@ -52,7 +52,7 @@ def batch(
     manifest = Manifest.read(bundle_folder)
     digest = manifest.digest(choose_precision(bundle_folder, manifest, engine.precision))
     defaults = Defaults(
-        generation=manifest.architecture.architecture,
+        generation=manifest.architecture.generation,
         prompt=voice.prompt,
         prompt_text=transcript,
         reference=voice.reference,

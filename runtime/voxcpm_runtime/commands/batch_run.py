@@ -13,18 +13,18 @@ import typer
 
 from voxcpm_constants.errors import InputError, VoxCPMError
 from voxcpm_runtime.audio.files import check_output_path, write_audio
-from voxcpm_runtime.batching import current_job
-from voxcpm_runtime.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.commands.batch_lines import Failure, Utterance
+from voxcpm_runtime.commands.batch_record import RECORD_FILE, Record, Spoken
+from voxcpm_runtime.commands.generate import spoken_line
 from voxcpm_runtime.commands.opening import progress_text, status_line
-from voxcpm_runtime.commands.speak import spoken_line
-from voxcpm_runtime.commands.spoken import RECORD_FILE, Record, Spoken
-from voxcpm_runtime.commands.utterances import Failure, Utterance
-from voxcpm_runtime.speech import Speech
+from voxcpm_runtime.model.batch_slots import current_job
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.results import Speech
 from voxcpm_runtime.voxcpm import VoxCPM
 
 if TYPE_CHECKING:
     from voxcpm_runtime.commands.opening import Notes
-    from voxcpm_runtime.progress import ProgressCallback
+    from voxcpm_runtime.speech.progress import ProgressCallback
 
 
 class BatchRun:

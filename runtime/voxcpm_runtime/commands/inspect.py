@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from voxcpm_constants.manifest import FileRecord, Manifest
     from voxcpm_constants.step_models import StepModel
 
-MODES = {
-    "voxcpm": ("zero-shot", "continuation"),
-    "voxcpm2": ("zero-shot", "voice design", "style control", "reference", "continuation", "combined"),
-}
-"""What each generation speaks from: README.md has a command for each."""
-
 _SYSTEMS = {"macOS14": "macOS 14, iOS 17", "macOS15": "macOS 15, iOS 18"}
 _SHOWN_FIRST = ("checkpoint", "licence")
 _PER_TENSOR = {"inputs": "in", "outputs": "out"}
@@ -55,8 +49,8 @@ def describe_manifest(manifest: Manifest) -> dict[str, Any]:
 
     a = manifest.architecture
     return {
-        "architecture": a.architecture,
-        "modes": MODES[a.architecture],
+        "architecture": a.generation,
+        "modes": a.traits.modes,
         "source": manifest.source.model_dump(),
         "schema_version": manifest.schema_version,
         "target": manifest.target,
@@ -80,7 +74,7 @@ def describe_manifest(manifest: Manifest) -> dict[str, Any]:
 
 def _files_here(bundle: str | None, folder: Path, manifest: Manifest) -> dict[str, FileRecord]:
     """All files of the bundle; of one of the hub, those of the precision that was downloaded."""
-    from voxcpm_runtime.bundle import choose_precision
+    from voxcpm_runtime.bundle.opening import choose_precision
 
     downloaded = bundle is not None and folder != Path(bundle).expanduser()
     return manifest.files_of(choose_precision(folder, manifest, None)) if downloaded else manifest.files

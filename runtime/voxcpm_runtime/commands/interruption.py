@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from voxcpm_runtime.cancellation import CancelToken
+from voxcpm_runtime.speech.cancellation import CancelToken
 
 
 @contextlib.contextmanager

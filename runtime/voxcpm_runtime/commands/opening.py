@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from voxcpm_runtime.commands.arguments import Engine
-    from voxcpm_runtime.progress import Progress
+    from voxcpm_runtime.speech.progress import Progress
     from voxcpm_runtime.voxcpm import VoxCPM
 
     Notes = Callable[[str], None]
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def located(bundle: str | None, precision: str | None, *, shown: bool) -> Path:
     """The bundle's folder; the default one is converted when it is first used. Raises BundleError and InputError."""
-    from voxcpm_runtime.bundle import locate_bundle
+    from voxcpm_runtime.bundle.opening import locate_bundle
 
     with status_line(
         "the small voice that comes along (converted when first used) …", shown=shown and bundle is None

@@ -11,7 +11,7 @@ def controlled_text(text: str, control: str | None, *, generation: str, continue
     """The text with its control in parentheses before it, as upstream's `--control` writes it.
 
     control: what the voice or the style is to be, such as "warm, slow"; None or blank is none. Parentheses around all
-    of it, ASCII or full-width, are taken for the ones that this adds. generation: `architecture.architecture`.
+    of it, ASCII or full-width, are taken for the ones that this adds. generation: `architecture.generation`.
     continues: whether there is a prompt to continue, whose transcript would come before the control.
 
     A text without words is given back as it is, for whoever checks texts to refuse.

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from voxcpm_runtime.driver import Prefix
+from voxcpm_runtime.model.driver import Prefix
+from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.voices.voice import Voice
-from voxcpm_runtime.whole_file import whole_file
 
 KEPT_IN_MEMORY = 4
 """Voices; at VoxCPM 1.5's size, ten seconds of prompt and its transcript are some 2 MB."""

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.sequence import Latents
-from voxcpm_runtime.whole_file import whole_file
+from voxcpm_runtime.model.sequence import Latents
+from voxcpm_runtime.storage.whole_file import whole_file
 
 SUFFIX = ".voice"
 _METADATA_KEY = "voice"
@@ -43,7 +43,7 @@ class VoiceHeader(BaseModel):
     format: int = 1
     name: str
     generation: str
-    """`architecture.architecture`"""
+    """`architecture.generation`"""
     latent_space: str
     """Digest of the AudioVAE's configuration: equal where latents mean the same."""
     sample_rate: int
@@ -121,7 +121,7 @@ class Voice:
         if self.header.latent_space != latent_space(a):
             raise InputError(
                 f"voice {self.name} was made for another AudioVAE ({self.header.generation}, "
-                f"{self.header.sample_rate} Hz) than this bundle's ({a.architecture}, {a.input_sample_rate} Hz); "
+                f"{self.header.sample_rate} Hz) than this bundle's ({a.generation}, {a.input_sample_rate} Hz); "
                 "make it again from its recording"
             )
 
@@ -164,7 +164,7 @@ class Voice:
 
 def latent_space(a: Architecture) -> str:
     """Equal for two architectures whose latents mean the same."""
-    parts = f"{a.architecture}|{a.patch_size}|{a.feat_dim}|{a.audio_vae_config.model_dump_json()}"
+    parts = f"{a.generation}|{a.patch_size}|{a.feat_dim}|{a.audio_vae_config.model_dump_json()}"
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 

@@ -1,0 +1,184 @@
+"""Step models as functions: on Core ML itself, or through the portable executor on ONNX Runtime."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy.typing as npt
+
+from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.manifest import Manifest, package_path
+from voxcpm_constants.step_models import STEP_MODEL_NAMES, Precision, StepModel
+from voxcpm_constants.targets import package_form
+from voxcpm_runtime.backends.coreml import COMPUTE_UNITS, CoreMLStepModel, interface_names, load_predictor
+from voxcpm_runtime.backends.functions_by_length import FunctionsByLength
+from voxcpm_runtime.bundle.opening import Bundle
+
+Backend = Literal["auto", "coreml", "portable"]
+BACKENDS: tuple[Backend, ...] = ("auto", "coreml", "portable")
+
+Array = npt.NDArray[Any]
+
+
+class StepFunction(Protocol):
+    """(inputs, state) -> outputs by name, the state moved on in place; float32 and int32 arrays."""
+
+    def new_state(self) -> Any:
+        """The start of a stream."""
+
+    def __call__(self, inputs: Mapping[str, Array], state: Any = None) -> dict[str, Array]: ...
+
+
+def load_step_models(
+    bundle: Bundle,
+    backend: Backend = "auto",
+    *,
+    names: Iterable[str] = STEP_MODEL_NAMES,
+    threads: int | None = None,
+    compute_units: str = "all",
+) -> dict[str, StepFunction]:
+    """The named step models of an open bundle, in its precision.
+
+    threads: of one operation, portable only. compute_units: a key of COMPUTE_UNITS, Core ML only.
+
+    Raises InputError for a backend that this machine lacks, BundleError for a package that cannot be loaded or
+    whose inputs and outputs are not the declared ones.
+    """
+    chosen = choose_backend(backend, sys.platform)
+    if threads is not None and threads < 1:
+        raise InputError(f"threads must be at least 1, got {threads}")
+    if compute_units not in COMPUTE_UNITS:
+        raise InputError(f"compute units must be one of {', '.join(COMPUTE_UNITS)}, got {compute_units!r}")
+    folder, manifest, precision = bundle.folder, bundle.manifest, bundle.precision
+    if chosen == "portable":
+        return {
+            name: load_portable_step_model(folder, manifest, precision, name, threads=threads)
+            for name in names
+        }
+    load = partial(_load_coreml, precision=precision, compute_units=compute_units)
+    return {name: _load_step_model(folder, manifest, precision, name, load) for name in names}
+
+
+def load_portable_step_model(
+    folder: Path, manifest: Manifest, precision: Precision, name: str, **options: Any
+) -> StepFunction:
+    """One step model on ONNX Runtime. options: of `portable.PortableStepModel`. Raises BundleError."""
+    load = partial(_load_portable, cache_key=manifest.package_key(precision, name), **options)
+    return _load_step_model(folder, manifest, precision, name, load)
+
+
+def arithmetic_key(backend: str, compute_units: str) -> str:
+    """Equal where the same step models give the same numbers, but for rounding by the number of threads."""
+    if choose_backend(backend, sys.platform) == "coreml":
+        return f"coreml {compute_units}"
+    from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
+
+    return f"portable {LOWERING_VERSION}"
+
+
+def choose_backend(backend: str, platform: str) -> Literal["coreml", "portable"]:
+    """What "auto" means on a platform (`sys.platform`). Raises InputError for Core ML anywhere but on a Mac."""
+    if backend not in BACKENDS:
+        raise InputError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    on_mac = platform == "darwin"
+    if backend == "coreml" and not on_mac:
+        raise InputError(
+            f"backend coreml needs macOS, and this is {platform}; use --backend portable (or auto)"
+        )
+    if backend == "auto":
+        return "coreml" if on_mac else "portable"
+    return "coreml" if backend == "coreml" else "portable"
+
+
+def check_interface(
+    declared: StepModel,
+    inputs: Iterable[str],
+    outputs: Iterable[str],
+    package: Path,
+    *,
+    states: Iterable[str] | None = None,
+) -> None:
+    """Raises BundleError when a package's tensors are not named as declared.
+
+    states: names of Core ML's own states; None where state goes in and out.
+    """
+    state = {t.name for t in declared.state}
+    expected = {"inputs": {t.name for t in declared.inputs}, "outputs": {t.name for t in declared.outputs}}
+    found = {"inputs": set(inputs), "outputs": set(outputs)}
+    if states is None:
+        expected["inputs"] |= state
+        expected["outputs"] |= {t.output_name for t in declared.state}
+    else:
+        expected["states"], found["states"] = state, set(states)
+    for kind, names in expected.items():
+        wrong = sorted(names ^ found[kind])
+        if wrong:
+            what = "missing" if wrong[0] in names else "unknown"
+            raise BundleError(
+                f"{package}: {kind} are not those of {declared.name} ({wrong[0]} is {what}); convert again"
+            )
+
+
+class _Function(NamedTuple):
+    """What is loaded at a time."""
+
+    package: Path
+    name: str
+    declared: StepModel
+    keeps_state: bool
+
+    def check(self, inputs: Iterable[str], outputs: Iterable[str], states: Iterable[str]) -> None:
+        check_interface(
+            self.declared, inputs, outputs, self.package, states=states if self.keeps_state else None
+        )
+
+
+def _load_step_model(
+    folder: Path,
+    manifest: Manifest,
+    precision: Precision,
+    name: str,
+    load: Callable[[_Function], StepFunction],
+) -> StepFunction:
+    """In the form that the bundle's target gave it. The function for one embedding is loaded now, to be checked."""
+    declared = manifest.step_models[name]
+    form = package_form(declared, manifest.target)
+    package = folder / package_path(precision, name)
+    functions = [_Function(package, *item, form.keeps_state) for item in form.functions.items()]
+    first = load(functions[0])
+    return (
+        first
+        if len(functions) == 1
+        else FunctionsByLength(declared, first, lambda chunk: load(functions[chunk]))
+    )
+
+
+def _load_coreml(function: _Function, precision: Precision, compute_units: str) -> StepFunction:
+    try:
+        predictor, compiled = load_predictor(function.package, function.name, compute_units)
+    except Exception as error:  # noqa: BLE001 - coremltools raises what Core ML gives it, of any class
+        raise BundleError(f"{function.package}: Core ML cannot load it ({_first_line(error)})") from None
+    if not compiled:
+        function.check(*interface_names(predictor, function.name))
+    return CoreMLStepModel(function.declared, predictor, precision, keeps_state=function.keeps_state)
+
+
+def _load_portable(function: _Function, **options: Any) -> StepFunction:
+    from voxcpm_runtime.backends.portable import PackageError, PortableStepModel
+
+    state = {t.name: t.output_name for t in function.declared.state}
+    try:
+        model = PortableStepModel(function.package, function=function.name, state=state, **options)
+    except (PackageError, ValueError) as error:
+        raise BundleError(f"{function.package}: cannot be run here ({_first_line(error)})") from None
+    passed = ([], []) if function.keeps_state else (list(state), list(state.values()))
+    function.check([*model.inputs, *passed[0]], [*model.outputs, *passed[1]], list(state))
+    return model
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

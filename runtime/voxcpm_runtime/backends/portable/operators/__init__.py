@@ -1,0 +1,28 @@
+"""MIL operation type → the function that emits its ONNX nodes, one table a module, by the nature of the operation.
+
+To add an operation, write a function `(Call) -> ONNX name(s)` in the module it belongs to and enter it in that
+module's OPERATORS. An attribute value that has no ONNX form is refused with `call.refuse`.
+"""
+
+from __future__ import annotations
+
+from voxcpm_runtime.backends.portable.graph import Operator
+
+from . import convolution, elementwise, indexing, linear, reductions, shape, weights
+
+OPERATORS: dict[str, Operator] = {
+    **elementwise.OPERATORS,
+    **reductions.OPERATORS,
+    **linear.OPERATORS,
+    **convolution.OPERATORS,
+    **shape.OPERATORS,
+    **indexing.OPERATORS,
+    **weights.OPERATORS,
+}
+
+DEQUANTIZERS = weights.DEQUANTIZERS
+
+# Operations that only move values: of fp16 tensors they make fp16 tensors, without a rounding.
+VALUE_PRESERVING = frozenset({*shape.OPERATORS, *indexing.OPERATORS, "identity"})
+
+__all__ = ["DEQUANTIZERS", "OPERATORS", "VALUE_PRESERVING"]

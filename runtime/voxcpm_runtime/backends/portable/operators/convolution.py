@@ -1,0 +1,97 @@
+"""Convolution and transposed convolution over (batch, channels, frames)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from voxcpm_runtime.backends.portable.graph import Call, Operator
+
+from .integer_products import quantized_taps
+
+PAD_TYPES = {"valid", "custom"}
+
+# Weights that do not stay in a core's cache, so that reading them is what a transposed convolution's time goes to.
+LARGE_WEIGHT = 1 << 20
+
+
+def _conv(call: Call) -> str:
+    return call.emit("Conv", *_operands(call), **_geometry(call))
+
+
+def _conv_transpose(call: Call) -> str:
+    geometry = _geometry(call)
+    if call.has("output_shape"):
+        geometry["output_padding"] = _output_padding(call, geometry)
+    return _overlap_add(call, geometry) or call.emit("ConvTranspose", *_operands(call), **geometry)
+
+
+def _overlap_add(call: Call, geometry: dict[str, Any]) -> str | None:
+    """A transposed convolution with kernel 2·stride and int8 weights: one integer product, its halves added up.
+
+    None for any other, and for small weights, where moving the halves costs more than it saves.
+    """
+    sizes = [size or 0 for size in call.shape("weight")]
+    outputs, stride = sizes[1], geometry["strides"][0]
+    plain = {"output_padding": [0], **geometry} == {
+        "group": 1, "strides": [stride], "dilations": [1], "pads": [0, 0], "output_padding": [0],
+    }  # fmt: skip
+    if not plain or call.shape("x")[0] != 1 or sizes[2:] != [2 * stride] or math.prod(sizes) < LARGE_WEIGHT:
+        return None
+    taps = quantized_taps(call, "weight", call.emit("Transpose", call.tensor("x"), perm=[0, 2, 1]))
+    if taps is None:
+        return None
+    integers = call.graph.integers
+    # (1, frames, out · 2 · stride) -> (2, out, frames, stride), the two halves of what each frame adds
+    halves = call.emit("Reshape", taps, integers([-1, outputs, 2, stride]))
+    halves = call.emit("Transpose", halves, perm=[2, 1, 0, 3])
+    halves = call.emit("Reshape", halves, integers([2, outputs, -1]))
+    first, second = (
+        call.emit("Slice", halves, integers([i]), integers([i + 1]), integers([0])) for i in range(2)
+    )
+    added = call.emit(
+        "Add",
+        call.emit("Pad", first, integers([0, 0, 0, 0, 0, stride])),
+        call.emit("Pad", second, integers([0, 0, stride, 0, 0, 0])),
+    )
+    if not call.has("bias"):
+        return added
+    return call.emit("Add", added, call.emit("Unsqueeze", call.tensor("bias"), integers([1])))
+
+
+def _operands(call: Call) -> list[str]:
+    return [call.tensor(name) for name in ("x", "weight", "bias") if call.has(name)]
+
+
+def _geometry(call: Call) -> dict[str, Any]:
+    """ONNX attributes. MIL lists pads as (before, after) per axis, ONNX all the befores and then all the afters."""
+    spatial = call.rank("weight") - 2
+    pad_type = call.static("pad_type", "valid")
+    if pad_type not in PAD_TYPES:
+        raise call.refuse(f"pad_type {pad_type}")
+    pad = call.static("pad", [0] * 2 * spatial) if pad_type == "custom" else [0] * 2 * spatial
+    return {
+        "group": call.static("groups", 1),
+        "strides": call.static("strides", [1] * spatial),
+        "dilations": call.static("dilations", [1] * spatial),
+        "pads": pad[0::2] + pad[1::2],
+    }
+
+
+def _output_padding(call: Call, geometry: dict[str, Any]) -> list[int]:
+    """What the wanted output shape adds at the end, beyond (D − 1)·stride + (kernel − 1)·dilation + 1 − pads."""
+    wanted = call.static("output_shape")[2:]
+    sizes, kernel = call.shape("x")[2:], call.shape("weight")[2:]
+    extra = []
+    for i, (want, size, taps) in enumerate(zip(wanted, sizes, kernel, strict=True)):
+        if size is None or taps is None:
+            raise call.refuse("output_shape with an input of open length")
+        span = (size - 1) * geometry["strides"][i] + (taps - 1) * geometry["dilations"][i] + 1
+        pads = geometry["pads"][i] + geometry["pads"][i + len(wanted)]
+        extra.append(want - (span - pads))
+    if min(extra) < 0:
+        raise call.refuse(f"output_shape {wanted} is smaller than the convolution's")
+    return extra
+
+
+OPERATORS: dict[str, Operator] = {"conv": _conv, "conv_transpose": _conv_transpose}

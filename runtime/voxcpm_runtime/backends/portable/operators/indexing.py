@@ -1,0 +1,89 @@
+"""Reading and writing at positions: slices, gathers and scatters."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from voxcpm_runtime.backends.portable.graph import Call, Operator
+
+# ONNX clamps bounds to the tensor: these mean the far end of an axis, whatever its size.
+END = np.iinfo(np.int64).max
+BEFORE_START = np.iinfo(np.int64).min
+
+
+def _slice_by_index(call: Call) -> str:
+    rank = call.rank("x")
+    flags = {name: call.static(name, [False] * rank) for name in ("begin_mask", "end_mask", "squeeze_mask")}
+    squeezed = [axis for axis, flag in enumerate(flags["squeeze_mask"]) if flag]
+    # A squeezed axis takes one element at `begin`, whatever its stride and end.
+    strides = [1 if axis in squeezed else s for axis, s in enumerate(call.static("stride", [1] * rank))]
+    bounds = _static_bounds if call.is_constant("begin") and call.is_constant("end") else _computed_bounds
+    begin, end = bounds(call, flags, strides)
+    axes = call.graph.integers(range(rank))
+    result = call.emit("Slice", call.tensor("x"), begin, end, axes, call.graph.integers(strides))
+    return call.emit("Squeeze", result, call.graph.integers(squeezed)) if squeezed else result
+
+
+def _static_bounds(call: Call, flags: dict[str, list[bool]], strides: list[int]) -> tuple[str, str]:
+    begins, ends = call.static("begin"), call.static("end")
+    for axis, stride in enumerate(strides):
+        first, last = _whole_axis(stride)
+        if flags["squeeze_mask"][axis]:
+            ends[axis] = begins[axis] + 1 or END  # after element −1 comes the end, not element 0
+        else:
+            begins[axis] = first if flags["begin_mask"][axis] else begins[axis]
+            ends[axis] = last if flags["end_mask"][axis] else ends[axis]
+    return call.graph.integers(begins), call.graph.integers(ends)
+
+
+def _computed_bounds(call: Call, flags: dict[str, list[bool]], strides: list[int]) -> tuple[str, str]:
+    graph = call.graph
+    firsts, lasts = zip(*map(_whole_axis, strides), strict=True)
+    squeeze = graph.constant(flags["squeeze_mask"], np.bool_)
+    masked_begin = np.array(flags["begin_mask"]) & ~np.array(flags["squeeze_mask"])
+    begin = graph.emit(
+        "Where", graph.constant(masked_begin, np.bool_), graph.integers(firsts), call.indices("begin")
+    )
+    end = graph.emit(
+        "Where", graph.constant(flags["end_mask"], np.bool_), graph.integers(lasts), call.indices("end")
+    )
+    after = graph.emit("Add", begin, graph.integers(1))
+    is_last = graph.emit("Equal", after, graph.integers(0))
+    after = graph.emit("Where", is_last, graph.integers(END), after)
+    return begin, graph.emit("Where", squeeze, after, end)
+
+
+def _whole_axis(stride: int) -> tuple[int, int]:
+    """Bounds of a slice of the whole axis, in the stride's direction."""
+    return (0, END) if stride > 0 else (END, BEFORE_START)
+
+
+def _gather(call: Call) -> str:
+    if call.static("batch_dims", 0):
+        raise call.refuse("batch_dims other than 0")
+    return call.emit("Gather", call.tensor("x"), call.tensor("indices"), axis=call.static("axis", 0))
+
+
+def _scatter(call: Call) -> str:
+    """Slices of `updates` replace slices of `data` at 1-D `indices` along an axis."""
+    mode = call.static("mode", "add")
+    if mode != "update":
+        raise call.refuse(f"mode {mode}")
+    rank = call.rank("data")
+    axis = call.static("axis", 0) % rank
+    data, indices, updates = call.tensor("data"), call.indices("indices"), call.tensor("updates")
+    if axis == 0:
+        rows = call.emit("Unsqueeze", indices, call.graph.integers([-1]))
+        return call.emit("ScatterND", data, rows, updates)
+    column = np.ones(rank, np.int64)
+    column[axis] = -1
+    column_name = call.emit("Reshape", indices, call.graph.integers(column))
+    everywhere = call.emit("Expand", column_name, call.emit("Shape", updates))
+    return call.emit("ScatterElements", data, everywhere, updates, axis=axis)
+
+
+OPERATORS: dict[str, Operator] = {
+    "gather": _gather,
+    "scatter": _scatter,
+    "slice_by_index": _slice_by_index,
+}

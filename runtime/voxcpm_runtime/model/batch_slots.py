@@ -1,0 +1,270 @@
+"""Several utterances at once over step models that were converted for a batch.
+
+Each utterance has a slot, and runs the ordinary loop over step models that look as if they were its own. A call waits
+until every utterance that is under way has asked for something; then those that ask for the same are one call.
+
+    utterance 0 ─ locdit_step ┐                      ┌ rows of slot 0
+    utterance 1 ─ locdit_step ┼► one call of the   ──┼ rows of slot 1
+    utterance 2 ─ locdit_step ┘  whole batch         └ rows of slot 2
+
+What a slot gets depends on its own rows only.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
+from voxcpm_runtime.model.driver import Driver
+
+Array = npt.NDArray[Any]
+Result = TypeVar("Result")
+
+_WITH_CACHE = (BASE_LM_STEP, RESIDUAL_LM_STEP)
+# What is run first when utterances ask for different things: whoever is behind catches up, and from then on all ask
+# for the same. Chunks of more than one item are of prompts and texts.
+_ORDER = (LOCDIT_STEP, FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP)
+
+
+current_job: ContextVar[int] = ContextVar("current_job")
+"""Which job, by its index, the present thread works on."""
+
+
+def run_jobs(driver: Driver, jobs: Sequence[Callable[[Driver], Result]], at_once: int) -> list[Result]:
+    """What each job returns, in order; the first error of any is raised when all have ended."""
+    results = dict(completed_jobs(driver, jobs, at_once))
+    return [results[index].result() for index in range(len(jobs))]
+
+
+def completed_jobs(
+    driver: Driver, jobs: Sequence[Callable[[Driver], Result]], at_once: int
+) -> Iterator[tuple[int, Future[Result]]]:
+    """Each job's index and outcome as it ends; up to `at_once` run at a time, as far as the step models have slots.
+
+    A job is given the driver to speak with. Closing this waits for those that run, and begins no more.
+    """
+    at_once = min(at_once, driver.sizes.batch, len(jobs))
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for index in range(len(jobs)):
+        waiting.put(index)
+    ended: queue.SimpleQueue[tuple[int, Future[Result]]] = queue.SimpleQueue()
+    closed = threading.Event()
+    batch = _Batch(driver, at_once) if driver.sizes.batch > 1 and jobs else None
+
+    def work(slot: int) -> None:
+        own = driver if batch is None else batch.driver(slot)
+        try:
+            while not closed.is_set():
+                index = waiting.get_nowait()
+                outcome: Future[Result] = Future()
+                current_job.set(index)
+                try:
+                    outcome.set_result(jobs[index](own))
+                except BaseException as error:  # noqa: BLE001 - raised where the outcome is asked for
+                    outcome.set_exception(error)
+                ended.put((index, outcome))
+        except queue.Empty:
+            return
+        finally:
+            if batch is not None:
+                batch.leave(slot)
+
+    with ThreadPoolExecutor(max(1, at_once), "utterance") as threads:
+        for slot in range(at_once):
+            threads.submit(work, slot)
+        try:
+            for _ in jobs:
+                yield ended.get()
+        finally:
+            closed.set()
+
+
+def lone_slot(driver: Driver) -> Driver:
+    """A driver for one utterance on its own, whatever batch the step models were converted for."""
+    return driver if driver.sizes.batch == 1 else _Batch(driver, 1).driver(0)
+
+
+@dataclass
+class _Ask:
+    """A call of one slot that waits for its result."""
+
+    model: str
+    inputs: Mapping[str, Array]
+    result: dict[str, Array] | None = None
+    error: BaseException | None = None
+
+    @property
+    def items(self) -> int:
+        """Embeddings or patches; 1 of the DiT."""
+        return 1 if self.model == LOCDIT_STEP else self.inputs[_CHUNKED[self.model]].shape[1]
+
+    @property
+    def kind(self) -> tuple[bool, int, int]:
+        """Asks of one kind are one call; the least is run first."""
+        return (self.items == 1, _ORDER.index(self.model), -self.items)
+
+
+_CHUNKED = {FEAT_ENCODER: "patches", BASE_LM_STEP: "embeddings", RESIDUAL_LM_STEP: "embeddings"}
+
+
+class _Batch:
+    """Slots 0..live, which all are under way from the start."""
+
+    def __init__(self, driver: Driver, live: int) -> None:
+        self._driver = driver
+        self._size = driver.sizes.batch
+        self._length = driver.sizes.kv_length
+        self._live = set(range(live))
+        self._asks: dict[int, _Ask] = {}
+        self._changed = threading.Condition()
+        self._states = {name: driver.models[name].new_state() for name in _WITH_CACHE}
+        self._ends = {name: [0] * self._size for name in _WITH_CACHE}
+        """First position of each slot's cache that holds nothing."""
+
+    def driver(self, slot: int) -> Driver:
+        """The loop of one slot."""
+        shared = {name: _SlotModel(self, name, slot) for name in _ORDER}
+        return self._driver.over({**self._driver.models, **shared})
+
+    def leave(self, slot: int) -> None:
+        """The others wait for this slot no longer."""
+        with self._changed:
+            self._live.discard(slot)
+            self._run_if_all_ask()
+
+    def call(self, slot: int, model: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The slot's part of a call that it shares with others. Raises what the step model raises."""
+        ask = _Ask(model, inputs)
+        with self._changed:
+            self._asks[slot] = ask
+            self._run_if_all_ask()
+            self._changed.wait_for(lambda: ask.result is not None or ask.error is not None)
+        if ask.error is not None:
+            raise ask.error
+        return ask.result or {}
+
+    def rows(self, slot: int, model: str, start: int, stop: int) -> dict[str, Array]:
+        with self._changed:
+            first = slot * self._length
+            rows: dict[str, Array] = self._states[model].rows(first + start, first + stop)
+            return rows
+
+    def set_rows(self, slot: int, model: str, start: int, rows: Mapping[str, Array]) -> None:
+        with self._changed:
+            self._states[model].set_rows(slot * self._length + start, rows)
+            self._ends[model][slot] = start + max((array.shape[2] for array in rows.values()), default=0)
+
+    def clear(self, slot: int, model: str) -> None:
+        """Zeros: what is masked must still be finite."""
+        rows = self.rows(slot, model, 0, self._length)
+        self.set_rows(slot, model, 0, {name: np.zeros_like(array) for name, array in rows.items()})
+        self._ends[model][slot] = 0
+
+    def _run_if_all_ask(self) -> None:
+        if not self._live or self._live != self._asks.keys():
+            return
+        kind = min(ask.kind for ask in self._asks.values())
+        chosen = {slot: ask for slot, ask in self._asks.items() if ask.kind == kind}
+        for slot in chosen:
+            del self._asks[slot]
+        model = next(iter(chosen.values())).model
+        try:
+            self._run(model, chosen)
+        except BaseException as error:  # noqa: BLE001 - raised by `call`, in the threads that asked
+            for ask in chosen.values():
+                ask.error = error
+        self._changed.notify_all()
+
+    def _run(self, model: str, asks: Mapping[int, _Ask]) -> None:
+        if model == LOCDIT_STEP:
+            self._run_pairs(asks)
+        elif model == FEAT_ENCODER:
+            self._run_patches(asks)
+        else:
+            self._run_lm(model, asks)
+
+    def _run_pairs(self, asks: Mapping[int, _Ask]) -> None:
+        """Rows 2b and 2b + 1 are slot b's."""
+        inputs = {
+            name: self._stacked({slot: ask.inputs[name] for slot, ask in asks.items()})
+            for name in next(iter(asks.values())).inputs
+        }
+        outputs = self._driver.models[LOCDIT_STEP](inputs)
+        for slot, ask in asks.items():
+            ask.result = {name: array[2 * slot : 2 * slot + 2] for name, array in outputs.items()}
+
+    def _run_patches(self, asks: Mapping[int, _Ask]) -> None:
+        """Patches are independent of each other: those of all slots are one chunk."""
+        encoder = self._driver.models[FEAT_ENCODER]
+        if next(iter(asks.values())).items > 1:
+            for ask in asks.values():
+                ask.result = encoder(ask.inputs)
+            return
+        patches = self._stacked({slot: ask.inputs["patches"][0] for slot, ask in asks.items()})
+        embeddings = encoder({"patches": patches[np.newaxis]})["embeddings"]
+        for slot, ask in asks.items():
+            ask.result = {"embeddings": embeddings[:, slot : slot + 1]}
+
+    def _run_lm(self, model: str, asks: Mapping[int, _Ask]) -> None:
+        count = next(iter(asks.values())).items
+        ends = self._ends[model]
+        positions = np.zeros(self._size, np.int32)
+        crowded: dict[int, dict[str, Array]] = {}
+        for slot in range(self._size):
+            if slot in asks:
+                positions[slot] = asks[slot].inputs["position"][0]
+                ends[slot] = int(positions[slot]) + count
+                continue
+            # Rows are written for a slot that asked for nothing, too: after its own, where they do no harm.
+            positions[slot] = min(ends[slot], self._length - count)
+            if ends[slot] > positions[slot]:
+                crowded[slot] = self.rows(slot, model, int(positions[slot]), self._length)
+        inputs = {
+            "embeddings": self._stacked({slot: ask.inputs["embeddings"] for slot, ask in asks.items()}),
+            "position": positions,
+        }
+        outputs = self._driver.models[model](inputs, self._states[model])
+        for slot, rows in crowded.items():
+            self._states[model].set_rows(slot * self._length + int(positions[slot]), rows)
+        for slot, ask in asks.items():
+            ask.result = {name: array[slot : slot + 1] for name, array in outputs.items()}
+
+    def _stacked(self, rows: Mapping[int, Array]) -> Array:
+        """The slots' arrays (n, ...) as one (batch · n, ...), zeros where there is none."""
+        some = next(iter(rows.values()))
+        whole = np.zeros((self._size, *some.shape), some.dtype)
+        for slot, array in rows.items():
+            whole[slot] = array
+        return whole.reshape(-1, *some.shape[1:])
+
+
+class _SlotModel:
+    """A step model as one slot sees it."""
+
+    def __init__(self, batch: _Batch, name: str, slot: int) -> None:
+        self._batch = batch
+        self._name = name
+        self._slot = slot
+
+    def new_state(self) -> _SlotModel:
+        """The slot's part of the caches, empty. It has one stream at a time."""
+        self._batch.clear(self._slot, self._name)
+        return self
+
+    def rows(self, start: int, stop: int) -> dict[str, Array]:
+        return self._batch.rows(self._slot, self._name, start, stop)
+
+    def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
+        self._batch.set_rows(self._slot, self._name, start, rows)
+
+    def __call__(self, inputs: Mapping[str, Array], state: Any = None) -> dict[str, Array]:  # noqa: ARG002 - the slot's
+        return self._batch.call(self._slot, self._name, inputs)

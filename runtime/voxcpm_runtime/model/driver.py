@@ -1,0 +1,273 @@
+"""The loop of upstream's `_inference`: prefill both language models, then patch by patch DiT, encoder, LM steps.
+
+embed ─► base LM ─► hidden (text) or fsq_hidden (audio) ─┬─► DiT condition ◄── residual LM
+                                                         └─► residual input ──────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.arrays import EMBED_TOKENS
+from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    AUDIO_VAE_ENCODER,
+    BASE_LM_STEP,
+    FEAT_ENCODER,
+    LOCDIT_STEP,
+    RESIDUAL_LM_STEP,
+    StepSizes,
+)
+from voxcpm_runtime.backends.loading import StepFunction
+from voxcpm_runtime.model.audio_vae import Audio, encode_audio, pad_to_patches, patch_decoder
+from voxcpm_runtime.model.chunk_plan import plan_chunks
+from voxcpm_runtime.model.flow_matching import solve
+from voxcpm_runtime.model.projections import projections
+from voxcpm_runtime.model.sequence import Latents, Sequence
+from voxcpm_runtime.options import GenerationOptions
+
+Floats = npt.NDArray[np.float32]
+_STOP = 1
+
+
+class NoiseSource(Protocol):
+    """Where all randomness comes from; numpy's Generator is one."""
+
+    def standard_normal(self, size: tuple[int, ...]) -> npt.NDArray[np.floating]: ...
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What the language models and the feat encoder make of a voice, whatever text follows."""
+
+    base_rows: dict[str, Floats]
+    """Keys and values of the voice's own positions, by name of the state tensor (1, kv_heads, positions, head_dim)."""
+    residual_rows: dict[str, Floats]
+    prompt_embeddings: Floats
+    """(prompt patches, hidden)"""
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """Both caches after the sequence, and what the first patch needs.
+
+    Generation writes at `position` and beyond only, so it can start again from here as often as wanted.
+    """
+
+    base_state: Any
+    residual_state: Any
+    position: int
+    hidden: Floats
+    """(hidden,): raw after text, quantised after audio."""
+    residual_hidden: Floats
+    stop_logits: Floats
+    """(2,)"""
+    last_patch: Latents
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One generated patch."""
+
+    index: int
+    latents: Latents
+    """(frames, latent_dim)"""
+    stops: bool
+    """Whether the stop head ends the speech with this patch."""
+
+
+class Driver:
+    """A bundle's constants and step models, as functions on arrays. It keeps no state between calls."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        sizes: StepSizes,
+        constants: Mapping[str, npt.NDArray[np.floating]],
+        models: Mapping[str, StepFunction],
+    ) -> None:
+        self.architecture = architecture
+        self.sizes = sizes
+        self._constants = constants
+        self._embeddings = constants[EMBED_TOKENS]
+        self._projections = projections(architecture.traits, constants)
+        self.models = models
+
+    def over(self, models: Mapping[str, StepFunction]) -> Driver:
+        """The same loop over other step models."""
+        return Driver(self.architecture, self.sizes, self._constants, models)
+
+    def encode_prompt(self, audio: Audio) -> Latents:
+        """Latent patches of prompt audio at `input_sample_rate`, padded on the left to a whole patch."""
+        return self._encode(pad_to_patches(audio, self.architecture.patch_input_samples, "left"))
+
+    def encode_reference(self, audio: Audio) -> Latents:
+        """As `encode_prompt`, padded on the right."""
+        return self._encode(pad_to_patches(audio, self.architecture.patch_input_samples, "right"))
+
+    def prefix(self, lead: Sequence, prompt: Latents) -> Prefix:
+        """A voice's own positions, which no text comes before, and the embeddings of its prompt's patches."""
+        states = {name: self.models[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)}
+        if len(lead):
+            self._run(lead, self.embed_patches(lead.patches), states, 0)
+        base_rows, residual_rows = (state.rows(0, len(lead)) for state in states.values())
+        return Prefix(base_rows, residual_rows, self.embed_patches(prompt))
+
+    def prefill(self, sequence: Sequence, prefix: Prefix | None = None, shared: int = 0) -> Prefilled:
+        """Run a sequence, which must fit the caches, through both language models.
+
+        prefix: of the voice, whose first `shared` positions are the sequence's.
+        """
+        states = {name: self.models[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)}
+        if prefix is None:
+            embeddings = self.embed_patches(sequence.patches)
+        else:
+            for state, rows in zip(states.values(), (prefix.base_rows, prefix.residual_rows), strict=True):
+                state.set_rows(0, {name: array[:, :, :shared] for name, array in rows.items()})
+            embeddings = prefix.prompt_embeddings
+        hidden, residual_hidden, stop_logits = self._run(sequence.after(shared), embeddings, states, shared)
+        return Prefilled(
+            base_state=states[BASE_LM_STEP],
+            residual_state=states[RESIDUAL_LM_STEP],
+            position=len(sequence),
+            hidden=hidden,
+            residual_hidden=residual_hidden,
+            stop_logits=stop_logits,
+            last_patch=sequence.last_patch,
+        )
+
+    def generate_patches(
+        self,
+        prefilled: Prefilled,
+        options: GenerationOptions,
+        rng: NoiseSource,
+        limit: int,
+        *,
+        teacher: Items[Latents] | None = None,
+    ) -> Iterator[Patch]:
+        """At most `limit` patches, up to and including the one that the stop head ends.
+
+        The caches must have room for `limit` positions more. teacher: patches (frames, latent_dim) to go on with in
+        place of the predicted ones; then as many are predicted as it has, whatever the stop head says.
+
+        Raises BundleError when a patch has infinities or NaN.
+        """
+        base, residual = self.models[BASE_LM_STEP], self.models[RESIDUAL_LM_STEP]
+        hidden, residual_hidden = prefilled.hidden, prefilled.residual_hidden
+        stop_logits, last = prefilled.stop_logits, prefilled.last_patch
+        count = limit if teacher is None else min(limit, len(teacher))
+        for index in range(count):
+            predicted = self._predict(hidden, residual_hidden, last, options, rng)
+            if not np.isfinite(predicted).all():
+                raise BundleError(
+                    f"patch {index} is not finite: the step models overflow; try another precision"
+                )
+            stops = index > options.min_len and int(np.argmax(stop_logits)) == _STOP
+            yield Patch(index, predicted, stops)
+            if index + 1 == count or (stops and teacher is None):
+                return
+            last = predicted if teacher is None else np.asarray(teacher[index], np.float32)
+            embedding = self.embed_patches(last[np.newaxis])
+            position = prefilled.position + index
+            outputs = self._lm_step(base, prefilled.base_state, embedding, position)
+            hidden, stop_logits = outputs["fsq_hidden"][0], outputs["stop_logits"][0]
+            residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
+            residual_hidden = self._lm_step(residual, prefilled.residual_state, residual_input, position)[
+                "hidden"
+            ][0]
+
+    def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
+        """A function from each generated patch, in order, to its audio; it has heard the prompt's end."""
+        context = sequence.decoder_context(self.architecture.traits.decoder_context_patches)
+        return patch_decoder(self.models[AUDIO_VAE_DECODER], context)
+
+    def embed_tokens(self, tokens: npt.NDArray[np.int32]) -> Floats:
+        """Text embeddings (tokens, hidden). Raises InputError for an id beyond the vocabulary."""
+        if tokens.max(initial=0) >= len(self._embeddings):
+            raise InputError(
+                f"the text has a token of id {tokens.max()}, but the vocabulary ends at {len(self._embeddings) - 1}; "
+                "leave out special tokens"
+            )
+        scale = np.float32(self.architecture.text_embedding_scale)
+        return np.asarray(self._embeddings[tokens], np.float32) * scale
+
+    def embed_patches(self, patches: Latents) -> Floats:
+        """Audio embeddings (patches, hidden) of latent patches (patches, frames, latent_dim), which may be none."""
+        encoder = self.models[FEAT_ENCODER]
+        embeddings = np.zeros((len(patches), self.architecture.base_lm.hidden_size), np.float32)
+        for start, length, size in plan_chunks(len(patches), self.sizes.encode_patches):
+            chunk = _padded(patches[start : start + length], size)
+            embeddings[start : start + length] = encoder({"patches": chunk})["embeddings"][0, :length]
+        return embeddings
+
+    def _run(
+        self, sequence: Sequence, patch_embeddings: Floats, states: Mapping[str, Any], position: int
+    ) -> tuple[Floats, Floats, Floats]:
+        """Both language models over a sequence from cache `position` on: `Prefilled`'s figures of its last position."""
+        audio = sequence.is_audio[:, np.newaxis]
+        audio_embeddings = np.zeros((len(sequence), self.architecture.base_lm.hidden_size), np.float32)
+        audio_embeddings[sequence.is_audio] = patch_embeddings
+        embeddings = np.where(audio, audio_embeddings, self.embed_tokens(sequence.tokens))
+        outputs = self._lm_step(self.models[BASE_LM_STEP], states[BASE_LM_STEP], embeddings, position)
+        hidden = np.where(audio, outputs["fsq_hidden"], outputs["hidden"])
+        residual_input = self._projections.residual_input(hidden, audio_embeddings)
+        residual = self._lm_step(
+            self.models[RESIDUAL_LM_STEP], states[RESIDUAL_LM_STEP], residual_input, position
+        )
+        return hidden[-1], residual["hidden"][-1], outputs["stop_logits"][-1]
+
+    def _encode(self, audio: Audio) -> Latents:
+        samples = self.architecture.patch_input_samples
+        return encode_audio(self.models[AUDIO_VAE_ENCODER], audio, samples, self.sizes.vae_patches)
+
+    def _predict(
+        self,
+        hidden: Floats,
+        residual_hidden: Floats,
+        last: Latents,
+        options: GenerationOptions,
+        rng: NoiseSource,
+    ) -> Latents:
+        a = self.architecture
+        noise = np.asarray(rng.standard_normal((1, a.feat_dim, a.patch_size)), np.float32)[0]
+        patch = solve(
+            self.models[LOCDIT_STEP],
+            noise * np.float32(options.temperature),
+            self._projections.dit_condition(hidden, residual_hidden),
+            np.ascontiguousarray(last.T),
+            steps=options.inference_timesteps,
+            cfg_value=options.cfg_value,
+            sway_sampling_coef=options.sway_sampling_coef,
+            use_cfg_zero_star=options.use_cfg_zero_star,
+            mean_mode=a.mean_mode,
+        )
+        return np.ascontiguousarray(patch.T)
+
+    def _lm_step(
+        self, model: StepFunction, state: Any, embeddings: Floats, position: int
+    ) -> dict[str, Floats]:
+        """Outputs (embeddings, width) by name of embeddings (embeddings, hidden) from cache `position` on."""
+        plan = plan_chunks(
+            len(embeddings), self.sizes.prefill_chunks, position=position, capacity=self.sizes.kv_length
+        )
+        parts: list[dict[str, Floats]] = []
+        for start, length, size in plan:
+            chunk = _padded(embeddings[start : start + length], size)
+            outputs = model({"embeddings": chunk, "position": np.array([position + start], np.int32)}, state)
+            parts.append({name: output[0, :length] for name, output in outputs.items()})
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _padded(rows: Floats, size: int) -> Floats:
+    """Rows (n, ...) as a batch of one (1, size, ...), zeros after them."""
+    batch = np.zeros((1, size, *rows.shape[1:]), np.float32)
+    batch[0, : len(rows)] = rows
+    return batch

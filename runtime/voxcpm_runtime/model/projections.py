@@ -1,0 +1,64 @@
+"""The DiT's condition and the residual LM's input: arithmetic between the step models that differs by generation.
+
+| | DiT condition | residual LM input |
+|---|---|---|
+| voxcpm | lm_to_dit(hidden) + res_to_dit(residual) | hidden + embedding |
+| voxcpm2 | both side by side | fusion(hidden, embedding) |
+
+Source: upstream `model/voxcpm.py` and `model/voxcpm2.py`, `_inference`. Which generation does what stands in
+`voxcpm_constants.generations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from voxcpm_constants.arrays import FUSION, LM_TO_DIT, RESIDUAL_TO_DIT
+from voxcpm_constants.generations import Traits
+
+Floats = npt.NDArray[np.float32]
+Join = Callable[[Floats, Floats], Floats]
+"""Two arrays (..., width) -> one."""
+
+
+@dataclass(frozen=True)
+class Projections:
+    """The two functions of a bundle, over rows (..., hidden)."""
+
+    dit_condition: Join
+    """(lm_hidden, residual_hidden) -> mu (..., mu_size)"""
+    residual_input: Join
+    """(lm_hidden, embedding, zero at text positions) -> (..., hidden)"""
+
+
+def projections(traits: Traits, constants: Mapping[str, npt.NDArray[np.floating]]) -> Projections:
+    """The functions of a generation, over a bundle's constants (`voxcpm_constants.arrays`)."""
+    lm, residual = _linear(constants, LM_TO_DIT), _linear(constants, RESIDUAL_TO_DIT)
+    join = added if traits.mu_tokens == 1 else side_by_side
+    return Projections(
+        dit_condition=lambda hidden, residual_hidden: join(lm(hidden), residual(residual_hidden)),
+        residual_input=_fused(constants) if traits.fuses_residual_input else added,
+    )
+
+
+def added(first: Floats, second: Floats) -> Floats:
+    return first + second
+
+
+def side_by_side(first: Floats, second: Floats) -> Floats:
+    return np.concatenate((first, second), axis=-1)
+
+
+def _fused(constants: Mapping[str, npt.NDArray[np.floating]]) -> Join:
+    fusion = _linear(constants, FUSION)
+    return lambda hidden, embedding: fusion(side_by_side(hidden, embedding))
+
+
+def _linear(constants: Mapping[str, npt.NDArray[np.floating]], stem: str) -> Callable[[Floats], Floats]:
+    weight = np.asarray(constants[f"{stem}_w"], np.float32).T
+    bias = np.asarray(constants[f"{stem}_b"], np.float32)
+    return lambda rows: rows @ weight + bias

@@ -1,0 +1,1 @@
+"""Speech while its text is still being written."""

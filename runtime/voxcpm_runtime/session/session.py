@@ -1,0 +1,261 @@
+"""Speech while its text is being written: text in by fragments, audio out by chunks."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.audio.pcm import pcm16
+from voxcpm_runtime.session.ring_buffer import Pcm, RingBuffer
+from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.narrator import Piece
+from voxcpm_runtime.text.segments import Segment, one_segment
+from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+BUFFER_SECONDS = 10.0
+_STATE_DIGITS = 16
+
+
+class Narrate(Protocol):
+    """Speaks segments one after another in one voice; asks for one when all pieces of the one before are given out."""
+
+    def __call__(self, segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]: ...
+
+
+@dataclass(frozen=True)
+class AudioChunk:
+    """What is heard next: of one sentence, or the pause before it."""
+
+    pcm: Pcm
+    """(samples,)"""
+    offset: int
+    """Of its first sample, since the session's beginning."""
+    sentence: int
+    """From 0, of those that have something to say."""
+    state_id: str
+    """16 hexadecimal digits. Where they are equal, all was equal that the sound follows from: the session's seed, what
+    was said before, the sentence, and the place in it."""
+
+
+class _Chunk(NamedTuple):
+    """An `AudioChunk` whose samples are in the ring buffer."""
+
+    samples: int
+    offset: int
+    sentence: int
+    state_id: str
+
+
+class Session:
+    """Speaks text while it is written, a sentence as soon as it is known to be one.
+
+        with tts.session() as session:
+            session.push_text("Hello. How")
+            session.push_text(" are you?")
+            session.flush()
+            for chunk in session:
+                play(chunk.pcm)
+
+    A thread of its own speaks. Its audio waits in a ring buffer of `buffer_seconds`; while that is full the thread
+    stands still, until a chunk is read. Text waits without a bound. One thread may push text while another one reads;
+    any may cancel. Leaving the `with` closes the session, whatever has not been heard.
+
+    narrate: what speaks. split: a sentence's text as segments that can be spoken, none where there is nothing to say.
+    seed: a digest of all that the sound depends on beside the text, for `state_id`. Raises InputError for a buffer of
+    less than a sample.
+    """
+
+    def __init__(
+        self,
+        narrate: Narrate,
+        sample_rate: int,
+        *,
+        split: Callable[[str], list[Segment]] = one_segment,
+        seed: bytes = b"",
+        buffer_seconds: float = BUFFER_SECONDS,
+    ) -> None:
+        if not buffer_seconds * sample_rate >= 1:
+            raise InputError(f"buffer_seconds must hold a sample or more, got {buffer_seconds!r}")
+        self.sample_rate = sample_rate
+        self._capacity = int(buffer_seconds * sample_rate)
+        self._narrate = narrate
+        self._split = split
+        self._cancel = CancelToken()
+
+        # Of the thread alone: the sentence that it speaks, the samples so far, a digest of what was said.
+        self._sentence = -1
+        self._offset = 0
+        self._chain = hashlib.sha256(seed).digest()
+
+        # Of all threads, by this lock, which tells of every change.
+        self._changed = threading.Condition()
+        self._cutter = SentenceCutter()
+        self._sentences: deque[str] = deque()
+        self._flushed = False
+        self._waiting = False  # for text
+        self._ended = False
+        self._error: Exception | None = None
+        self._ring = RingBuffer(self._capacity)
+        self._chunks: deque[_Chunk] = deque()
+
+        # A session that nobody closes must not keep the program from ending.
+        self._thread = threading.Thread(target=self._work, name="voxcpm-session", daemon=True)
+        self._thread.start()
+
+    def push_text(self, text: str) -> None:
+        """Speak this after what was pushed before; nothing is cut at the ends of what is pushed at once.
+
+        Text after an error, which `next_audio_chunk` raises, is not spoken. Raises InputError for no text, and after
+        `cancel` or `close`.
+        """
+        if not isinstance(text, str):
+            raise InputError(f"push_text takes text, got {type(text).__name__}")
+        with self._changed:
+            self._require_open()
+            if text and not self._ended:
+                self._flushed = False
+                self._add(self._cutter.push(text))
+
+    def flush(self) -> None:
+        """Speak all that was pushed, its last sentence whether it has ended or not. More may be pushed afterwards.
+
+        Raises InputError after `cancel` or `close`.
+        """
+        with self._changed:
+            self._require_open()
+            self._flushed = True
+            self._add(self._cutter.flush())
+
+    def next_audio_chunk(self, timeout: float | None = None) -> AudioChunk | None:
+        """The next chunk, which is waited for `timeout` seconds, by default for as long as there is text to speak.
+
+        None when there was none in that time, or there will be none: `finished`. An error of the speaking thread is
+        raised after the chunks that were made before it, and by every call from then on: InputError for a sentence
+        that cannot be spoken.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._chunks or self._error or self._is_finished(), timeout)
+            if self._chunks:
+                chunk = self._chunks.popleft()
+                pcm = self._ring.read(chunk.samples)
+                self._changed.notify_all()
+                return AudioChunk(pcm, chunk.offset, chunk.sentence, chunk.state_id)
+            if self._error is not None:
+                raise self._error
+            return None
+
+    def __iter__(self) -> Iterator[AudioChunk]:
+        """All chunks until the session is `finished`; while text may still come, that is after a `flush`."""
+        while (chunk := self.next_audio_chunk()) is not None:
+            yield chunk
+
+    @property
+    def finished(self) -> bool:
+        """Whether all that was pushed was flushed, spoken and read, or the session was cancelled.
+
+        Pushing text after a flush makes it False again; before the first flush it is False.
+        """
+        with self._changed:
+            return self._is_finished()
+
+    @property
+    def buffered_seconds(self) -> float:
+        """Of audio that waits to be read."""
+        with self._changed:
+            return self._ring.filled / self.sample_rate
+
+    def cancel(self) -> None:
+        """End the speech at its next Euler step, and drop what has not been read. Returns at once."""
+        with self._changed:
+            self._cancel.cancel()
+            self._sentences.clear()
+            self._chunks.clear()
+            self._ring = RingBuffer(0)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """`cancel`, and wait until the thread has ended. Closing twice does nothing."""
+        self.cancel()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._cancel.cancelled:
+            raise InputError("the session is closed; text can be pushed to an open one only")
+
+    def _add(self, sentences: list[Sentence]) -> None:
+        self._sentences.extend(sentence.text for sentence in sentences)
+        self._changed.notify_all()
+
+    def _is_finished(self) -> bool:
+        spoken = self._ended or (self._flushed and self._waiting and not self._sentences)
+        return self._cancel.cancelled or (spoken and not self._chunks and self._error is None)
+
+    def _work(self) -> None:
+        error = None
+        try:
+            for piece in self._narrate(self._segments(), cancel=self._cancel):
+                self._write(piece)
+        except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised where the audio is read
+            error = raised
+        finally:
+            with self._changed:
+                self._ended = True
+                self._error = None if self._cancel.cancelled else error
+                self._changed.notify_all()
+
+    def _segments(self) -> Iterator[Segment]:
+        """The sentences' segments, as they come."""
+        while True:
+            with self._changed:
+                self._waiting = True
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._sentences or self._cancel.cancelled)
+                if self._cancel.cancelled:
+                    return
+                self._waiting = False
+                sentence = self._sentences.popleft()
+            segments = self._split(sentence)
+            if not segments:
+                continue
+            self._sentence += 1
+            for segment in segments:
+                said = segment.text + "\n\n" * segment.ends_paragraph
+                self._chain = hashlib.sha256(self._chain + said.encode(errors="surrogatepass")).digest()
+            yield from segments
+
+    def _write(self, piece: Piece) -> None:
+        """Put a piece into the ring buffer as one chunk, or as some when it is larger than all of that."""
+        pcm = pcm16(piece.audio)
+        for start in range(0, len(pcm), self._capacity):
+            part = pcm[start : start + self._capacity]
+            place = hashlib.sha256(self._chain + self._offset.to_bytes(8, "big"))
+            self._put(
+                _Chunk(len(part), self._offset, self._sentence, place.hexdigest()[:_STATE_DIGITS]), part
+            )
+            self._offset += len(part)
+
+    def _put(self, chunk: _Chunk, pcm: Pcm) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._cancel.cancelled or self._ring.free >= chunk.samples)
+            self._cancel.check()
+            self._ring.write(pcm)
+            self._chunks.append(chunk)
+            self._changed.notify_all()

@@ -1,0 +1,85 @@
+"""The finished segments of a long speech, beside the file that it will be, so that a later run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.speech.results import SpokenSegment
+from voxcpm_runtime.storage.whole_file import whole_file
+
+_PLAN = "plan.json"
+_ARRAYS = ("audio", "latents")
+_METADATA_KEY = "segment"
+
+
+class KeptSegments:
+    """output: the file to be. digest: of all that the speech follows from, but for a seed that is drawn.
+
+    seed: None where one is drawn: then it is that of the earlier run, if there was one. Segments of another digest or
+    seed are dropped when the first one of this run is kept.
+    """
+
+    def __init__(self, output: Path, digest: str, seed: int, *, drawn: bool) -> None:
+        self.folder = output.with_name(f".{output.name}.segments")
+        self.seed = seed
+        self._digest = digest
+        recorded = _read_plan(self.folder / _PLAN)
+        self._is_same = recorded.get("digest") == digest and (drawn or recorded.get("seed") == seed)
+        if self._is_same and isinstance(recorded.get("seed"), int):
+            self.seed = recorded["seed"]
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(list(self.folder.glob("*.segment"))) if self._is_same else 0
+
+    def get(self, index: int) -> SpokenSegment | None:
+        """The segment of that index, if it is there and whole."""
+        from safetensors import SafetensorError, safe_open
+
+        if not self._is_same:
+            return None
+        try:
+            with safe_open(self._path(index), framework="numpy") as file:
+                arrays = {name: file.get_tensor(name) for name in _ARRAYS}
+                return SpokenSegment(**json.loads(file.metadata()[_METADATA_KEY]), **arrays)
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+            return None
+
+    def put(self, index: int, segment: SpokenSegment) -> None:
+        """Keep one. Raises InputError when it cannot be written."""
+        from safetensors.numpy import save
+
+        fields: dict[str, Any] = asdict(segment)
+        arrays = {name: fields.pop(name) for name in _ARRAYS}
+        try:
+            if not self._is_same:
+                self.discard()
+                self.folder.mkdir()
+                with whole_file(self.folder / _PLAN) as file:
+                    file.write(json.dumps({"digest": self._digest, "seed": self.seed}).encode())
+                self._is_same = True
+            with whole_file(self._path(index)) as file:
+                file.write(save(arrays, {_METADATA_KEY: json.dumps(fields)}))
+        except OSError as error:
+            raise InputError(f"{self.folder}: cannot be written ({error.strerror or error})") from None
+
+    def discard(self) -> None:
+        """Drop all of them: the speech is complete."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, index: int) -> Path:
+        return self.folder / f"{index:05d}.segment"
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return plan if isinstance(plan, dict) else {}
