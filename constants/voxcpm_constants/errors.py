@@ -25,3 +25,13 @@ class InputError(VoxCPMError):
 
 class MissingExtraError(VoxCPMError):
     """A command that needs packages of an extra that is not installed."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of another library's error, or its class where it says nothing: for a message of one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def os_reason(error: OSError) -> str:
+    """Why the system refused, such as "Permission denied"."""
+    return error.strerror or first_line(error)

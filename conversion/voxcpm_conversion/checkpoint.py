@@ -24,7 +24,8 @@ import torch
 from torch import nn
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.errors import CheckpointError, first_line
+from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import Source
 from voxcpm_conversion.lora import WEIGHT_FILES as LORA_FILES
 from voxcpm_conversion.lora import Lora
@@ -53,7 +54,6 @@ _WEIGHT_NORM = (
     (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
 )
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LISTED = 20
 
 _T = TypeVar("_T")
@@ -115,7 +115,7 @@ class Checkpoint:
         """
         name = str(folder_or_hub_id)
         folder = Path(folder_or_hub_id).expanduser()
-        if not folder.exists() and _HUB_ID.fullmatch(name):
+        if not folder.exists() and is_hub_id(name):
             folder = _download(name, revision)
             # The hub's cache names a snapshot by its commit, which pins what a branch name leaves open.
             revision = folder.name if folder.parent.name == "snapshots" else revision
@@ -274,6 +274,7 @@ def _download(repository: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=names))
     except Exception as error:  # noqa: BLE001 - no network, repository, revision, access or disk
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         at = f" at {revision}" if revision else ""
-        raise CheckpointError(f"{repository}{at}: no such folder, nor a download ({reason})") from None
+        raise CheckpointError(
+            f"{repository}{at}: no such folder, nor a download ({first_line(error)})"
+        ) from None

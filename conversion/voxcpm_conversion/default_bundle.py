@@ -6,11 +6,12 @@ import hashlib
 from importlib.metadata import version
 from pathlib import Path
 
-import platformdirs
 from filelock import FileLock
 
+from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.manifest import MANIFEST_FILE
 from voxcpm_constants.step_models import Precision, StepSizes
+from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
 
@@ -24,9 +25,15 @@ def default_bundle() -> Path:
 
     Raises what `convert` raises, and ModuleNotFoundError without PyTorch.
     """
-    cache = Path(platformdirs.user_cache_dir("voxcpm-coreml")) / "bundles"
+    cache = cache_folder("bundles")
     folder = cache / _key()
-    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{cache}: the built-in voice's bundle cannot be written there ({os_reason(error)}); "
+            f"set {CACHE_VARIABLE} to a folder that can be written"
+        ) from None
     # Several processes may ask for it first.
     with FileLock(cache / f"{folder.name}.lock"):
         if not (folder / MANIFEST_FILE).is_file():

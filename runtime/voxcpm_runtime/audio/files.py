@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_runtime.audio.pcm import clipped_samples, pcm16, require_finite
 from voxcpm_runtime.storage.whole_file import whole_file
 
@@ -107,7 +107,7 @@ def check_output_path(path: str | Path) -> Path:
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError("it exists and is read-only")
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+        raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
     return path
 
 
@@ -131,7 +131,7 @@ def write_audio(path: str | Path, audio: Audio, sample_rate: int) -> int:
         with whole_file(path) as file:
             soundfile.write(file, samples, sample_rate, format=form.container, subtype=form.subtype)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+        raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
     except soundfile.LibsndfileError as error:
         raise InputError(f"{path}: cannot be written ({error.error_string})") from None
     return clipped_samples(audio)

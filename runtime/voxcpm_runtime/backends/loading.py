@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy.typing as npt
 
-from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.manifest import Manifest, package_path
 from voxcpm_constants.step_models import STEP_MODEL_NAMES, Precision, StepModel
 from voxcpm_constants.targets import package_form
@@ -161,7 +161,7 @@ def _load_coreml(function: _Function, precision: Precision, compute_units: str) 
     try:
         predictor, compiled = load_predictor(function.package, function.name, compute_units)
     except Exception as error:  # noqa: BLE001 - coremltools raises what Core ML gives it, of any class
-        raise BundleError(f"{function.package}: Core ML cannot load it ({_first_line(error)})") from None
+        raise BundleError(f"{function.package}: Core ML cannot load it ({first_line(error)})") from None
     if not compiled:
         function.check(*interface_names(predictor, function.name))
     return CoreMLStepModel(function.declared, predictor, precision, keeps_state=function.keeps_state)
@@ -174,11 +174,7 @@ def _load_portable(function: _Function, **options: Any) -> StepFunction:
     try:
         model = PortableStepModel(function.package, function=function.name, state=state, **options)
     except (PackageError, ValueError) as error:
-        raise BundleError(f"{function.package}: cannot be run here ({_first_line(error)})") from None
+        raise BundleError(f"{function.package}: cannot be run here ({first_line(error)})") from None
     passed = ([], []) if function.keeps_state else (list(state), list(state.values()))
     function.check([*model.inputs, *passed[0]], [*model.outputs, *passed[1]], list(state))
     return model
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

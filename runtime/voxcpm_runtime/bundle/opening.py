@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ import numpy.typing as npt
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import load_constants
-from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.errors import BundleError, InputError, first_line
+from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import (
     CONSTANTS_FOLDER,
     MANIFEST_FILE,
@@ -27,8 +27,6 @@ from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 DEFAULT_ORDER: tuple[Precision, ...] = ("int8", "int4", "fp16", "fp32")
 """The precision spoken with when none is asked for: the first that the bundle has."""
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path
     if path is None:
         return default_bundle()
     folder = Path(path).expanduser()
-    if folder.exists() or not _HUB_ID.fullmatch(str(path)):
+    if folder.exists() or not is_hub_id(str(path)):
         return folder
     manifest_only = _download(str(path), [MANIFEST_FILE])
     chosen = choose_precision(Path(str(path)), Manifest.read(manifest_only), precision)
@@ -119,8 +117,9 @@ def _download(repository: str, patterns: list[str]) -> Path:
     try:
         return Path(snapshot_download(repository, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BundleError(f"{repository}: no such folder, and no such bundle on the hub ({reason})") from None
+        raise BundleError(
+            f"{repository}: no such folder, and no such bundle on the hub ({first_line(error)})"
+        ) from None
 
 
 def _check_declaration(folder: Path, manifest: Manifest) -> None:

@@ -1,6 +1,6 @@
 """Digests of bundle files, computed once: a second start trusts a file whose size, time and inode are unchanged.
 
-One record a bundle, in the user's cache folder ($VOXCPM_COREML_CACHE, or the platform's own).
+One record a bundle, in the user's cache folder (`voxcpm_constants.user_folders`).
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from voxcpm_constants.manifest import FileRecord, check_files
-
-_CACHE_VARIABLE = "VOXCPM_COREML_CACHE"
+from voxcpm_constants.user_folders import cache_folder
+from voxcpm_runtime.storage.whole_file import whole_file
 
 
 def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:
@@ -37,11 +36,8 @@ def _mark(path: Path, file: FileRecord) -> list[int | str]:
 
 
 def _record_path(bundle: Path) -> Path:
-    import platformdirs
-
-    folder = os.environ.get(_CACHE_VARIABLE) or platformdirs.user_cache_dir("voxcpm-coreml")
     name = hashlib.sha256(str(bundle.resolve()).encode()).hexdigest()
-    return Path(folder) / "verified" / f"{name}.json"
+    return cache_folder("verified") / f"{name}.json"
 
 
 def _read(record: Path) -> dict[str, list[int | str]]:
@@ -54,9 +50,5 @@ def _read(record: Path) -> dict[str, list[int | str]]:
 
 def _write(record: Path, marks: Mapping[str, list[int | str]]) -> None:
     record.parent.mkdir(parents=True, exist_ok=True)
-    temporary = record.with_suffix(f".{os.getpid()}.part")
-    try:
-        temporary.write_text(json.dumps(marks), encoding="utf-8")
-        temporary.replace(record)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(record) as file:
+        file.write(json.dumps(marks).encode())

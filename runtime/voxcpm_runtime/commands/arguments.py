@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, os_reason
 
 if TYPE_CHECKING:
     from voxcpm_runtime.voices.voice import Voice as KeptVoice
@@ -207,6 +207,6 @@ def _utf8_file(path: str) -> str:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).expanduser().read_bytes()
         return raw.decode("utf-8-sig").strip()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise InputError(f"{path}: cannot be read ({os_reason(error)})") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: expected UTF-8 text") from None

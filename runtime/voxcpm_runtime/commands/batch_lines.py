@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from voxcpm_constants.errors import InputError, VoxCPMError
+from voxcpm_constants.errors import InputError, VoxCPMError, os_reason
 from voxcpm_runtime.audio.files import FORMATS
 from voxcpm_runtime.options import GenerationOptions, checked_options
 from voxcpm_runtime.speech.request import normalized_text
@@ -166,7 +166,7 @@ def _content(source: str) -> bytes:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise InputError(f"{source}: cannot be read ({error.strerror or error})") from None
+            raise InputError(f"{source}: cannot be read ({os_reason(error)})") from None
     return content.removeprefix(b"\xef\xbb\xbf")
 
 

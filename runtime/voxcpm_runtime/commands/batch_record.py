@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, os_reason
 
 RECORD_FILE = "spoken.jsonl"
 
@@ -43,7 +43,7 @@ class Record:
                     # A run was killed within a line.
                     file.write(b"\n")
         except OSError as error:
-            raise InputError(f"{self._path}: cannot be written ({error.strerror or error})") from None
+            raise InputError(f"{self._path}: cannot be written ({os_reason(error)})") from None
         self._digests = {entry.output: entry.digest for entry in map(_entry, content.splitlines()) if entry}
 
     def digest(self, output: str) -> str | None:
@@ -56,7 +56,7 @@ class Record:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry.model_dump()) + "\n")
         except OSError as error:
-            raise InputError(f"{self._path}: cannot be written ({error.strerror or error})") from None
+            raise InputError(f"{self._path}: cannot be written ({os_reason(error)})") from None
         self._digests[entry.output] = entry.digest
 
 

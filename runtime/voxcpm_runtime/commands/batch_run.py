@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import typer
 
-from voxcpm_constants.errors import InputError, VoxCPMError
+from voxcpm_constants.errors import InputError, VoxCPMError, os_reason
 from voxcpm_runtime.audio.files import check_output_path, write_audio
 from voxcpm_runtime.commands.batch_lines import Failure, Utterance
 from voxcpm_runtime.commands.batch_record import RECORD_FILE, Record, Spoken
@@ -161,7 +161,7 @@ def _make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{path}: the folder cannot be made ({error.strerror or error})") from None
+        raise InputError(f"{path}: the folder cannot be made ({os_reason(error)})") from None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import typer
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_runtime.audio.pcm import Samples, clipped_samples, pcm16
 
 STANDARD_OUTPUT = "-"
@@ -61,7 +61,7 @@ def _write(content: bytes) -> None:
         _discard_rest()
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(PIPE_CLOSED) from None
-        raise InputError(f"standard output: cannot be written ({error.strerror or error})") from None
+        raise InputError(f"standard output: cannot be written ({os_reason(error)})") from None
 
 
 def _discard_rest() -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_runtime.speech.results import SpokenSegment
 from voxcpm_runtime.storage.whole_file import whole_file
 
@@ -67,7 +67,7 @@ class KeptSegments:
             with whole_file(self._path(index)) as file:
                 file.write(save(arrays, {_METADATA_KEY: json.dumps(fields)}))
         except OSError as error:
-            raise InputError(f"{self.folder}: cannot be written ({error.strerror or error})") from None
+            raise InputError(f"{self.folder}: cannot be written ({os_reason(error)})") from None
 
     def discard(self) -> None:
         """Drop all of them: the speech is complete."""

@@ -12,7 +12,10 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, keep: bool = True) -> Iterator[BinaryIO]:
-    """A file beside `path` that takes its name at the end; it is removed when anything, Ctrl-C too, comes between."""
+    """A file beside `path` that takes its name at the end; it is removed when anything, Ctrl-C too, comes between.
+
+    keep: False only tries whether the file could be written. Raises OSError when it cannot.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         with partial.open("wb+") as file:

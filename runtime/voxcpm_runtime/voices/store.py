@@ -6,23 +6,19 @@ import os
 import re
 from pathlib import Path
 
-import platformdirs
-
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.user_folders import voices_folder
 from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.voice import SUFFIX, Voice
 
-FOLDER_VARIABLE = "VOXCPM_COREML_VOICES"
 _NAME = re.compile(r"[\w][\w .-]*", re.UNICODE)
 
 
 class VoiceStore:
-    """folder: by default what $VOXCPM_COREML_VOICES says, or the user's data folder."""
+    """folder: by default the user's own (`voxcpm_constants.user_folders`). Raises InputError where that is a file."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        chosen = os.environ.get(FOLDER_VARIABLE)
-        default = Path(chosen) if chosen else Path(platformdirs.user_data_dir("voxcpm-coreml")) / "voices"
-        self.folder = folder or default
+        self.folder = folder or voices_folder()
 
     def names(self) -> list[str]:
         """Of all voices, in order."""
@@ -38,9 +34,7 @@ class VoiceStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(
-                f"{self.folder}: the folder cannot be made ({error.strerror or error})"
-            ) from None
+            raise InputError(f"{self.folder}: the folder cannot be made ({os_reason(error)})") from None
         _forget_prefixes(path)
         return voice.save(path)
 

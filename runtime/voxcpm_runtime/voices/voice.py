@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, first_line, os_reason
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.storage.whole_file import whole_file
 
@@ -135,7 +135,7 @@ class Voice:
             with whole_file(path) as file:
                 file.write(save(self._tensors(), metadata))
         except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+            raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
         return replace(self, path=path)
 
     @classmethod
@@ -147,9 +147,8 @@ class Voice:
         try:
             header, tensors = _read(path)
         except (OSError, ValueError, KeyError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(
-                f"voice {path}: expected a voice file, but it cannot be read ({reason})"
+                f"voice {path}: expected a voice file, but it cannot be read ({first_line(error)})"
             ) from None
         return cls(header, tensors.get(_PROMPT), tensors.get(_REFERENCE), path)
 

@@ -4,27 +4,26 @@ An entry holds the graph without its large weights: a few hundred kilobytes, in 
 
     magic (8 bytes) │ sha256 of the rest (32) │ header length (8, little-endian) │ header (JSON) │ ONNX graph
 
-An entry that does not read back exactly is rebuilt. The directory is $VOXCPM_COREML_CACHE, or the platform's user
-cache directory.
+An entry that does not read back exactly is rebuilt. They lie in the user's cache folder
+(`voxcpm_constants.user_folders`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import struct
-import tempfile
 from pathlib import Path
 
 from voxcpm_constants.targets import MAIN
+from voxcpm_constants.user_folders import cache_folder
+from voxcpm_runtime.storage.whole_file import whole_file
 
 from .lowered import Lowered, Mode
 
 # Part of every key: raise it when the same package would lower to another graph.
 LOWERING_VERSION = 6
 
-CACHE_VARIABLE = "VOXCPM_COREML_CACHE"
 MAGIC = b"VOXLOW01"
 LENGTH = struct.Struct("<Q")
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -45,7 +44,10 @@ def load_lowered(
     A cache that cannot be written is no error. Raises what `lowering.lower` raises.
     """
     content = cache_key or content_key(package)
-    entry = _directory() / f"{_digest(f'{LOWERING_VERSION}|{function}|{mode}|{probe}|{content}')}.lowered"
+    entry = (
+        cache_folder("lowered")
+        / f"{_digest(f'{LOWERING_VERSION}|{function}|{mode}|{probe}|{content}')}.lowered"
+    )
     lowered = read_entry(entry)
     if lowered is not None and lowered.weight_file_size == _weight_file_size(package):
         return lowered
@@ -87,22 +89,8 @@ def write_entry(path: Path, lowered: Lowered) -> None:
     header = lowered.header().encode()
     rest = LENGTH.pack(len(header)) + header + lowered.model
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(MAGIC + hashlib.sha256(rest).digest() + rest)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _directory() -> Path:
-    if CACHE_VARIABLE in os.environ:
-        return Path(os.environ[CACHE_VARIABLE])
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("voxcpm-coreml")) / "lowered"
+    with whole_file(path) as file:
+        file.write(MAGIC + hashlib.sha256(rest).digest() + rest)
 
 
 def _digest(text: str) -> str:
