@@ -15,7 +15,7 @@ RUN = """
 import sys
 import numpy as np
 from pathlib import Path
-from voxcpm_runtime.portable import PortableStepModel
+from voxcpm_runtime.backends.portable import PortableStepModel
 print(*PortableStepModel(Path(sys.argv[1]))({"x": np.ones(4, np.float32)}).values())
 """
 LISTEN = """
@@ -23,7 +23,7 @@ import voxcpm_validation.recognition
 import faster_whisper.vad
 import onnxruntime
 """
-ASK = "import os, voxcpm_runtime.portable; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+ASK = "import os, voxcpm_runtime.backends.portable; print(os.environ['ORT_DISABLE_TELEMETRY'])"
 
 
 def run(program: str, home: Path, *arguments: object, **variables: str) -> str:

@@ -19,7 +19,7 @@ from voxcpm_runtime import voxcpm
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.speech import narrator as narration
+from voxcpm_runtime.speech import kv_room
 
 HIDDEN, DIT, FEAT, PATCH, VOCABULARY = 8, 6, 4, 2, 120
 SIZES = StepSizes(kv_length=48, prefill_chunks=(1, 4, 16), encode_patches=(1, 4), vae_patches=(1, 3))
@@ -76,7 +76,7 @@ def architecture(request: pytest.FixtureRequest) -> Architecture:
 @pytest.fixture(autouse=True)
 def _swift(monkeypatch: pytest.MonkeyPatch) -> None:
     """A patch of the tiny architectures is 20 ms, so that a token as published models say it would take 25."""
-    monkeypatch.setattr(narration, "SECONDS_PER_TOKEN", 0.01)
+    monkeypatch.setattr(kv_room, "SECONDS_PER_TOKEN", 0.01)
 
 
 @pytest.fixture

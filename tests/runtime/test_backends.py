@@ -205,7 +205,7 @@ def test_functions_of_a_macos_15_package_are_loaded_when_called_and_share_a_stat
 
 
 def test_a_package_that_cannot_be_run_is_one_line(bundle_folder):
-    pytest.importorskip("voxcpm_runtime.portable")
+    pytest.importorskip("voxcpm_runtime.backends.portable")
 
     with pytest.raises(BundleError, match=r"feat_encoder.mlpackage: cannot be run here"):
         load_step_models(open_bundle(bundle_folder), "portable", names=(FEAT_ENCODER,))

@@ -4,11 +4,13 @@ from pathlib import Path
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.text.control import controlled_text
+from voxcpm_runtime.speech.plan import check_generation
+from voxcpm_runtime.text.control import controlled, described
+from voxcpm_runtime.voices.recordings import Recordings
 
 
 def written(text, control):
-    return controlled_text(text, control, generation="voxcpm2", continues=False)
+    return controlled(text, described(control))
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +55,18 @@ def test_a_parenthesis_without_a_partner_is_refused(control):
     assert "\n" not in str(caught.value)
 
 
-def test_an_earlier_generation_has_no_control():
+@pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
+def test_an_earlier_generation_has_no_control(architecture):
     with pytest.raises(InputError, match=r"control \(voice design, style control\) needs VoxCPM2"):
-        controlled_text("Hello.", "warm", generation="voxcpm", continues=False)
+        check_generation(architecture, Recordings(), "warm")
 
-    assert controlled_text("Hello.", " ", generation="voxcpm", continues=False) == "Hello."
+    check_generation(architecture, Recordings(), " ")
 
 
-def test_a_control_and_a_prompt_exclude_each_other():
+@pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
+def test_a_control_and_a_prompt_exclude_each_other(architecture):
+    prompt = Recordings("prompt.wav", "so it is.")
     with pytest.raises(InputError, match="control cannot be used together with a prompt"):
-        controlled_text("Hello.", "warm", generation="voxcpm2", continues=True)
+        check_generation(architecture, prompt, "warm")
 
-    assert controlled_text("Hello.", None, generation="voxcpm2", continues=True) == "Hello."
-
-
-def test_a_text_without_words_stays_one():
-    assert written(" ", "warm") == " "
+    check_generation(architecture, prompt, None)

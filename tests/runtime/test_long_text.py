@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.speech import narrator as narration
+from voxcpm_runtime.speech import kv_room, plan
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
-from voxcpm_runtime.speech.request import audio_positions
-from voxcpm_runtime.speech.resuming import KeptSegments
+from voxcpm_runtime.speech.narrator import voice_of_speech
+from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.voxcpm import VoxCPM
 
 CHAPTER = """it is so. it is not. who is it? come in! why not.
@@ -55,16 +55,16 @@ def test_a_chapter_is_spoken_though_no_cache_could_hold_it(tts):
 def test_every_segment_fits_the_cache_with_its_speech_at_its_slowest(
     tts, prompt_audio, with_voice, monkeypatch
 ):
-    monkeypatch.setattr(narration, "_LEAST_TOKENS", 1)
+    monkeypatch.setattr(plan, "LEAST_SEGMENT_TOKENS", 1)
     voice = tts.create_voice(prompt_audio, "so ", name="ada") if with_voice else None
     tokenizer, capacity = tts.bundle.tokenizer, tts.bundle.manifest.sizes.kv_length
-    slowest = narration.SECONDS_PER_TOKEN / tts.bundle.architecture.patch_seconds
+    slowest = kv_room.SECONDS_PER_TOKEN / tts.bundle.architecture.patch_seconds
 
     speech = tts.speak(CHAPTER, voice=voice, seed=3)
 
     counts = [len(tokenizer(segment.text)) for segment in speech.segments]
     anchored = counts[0] * (1 + slowest)
-    before = audio_positions(voice) + len(tokenizer("so ")) if with_voice else anchored
+    before = kv_room.positions(len(tokenizer("so ")), voice) - 1 if with_voice else anchored
     assert all(before + count * (1 + slowest) + 1 <= capacity for count in counts[1:])
 
 
@@ -99,7 +99,7 @@ def test_paragraphs_are_parted_by_silence(tts, architecture):
 def test_without_a_voice_the_first_segment_is_the_voice_of_all(tts):
     speech = tts.speak(CHAPTER, seed=3)
     first, second = speech.segments[:2]
-    anchor = narration.voice_of_speech(tts.bundle, f"{first.text} ", first.latents)
+    anchor = voice_of_speech(tts.bundle, f"{first.text} ", first.latents)
 
     alone = tts.speak(second.text, voice=anchor, seed=second.seed)
 
@@ -119,26 +119,18 @@ def test_with_a_voice_each_segment_is_spoken_with_it(tts, prompt_audio):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_a_control_comes_before_each_segment_that_continues_none(
-    tts, architecture, prompt_audio, monkeypatch
-):
+def test_a_control_comes_before_each_segment_that_continues_none(tts, architecture, prompt_audio):
     if architecture.generation == "voxcpm":
         with pytest.raises(InputError, match="needs VoxCPM2"):
             tts.speak(CHAPTER, control="low", seed=3)
         return
-    asked = []
-    read_text = narration.read_text
+    given = {"text": "so. it is. no.", "control": "low", "segment_tokens": 8}
 
-    def read(bundle, text, *others):
-        asked.append(text)
-        return read_text(bundle, text, *others)
+    continued = tts.plan(**given).segments
+    of_a_reference = tts.plan(**given, reference_wav_path=prompt_audio).segments
 
-    monkeypatch.setattr(narration, "read_text", read)
-
-    tts.speak("so. it is. no.", control="low", seed=3, segment_tokens=8)
-    tts.speak("so. it is. no.", control="low", seed=3, segment_tokens=8, reference_wav_path=prompt_audio)
-
-    assert asked == ["(low)so.", "it is.", "no.", "(low)so.", "(low)it is.", "(low)no."]
+    assert [segment.transcript for segment in continued] == ["(low)so. ", "it is. ", "no. "]
+    assert [segment.transcript for segment in of_a_reference] == ["(low)so. ", "(low)it is. ", "(low)no. "]
 
 
 def test_a_text_that_fits_is_one_utterance_white_space_and_all(tts):
@@ -198,30 +190,30 @@ def test_an_interrupted_chapter_goes_on_where_it_was(tts, models, book):
         if progress.segment == 3:
             raise Interrupted
 
-    def kept(digest="d", seed=3, drawn=False):
-        return KeptSegments(book, digest, seed, drawn=drawn)
+    def saved(digest="d", seed=3, drawn=False):
+        return SavedSegments(book, digest, seed, drawn=drawn)
 
     with pytest.raises(Interrupted):
-        tts.speak(CHAPTER, kept=kept(), progress=interrupted, **GIVEN)
-    assert (kept().count, kept(drawn=True, seed=99).seed) == (3, 3)
-    assert (kept(digest="other").count, kept(seed=4).count) == (0, 0)
+        tts.speak(CHAPTER, saved_segments=saved(), progress=interrupted, **GIVEN)
+    assert (saved().count, saved(drawn=True, seed=99).seed) == (3, 3)
+    assert (saved(digest="other").count, saved(seed=4).count) == (0, 0)
     (book.parent / ".book.wav.segments" / "00001.segment").write_bytes(b"half")
     before = len(models["locdit_step"].calls)
 
-    speech = tts.speak(CHAPTER, kept=kept(), **GIVEN)
+    speech = tts.speak(CHAPTER, saved_segments=saved(), **GIVEN)
 
     np.testing.assert_array_equal(speech.audio, whole.audio)
     assert [s.seed for s in speech.segments] == [s.seed for s in whole.segments]
     patches = sum(len(s.latents) for i, s in enumerate(whole.segments) if i not in (0, 2))
     assert len(models["locdit_step"].calls) - before == 9 * patches
-    kept().discard()
+    saved().discard()
     assert not list(book.parent.iterdir())
 
 
 def test_segments_of_another_speech_are_dropped(tts, book):
     def speak(digest, text):
-        kept = KeptSegments(book, digest, 3, drawn=False)
-        return tts.speak(text, kept=kept, **GIVEN)
+        saved = SavedSegments(book, digest, 3, drawn=False)
+        return tts.speak(text, saved_segments=saved, **GIVEN)
 
     speak("one", CHAPTER)
     other = speak("two", CHAPTER.upper().lower().replace("end", "and"))
@@ -233,18 +225,18 @@ def test_segments_of_another_speech_are_dropped(tts, book):
 def test_segments_that_were_cut_elsewhere_are_spoken_again(tts, book):
     """As an earlier release's may be."""
 
-    def speak(tokens, kept):
-        return tts.speak(CHAPTER, seed=3, segment_tokens=tokens, kept=kept)
+    def speak(tokens, saved):
+        return tts.speak(CHAPTER, seed=3, segment_tokens=tokens, saved_segments=saved)
 
-    speak(8, KeptSegments(book, "d", 3, drawn=False))
+    speak(8, SavedSegments(book, "d", 3, drawn=False))
 
-    speech = speak(12, KeptSegments(book, "d", 3, drawn=False))
+    speech = speak(12, SavedSegments(book, "d", 3, drawn=False))
 
     np.testing.assert_array_equal(speech.audio, speak(12, None).audio)
 
 
-def test_a_short_text_keeps_nothing(tts, book):
-    tts.speak("hi", kept=KeptSegments(book, "d", 3, drawn=False), **GIVEN)
+def test_of_a_short_text_nothing_is_saved(tts, book):
+    tts.speak("hi", saved_segments=SavedSegments(book, "d", 3, drawn=False), **GIVEN)
 
     assert not list(book.parent.iterdir())
 
@@ -258,12 +250,12 @@ def test_speech_that_the_cache_cuts_off_is_tried_again(tts):
     assert (speech.attempts, speech.too_long) == (3, False)
 
 
-def test_cancelling_before_the_first_segment_leaves_nothing_kept(tts, book):
+def test_cancelling_before_the_first_segment_leaves_nothing_saved(tts, book):
     token = CancelToken()
     token.cancel()
 
     with pytest.raises(Cancelled):
-        tts.speak(CHAPTER, kept=KeptSegments(book, "d", 3, drawn=False), cancel=token, **GIVEN)
+        tts.speak(CHAPTER, saved_segments=SavedSegments(book, "d", 3, drawn=False), cancel=token, **GIVEN)
 
     assert not list(book.parent.iterdir())
 
@@ -271,11 +263,19 @@ def test_cancelling_before_the_first_segment_leaves_nothing_kept(tts, book):
 @pytest.mark.usefixtures("stopping")
 def test_the_transcript_of_the_first_segment_is_what_was_said(tts, monkeypatch):
     """With numbers in words, as the model read it."""
-    monkeypatch.setattr("voxcpm_runtime.speech.request.normalized", lambda text: text.replace("5", "five"))
-    asked = []
-    build = narration.build_request
-    monkeypatch.setattr(narration, "build_request", lambda *a: asked.append(a[2]) or build(*a))
+    read = []
 
-    tts.speak("5 is so. it is. no.", normalize=True, seed=3, segment_tokens=12)
+    def normalized(text):
+        read.append(text)
+        return text.replace("5", "five")
 
-    assert [voice and voice.transcript for voice in asked][:2] == [None, "five is so. "]
+    monkeypatch.setattr("voxcpm_runtime.text.words.normalized", normalized)
+
+    planned = tts.plan("5 is so. it is. no.", normalize=True, seed=3, segment_tokens=12)
+
+    first, second = planned.segments[:2]
+    assert first.transcript == "five is so. "
+    assert second.transcript_tokens == tts.bundle.tokenizer("five is so. ")
+    assert second.tokens == tts.bundle.tokenizer(f"five is so. {second.text}")
+    speech = tts.speak_plan(planned)
+    assert [segment.text for segment in speech.segments] == read == [s.text for s in planned.segments]

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.options import GenerationOptions, checked_options, patch_bound, patch_limit
+from voxcpm_runtime.options import GenerationOptions, checked_options
+from voxcpm_runtime.speech.kv_room import patch_bound, patch_limit
 
 
 @pytest.mark.parametrize(
@@ -51,11 +52,11 @@ def test_a_greatest_length_below_the_least_is_refused():
 
 
 def test_denoising_is_refused_and_its_absence_is_not():
-    assert checked_options(normalize=False, denoise=False) == GenerationOptions()
+    assert checked_options({"normalize": False, "denoise": False}) == GenerationOptions()
     with pytest.raises(InputError, match="denoise is a model of upstream's own"):
-        checked_options(denoise=True)
+        checked_options({"denoise": True})
     with pytest.raises(TypeError, match="unexpected keyword argument 'cfg'"):
-        checked_options(cfg=2)
+        checked_options({"cfg": 2})
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_runtime.narration import plan_segments, split_sentence
 from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech.arguments import Arguments
+from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
@@ -43,9 +44,14 @@ def longest(bundle: Any, parts: list[Segment]) -> int:
     return max(len(bundle.tokenizer(part.text)) for part in parts)
 
 
+def plan_of(bundle: Any, **options: Any) -> Plan:
+    """Without a text."""
+    return plan(bundle, Arguments(options=GenerationOptions(**options)))
+
+
 def planned(bundle: Any, **options: Any) -> int:
     """Tokens of the longest segment."""
-    return longest(bundle, plan_segments(bundle, PROSE, None, GenerationOptions(**options)))
+    return longest(bundle, plan_of(bundle, **options).split(PROSE))
 
 
 def test_a_voice_of_letters_gets_short_segments(letters):
@@ -53,7 +59,7 @@ def test_a_voice_of_letters_gets_short_segments(letters):
 
 
 def test_so_it_does_where_text_comes_a_sentence_at_a_time(letters):
-    parts = split_sentence(letters, LONG_SENTENCE, None, GenerationOptions())
+    parts = plan_of(letters).split_sentence(LONG_SENTENCE)
     assert 80 / 2 < longest(letters, parts) <= 80
 
 

@@ -9,9 +9,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.speech.utterance import utterance, voice_lead
 from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Voice
+from voxcpm_runtime.voxcpm import VoxCPM
 
 TEXT = "hello there."
 GIVEN = {"seed": 3, "min_len": 6, "max_len": 8, "retry_badcase": False}
@@ -71,20 +73,21 @@ def test_what_was_kept_of_a_voice_is_not_computed_again(tts, recordings, tmp_pat
     def count():
         return sum(len(models[name].calls) for name in ("audio_vae_encoder", "feat_encoder", "base_lm_step"))
 
-    counted = []
-    for forget in (False, True):
-        if forget:  # another process, which finds the file
-            tts._prefix.cache_clear()
+    def again(speaking):
         before = count()
-        np.testing.assert_array_equal(tts.generate(TEXT, voice=path, **GIVEN), first)
-        counted.append(count() - before)
+        np.testing.assert_array_equal(speaking.generate(TEXT, voice=path, **GIVEN), first)
+        return count() - before
+
+    def anew():
+        """As in another process, which has nothing in memory."""
+        return VoxCPM(tts.bundle, tts.batch_driver)
+
+    in_memory, from_file = again(tts), again(anew())
     for prefix in prefix_files(path):
         prefix.write_bytes(b"half a fi")
-    tts._prefix.cache_clear()
-    before = count()
-    np.testing.assert_array_equal(tts.generate(TEXT, voice=path, **GIVEN), first)
+    from_nothing = again(anew())
 
-    assert counted[0] == counted[1] < count() - before
+    assert in_memory == from_file < from_nothing
 
 
 def test_a_text_that_changes_the_transcripts_last_token_is_spoken_right(tts, audio):
@@ -105,10 +108,12 @@ def test_a_text_that_changes_the_transcripts_last_token_is_spoken_right(tts, aud
     alone = tts.generate(TEXT, audio[0], "so it is", **GIVEN)
 
     np.testing.assert_array_equal(tts.generate(TEXT, voice=voice, **GIVEN), alone)
-    request = tts.request(TEXT, audio[0], "so it is")
-    whole = tts.driver.prefill(request.sequence)
-    in_two = tts.driver.prefill(request.sequence, tts._prefix(voice), request.shared)
-    assert 0 < request.shared < 9
+    plan = tts.plan(TEXT, voice=voice)
+    asked = utterance(plan, 0, plan.segments[0], voice)
+    whole = tts.driver.prefill(asked.sequence)
+    prefix = tts.driver.prefix(voice_lead(tts.bundle, voice), voice.prompt)
+    in_two = tts.driver.prefill(asked.sequence, prefix, asked.shared)
+    assert 0 < asked.shared < 9
     np.testing.assert_allclose(in_two.hidden, whole.hidden, atol=1e-5)
     np.testing.assert_allclose(in_two.residual_hidden, whole.residual_hidden, atol=1e-5)
 
@@ -203,9 +208,8 @@ def test_what_was_said_becomes_part_of_the_prompt(tts, audio):
 
     assert longer.transcript == "so it is hi. "
     np.testing.assert_array_equal(longer.prompt, np.concatenate([voice.prompt, said.latents]))
-    assert tts.request("a").voice is None
-    sequence = tts._call("a", None, None, None, {"voice": longer}).voice
-    assert sequence.prompt_patches == 3 + len(said.latents)
+    assert tts.plan("a").voice is None
+    assert tts.plan("a", voice=longer).voice.prompt_patches == 3 + len(said.latents)
 
 
 def test_a_dialogue_is_bounded_by_its_window_and_keeps_the_recording(tts, audio):

@@ -109,7 +109,7 @@ def test_a_batch_takes_voices_by_line_and_for_all(speaking, batch, folder, capsy
         (("voices", "remove", "eve"), "no voice eve (there are: ada)"),
         (("generate", "BUNDLE", "-t", "a", "-v", "eve"), "no voice eve (there are: ada)"),
         (("generate", "BUNDLE", "-t", "a", "-v", "eve.voice"), "voice eve.voice: no such file"),
-        (("generate", "BUNDLE", "-t", "a", "-v", "ada", *ADD), "--voice takes the place of"),
+        (("generate", "BUNDLE", "-t", "a", "-v", "ada", *ADD), "a voice takes the place of"),
         (("design", "BUNDLE", "-t", "a", "-v", "ada"), "takes no recording, got --voice"),
         (("clone", "BUNDLE", "-t", "a"), "or a --voice"),
     ],

@@ -7,8 +7,9 @@ import soundfile
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime import voxcpm
-from voxcpm_runtime.speech.request import normalized_text
 from voxcpm_runtime.speech.results import TooLongWarning
+from voxcpm_runtime.speech.utterance import utterance
+from voxcpm_runtime.text.words import checked_text, one_line
 from voxcpm_runtime.voxcpm import VoxCPM
 
 TEXT = "hello there."  # 12 characters and ▁: 13 tokens
@@ -19,6 +20,12 @@ def prompt_audio():
     return np.random.default_rng(0).standard_normal(90).astype(
         np.float32
     ) * 0.1, 1000  # 5 patches of 20 samples
+
+
+def asked(tts, *arguments, **options):
+    """What is prefilled for the first segment, and how much may follow it."""
+    plan = tts.plan(*arguments, **options)
+    return utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver))
 
 
 @pytest.fixture
@@ -90,7 +97,7 @@ def test_streaming_gives_exactly_the_samples_of_offline_generation(tts, prompt_a
 
 
 def test_prompt_and_target_are_tokenised_together(tts, prompt_audio):
-    request = tts.request("b\n\n c", prompt_audio, "a ")
+    request = asked(tts, "b\n\n c", prompt_audio, "a ")
 
     # ▁ a ▁ b ▁ c, audio start, five patches
     assert request.sequence.tokens.tolist() == [3, 4, 3, 5, 3, 6, 101, 0, 0, 0, 0, 0]
@@ -179,7 +186,7 @@ def test_progress_is_told_after_every_patch(tts, architecture):
     ("text", "expected"), [(" a\n\tb  c ", " a b c "), ("a\u3000b", "a b"), ("a\r\nb", "a b"), ("a", "a")]
 )
 def test_white_space_is_normalised_as_upstream_does(text, expected):
-    assert normalized_text(text, "text") == expected
+    assert one_line(checked_text(text, "text")) == expected
 
 
 @pytest.mark.parametrize(
@@ -232,7 +239,7 @@ def test_a_reference_voice_is_voxcpm2s(tts, architecture, prompt_audio):
         with pytest.raises(InputError, match="a reference voice needs VoxCPM2"):
             tts.generate(TEXT, reference_wav_path=prompt_audio)
         return
-    request = tts.request("a", reference_wav_path=prompt_audio)
+    request = asked(tts, "a", reference_wav_path=prompt_audio)
     assert request.sequence.tokens.tolist() == [103, 0, 0, 0, 0, 0, 104, 3, 4, 101]
     assert len(tts.generate("a", reference_wav_path=prompt_audio, seed=1)) > 0
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime without its telemetry, as in `voxcpm_runtime.portable.onnx_runtime`: training stands alone."""
+"""ONNX Runtime without its telemetry, as in `voxcpm_runtime.backends.portable.onnx_runtime`: training stands alone."""
 
 import os
 

@@ -15,8 +15,8 @@ import soundfile
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
-from voxcpm_runtime.model.batch_slots import lone_slot
-from voxcpm_runtime.text.control import controlled_text
+from voxcpm_runtime.speech.utterance import utterance
+from voxcpm_runtime.text.control import controlled
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.upstream import is_second_generation, upstream_generate
@@ -95,12 +95,12 @@ def cases(
         spoken = [zero_shot, Case("continuation", text, seed + 1, prompt_wav, prompt_text, patches)]
         if is_second_generation(model):
             reference: dict[str, Any] = {"patches": patches, "reference_wav": prompt_wav}
-            controlled = controlled_text(text, _CONTROL, generation="voxcpm2", continues=False)
+            styled = controlled(text, _CONTROL)
             spoken += [
                 Case("reference", text, seed + 2, **reference),
                 Case("reference and continuation", text, seed + 3, prompt_wav, prompt_text, **reference),
-                Case("voice design", controlled, seed + 4, patches=patches),
-                Case("style control", controlled, seed + 5, **reference),
+                Case("voice design", styled, seed + 4, patches=patches),
+                Case("style control", styled, seed + 5, **reference),
             ]
         # Whoever goes on without upstream is to have its memory.
         del model
@@ -137,13 +137,13 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
     speech = tts.speak(case.text, rng=np.random.default_rng(case.seed), **asked)
     shared = min(len(speech.latents), len(upstream.latents))
     samples = min(len(speech.audio), len(upstream.audio))
-    request = tts.request(case.text, **asked)
-    driver = lone_slot(tts.driver)
+    plan, driver = tts.plan(case.text, **asked), tts.driver
+    fed = utterance(plan, 0, plan.segments[0], plan.encoded_voice(driver))
     forced = driver.generate_patches(
-        driver.prefill(request.sequence),
-        request.options,
+        driver.prefill(fed.sequence),
+        plan.options,
         np.random.default_rng(case.seed),
-        request.limit,
+        fed.limit,
         teacher=list(upstream.latents),
     )
     return EndToEnd(

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from voxcpm_runtime.audio.files import Audio
-from voxcpm_runtime.audio.pcm import levels, pcm16
+from voxcpm_runtime.audio.pcm import Audio, levels, pcm16
 from voxcpm_runtime.backends.loading import Backend
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.listening_material import material, prompt_clip

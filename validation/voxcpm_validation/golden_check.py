@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from voxcpm_constants.step_models import Precision
-from voxcpm_runtime.audio.files import Audio
-from voxcpm_runtime.audio.pcm import pcm16
+from voxcpm_runtime.audio.pcm import Audio, pcm16
 from voxcpm_runtime.backends.loading import Backend
+from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.golden import (
     CASES,
@@ -134,7 +134,8 @@ def _examined(tts: VoxCPM, case: GoldenCase, elsewhere: SpeechRecord) -> Examine
     for size in OTHER_CHUNKS:
         again = np.concatenate(streamed(tts, case, chunk_patches=size))
         failures += _unequal(again, audio, record, f"in chunks of {size}")
-    sequence = tts.request(**case_arguments(case)).sequence
+    plan = tts.plan(**case_arguments(case))
+    sequence = utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver)).sequence
     context = sequence.decoder_context(tts.bundle.architecture.traits.decoder_context_patches)
     whole = monolithic(tts.driver, speech.latents, context)
     # Audio of another length has been told of.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER
-from voxcpm_runtime.audio.files import Audio
+from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_validation.measures import agreement

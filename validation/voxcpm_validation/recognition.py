@@ -11,7 +11,7 @@ import numpy.typing as npt
 from voxcpm_runtime.audio.files import resample
 
 # faster_whisper imports ONNX Runtime as well; this comes first and turns telemetry off.
-from voxcpm_runtime.portable import onnx_runtime  # noqa: F401
+from voxcpm_runtime.backends.portable import onnx_runtime  # noqa: F401
 
 _RATE = 16000
 

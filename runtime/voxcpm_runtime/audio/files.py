@@ -10,12 +10,12 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import soundfile
 
 from voxcpm_constants.errors import InputError, os_reason
-from voxcpm_runtime.audio.pcm import clipped_samples, pcm16, require_finite
+from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16, require_finite
 from voxcpm_runtime.storage.whole_file import whole_file
 
-Audio = npt.NDArray[np.float32]
 AudioSource = str | Path | bytes | bytearray | memoryview | BinaryIO | tuple[npt.NDArray[np.generic], int]
 """A path, a file's bytes, an open binary file, or (samples, sample rate in Hz).
 
@@ -87,7 +87,9 @@ def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> 
         )
     if rate == wanted:
         return samples
-    from scipy.signal import resample_poly
+    from scipy.signal import (
+        resample_poly,  # half a second at every start, for other rates than the bundle's only
+    )
 
     divisor = math.gcd(int(rate), wanted)
     return np.asarray(resample_poly(samples, wanted // divisor, int(rate) // divisor), np.float32)
@@ -118,8 +120,6 @@ def write_audio(path: str | Path, audio: Audio, sample_rate: int) -> int:
     not take `sample_rate` gets the next higher rate it takes. Returns how many samples were clipped. Raises InputError
     when it cannot be written, and for NaN or infinite samples.
     """
-    import soundfile
-
     path = _expanded(path)
     form = _format(path)
     require_finite(audio, str(path))
@@ -138,8 +138,6 @@ def write_audio(path: str | Path, audio: Audio, sample_rate: int) -> int:
 
 
 def _format(path: Path) -> _Format:
-    import soundfile
-
     form = FORMATS.get(path.suffix.lower())
     if form is None:
         raise InputError(
@@ -158,8 +156,6 @@ def _expanded(path: str | Path) -> Path:
 
 
 def _decoded(source: object, name: str) -> tuple[Audio, int]:
-    import soundfile
-
     content = _content(source, name)
     if not content:
         raise InputError(f"{name}: expected an audio file, but it is empty, or read to its end already")

@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from voxcpm_constants.errors import InputError
 
-Samples = npt.NDArray[np.floating]
+Audio = npt.NDArray[np.float32]
 """Mono audio (samples,) in [-1, 1]."""
+Pcm = npt.NDArray[np.int16]
+"""16-bit mono samples (samples,)."""
 
 SILENCE_DBFS = -50.0
 """What a frame's RMS is below when the frame counts as silence."""
@@ -41,7 +43,7 @@ class Levels:
         return _dbfs(self.rms)
 
 
-def pcm16(audio: Samples) -> npt.NDArray[np.int16]:
+def pcm16(audio: Audio) -> Pcm:
     """The samples (samples,) times 32767, rounded to the nearest, those outside [-1, 1] clipped.
 
     Raises InputError for samples that are NaN or infinite.
@@ -50,18 +52,18 @@ def pcm16(audio: Samples) -> npt.NDArray[np.int16]:
     return np.round(np.clip(audio, -1.0, 1.0) * _PEAK).astype(np.int16)
 
 
-def clipped_samples(audio: Samples) -> int:
+def clipped_samples(audio: Audio) -> int:
     """How many samples are outside [-1, 1]."""
     return int(np.count_nonzero(np.abs(audio) > 1.0))
 
 
-def require_finite(audio: Samples, name: str) -> None:
+def require_finite(audio: Audio, name: str) -> None:
     """Raises InputError for samples that are NaN or infinite; codecs abort the process at them."""
     if not np.isfinite(audio).all():
         raise InputError(f"{name}: expected finite samples, but some are NaN or infinite")
 
 
-def levels(audio: Samples, sample_rate: int) -> Levels:
+def levels(audio: Audio, sample_rate: int) -> Levels:
     """Of finite audio (samples,) at `sample_rate` Hz; computed in float64."""
     if not len(audio):
         return Levels(peak=0.0, rms=0.0, silence_ratio=1.0, clipped=0)

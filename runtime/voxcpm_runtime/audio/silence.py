@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from voxcpm_runtime.audio.files import Audio
+from voxcpm_runtime.audio.pcm import Audio
 
 FRAME = 2048
 """Samples whose level is taken together, at any sample rate."""

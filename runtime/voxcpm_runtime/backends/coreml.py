@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
 from voxcpm_constants.targets import MAIN
+from voxcpm_runtime.backends.step_function import Array, StepState
 
 COMPUTE_UNITS = {"all": "ALL", "cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", "cpu_and_ne": "CPU_AND_NE"}
 """Our spelling -> coremltools.ComputeUnit."""
-
-Array = npt.NDArray[Any]
 
 
 class PassedState:
@@ -46,7 +45,7 @@ class PassedState:
             self.arrays[name] = _with_rows(self.arrays[name], start, array)
 
 
-class KeptState:
+class NativeState:
     """Core ML's own state, updated in place; the functions of one package may share it."""
 
     def __init__(self, native: Any, names: list[str]) -> None:
@@ -62,11 +61,11 @@ class KeptState:
         return np.asarray(self._native.read_state(name), np.float32)
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
-        """As of `PassedState`."""
+        """The same as `PassedState` has."""
         return {name: self._native.read_state(name)[:, :, start:stop].copy() for name in self._names}
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
-        """As of `PassedState`."""
+        """The same as `PassedState` has."""
         for name, array in rows.items():
             self._native.write_state(name, _with_rows(self._native.read_state(name), start, array))
 
@@ -86,22 +85,22 @@ class CoreMLStepModel:
         self._keeps_state = keeps_state
         self._predicting = threading.Lock()
 
-    def new_state(self) -> PassedState | KeptState:
-        """Zeros."""
+    def new_state(self) -> PassedState | NativeState:
+        """The state at the start of a stream: zeros."""
         if self._keeps_state:
-            return KeptState(self._predictor.make_state(), [t.name for t in self._declared.state])
+            return NativeState(self._predictor.make_state(), [t.name for t in self._declared.state])
         zeros = {t.name: np.zeros(t.shape_at(0), self._dtype(t)) for t in self._declared.state}
         return PassedState(self._declared, zeros)
 
-    def __call__(
-        self, inputs: Mapping[str, Array], state: PassedState | KeptState | None = None
-    ) -> dict[str, Array]:
-        """Run one step. Raises ValueError for an input that is missing, or a missing state."""
+    def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
+        """Run one step. Raises ValueError for an input that is missing, and for a missing or foreign state."""
         missing = [t.name for t in self._declared.inputs if t.name not in inputs]
         if missing:
             raise ValueError(f"{self._declared.name} needs an input {missing[0]}")
         if self._declared.state and state is None:
             raise ValueError(f"{self._declared.name} keeps a state: pass one")
+        if not isinstance(state, PassedState | NativeState | None):
+            raise ValueError(f"{self._declared.name}: the state is not of this step model")  # noqa: TRY004 - a wrong input
         features = {
             t.name: np.ascontiguousarray(inputs[t.name], self._dtype(t)) for t in self._declared.inputs
         }

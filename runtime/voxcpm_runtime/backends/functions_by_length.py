@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from voxcpm_constants.step_models import StepModel
+from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
 
 class FunctionsByLength:
@@ -15,7 +15,7 @@ class FunctionsByLength:
     declared: the whole step model. first: the function of its first length. load: index of a length -> its function.
     """
 
-    def __init__(self, declared: StepModel, first: Any, load: Callable[[int], Any]) -> None:
+    def __init__(self, declared: StepModel, first: StepFunction, load: Callable[[int], StepFunction]) -> None:
         tensor, self._axis = declared.chunk_axis
         self._name = declared.name
         self._input = tensor.name
@@ -24,20 +24,19 @@ class FunctionsByLength:
         self._loading = threading.Lock()
         self._loaded = {0: first}
 
-    def new_state(self) -> Any:
+    def new_state(self) -> StepState:
         """The start of a stream."""
         return self._loaded[0].new_state()
 
-    def __call__(self, inputs: Mapping[str, Any], state: Any = None) -> dict[str, Any]:
+    def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """Run one step. Raises ValueError for a length that no function takes."""
         length = inputs[self._input].shape[self._axis]
         if length not in self._chunks:
             taken = ", ".join(map(str, self._chunks))
             raise ValueError(f"{self._name}: {self._input} may have the lengths {taken}, not {length}")
-        result: dict[str, Any] = self._function(self._chunks[length])(inputs, state)
-        return result
+        return self._function(self._chunks[length])(inputs, state)
 
-    def _function(self, chunk: int) -> Any:
+    def _function(self, chunk: int) -> StepFunction:
         with self._loading:
             if chunk not in self._loaded:
                 self._loaded[chunk] = self._load(chunk)

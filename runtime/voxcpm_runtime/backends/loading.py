@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
-
-import numpy.typing as npt
+from typing import Any, Literal, NamedTuple
 
 from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.manifest import Manifest, package_path
@@ -16,21 +14,11 @@ from voxcpm_constants.step_models import STEP_MODEL_NAMES, Precision, StepModel
 from voxcpm_constants.targets import package_form
 from voxcpm_runtime.backends.coreml import COMPUTE_UNITS, CoreMLStepModel, interface_names, load_predictor
 from voxcpm_runtime.backends.functions_by_length import FunctionsByLength
+from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
 
 Backend = Literal["auto", "coreml", "portable"]
 BACKENDS: tuple[Backend, ...] = ("auto", "coreml", "portable")
-
-Array = npt.NDArray[Any]
-
-
-class StepFunction(Protocol):
-    """(inputs, state) -> outputs by name, the state moved on in place; float32 and int32 arrays."""
-
-    def new_state(self) -> Any:
-        """The start of a stream."""
-
-    def __call__(self, inputs: Mapping[str, Array], state: Any = None) -> dict[str, Array]: ...
 
 
 def load_step_models(
@@ -48,11 +36,7 @@ def load_step_models(
     Raises InputError for a backend that this machine lacks, BundleError for a package that cannot be loaded or
     whose inputs and outputs are not the declared ones.
     """
-    chosen = choose_backend(backend, sys.platform)
-    if threads is not None and threads < 1:
-        raise InputError(f"threads must be at least 1, got {threads}")
-    if compute_units not in COMPUTE_UNITS:
-        raise InputError(f"compute units must be one of {', '.join(COMPUTE_UNITS)}, got {compute_units!r}")
+    chosen = check_engine(backend, threads, compute_units)
     folder, manifest, precision = bundle.folder, bundle.manifest, bundle.precision
     if chosen == "portable":
         return {
@@ -78,6 +62,16 @@ def arithmetic_key(backend: str, compute_units: str) -> str:
     from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
 
     return f"portable {LOWERING_VERSION}"
+
+
+def check_engine(backend: str, threads: int | None, compute_units: str) -> Literal["coreml", "portable"]:
+    """The backend that `load_step_models` would use with these arguments. Raises InputError for a wrong one."""
+    chosen = choose_backend(backend, sys.platform)
+    if threads is not None and threads < 1:
+        raise InputError(f"threads must be at least 1, got {threads}")
+    if compute_units not in COMPUTE_UNITS:
+        raise InputError(f"compute units must be one of {', '.join(COMPUTE_UNITS)}, got {compute_units!r}")
+    return chosen
 
 
 def choose_backend(backend: str, platform: str) -> Literal["coreml", "portable"]:

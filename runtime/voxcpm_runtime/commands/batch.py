@@ -7,14 +7,20 @@ from typing import Annotated
 import typer
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.commands.arguments import Engine, Knobs, Quiet, Voice
-from voxcpm_runtime.commands.opening import located, opened
-from voxcpm_runtime.commands.option_groups import takes_groups
+from voxcpm_runtime.commands.arguments import Engine, Quiet, VoiceArguments
+from voxcpm_runtime.commands.batch_lines import Defaults, read_lines
+from voxcpm_runtime.commands.batch_run import BatchRun, check_outputs, output_folder
+from voxcpm_runtime.commands.engine import loaded, opened
+from voxcpm_runtime.commands.interruption import interruptible
+from voxcpm_runtime.commands.parameters import takes_groups
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech.cancellation import CancelToken
 
 SOME_FAILED = 1
+"""Exit code when a line could not be spoken."""
 
 
-@takes_groups
+@takes_groups()
 def batch(
     *,
     bundle_and_input: Annotated[
@@ -32,47 +38,31 @@ def batch(
         bool, typer.Option("--overwrite", help="Speak again what is already there.")
     ] = False,
     seed: Annotated[
-        int | None, typer.Option(help="Of every line without its own. Default: a fresh one each.")
+        int | None, typer.Option(help="Seed of every line without its own. Default: a fresh one each.")
     ] = None,
-    voice: Voice,
-    knobs: Knobs,
+    voice: VoiceArguments,
+    options: GenerationOptions,
     engine: Engine,
     quiet: Quiet = False,
 ) -> None:
     """Speak each line of a file into an audio file of its own; the same command goes on where it was cut short."""
-    from voxcpm_constants.manifest import Manifest
-    from voxcpm_runtime.bundle.opening import choose_precision
-    from voxcpm_runtime.commands.batch_lines import Defaults, check_defaults, read_utterances
-    from voxcpm_runtime.commands.batch_run import BatchRun, check_outputs, output_folder
-    from voxcpm_runtime.commands.interruption import interruptible
-
-    bundle, source = _bundle_and_input(bundle_and_input)
-    transcript, options = voice.transcript(), knobs.checked()
-    bundle_folder = located(bundle, engine.precision, shown=not quiet)
-    manifest = Manifest.read(bundle_folder)
-    digest = manifest.digest(choose_precision(bundle_folder, manifest, engine.precision))
-    defaults = Defaults(
-        generation=manifest.architecture.generation,
-        prompt=voice.prompt,
-        prompt_text=transcript,
-        reference=voice.reference,
-        voice=voice.voice,
-        control=voice.control,
-        seed=seed,
-        options=options,
-    )
-    check_defaults(defaults)
-    lines = list(read_utterances(source, defaults))
+    name, source = _bundle_and_input(bundle_and_input)
+    recordings = voice.recordings()
+    bundle = opened(name, engine, shown=not quiet)
+    defaults = Defaults(bundle.architecture, recordings, voice.control, seed, options)
+    defaults.check()
+    lines = list(read_lines(source, defaults))
     check_outputs(lines)
-    run = BatchRun(output_folder(folder, source), digest, shown=not quiet)
-    with interruptible() as token:
+    run = BatchRun(output_folder(folder, source), bundle.digest, shown=not quiet)
+    token = CancelToken()
+    with interruptible(token):
         try:
             # The models are loaded only when there is something left to speak.
             if pending := run.pending(lines, overwrite=overwrite):
-                run.speak(pending, opened(bundle_folder, engine), token)
+                run.speak(pending, loaded(bundle, engine), token)
         finally:
             # After Ctrl-C too.
-            run.tell(len(lines))
+            run.report(len(lines))
     token.check()
     if run.failures:
         raise typer.Exit(SOME_FAILED)

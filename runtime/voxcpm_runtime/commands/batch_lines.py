@@ -1,37 +1,36 @@
-"""What a batch is to speak: the lines of a text or JSONL file, each checked, those that cannot be spoken told apart."""
+"""What a batch is to speak: the lines of a text or JSONL file, each checked, or a failure with its reason."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError, VoxCPMError, os_reason
 from voxcpm_runtime.audio.files import FORMATS
-from voxcpm_runtime.options import GenerationOptions, checked_options
-from voxcpm_runtime.speech.request import normalized_text
-from voxcpm_runtime.text.control import controlled_text, require_reference
-from voxcpm_runtime.voices.store import VoiceStore
-from voxcpm_runtime.voices.voice import Voice
+from voxcpm_runtime.commands.arguments import VoiceArguments, stored_voice
+from voxcpm_runtime.options import GenerationOptions, option_table, whole_number
+from voxcpm_runtime.speech.arguments import Arguments
+from voxcpm_runtime.speech.plan import check_generation
+from voxcpm_runtime.text.words import checked_text, one_line
+from voxcpm_runtime.voices.recordings import Recordings
 
 STANDARD_INPUT = "-"
 _TEXT, _JSONL = ".txt", ".jsonl"
-_PROMPT = ("prompt", "prompt_text")
-_AUDIO = ("prompt", "reference")
-_RECORDINGS = (*_PROMPT, "reference")
-_INHERITED = (*_RECORDINGS, "voice", "control", "seed")
+_OPTIONS = tuple(declared.name for declared in option_table())
+_VOICE = tuple(field.name for field in fields(VoiceArguments) if field.name != "prompt_file")
+_RECORDINGS = ("prompt", "prompt_text", "reference")
 
 
-class _Line(BaseModel):
-    """A line of a JSONL file, but for the generation options; what it leaves out is as on the command line."""
+class _OwnKeys(BaseModel):
+    """The keys of a JSONL line that the command line has no option of the same meaning for."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -39,83 +38,43 @@ class _Line(BaseModel):
     output: str | None = None
     """Audio file to write, relative to the output folder; by default output_<line number>.wav."""
     seed: Annotated[int, Field(ge=0)] | None = None
-    prompt: str | None = None
-    """Audio to continue; it and its transcript replace the command line's together."""
-    prompt_text: str | None = None
-    reference: str | None = None
-    voice: str | None = None
-    """Name or file of a kept voice, in place of recordings."""
-    control: str | None = None
 
 
-_OPTIONS = get_type_hints(GenerationOptions)
-_FullLine = create_model(
-    "_FullLine", __base__=_Line, **{name: (hint, None) for name, hint in _OPTIONS.items()}
+_Line = create_model(
+    "_Line",
+    __base__=_OwnKeys,
+    **dict.fromkeys(_VOICE, (str | None, None)),
+    **{declared.name: (declared.type, None) for declared in option_table()},
 )  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """The command line's voice and options, and what all lines share."""
+    """What the command line gives to lines that leave it out."""
 
-    generation: str
-    """`architecture.generation`"""
-    prompt: str | None
-    prompt_text: str | None
-    reference: str | None
+    architecture: Architecture
+    recordings: Recordings
     control: str | None
     seed: int | None
-    options: dict[str, Any]
-    voice: str | None = None
+    options: GenerationOptions
+
+    def check(self) -> None:
+        """Raises InputError for what no line could be spoken with that says nothing of its own."""
+        check_generation(self.architecture, self.recordings, self.control)
+        self.recordings.digests()
+        if self.seed is not None:
+            whole_number(self.seed, "seed", 0)
 
 
 @dataclass(frozen=True)
-class Utterance:
+class BatchLine:
     """A line that can be spoken, as far as its arguments tell."""
 
     line: int
-    """From 1, blank lines counted."""
+    """Counted from 1, blank lines included."""
     output: str
     """POSIX path below the output folder."""
-    text: str
-    """With its control before it."""
-    prompt: str | None
-    prompt_text: str | None
-    reference: str | None
-    seed: int | None
-    options: dict[str, Any]
-    voice: Voice | None = None
-
-    def arguments(self) -> dict[str, Any]:
-        """Of `VoxCPM.speak`."""
-        return {
-            "text": self.text,
-            "prompt_wav_path": self.prompt,
-            "prompt_text": self.prompt_text,
-            "reference_wav_path": self.reference,
-            "voice": self.voice,
-            "seed": self.seed,
-            **self.options,
-        }
-
-    def digest(self, bundle: str) -> str:
-        """Of everything that the speech follows from: arguments, content of the audio files, and the bundle's digest.
-
-        Options at their defaults are left out, so that a release with more of them knows the speech of this one.
-        Raises InputError for an audio file that cannot be read.
-        """
-        parts = {
-            "bundle": bundle,
-            "text": self.text,
-            "prompt": _file_digest(self.prompt, "prompt audio"),
-            "prompt_text": self.prompt_text,
-            "reference": _file_digest(self.reference, "reference audio"),
-            "seed": self.seed,
-            "options": _changed(self.options),
-        }
-        if self.voice is not None:
-            parts["voice"] = self.voice.digest
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    arguments: Arguments
 
 
 class Failure(NamedTuple):
@@ -128,8 +87,8 @@ class Failure(NamedTuple):
         return f"line {self.line}: {' '.join(self.reason.split())}"
 
 
-def read_utterances(source: str, defaults: Defaults) -> Iterator[Utterance | Failure]:
-    """One for each line that is not blank: of a .txt file its text, of a .jsonl file a JSON object.
+def read_lines(source: str, defaults: Defaults) -> Iterator[BatchLine | Failure]:
+    """One for each line that is not blank: a text of a .txt file, a JSON object of a .jsonl file.
 
     source: a path, or "-" for standard input, which is JSONL when its first line starts with a brace. Audio paths of
     a JSONL file are relative to its folder.
@@ -140,17 +99,11 @@ def read_utterances(source: str, defaults: Defaults) -> Iterator[Utterance | Fai
     # Bytes, whose lines end where those of files do; a str has ends of line that JSON strings may contain.
     lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
     if not lines:
-        raise InputError(f"{_named(source)}: it is empty; expected an utterance on each line")
+        named = "standard input" if source == STANDARD_INPUT else source
+        raise InputError(f"{named}: it is empty; expected an utterance on each line")
     folder = Path() if source == STANDARD_INPUT else Path(source).expanduser().parent
     is_jsonl = _is_jsonl(source, lines[0][1])
-    return (_parsed(number, line, defaults, folder if is_jsonl else None) for number, line in lines)
-
-
-def check_defaults(defaults: Defaults) -> None:
-    """Raises InputError for what no line could be spoken with that says nothing of its own."""
-    _utterance(1, _FullLine(text="a"), defaults, Path()).digest("")
-    if defaults.seed is not None and defaults.seed < 0:
-        raise InputError(f"seed must be a whole number from 0, got {defaults.seed}")
+    return (_read(number, line, defaults, folder if is_jsonl else None) for number, line in lines)
 
 
 def _content(source: str) -> bytes:
@@ -170,30 +123,27 @@ def _content(source: str) -> bytes:
     return content.removeprefix(b"\xef\xbb\xbf")
 
 
-def _named(source: str) -> str:
-    return "standard input" if source == STANDARD_INPUT else source
-
-
 def _is_jsonl(source: str, first_line: bytes) -> bool:
     if source == STANDARD_INPUT:
         return first_line.lstrip().startswith(b"{")
     return Path(source).suffix.lower() == _JSONL
 
 
-def _parsed(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> Utterance | Failure:
-    """folder: of a JSONL line's audio paths; None for a line of text."""
+def _read(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> BatchLine | Failure:
+    """folder: the one that a JSONL line's audio paths are relative to; None for a line of text."""
     try:
         try:
             text = line.decode().strip()
         except UnicodeDecodeError:
             raise InputError("expected UTF-8 text") from None
-        given = _FullLine(text=text) if folder is None else _json_line(text)
-        return _utterance(number, given, defaults, folder or Path())
+        given = {"text": text} if folder is None else _json_line(text)
+        return _batch_line(number, given, defaults, folder or Path())
     except VoxCPMError as error:
         return Failure(number, str(error))
 
 
-def _json_line(text: str) -> _Line:
+def _json_line(text: str) -> dict[str, Any]:
+    """The keys that a line gives."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -201,13 +151,13 @@ def _json_line(text: str) -> _Line:
     if not isinstance(document, dict):
         raise InputError(f"expected a JSON object with at least a text, got {text[:40]!r}")
     try:
-        return _FullLine.model_validate(document)
+        return _Line.model_validate(document).model_dump(exclude_unset=True)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:1])
         if first["type"] == "extra_forbidden":
             raise InputError(
-                f"unknown key {key!r}; expected some of {', '.join(_FullLine.model_fields)}"
+                f"unknown key {key!r}; expected some of {', '.join(_Line.model_fields)}"
             ) from None
         if first["type"] == "missing":
             raise InputError(
@@ -216,46 +166,41 @@ def _json_line(text: str) -> _Line:
         raise InputError(f"{key}: {first['msg'].lower()}, got {document[key]!r}") from None
 
 
-def _utterance(number: int, given: _Line, defaults: Defaults, folder: Path) -> Utterance:
-    said = given.model_dump(exclude_unset=True)
-    said |= {
-        name: str(folder / Path(said[name]).expanduser()) for name in _AUDIO if said.get(name) is not None
+def _batch_line(number: int, given: dict[str, Any], defaults: Defaults, folder: Path) -> BatchLine:
+    options = asdict(defaults.options) | {name: given[name] for name in _OPTIONS if name in given}
+    named = {
+        "control": given.get("control", defaults.control),
+        "seed": given.get("seed", defaults.seed),
+        **options,
     }
-    inherited: dict[str, Any] = {name: getattr(defaults, name) for name in _INHERITED}
-    if said.keys() & set(_PROMPT):
-        # One of the line's and one of the command line's would make no pair.
-        inherited |= dict.fromkeys(_PROMPT)
-    if "voice" in said:
-        inherited |= dict.fromkeys(_RECORDINGS)
-    elif said.keys() & set(_RECORDINGS):
-        inherited["voice"] = None
-    chosen = inherited | said
-    options = defaults.options | {name: said[name] for name in _OPTIONS if name in said}
-    checked_options(**options)
-    if chosen["reference"] is not None:
-        require_reference(defaults.generation)
-    text = normalized_text(given.text, "text")
-    voice = _voice(chosen)
-    continues = chosen["prompt_text"] is not None or (voice is not None and voice.prompt is not None)
-    return Utterance(
+    text = one_line(checked_text(given["text"], "text"))
+    arguments = Arguments.of(text, _recordings(given, defaults.recordings, folder), named)
+    check_generation(defaults.architecture, arguments.recordings, arguments.control)
+    output = given.get("output")
+    return BatchLine(
         line=number,
-        output=_output_name(f"output_{number:03d}.wav" if given.output is None else given.output),
-        text=controlled_text(text, chosen["control"], generation=defaults.generation, continues=continues),
-        prompt=chosen["prompt"],
-        prompt_text=chosen["prompt_text"],
-        reference=chosen["reference"],
-        seed=chosen["seed"],
-        options=options,
-        voice=voice,
+        output=_output_name(f"output_{number:03d}.wav" if output is None else output),
+        arguments=arguments,
     )
 
 
-def _voice(chosen: dict[str, Any]) -> Voice | None:
-    if chosen["voice"] is None:
-        return None
-    if any(chosen[name] is not None for name in _RECORDINGS):
-        raise InputError("a voice takes the place of prompt and reference: give one of them")
-    return VoiceStore().load(chosen["voice"])
+def _recordings(given: dict[str, Any], defaults: Recordings, folder: Path) -> Recordings:
+    """The line's voice. A prompt and its transcript replace the command line's together, a voice all recordings."""
+    if "voice" in given:
+        own: dict[str, Any] = {name: _path(given, name, folder) for name in _RECORDINGS}
+        return Recordings(**own).in_voice(stored_voice(given["voice"]))
+    if not given.keys() & set(_RECORDINGS):
+        return defaults
+    chosen: dict[str, Any] = {"reference": defaults.reference}
+    if not given.keys() & {"prompt", "prompt_text"}:
+        chosen |= {"prompt": defaults.prompt, "prompt_text": defaults.prompt_text}
+    chosen |= {name: _path(given, name, folder) for name in _RECORDINGS if name in given}
+    return Recordings(**chosen)
+
+
+def _path(given: dict[str, Any], name: str, folder: Path) -> str | None:
+    value: str | None = given.get(name)
+    return value if value is None or name == "prompt_text" else str(folder / Path(value).expanduser())
 
 
 def _output_name(name: str) -> str:
@@ -265,22 +210,3 @@ def _output_name(name: str) -> str:
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"output: expected a name that ends in {', '.join(FORMATS)}, got {name!r}")
     return path.as_posix()
-
-
-def _changed(options: dict[str, Any]) -> dict[str, Any]:
-    plain = {field.name: field.default for field in dataclasses.fields(GenerationOptions)}
-    return {name: value for name, value in options.items() if value != plain.get(name)}
-
-
-def _file_digest(path: str | None, what: str) -> str | None:
-    if path is None:
-        return None
-    try:
-        return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()
-    except (OSError, ValueError) as error:
-        reason = (
-            "no such file"
-            if isinstance(error, FileNotFoundError)
-            else getattr(error, "strerror", None) or error
-        )
-        raise InputError(f"{what} {path}: {reason}") from None

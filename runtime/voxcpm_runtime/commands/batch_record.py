@@ -21,11 +21,11 @@ class Spoken(BaseModel):
     output: str
     """POSIX path below the folder."""
     digest: str
-    """Of what the speech followed from (`Utterance.digest`)."""
+    """SHA-256 over what the speech followed from (`Arguments.digest`)."""
     seed: int
     """The seed that made it, a fresh one where the line had none."""
     seconds: float
-    """Of speech."""
+    """Seconds of speech."""
     samples: int
 
 
@@ -47,7 +47,7 @@ class Record:
         self._digests = {entry.output: entry.digest for entry in map(_entry, content.splitlines()) if entry}
 
     def digest(self, output: str) -> str | None:
-        """Of the utterance that a file was made from; None for a file that is not on record."""
+        """The digest of the line that a file was made from; None for a file that is not on record."""
         return self._digests.get(output)
 
     def add(self, entry: Spoken) -> None:

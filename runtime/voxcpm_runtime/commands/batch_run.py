@@ -6,32 +6,30 @@ import contextlib
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import typer
 
 from voxcpm_constants.errors import InputError, VoxCPMError, os_reason
 from voxcpm_runtime.audio.files import check_output_path, write_audio
-from voxcpm_runtime.commands.batch_lines import Failure, Utterance
+from voxcpm_runtime.commands.batch_lines import BatchLine, Failure
 from voxcpm_runtime.commands.batch_record import RECORD_FILE, Record, Spoken
 from voxcpm_runtime.commands.generate import spoken_line
-from voxcpm_runtime.commands.opening import progress_text, status_line
-from voxcpm_runtime.model.batch_slots import current_job
+from voxcpm_runtime.commands.status_line import Notes, progress_text, status_line
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.jobs import current_job
+from voxcpm_runtime.speech.progress import ProgressCallback
 from voxcpm_runtime.speech.results import Speech
 from voxcpm_runtime.voxcpm import VoxCPM
-
-if TYPE_CHECKING:
-    from voxcpm_runtime.commands.opening import Notes
-    from voxcpm_runtime.speech.progress import ProgressCallback
 
 
 class BatchRun:
     """Goes on after a line that fails; a file appears when it is whole, and on record right after."""
 
     def __init__(self, folder: Path, bundle: str, *, shown: bool) -> None:
-        """folder: of the audio files. bundle: digest of what is spoken with. shown: whether to tell of success.
+        """folder: where the audio files go. bundle: digest of what is spoken with. shown: whether to report success.
 
         Raises InputError for a folder that cannot be written to.
         """
@@ -41,8 +39,8 @@ class BatchRun:
         self._record = Record(folder)
         self._spoken = self._skipped = 0
 
-    def pending(self, lines: Iterable[Utterance | Failure], *, overwrite: bool) -> list[Utterance]:
-        """The lines still to be spoken; those that cannot be are told of at once."""
+    def pending(self, lines: Iterable[BatchLine | Failure], *, overwrite: bool) -> list[BatchLine]:
+        """The lines still to be spoken; failures are reported at once."""
         pending = []
         for line in lines:
             if isinstance(line, Failure):
@@ -55,7 +53,7 @@ class BatchRun:
                     self._skipped += 1
         return pending
 
-    def speak(self, utterances: list[Utterance], tts: VoxCPM, cancel: CancelToken) -> None:
+    def speak(self, utterances: list[BatchLine], tts: VoxCPM, cancel: CancelToken) -> None:
         """Speak them, as many at once as the bundle was converted for; what one of them cannot do, the rest may."""
         ready = []
         for utterance in utterances:
@@ -63,12 +61,15 @@ class BatchRun:
                 path = self.folder / utterance.output
                 _make_folder(path.parent)
                 check_output_path(path)
-                ready.append((utterance, utterance.digest(self._bundle)))
+                ready.append((utterance, utterance.arguments.digest(self._bundle)))
         lines = [utterance for utterance, _ in ready]
         with status_line("prefill …", shown=self._shown) as note, _warnings_as_lines(lines):
             asked = [
-                utterance.arguments()
-                | {"cancel": cancel, "progress": _told(note, f"{place} of {len(ready)}, {utterance.output}")}
+                replace(
+                    utterance.arguments,
+                    cancel=cancel,
+                    progress=_reported(note, f"{place} of {len(ready)}, {utterance.output}"),
+                )
                 for place, utterance in enumerate(lines, start=1)
             ]
             for index, speech in tts.speak_each(asked):
@@ -79,8 +80,8 @@ class BatchRun:
                 with self._going_on(utterance):
                     self._keep(utterance, digest, speech)
 
-    def tell(self, lines: int) -> None:
-        """Of so many lines how many came to what, and the failures again."""
+    def report(self, lines: int) -> None:
+        """Print how many of so many lines were spoken, skipped and failed, and the failures again."""
         if not self._shown:
             return
         left = lines - self._spoken - self._skipped - len(self.failures)
@@ -91,12 +92,12 @@ class BatchRun:
         for failure in sorted(self.failures):
             typer.echo(f"failed: {failure}", err=True)
 
-    def _is_there(self, utterance: Utterance) -> bool:
+    def _is_there(self, utterance: BatchLine) -> bool:
         """Whether its file was made from this line; one made from another line of a batch is to be made again.
 
         Raises InputError for a file that no batch made.
         """
-        digest, path = utterance.digest(self._bundle), self.folder / utterance.output
+        digest, path = utterance.arguments.digest(self._bundle), self.folder / utterance.output
         if not path.exists():
             return False
         recorded = self._record.digest(utterance.output)
@@ -106,7 +107,7 @@ class BatchRun:
             )
         return recorded == digest
 
-    def _keep(self, utterance: Utterance, digest: str, speech: Speech | VoxCPMError) -> None:
+    def _keep(self, utterance: BatchLine, digest: str, speech: Speech | VoxCPMError) -> None:
         if isinstance(speech, VoxCPMError):
             raise speech
         path = self.folder / utterance.output
@@ -125,7 +126,7 @@ class BatchRun:
             typer.echo(spoken_line(path, speech, clipped))
 
     @contextlib.contextmanager
-    def _going_on(self, utterance: Utterance) -> Iterator[None]:
+    def _going_on(self, utterance: BatchLine) -> Iterator[None]:
         try:
             yield
         except VoxCPMError as error:
@@ -136,11 +137,11 @@ class BatchRun:
         typer.echo(str(failure), err=True)
 
 
-def check_outputs(lines: Iterable[Utterance | Failure]) -> None:
+def check_outputs(lines: Iterable[BatchLine | Failure]) -> None:
     """Raises InputError for two lines with one file, even if only a file system that ignores case says so."""
     first: dict[str, int] = {}
     for line in lines:
-        if isinstance(line, Utterance):
+        if isinstance(line, BatchLine):
             earlier = first.setdefault(unicodedata.normalize("NFC", line.output).casefold(), line.line)
             if earlier != line.line:
                 raise InputError(
@@ -165,7 +166,7 @@ def _make_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _warnings_as_lines(utterances: Sequence[Utterance]) -> Iterator[None]:
+def _warnings_as_lines(utterances: Sequence[BatchLine]) -> Iterator[None]:
     """Warnings say which utterance they are of: that of the thread that warns."""
 
     def show(message: Warning | str, category: type[Warning], *_: object) -> None:
@@ -178,5 +179,5 @@ def _warnings_as_lines(utterances: Sequence[Utterance]) -> Iterator[None]:
         yield
 
 
-def _told(note: Notes, place: str) -> ProgressCallback:
+def _reported(note: Notes, place: str) -> ProgressCallback:
     return lambda progress: note(f"{place}: {progress_text(progress)}")

@@ -23,7 +23,6 @@ from rich.table import Table
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel
-from voxcpm_runtime.model.batch_slots import lone_slot
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -81,7 +80,7 @@ def measure(
     batch = tts.bundle.manifest.sizes.batch
     tokens = min(_PREFILL_TOKENS, tts.bundle.manifest.sizes.kv_length)
     sequence = build_sequence([1] * (tokens - 1), (a.patch_size, a.feat_dim))
-    prefill = _median_seconds(lambda: lone_slot(tts.driver).prefill(sequence), max(3, repeats // 4))
+    prefill = _median_seconds(lambda: tts.driver.prefill(sequence), max(3, repeats // 4))
     runs = [_streamed(tts, text, patches) for _ in range(3)]
     first, whole = (statistics.median(column) for column in zip(*runs, strict=True))
     return Measurement(
@@ -113,7 +112,7 @@ def peak_memory_bytes() -> int:
 
 def _step_seconds(tts: VoxCPM, declared: StepModel, repeats: int) -> dict[int, float]:
     """Median seconds of one call, by length of the enumerated axis (in tokens or patches)."""
-    model, generator = tts.driver.models[declared.name], np.random.default_rng(0)
+    model, generator = tts.batch_driver.models[declared.name], np.random.default_rng(0)
     timed = {}
     for chunk, length in enumerate(_lengths(declared, tts.bundle.architecture)):
         inputs: dict[str, npt.NDArray[Any]] = {

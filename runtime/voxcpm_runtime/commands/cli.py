@@ -1,7 +1,8 @@
-"""`voxcpm-coreml`: the commands of the entry-point group `voxcpm_coreml.commands`, and what becomes of their errors.
+"""`voxcpm-coreml`: the runtime's commands, those of the entry-point group `voxcpm_coreml.commands`, and their errors.
 
-A command is a function with typer annotations. It is imported when it is called, so that the runtime knows neither
-conversion nor validation, and a missing extra is felt by the command that needs it only.
+A command is a function with typer annotations, or a group of them (`typer.Typer`). Each is imported when it is called:
+help answers at once, the runtime knows neither conversion nor validation, and only the command that needs an extra
+fails without it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ast
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -18,26 +19,22 @@ from typing import Any
 import typer
 
 from voxcpm_constants.errors import MissingExtraError, VoxCPMError
-from voxcpm_runtime.commands.batch import batch
-from voxcpm_runtime.commands.generate import clone, design, generate
-from voxcpm_runtime.commands.inspect import inspect
-from voxcpm_runtime.commands.voices import voices
 
 COMMAND_GROUP = "voxcpm_coreml.commands"
 PROGRAM = "voxcpm-coreml"
 INTERRUPTED = 130
 _USAGE_ERROR = 2
 
-_OWN: dict[str, Callable[..., None]] = {
-    "generate": generate,
-    "design": design,
-    "clone": clone,
-    "batch": batch,
-    "inspect": inspect,
+_OWN = {
+    "generate": "voxcpm_runtime.commands.generate:generate",
+    "design": "voxcpm_runtime.commands.generate:design",
+    "clone": "voxcpm_runtime.commands.generate:clone",
+    "batch": "voxcpm_runtime.commands.batch:batch",
+    "voices": "voxcpm_runtime.commands.voices:voices",
+    "inspect": "voxcpm_runtime.commands.inspect:inspect",
+    "benchmark": "voxcpm_runtime.commands.benchmark:benchmark",
 }
-
-# Commands with verbs of their own.
-_GROUPS: dict[str, typer.Typer] = {"voices": voices}
+"""The runtime's commands; conversion's and validation's are entry points of theirs in pyproject.toml."""
 
 # A module that is missing -> the extra that brings it.
 _EXTRAS = {
@@ -73,9 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _complain("interrupted", INTERRUPTED)
 
 
-def command_names() -> list[str]:
-    """Every command that can be called, installed packages' among them."""
-    return sorted({*_OWN, *_GROUPS, *_installed()})
+def commands() -> dict[str, EntryPoint]:
+    """Every command that can be called, by name, installed packages' among them; none of them imported."""
+    own = {name: EntryPoint(name, home, COMMAND_GROUP) for name, home in _OWN.items()}
+    installed = {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
+    return dict(sorted({**installed, **own}.items()))
 
 
 def missing_extra(command: str, module: str, extra: str) -> MissingExtraError:
@@ -86,20 +85,19 @@ def missing_extra(command: str, module: str, extra: str) -> MissingExtraError:
 
 
 def build_app(chosen: str | None) -> typer.Typer:
-    """An app with all commands; of the installed ones only `chosen` is imported, the others are listed."""
-    app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.")
+    """An app with all commands, of which only `chosen` is imported; the others are listed."""
+    known = commands()
+    # Panels are for a command's groups of options. The plain list of commands comes in half the time without them.
+    style: dict[str, Any] = {} if chosen in known else {"rich_markup_mode": None}
+    app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.", **style)
     # A callback keeps the command's name in the usage line, were there only one.
     app.callback()(_no_options)
-    installed = _installed()
-    for name in command_names():
-        if name in _OWN:
-            app.command(name)(_OWN[name])
-        elif name in _GROUPS:
-            app.add_typer(_GROUPS[name], name=name)
-        elif name == chosen:
-            app.command(name)(installed[name].load())
+    for name, entry in known.items():
+        command: Any = entry.load() if name == chosen else _no_options
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
         else:
-            app.command(name, help=_summary(installed[name]))(_no_options)
+            app.command(name, short_help=None if name == chosen else _summary(entry))(command)
     return app
 
 
@@ -124,12 +122,8 @@ def _no_options() -> None:
     pass
 
 
-def _installed() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
-
-
 def _summary(entry: EntryPoint) -> str:
-    """First line of a command's docstring, read from its source without importing it."""
+    """The first line of a command's docstring, or of a group's module, read from its source without importing it."""
     try:
         spec = importlib.util.find_spec(entry.module)
         if spec is None or spec.origin is None:
@@ -138,10 +132,9 @@ def _summary(entry: EntryPoint) -> str:
             tree = ast.parse(file.read())
     except (ImportError, OSError, SyntaxError):
         return ""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == entry.attr:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
-    return ""
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    described = next((function for function in functions if function.name == entry.attr), tree)
+    return (ast.get_docstring(described) or "").partition("\n")[0]
 
 
 @contextmanager

@@ -2,233 +2,175 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import fields, replace
+from pathlib import Path
 
 import typer
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.commands.arguments import BundleArgument, Control, Delivery, Engine, Knobs, Voice, Words
-from voxcpm_runtime.commands.opening import located, opened, progress_text, status_line
-from voxcpm_runtime.commands.option_groups import takes_groups
+from voxcpm_runtime.audio.files import check_output_path, write_audio
+from voxcpm_runtime.bundle.opening import Bundle
+from voxcpm_runtime.commands.arguments import (
+    BundleArgument,
+    Delivery,
+    Engine,
+    RecordingArguments,
+    VoiceArguments,
+    Words,
+)
+from voxcpm_runtime.commands.engine import loaded, opened
+from voxcpm_runtime.commands.interruption import interruptible
+from voxcpm_runtime.commands.parameters import takes_groups
+from voxcpm_runtime.commands.raw_pcm import STANDARD_OUTPUT, check_standard_output, write_raw_pcm
+from voxcpm_runtime.commands.status_line import progress_text, status_line
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech.arguments import Arguments
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.plan import plan
+from voxcpm_runtime.speech.randomness import randomness
+from voxcpm_runtime.speech.results import Speech
+from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.text.control import require_references
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from voxcpm_runtime.speech.results import Speech
-    from voxcpm_runtime.speech.resuming import KeptSegments
-    from voxcpm_runtime.voices.voice import Voice as KeptVoice
-    from voxcpm_runtime.voxcpm import VoxCPM
+# `design` knows these in order to refuse them by name.
+_OF_A_VOICE = ("voice", *(field.name for field in fields(RecordingArguments)))
 
 
-@dataclass(frozen=True)
-class _NoAudio:
-    """Options of `clone` that `design` knows in order to refuse them by name."""
-
-    voice: Annotated[str | None, typer.Option("--voice", "-v", hidden=True)] = None
-    prompt: Annotated[str | None, typer.Option("--prompt", "--prompt-audio", "-pa", hidden=True)] = None
-    prompt_text: Annotated[str | None, typer.Option("--prompt-text", "-pt", hidden=True)] = None
-    prompt_file: Annotated[str | None, typer.Option(hidden=True)] = None
-    reference: Annotated[str | None, typer.Option("--reference", "--reference-audio", "-ra", hidden=True)] = (
-        None
-    )
-
-    def given(self) -> list[str]:
-        return [f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None]
-
-
-@takes_groups
+@takes_groups()
 def generate(
     *,
     bundle: BundleArgument = None,
     words: Words,
-    voice: Voice,
+    voice: VoiceArguments,
     delivery: Delivery,
-    knobs: Knobs,
+    options: GenerationOptions,
     engine: Engine,
 ) -> None:
     """Speak a text of any length with a bundle into an audio file, in any mode."""
-    _speak(bundle, words, voice, delivery, knobs, engine)
+    _speak(bundle, words, voice, delivery, options, engine)
 
 
-@takes_groups
+@takes_groups(hidden=_OF_A_VOICE)
 def design(
     *,
     bundle: BundleArgument = None,
     words: Words,
-    control: Control = None,
-    audio: _NoAudio,
+    voice: VoiceArguments,
     delivery: Delivery,
-    knobs: Knobs,
+    options: GenerationOptions,
     engine: Engine,
 ) -> None:
     """Speak in a voice that a description makes (VoxCPM2)."""
-    if given := audio.given():
+    if given := [f"--{name.replace('_', '-')}" for name in _OF_A_VOICE if getattr(voice, name) is not None]:
         raise InputError(
             f"design makes a voice from words and takes no recording, got {', '.join(given)}; use clone"
         )
-    _speak(bundle, words, Voice(control=control), delivery, knobs, engine, designing=True)
+    _speak(bundle, words, voice, delivery, options, engine, designing=True)
 
 
-@takes_groups
+@takes_groups()
 def clone(
     *,
     bundle: BundleArgument = None,
     words: Words,
-    voice: Voice,
+    voice: VoiceArguments,
     delivery: Delivery,
-    knobs: Knobs,
+    options: GenerationOptions,
     engine: Engine,
 ) -> None:
-    """Speak in the voice of a recording: a reference (VoxCPM2), a prompt to continue, or both; or in a kept voice."""
-    if not voice.given:
+    """Speak in the voice of a recording: a reference (VoxCPM2), a prompt to continue, or both; or in a saved voice."""
+    if (voice.voice, voice.prompt, voice.reference) == (None, None, None):
         raise InputError(
             "clone needs a recording: --reference, or --prompt with --prompt-text or --prompt-file, or a --voice; "
             "use generate or design without one"
         )
-    _speak(bundle, words, voice, delivery, knobs, engine)
-
-
-@dataclass(frozen=True)
-class _Order:
-    """What is asked for, checked."""
-
-    text: str
-    transcript: str | None
-    voice: Voice
-    kept: KeptVoice | None
-    options: dict[str, Any]
-    delivery: Delivery
-
-    def arguments(self) -> dict[str, Any]:
-        """Of `VoxCPM.speak`."""
-        return {
-            "text": self.text,
-            "prompt_wav_path": self.voice.prompt,
-            "prompt_text": self.transcript,
-            "reference_wav_path": self.voice.reference,
-            "voice": self.kept,
-            "control": self.voice.control,
-            "seed": self.delivery.seed,
-            **self.options,
-        }
+    _speak(bundle, words, voice, delivery, options, engine)
 
 
 def _speak(
     bundle: str | None,
     words: Words,
-    voice: Voice,
+    voice: VoiceArguments,
     delivery: Delivery,
-    knobs: Knobs,
+    options: GenerationOptions,
     engine: Engine,
     *,
     designing: bool = False,
 ) -> None:
-    from voxcpm_constants.manifest import Manifest
-    from voxcpm_runtime.audio.files import check_output_path
-    from voxcpm_runtime.bundle.opening import choose_precision
-    from voxcpm_runtime.commands.raw_pcm import STANDARD_OUTPUT
-    from voxcpm_runtime.text.control import require_reference, require_voxcpm2
 
-    # What can be refused without opening the bundle is refused first, and before its models are loaded what its
-    # generation cannot do.
+    # What can be refused without the bundle is refused before it is opened, the rest before its models are loaded.
     target = None if delivery.output == STANDARD_OUTPUT else check_output_path(delivery.output)
-    text, transcript, options = words.read(), voice.transcript(), knobs.checked()
-    voice.check_files()
-    order = _Order(text, transcript, voice, voice.kept(), options, delivery)
-    shown = not delivery.quiet
-    folder = located(bundle, engine.precision, shown=shown)
-    manifest = Manifest.read(folder)
-    generation = manifest.architecture.generation
+    arguments = Arguments(
+        text=words.read(),
+        recordings=voice.recordings(),
+        control=voice.control,
+        options=options,
+        seed=delivery.seed,
+        parallel_segments=delivery.parallel_segments,
+        keep_partial=True,
+    )
+    arguments.recordings.check_files()
+    opened_bundle = opened(bundle, engine, shown=not delivery.quiet)
     if designing:
-        require_voxcpm2(generation, "voice design", "use generate, or clone with a prompt")
-    if voice.reference is not None:
-        require_reference(generation)
-    _check_control(order, generation)
+        require_references(opened_bundle.architecture, "voice design", "use generate, or clone with a prompt")
     if target is None:
-        _stream(order, opened(folder, engine))
-        return
-    digest = manifest.digest(choose_precision(folder, manifest, engine.precision))
-    kept = _kept_segments(order, target, digest)
-    _write(order, target, opened(folder, engine), kept)
+        _stream(arguments, opened_bundle, engine, delivery)
+    else:
+        _write(arguments, target, opened_bundle, engine, delivery)
 
 
-def _write(order: _Order, target: Path, tts: VoxCPM, kept: KeptSegments) -> None:
-    from voxcpm_runtime.audio.files import write_audio
-    from voxcpm_runtime.commands.interruption import interruptible
-    from voxcpm_runtime.speech.cancellation import Cancelled
+def _write(arguments: Arguments, target: Path, bundle: Bundle, engine: Engine, delivery: Delivery) -> None:
 
-    shown = not order.delivery.quiet
-    arguments = order.arguments() | {"seed": kept.seed, "kept": kept}
-    with interruptible() as token, status_line("prefill …", shown=shown) as note:
-        speech = tts.speak(
-            **arguments,
-            parallel_segments=order.delivery.parallel_segments,
-            progress=lambda progress: note(progress_text(progress)),
-            cancel=token,
-            keep_partial=True,
+    shown = not delivery.quiet
+    token = CancelToken()
+    seed = randomness(arguments.seed, None).seed or 0
+    digest = replace(arguments, seed=None).digest(bundle.digest)
+    saved = SavedSegments(target, digest, seed, drawn=arguments.seed is None)
+    with status_line("reading …", shown=shown) as note:
+        planned = plan(
+            bundle,
+            replace(
+                arguments,
+                seed=saved.seed,
+                saved_segments=saved,
+                progress=lambda progress: note(progress_text(progress)),
+                cancel=token,
+            ),
         )
-    writes = not speech.cancelled or (order.delivery.keep_partial and len(speech.audio) > 0)
+        note("loading …")
+        tts = loaded(bundle, engine)
+        note("prefill …")
+        with interruptible(token):
+            speech = tts.speak_plan(planned)
+    writes = not speech.cancelled or (delivery.keep_partial and len(speech.audio) > 0)
     clipped = write_audio(target, speech.audio, speech.sample_rate) if writes else 0
     if not speech.cancelled:
-        kept.discard()
+        saved.discard()
     if shown and writes:
         typer.echo(spoken_line(target, speech, clipped))
     if speech.cancelled:
-        done = f"; {kept.count} segments are kept: the same command goes on" if kept.count else ""
+        done = f"; {saved.count} segments are kept: the same command goes on" if saved.count else ""
         raise Cancelled(f"interrupted: {target} {'holds a part' if writes else 'was not written'}{done}")
 
 
-def _stream(order: _Order, tts: VoxCPM) -> None:
-    from voxcpm_runtime.commands.interruption import interruptible
-    from voxcpm_runtime.commands.raw_pcm import check_standard_output, write_raw_pcm
-    from voxcpm_runtime.speech.cancellation import Cancelled
+def _stream(arguments: Arguments, bundle: Bundle, engine: Engine, delivery: Delivery) -> None:
 
-    check_standard_output(tts.sample_rate)
-    with interruptible() as token:
-        chunks = tts.generate_streaming(
-            **order.arguments(), first_chunk_patches=1, cancel=token, keep_partial=True
-        )
-        written = write_raw_pcm(chunks, tts.sample_rate, quiet=order.delivery.quiet)
-    if not order.delivery.quiet:
-        told = f"{written.samples / tts.sample_rate:.2f} s of speech{_clipped_text(written.clipped)}"
-        typer.echo(told, err=True)
+    sample_rate = bundle.architecture.output_sample_rate
+    check_standard_output(sample_rate)
+    token = CancelToken()
+    planned = plan(bundle, replace(arguments, cancel=token))
+    tts = loaded(bundle, engine)
+    with interruptible(token):
+        written = write_raw_pcm(tts.stream_plan(planned), sample_rate, quiet=delivery.quiet)
+    if not delivery.quiet:
+        seconds = written.samples / sample_rate
+        typer.echo(f"{seconds:.2f} s of speech{_clipped_text(written.clipped)}", err=True)
     if token.cancelled:
         raise Cancelled("interrupted")
 
 
-def _check_control(order: _Order, generation: str) -> None:
-    from voxcpm_runtime.text.control import controlled_text
-
-    continues = order.transcript is not None or (order.kept is not None and order.kept.prompt is not None)
-    controlled_text(order.text, order.voice.control, generation=generation, continues=continues)
-
-
-def _kept_segments(order: _Order, target: Path, bundle_digest: str) -> KeptSegments:
-    """Of this very speech, where an earlier run was interrupted."""
-    import secrets
-
-    from voxcpm_runtime.commands.batch_lines import Utterance
-    from voxcpm_runtime.speech.resuming import KeptSegments
-
-    utterance = Utterance(
-        line=0,
-        output=target.name,
-        text=order.text if order.voice.control is None else f"({order.voice.control}){order.text}",
-        prompt=order.voice.prompt,
-        prompt_text=order.transcript,
-        reference=order.voice.reference,
-        voice=order.kept,
-        seed=None,
-        options=order.options,
-    )
-    seed = order.delivery.seed
-    drawn = secrets.randbits(32) if seed is None else seed
-    return KeptSegments(target, utterance.digest(bundle_digest), drawn, drawn=seed is None)
-
-
 def spoken_line(target: Path, speech: Speech, clipped: int) -> str:
-    """What became of an utterance."""
+    """What became of an utterance, on one line."""
     return (
         f"{target}: {speech.audio_seconds:.2f} s of speech in {speech.elapsed_seconds:.2f} s "
         f"(real-time factor {speech.real_time_factor:.2f}), seed {speech.seed}{_clipped_text(clipped)}"

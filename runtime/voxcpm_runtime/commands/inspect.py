@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
+from voxcpm_constants.manifest import FileRecord, Manifest, check_files, package_path
+from voxcpm_constants.step_models import StepModel
+from voxcpm_constants.targets import package_form
+from voxcpm_runtime.bundle.opening import choose_precision
 from voxcpm_runtime.commands.arguments import BundleArgument
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from voxcpm_constants.manifest import FileRecord, Manifest
-    from voxcpm_constants.step_models import StepModel
+from voxcpm_runtime.commands.engine import located
 
 _SYSTEMS = {"macOS14": "macOS 14, iOS 17", "macOS15": "macOS 15, iOS 18"}
 _SHOWN_FIRST = ("checkpoint", "licence")
@@ -29,10 +31,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="The manifest's facts as JSON.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file as well.")] = False,
 ) -> None:
-    """Tell what a bundle is: source, modes, precisions, and inputs, outputs and sizes of its step models."""
-    from voxcpm_constants.manifest import Manifest, check_files
-    from voxcpm_runtime.commands.opening import located
-
+    """Show what a bundle is: source, modes, precisions, and inputs, outputs and sizes of its step models."""
     folder = located(bundle, None, shown=not as_json)
     manifest = Manifest.read(folder)
     check_files(folder, _files_here(bundle, folder, manifest), digests=verify)
@@ -45,8 +44,6 @@ def inspect(
 
 def describe_manifest(manifest: Manifest) -> dict[str, Any]:
     """What `inspect` shows, ready for JSON; sizes of files in bytes, rates in Hz."""
-    from voxcpm_constants.targets import package_form
-
     a = manifest.architecture
     return {
         "architecture": a.generation,
@@ -73,17 +70,13 @@ def describe_manifest(manifest: Manifest) -> dict[str, Any]:
 
 
 def _files_here(bundle: str | None, folder: Path, manifest: Manifest) -> dict[str, FileRecord]:
-    """All files of the bundle; of one of the hub, those of the precision that was downloaded."""
-    from voxcpm_runtime.bundle.opening import choose_precision
-
+    """All files of the bundle; where it came from the hub, those of the precision that was downloaded."""
     downloaded = bundle is not None and folder != Path(bundle).expanduser()
     return manifest.files_of(choose_precision(folder, manifest, None)) if downloaded else manifest.files
 
 
 def _bytes_by_precision(manifest: Manifest, step_model: str) -> dict[str, int]:
-    """Of the package, without what Apple's compiler made of it on the converting machine."""
-    from voxcpm_constants.manifest import package_path
-
+    """Bytes of the package, without what Apple's compiler made of it on the converting machine."""
     return {
         precision: _bytes_below(manifest, str(package_path(precision, step_model)))
         for precision in manifest.precisions
@@ -102,9 +95,6 @@ def _tensors(model: StepModel) -> dict[str, dict[str, Any]]:
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     lines = Table.grid(padding=(0, 2, 0, 0))
     for name, fact in _lines(facts):
         lines.add_row(name, fact)
@@ -144,9 +134,6 @@ def _spelled(value: Any) -> str:
 
 def _table(facts: dict[str, Any]) -> Table:
     """A row for each step model, and below it one for each input and output and one for its state."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("step model", "shape", "dtype"):
         table.add_column(column, overflow="fold")

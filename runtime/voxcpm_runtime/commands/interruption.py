@@ -12,11 +12,10 @@ from voxcpm_runtime.speech.cancellation import CancelToken
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[CancelToken]:
-    """The first Ctrl-C cancels the token, so that what was done can be kept; a second one ends the command at once."""
-    token = CancelToken()
+def interruptible(token: CancelToken) -> Iterator[None]:
+    """While open, the first Ctrl-C cancels the token, so that what was done can be saved; a second one ends all."""
     if threading.current_thread() is not threading.main_thread():
-        yield token
+        yield
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -26,6 +25,6 @@ def interruptible() -> Iterator[CancelToken]:
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield token
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import typer
 
 from voxcpm_constants.errors import InputError, os_reason
-from voxcpm_runtime.audio.pcm import Samples, clipped_samples, pcm16
+from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16
 
 STANDARD_OUTPUT = "-"
 PIPE_CLOSED = 141
@@ -37,7 +37,7 @@ def check_standard_output(sample_rate: int) -> None:
         )
 
 
-def write_raw_pcm(chunks: Iterable[Samples], sample_rate: int, *, quiet: bool = False) -> Written:
+def write_raw_pcm(chunks: Iterable[Audio], sample_rate: int, *, quiet: bool = False) -> Written:
     """Write chunks (samples,) to standard output as 16-bit little-endian mono, each as soon as it is there.
 
     Raw samples have no header, so a line on standard error tells their form, unless `quiet`. Ends the command with

@@ -1,47 +1,33 @@
-"""`voices`: the user's own voices: add, list, show, remove."""
+"""Save voices made from recordings: add, list, show, remove."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import json
+from typing import Annotated
 
 import typer
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.commands.arguments import BundleArgument, Engine, Quiet
-from voxcpm_runtime.commands.opening import located, opened, status_line
-from voxcpm_runtime.commands.option_groups import takes_groups
+from voxcpm_runtime.commands.arguments import BundleArgument, Engine, Quiet, RecordingArguments
+from voxcpm_runtime.commands.engine import loaded, opened
+from voxcpm_runtime.commands.parameters import takes_groups
+from voxcpm_runtime.commands.status_line import status_line
+from voxcpm_runtime.speech.plan import check_generation
+from voxcpm_runtime.voices.recordings import Recordings
+from voxcpm_runtime.voices.store import VoiceStore
+from voxcpm_runtime.voices.voice import Voice
 
-if TYPE_CHECKING:
-    from voxcpm_runtime.voices.store import VoiceStore
-    from voxcpm_runtime.voices.voice import Voice
-
-voices = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    help="Keep voices made from recordings: add, list, show, remove.",
-)
+voices = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="What --voice calls it.")]
 
 
 @voices.command("add")
-@takes_groups
+@takes_groups()
 def add(
     *,
     name: _Name,
     bundle: BundleArgument = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", "--prompt-audio", "-pa", help="Audio to continue in the same voice."),
-    ] = None,
-    prompt_text: Annotated[
-        str | None, typer.Option("--prompt-text", "-pt", help="What is said in the prompt, word for word.")
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            "--reference", "--reference-audio", "-ra", help="Audio of a voice to speak with (VoxCPM2)."
-        ),
-    ] = None,
+    given: RecordingArguments,
     trim_silence: Annotated[
         bool, typer.Option("--trim-silence", help="Cut silence from both ends of the audio.")
     ] = False,
@@ -50,16 +36,18 @@ def add(
     quiet: Quiet = False,
 ) -> None:
     """Make a voice from recordings, with a bundle of the generation that is to speak with it."""
-    from voxcpm_runtime.voices.store import VoiceStore
-
     store = VoiceStore()
     if store.path(name).exists() and not overwrite:
         raise InputError(f"a voice {name} is there already; choose another name, or give --overwrite")
-    folder = located(bundle, engine.precision, shown=not quiet)
-    tts = opened(folder, engine)
+    made_of = (given.prompt, given.transcript(), given.reference)
+    recordings = Recordings.of_a_new_voice(*made_of)
+    recordings.check_files()
+    opened_bundle = opened(bundle, engine, shown=not quiet)
+    check_generation(opened_bundle.architecture, recordings, None)
+    tts = loaded(opened_bundle, engine)
     with status_line("encoding …", shown=not quiet):
         voice = tts.create_voice(
-            prompt, prompt_text, name=name, reference=reference, trim_silence_vad=trim_silence
+            *made_of[:2], name=name, reference=given.reference, trim_silence_vad=trim_silence
         )
     voice = store.add(voice, overwrite=overwrite)
     if not quiet:
@@ -68,9 +56,7 @@ def add(
 
 @voices.command("list")
 def list_voices() -> None:
-    """All voices, a line each."""
-    from voxcpm_runtime.voices.store import VoiceStore
-
+    """List all voices, a line each."""
     store = VoiceStore()
     for name in store.names():
         typer.echo(f"{name}: {_what(store, name)}")
@@ -80,11 +66,7 @@ def list_voices() -> None:
 
 @voices.command("show")
 def show(name: _Name) -> None:
-    """What a voice is, as JSON."""
-    import json
-
-    from voxcpm_runtime.voices.store import VoiceStore
-
+    """Show what a voice is, as JSON."""
     voice = VoiceStore().load(name)
     latents = {"prompt_patches": voice.prompt_patches, "reference_patches": voice.reference_patches}
     document = {"path": str(voice.path), **voice.header.model_dump(mode="json"), **latents}
@@ -93,9 +75,7 @@ def show(name: _Name) -> None:
 
 @voices.command("remove")
 def remove(name: _Name) -> None:
-    """Delete a voice, and what was kept beside it."""
-    from voxcpm_runtime.voices.store import VoiceStore
-
+    """Delete a voice, and what bundles saved beside it."""
     VoiceStore().remove(name)
 
 

@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from voxcpm_runtime.backends.loading import StepFunction
+from voxcpm_runtime.audio.pcm import Audio
+from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.model.chunk_plan import plan_chunks
 from voxcpm_runtime.model.sequence import Latents
-
-Audio = npt.NDArray[np.float32]
-"""Mono samples (samples,)."""
 
 
 def pad_to_patches(audio: Audio, patch_samples: int, side: Literal["left", "right"]) -> Audio:

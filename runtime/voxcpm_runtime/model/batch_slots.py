@@ -12,22 +12,15 @@ What a slot gets depends on its own rows only.
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
+from voxcpm_runtime.backends.step_function import Array, StepState
 from voxcpm_runtime.model.driver import Driver
-
-Array = npt.NDArray[Any]
-Result = TypeVar("Result")
 
 _WITH_CACHE = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 # What is run first when utterances ask for different things: whoever is behind catches up, and from then on all ask
@@ -35,62 +28,9 @@ _WITH_CACHE = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 _ORDER = (LOCDIT_STEP, FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP)
 
 
-current_job: ContextVar[int] = ContextVar("current_job")
-"""Which job, by its index, the present thread works on."""
-
-
-def run_jobs(driver: Driver, jobs: Sequence[Callable[[Driver], Result]], at_once: int) -> list[Result]:
-    """What each job returns, in order; the first error of any is raised when all have ended."""
-    results = dict(completed_jobs(driver, jobs, at_once))
-    return [results[index].result() for index in range(len(jobs))]
-
-
-def completed_jobs(
-    driver: Driver, jobs: Sequence[Callable[[Driver], Result]], at_once: int
-) -> Iterator[tuple[int, Future[Result]]]:
-    """Each job's index and outcome as it ends; up to `at_once` run at a time, as far as the step models have slots.
-
-    A job is given the driver to speak with. Closing this waits for those that run, and begins no more.
-    """
-    at_once = min(at_once, driver.sizes.batch, len(jobs))
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for index in range(len(jobs)):
-        waiting.put(index)
-    ended: queue.SimpleQueue[tuple[int, Future[Result]]] = queue.SimpleQueue()
-    closed = threading.Event()
-    batch = _Batch(driver, at_once) if driver.sizes.batch > 1 and jobs else None
-
-    def work(slot: int) -> None:
-        own = driver if batch is None else batch.driver(slot)
-        try:
-            while not closed.is_set():
-                index = waiting.get_nowait()
-                outcome: Future[Result] = Future()
-                current_job.set(index)
-                try:
-                    outcome.set_result(jobs[index](own))
-                except BaseException as error:  # noqa: BLE001 - raised where the outcome is asked for
-                    outcome.set_exception(error)
-                ended.put((index, outcome))
-        except queue.Empty:
-            return
-        finally:
-            if batch is not None:
-                batch.leave(slot)
-
-    with ThreadPoolExecutor(max(1, at_once), "utterance") as threads:
-        for slot in range(at_once):
-            threads.submit(work, slot)
-        try:
-            for _ in jobs:
-                yield ended.get()
-        finally:
-            closed.set()
-
-
 def lone_slot(driver: Driver) -> Driver:
     """A driver for one utterance on its own, whatever batch the step models were converted for."""
-    return driver if driver.sizes.batch == 1 else _Batch(driver, 1).driver(0)
+    return driver if driver.sizes.batch == 1 else Batch(driver, 1).driver(0)
 
 
 @dataclass
@@ -104,7 +44,7 @@ class _Ask:
 
     @property
     def items(self) -> int:
-        """Embeddings or patches; 1 of the DiT."""
+        """How many embeddings or patches it brings; 1 for the DiT."""
         return 1 if self.model == LOCDIT_STEP else self.inputs[_CHUNKED[self.model]].shape[1]
 
     @property
@@ -116,7 +56,7 @@ class _Ask:
 _CHUNKED = {FEAT_ENCODER: "patches", BASE_LM_STEP: "embeddings", RESIDUAL_LM_STEP: "embeddings"}
 
 
-class _Batch:
+class Batch:
     """Slots 0..live, which all are under way from the start."""
 
     def __init__(self, driver: Driver, live: int) -> None:
@@ -153,18 +93,19 @@ class _Batch:
         return ask.result or {}
 
     def rows(self, slot: int, model: str, start: int, stop: int) -> dict[str, Array]:
+        """Copies of positions start..stop of a slot's KV caches, as `StepState.rows`."""
         with self._changed:
             first = slot * self._length
-            rows: dict[str, Array] = self._states[model].rows(first + start, first + stop)
-            return rows
+            return self._states[model].rows(first + start, first + stop)
 
     def set_rows(self, slot: int, model: str, start: int, rows: Mapping[str, Array]) -> None:
+        """Overwrite positions of a slot's KV caches from `start` on, as `StepState.set_rows`."""
         with self._changed:
             self._states[model].set_rows(slot * self._length + start, rows)
             self._ends[model][slot] = start + max((array.shape[2] for array in rows.values()), default=0)
 
     def clear(self, slot: int, model: str) -> None:
-        """Zeros: what is masked must still be finite."""
+        """Fill a slot's KV caches with zeros: what is masked must still be finite."""
         rows = self.rows(slot, model, 0, self._length)
         self.set_rows(slot, model, 0, {name: np.zeros_like(array) for name, array in rows.items()})
         self._ends[model][slot] = 0
@@ -250,7 +191,7 @@ class _Batch:
 class _SlotModel:
     """A step model as one slot sees it."""
 
-    def __init__(self, batch: _Batch, name: str, slot: int) -> None:
+    def __init__(self, batch: Batch, name: str, slot: int) -> None:
         self._batch = batch
         self._name = name
         self._slot = slot
@@ -266,5 +207,5 @@ class _SlotModel:
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
         self._batch.set_rows(self._slot, self._name, start, rows)
 
-    def __call__(self, inputs: Mapping[str, Array], state: Any = None) -> dict[str, Array]:  # noqa: ARG002 - the slot's
+    def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:  # noqa: ARG002 - the slot's
         return self._batch.call(self._slot, self._name, inputs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +26,15 @@ from voxcpm_constants.step_models import (
     RESIDUAL_LM_STEP,
     StepSizes,
 )
-from voxcpm_runtime.backends.loading import StepFunction
-from voxcpm_runtime.model.audio_vae import Audio, encode_audio, pad_to_patches, patch_decoder
+from voxcpm_runtime.audio.pcm import Audio
+from voxcpm_runtime.backends.step_function import Floats, StepFunction, StepState
+from voxcpm_runtime.model.audio_vae import encode_audio, pad_to_patches, patch_decoder
 from voxcpm_runtime.model.chunk_plan import plan_chunks
 from voxcpm_runtime.model.flow_matching import solve
 from voxcpm_runtime.model.projections import projections
 from voxcpm_runtime.model.sequence import Latents, Sequence
 from voxcpm_runtime.options import GenerationOptions
 
-Floats = npt.NDArray[np.float32]
 _STOP = 1
 
 
@@ -62,15 +62,17 @@ class Prefilled:
     Generation writes at `position` and beyond only, so it can start again from here as often as wanted.
     """
 
-    base_state: Any
-    residual_state: Any
+    base_state: StepState
+    residual_state: StepState
     position: int
     hidden: Floats
     """(hidden,): raw after text, quantised after audio."""
     residual_hidden: Floats
+    """(hidden,)"""
     stop_logits: Floats
     """(2,)"""
     last_patch: Latents
+    """The patch before the first one that is generated (frames, latent_dim); zeros after text."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Patch:
     """One generated patch."""
 
     index: int
+    """Its place in the speech, from 0."""
     latents: Latents
     """(frames, latent_dim)"""
     stops: bool
@@ -209,7 +212,7 @@ class Driver:
         return embeddings
 
     def _run(
-        self, sequence: Sequence, patch_embeddings: Floats, states: Mapping[str, Any], position: int
+        self, sequence: Sequence, patch_embeddings: Floats, states: Mapping[str, StepState], position: int
     ) -> tuple[Floats, Floats, Floats]:
         """Both language models over a sequence from cache `position` on: `Prefilled`'s figures of its last position."""
         audio = sequence.is_audio[:, np.newaxis]
@@ -252,7 +255,7 @@ class Driver:
         return np.ascontiguousarray(patch.T)
 
     def _lm_step(
-        self, model: StepFunction, state: Any, embeddings: Floats, position: int
+        self, model: StepFunction, state: StepState, embeddings: Floats, position: int
     ) -> dict[str, Floats]:
         """Outputs (embeddings, width) by name of embeddings (embeddings, hidden) from cache `position` on."""
         plan = plan_chunks(

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+from voxcpm_runtime.backends.step_function import Floats
+
 Estimator = Callable[[Mapping[str, Floats]], Mapping[str, Floats]]
 """The `locdit_step` step model: x, mu, t, cond, dt (batch 2: conditional, unconditional) -> velocity."""
 

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from voxcpm_constants.arrays import FUSION, LM_TO_DIT, RESIDUAL_TO_DIT
 from voxcpm_constants.generations import Traits
+from voxcpm_runtime.backends.step_function import Floats
 
-Floats = npt.NDArray[np.float32]
 Join = Callable[[Floats, Floats], Floats]
 """Two arrays (..., width) -> one."""
 

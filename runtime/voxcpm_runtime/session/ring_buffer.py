@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Pcm = npt.NDArray[np.int16]
+from voxcpm_runtime.audio.pcm import Pcm
 
 
 class RingBuffer:

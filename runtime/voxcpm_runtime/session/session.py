@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio.pcm import pcm16
-from voxcpm_runtime.session.ring_buffer import Pcm, RingBuffer
+from voxcpm_runtime.audio.pcm import Pcm, pcm16
+from voxcpm_runtime.session.ring_buffer import RingBuffer
 from voxcpm_runtime.speech.cancellation import CancelToken
-from voxcpm_runtime.speech.narrator import Piece
+from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.text.segments import Segment, one_segment
 from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
 
 from voxcpm_constants.errors import VoxCPMError
+from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
 
 class Cancelled(VoxCPMError):
@@ -42,19 +42,18 @@ class CancelToken:
 class Polling:
     """A step model that asks a token before every call."""
 
-    def __init__(self, model: Any, token: CancelToken) -> None:
+    def __init__(self, model: StepFunction, token: CancelToken) -> None:
         self._model = model
         self._token = token
 
-    def new_state(self) -> Any:
+    def new_state(self) -> StepState:
         return self._model.new_state()
 
-    def __call__(self, inputs: Mapping[str, Any], state: Any = None) -> dict[str, Any]:
+    def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         self._token.check()
-        result: dict[str, Any] = self._model(inputs, state)
-        return result
+        return self._model(inputs, state)
 
 
-def polling(models: Mapping[str, Any], token: CancelToken) -> dict[str, Polling]:
+def polling(models: Mapping[str, StepFunction], token: CancelToken) -> dict[str, Polling]:
     """Step models by name, each asking the token before every call."""
     return {name: Polling(model, token) for name, model in models.items()}

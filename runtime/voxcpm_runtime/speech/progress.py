@@ -1,4 +1,4 @@
-"""How far a speech is, told after every patch."""
+"""How far a speech is, reported after every patch."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from voxcpm_runtime.speech.attempts import Utterance
-from voxcpm_runtime.speech.narrator import Piece
-from voxcpm_runtime.text.segments import Segment
+from voxcpm_runtime.speech.results import Piece
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a speech is. Of a text that is not long there is one segment."""
+    """Where a speech is. A text that is not long is one segment."""
 
     patches: int
-    """Of this attempt at this segment."""
+    """Patches of this attempt at this segment."""
     audio_seconds: float
-    """Of speech so far, all segments together."""
+    """Seconds of speech so far, all segments together."""
     elapsed_seconds: float
-    """Of work, without that on attempts that were given up."""
+    """Seconds of work, without those of attempts that were given up."""
     attempt: int
-    """From 1; above it, earlier attempts were too long for their text."""
+    """Which attempt it is, from 1; earlier ones were bad."""
     segment: int = 0
-    """Which one is being spoken, from 0."""
+    """Which segment is being spoken, from 0."""
     segments: int = 1
+    """How many there are."""
     remaining_seconds: float | None = None
-    """Of work, by how long the finished segments took for their length; None before there is one."""
+    """Estimated seconds of work left, from the segments finished so far; None before there is one."""
 
     @property
     def real_time_factor(self) -> float:
@@ -39,76 +38,59 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
-class Telling:
-    """Tells `callback` of the patches of one call; several segments may be under way, each in a thread."""
+class ProgressReporter:
+    """Calls `callback` after every patch of a call; several segments may be under way, each in a thread.
 
-    def __init__(
-        self, callback: ProgressCallback | None, segments: Sequence[Segment], patch_seconds: float
-    ) -> None:
+    texts: what the segments say, in order. patch_seconds: seconds of audio of a patch.
+    """
+
+    def __init__(self, callback: ProgressCallback | None, texts: Sequence[str], patch_seconds: float) -> None:
         self._callback = callback
-        self._lengths = [len(segment.text) for segment in segments]
+        self._lengths = [len(text) for text in texts]
         self._patch_seconds = patch_seconds
         self._started = time.perf_counter()
         self._lock = threading.Lock()
         self._patches: dict[int, int] = {}
-        """Of the present attempt at each segment that was begun."""
-        self._begun: dict[int, float] = {}
-        """When its first attempt began; the present one may have begun later."""
+        """Patches of the present attempt at each segment that was begun."""
+        self._first_began: dict[int, float] = {}
         self._wasted: dict[int, float] = {}
-        """Seconds of the attempts before."""
+        """Seconds of the attempts before the present one."""
         self._finished_length = 0
         self._finished_at = 0.0
-        self._present: dict[int, Utterance] = {}
 
     @property
     def elapsed(self) -> float:
         """Seconds since the call began."""
         return time.perf_counter() - self._started
 
-    def spoken(self, utterance: Utterance, index: int) -> None:
-        """A patch of a segment that is kept whole."""
+    def heard(self, piece: Piece) -> None:
+        """Report a patch."""
         with self._lock:
-            self._present[index] = utterance
-            began = self._begun.setdefault(index, utterance.began)
-            self._wasted[index] = utterance.began - began
-            self._tell(index, len(utterance.spoken), utterance.attempt)
+            index = piece.segment
+            self._patches[index] = piece.patches
+            self._wasted[index] = piece.began - self._first_began.setdefault(index, piece.began)
+            if self._callback is not None:
+                self._callback(self._progress(piece))
 
     def finished(self, index: int) -> None:
-        """A segment is whole."""
+        """Note that the segment of that index is whole."""
         with self._lock:
-            self._present.pop(index, None)
             self._finished_length += self._lengths[index]
             self._finished_at = self._worked()
-
-    def present(self, index: int) -> Utterance | None:
-        """A segment of which something has been spoken, and not all."""
-        return self._present.get(index)
-
-    def heard(self, piece: Piece) -> None:
-        """A patch, or a pause, of a segment that is streamed."""
-        if piece.patches:
-            if piece.segment not in self._patches and piece.segment:
-                self.finished(piece.segment - 1)
-            self._tell(piece.segment, piece.patches, 1)
 
     def _worked(self) -> float:
         return self.elapsed - sum(self._wasted.values())
 
-    def _tell(self, index: int, patches: int, attempt: int) -> None:
-        self._patches[index] = patches
-        if self._callback is None:
-            return
+    def _progress(self, piece: Piece) -> Progress:
         worked, remaining = self._worked(), None
         if self._finished_length:
             remaining = max(0.0, self._finished_at / self._finished_length * sum(self._lengths) - worked)
-        self._callback(
-            Progress(
-                patches=patches,
-                audio_seconds=sum(self._patches.values()) * self._patch_seconds,
-                elapsed_seconds=worked,
-                attempt=attempt,
-                segment=index,
-                segments=len(self._lengths),
-                remaining_seconds=remaining,
-            )
+        return Progress(
+            patches=piece.patches,
+            audio_seconds=sum(self._patches.values()) * self._patch_seconds,
+            elapsed_seconds=worked,
+            attempt=piece.attempt,
+            segment=piece.segment,
+            segments=len(self._lengths),
+            remaining_seconds=remaining,
         )

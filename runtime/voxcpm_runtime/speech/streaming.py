@@ -1,4 +1,4 @@
-"""Streamed speech in chunks of several patches."""
+"""Speech while it is being made: segment after segment, in pieces, and in chunks of several patches."""
 
 from __future__ import annotations
 
@@ -6,32 +6,63 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio.files import Audio
-from voxcpm_runtime.speech.narrator import Piece
+from voxcpm_runtime.audio.pcm import Audio
+from voxcpm_runtime.options import whole_number
+from voxcpm_runtime.speech.cancellation import Cancelled
+from voxcpm_runtime.speech.narrator import Narrator
+from voxcpm_runtime.speech.plan import Plan, PlannedSegment
+from voxcpm_runtime.speech.results import Piece
 
 DEFAULT_CHUNK_PATCHES = 5
 
 
-def check_chunking(chunk_patches: object, first_chunk_patches: object) -> None:
-    """Raises InputError for numbers that are not whole or below 1; the first chunk's may be None."""
-    for name, value in (("chunk_patches", chunk_patches), ("first_chunk_patches", first_chunk_patches)):
-        if value is None and name == "first_chunk_patches":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise InputError(f"{name} must be a whole number of patches from 1, got {value!r}")
+def stream(plan: Plan, narrator: Narrator, segments: Iterable[PlannedSegment]) -> Iterator[Piece]:
+    """The segments as they are being spoken, with pauses between paragraphs.
+
+    Segments are asked for one by one, each when the one before has been heard. No progress is reported of segments
+    that the plan does not have, as in a session. Raises Cancelled, or ends, as the plan says.
+    """
+    reporter = plan.reporter() if plan.segments else None
+    cancelled = paused = False
+    try:
+        for index, segment in enumerate(segments):
+            if paused:
+                yield Piece(narrator.pause(), index)
+            for piece in narrator.speak(index, segment, retries=False):
+                if reporter is not None:
+                    reporter.heard(piece)
+                yield piece
+            if reporter is not None:
+                reporter.finished(index)
+            paused = segment.ends_paragraph
+    except Cancelled:
+        cancelled = True
+    if cancelled and not plan.keep_partial:
+        plan.cancel.check()
 
 
-def chunked(pieces: Iterable[Piece], chunk_patches: int, first_chunk_patches: int | None) -> Iterator[Audio]:
-    """The pieces' audio in chunks (samples,) of so many patches; the last one, and one with a pause, as it comes."""
-    wanted = chunk_patches if first_chunk_patches is None else first_chunk_patches
+def checked_chunking(chunk_patches: object, first_chunk_patches: object) -> tuple[int, int]:
+    """Patches of the first chunk and of the others.
+
+    first_chunk_patches: None is as many as the others have. Raises InputError for a number that is not whole or is
+    below 1.
+    """
+    others = whole_number(chunk_patches, "chunk_patches", 1, "patches")
+    if first_chunk_patches is None:
+        return others, others
+    return whole_number(first_chunk_patches, "first_chunk_patches", 1, "patches"), others
+
+
+def chunked(pieces: Iterable[Piece], first: int, others: int) -> Iterator[Audio]:
+    """The pieces' audio in chunks (samples,) of so many patches; a pause is part of the chunk that follows it."""
+    wanted = first
     gathered: list[Audio] = []
     patches = 0
     for piece in pieces:
         gathered.append(piece.audio)
-        patches += piece.patches > 0
+        patches += piece.latents is not None
         if patches == wanted:
             yield np.concatenate(gathered)
-            gathered, patches, wanted = [], 0, chunk_patches
+            gathered, patches, wanted = [], 0, others
     if gathered:
         yield np.concatenate(gathered)

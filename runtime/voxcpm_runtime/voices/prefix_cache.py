@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from voxcpm_runtime.model.driver import Prefix
 from voxcpm_runtime.storage.whole_file import whole_file
@@ -57,9 +59,6 @@ def prefix_files(voice_path: Path) -> Iterable[Path]:
 
 
 def _read(path: Path) -> Prefix | None:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     try:
         tensors = load(path.read_bytes())
     except (OSError, SafetensorError):
@@ -72,8 +71,6 @@ def _read(path: Path) -> Prefix | None:
 
 
 def _write(path: Path, prefix: Prefix) -> None:
-    from safetensors.numpy import save
-
     tensors = {f"{_BASE}{name}": array for name, array in prefix.base_rows.items()}
     tensors |= {f"{_RESIDUAL}{name}": array for name, array in prefix.residual_rows.items()}
     tensors[_PROMPT] = prefix.prompt_embeddings

@@ -1,42 +1,150 @@
-"""A call's prompt and reference audio: read and checked, then encoded into a voice."""
+"""Where a call's voice comes from: recordings, which are read and then encoded, or a voice that was made before."""
 
 from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio.files import Audio, AudioSource, read_audio
+from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_runtime.audio.files import AudioSource, read_audio
+from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.silence import trim_silence
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.text.control import require_reference
+from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
+
+VoiceSource = Voice | str | Path
+"""A voice, or the path of its file."""
 
 
 @dataclass(frozen=True)
-class Recording:
-    """What a voice is to be made of; it says how much room that takes without any encoding."""
+class Recordings:
+    """The voice of a call as its caller gave it; none of these is the checkpoint's own voice.
+
+    Raises InputError for a prompt's audio or transcript on its own, and for a voice beside recordings.
+    """
+
+    prompt: AudioSource | None = None
+    """Audio to continue."""
+    prompt_text: str | None = None
+    """What is said in it, word for word."""
+    reference: AudioSource | None = None
+    """Audio of a voice to speak with (VoxCPM2)."""
+    voice: Voice | None = None
+    """A voice that takes the place of recordings."""
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) != (self.prompt_text is None):
+            given, lacking = ("audio", "transcript") if self.prompt_text is None else ("transcript", "audio")
+            raise InputError(
+                f"a prompt is audio and its transcript together: got the {given} without the {lacking}"
+            )
+        if self.prompt_text is not None:
+            if not self.prompt_text.strip():
+                raise InputError(
+                    "the prompt's transcript is empty; it must say what is said in the prompt audio"
+                )
+            checked_text(self.prompt_text, "prompt's transcript")
+        if self.voice is not None and (self.prompt is not None or self.reference is not None):
+            raise InputError("a voice takes the place of prompt and reference: give one of them")
+
+    @classmethod
+    def of_a_new_voice(
+        cls, audio: AudioSource | None, transcript: str | None, reference: AudioSource | None
+    ) -> Recordings:
+        """Recordings to make a voice of; audio without a transcript is a reference. Raises InputError for none."""
+        if transcript is None and audio is not None:
+            if reference is not None:
+                raise InputError("audio without a transcript is a reference: got two of them")
+            audio, reference = None, audio
+        recordings = cls(audio, transcript, reference)
+        if audio is None and reference is None:
+            raise InputError("a voice needs a recording: audio with its transcript, or a reference")
+        return recordings
+
+    def in_voice(self, source: VoiceSource | None) -> Recordings:
+        """The same recordings with a voice in their place. Raises InputError, also for a file that is no voice."""
+        if source is None:
+            return self
+        return replace(self, voice=source if isinstance(source, Voice) else Voice.load(source))
+
+    @property
+    def continues(self) -> bool:
+        """Whether there is a prompt to continue."""
+        return self.prompt is not None or (self.voice is not None and self.voice.prompt is not None)
+
+    def check_files(self) -> None:
+        """Raises InputError for a recording whose file is not there; `read` tells of all else."""
+        for what, source in (("prompt audio", self.prompt), ("reference audio", self.reference)):
+            if isinstance(source, str | Path) and not Path(source).expanduser().exists():
+                raise InputError(f"{what} {source}: no such file")
+
+    def read(self, a: Architecture, *, trimmed: bool) -> Voice | UnencodedVoice | None:
+        """The voice; recordings are decoded and checked, but not yet encoded. None for the checkpoint's own voice.
+
+        trimmed: cut silence from both ends of the recordings. Raises InputError for what is no audio or is too short,
+        and for a voice that was made for another AudioVAE.
+        """
+        if self.voice is not None:
+            self.voice.check(a)
+            return self.voice
+        if self.prompt is None and self.reference is None:
+            return None
+        return self.decoded(a, trimmed=trimmed)
+
+    def decoded(self, a: Architecture, *, trimmed: bool) -> UnencodedVoice:
+        """The recordings, decoded and checked. Arguments and errors: `read`."""
+        return UnencodedVoice(
+            architecture=a,
+            transcript=self.prompt_text or "",
+            prompt=_read(self.prompt, a, trimmed, "prompt audio"),
+            reference=_read(self.reference, a, trimmed, "reference audio"),
+        )
+
+    def provenance(self) -> dict[str, str]:
+        """File names and digests of the recordings, as far as they have them, and today's date."""
+        return _provenance(self.prompt, "prompt") | _provenance(self.reference, "reference")
+
+    def digests(self) -> dict[str, str | None]:
+        """What tells these recordings from others: SHA-256 of the files and of the voice, and the transcript.
+
+        Raises InputError for an audio file that cannot be read.
+        """
+        parts = {
+            "prompt": _file_digest(self.prompt, "prompt audio"),
+            "prompt_text": self.prompt_text,
+            "reference": _file_digest(self.reference, "reference audio"),
+        }
+        return parts if self.voice is None else {**parts, "voice": self.voice.digest}
+
+
+@dataclass(frozen=True)
+class UnencodedVoice:
+    """Decoded recordings that a voice is made of; how much room it takes is known without any encoding."""
 
     architecture: Architecture
     transcript: str
     """What is said in the prompt; empty without one."""
     prompt: Audio | None
-    """(samples,) at `input_sample_rate`"""
+    """Prompt audio (samples,) at `input_sample_rate`."""
     reference: Audio | None
+    """Reference audio (samples,) at `input_sample_rate`."""
 
     @property
     def prompt_patches(self) -> int:
+        """Patches that the prompt takes."""
         return self._patches(self.prompt)
 
     @property
     def reference_patches(self) -> int:
+        """Patches that the reference takes."""
         return self._patches(self.reference)
 
     def encoded(self, driver: Driver, name: str = "", provenance: dict[str, str] | None = None) -> Voice:
-        """The voice."""
+        """The voice, by the AudioVAE encoder of `driver`."""
         a = self.architecture
         prompt = None if self.prompt is None else driver.encode_prompt(self.prompt)
         header = VoiceHeader(
@@ -54,29 +162,7 @@ class Recording:
         return 0 if audio is None else -(-len(audio) // self.architecture.patch_input_samples)
 
 
-def read_recording(
-    a: Architecture,
-    prompt: AudioSource | None,
-    transcript: str,
-    reference: AudioSource | None,
-    *,
-    trimmed: bool,
-) -> Recording | None:
-    """None without any audio. Raises InputError for what is no audio, or is too short."""
-    if prompt is None and reference is None:
-        return None
-    if reference is not None:
-        require_reference(a.generation)
-    return Recording(
-        architecture=a,
-        transcript=transcript,
-        prompt=_read(prompt, a, trimmed, "prompt audio"),
-        reference=_read(reference, a, trimmed, "reference audio"),
-    )
-
-
-def provenance(source: AudioSource | None, what: str) -> dict[str, str]:
-    """File name and digest of a recording, as far as it has them, and today's date."""
+def _provenance(source: AudioSource | None, what: str) -> dict[str, str]:
     if source is None:
         return {}
     said = {"created": dt.datetime.now(dt.timezone.utc).date().isoformat()}
@@ -89,6 +175,21 @@ def provenance(source: AudioSource | None, what: str) -> dict[str, str]:
     if isinstance(content, bytes):
         said[f"{what}_sha256"] = hashlib.sha256(content).hexdigest()
     return said
+
+
+def _file_digest(source: AudioSource | None, what: str) -> str | None:
+    if source is None:
+        return None
+    if not isinstance(source, str | Path):
+        raise TypeError(f"only files have a digest, not {type(source).__name__}")
+    try:
+        return hashlib.sha256(Path(source).expanduser().read_bytes()).hexdigest()
+    except FileNotFoundError:
+        raise InputError(f"{what} {source}: no such file") from None
+    except OSError as error:
+        raise InputError(f"{what} {source}: {os_reason(error)}") from None
+    except ValueError as error:
+        raise InputError(f"{what} {source}: {error}") from None
 
 
 def _read(source: AudioSource | None, a: Architecture, trimmed: bool, what: str) -> Audio | None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError, first_line, os_reason
@@ -127,8 +129,6 @@ class Voice:
 
     def save(self, path: str | Path) -> Voice:
         """Write it, whole or not at all; the same voice, with its path. Raises InputError."""
-        from safetensors.numpy import save
-
         path = Path(path).expanduser()
         metadata = {_METADATA_KEY: self.header.model_dump_json()}
         try:
@@ -168,8 +168,6 @@ def latent_space(a: Architecture) -> str:
 
 
 def _read(path: Path) -> tuple[VoiceHeader, dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="numpy") as file:
             header = VoiceHeader.model_validate_json((file.metadata() or {})[_METADATA_KEY])

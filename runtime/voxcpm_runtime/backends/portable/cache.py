@@ -20,6 +20,7 @@ from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.storage.whole_file import whole_file
 
 from .lowered import Lowered, Mode
+from .package import MODEL_FILE, WEIGHT_FILE, map_weights
 
 # Part of every key: raise it when the same package would lower to another graph.
 LOWERING_VERSION = 6
@@ -98,13 +99,9 @@ def _digest(text: str) -> str:
 
 
 def _content_files(package: Path) -> list[Path]:
-    from .package import MODEL_FILE, WEIGHT_FILE
-
     return [package / file for file in (MODEL_FILE, WEIGHT_FILE) if (package / file).is_file()]
 
 
 def _weight_file_size(package: Path) -> int:
-    from .package import map_weights
-
     weights = map_weights(package)
     return 0 if weights is None else weights.size

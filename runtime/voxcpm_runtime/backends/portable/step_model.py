@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from voxcpm_constants.targets import MAIN
+from voxcpm_runtime.backends.step_function import StepState
 
 from .cache import load_lowered
 from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode
@@ -82,7 +83,9 @@ class PortableStepModel:
         """The start of a stream: zeros."""
         return State(self._state_inputs, self._state, self._in_place, self._mode)
 
-    def __call__(self, inputs: Mapping[str, np.ndarray], state: State | None = None) -> dict[str, np.ndarray]:
+    def __call__(
+        self, inputs: Mapping[str, np.ndarray], state: StepState | None = None
+    ) -> dict[str, np.ndarray]:
         """Runs one step and returns the outputs by name, float32 or int32; a state is moved on.
 
         Raises ValueError for a missing or unknown input, another dtype, a shape the model does not take, or a
@@ -94,10 +97,10 @@ class PortableStepModel:
             raise ValueError(f"{self._name} has no input {unknown}; its inputs are {', '.join(self.inputs)}")
         if (state is None) != (not self._state):
             raise ValueError(f"{self._name} {'keeps a state: pass one' if self._state else 'keeps no state'}")
-        if state is not None and state.in_place != self._in_place:
-            raise ValueError(f"{self._name}: the state is not of this step model")
         if state is None:
             return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
+        if not isinstance(state, State) or state.in_place != self._in_place:
+            raise ValueError(f"{self._name}: the state is not of this step model")
         return self._advanced(feeds, state)
 
     def _advanced(self, feeds: Mapping[str, np.ndarray], state: State) -> dict[str, np.ndarray]:

@@ -12,9 +12,10 @@ from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.speech import request
+from voxcpm_runtime.model.sequence import Sequence
+from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.text.tokenizer import TextTokenizer
-from voxcpm_runtime.voices import recording
+from voxcpm_runtime.voices import recordings
 from voxcpm_runtime.voxcpm import VoxCPM
 
 RATE = 1000  # of the tiny architectures, whose patch is 20 samples
@@ -31,10 +32,16 @@ def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch):
     return VoxCPM(replace(bundle, manifest=manifest), driver)
 
 
-def text_of(asked: request.Request) -> str:
+def sequence(tts: VoxCPM, *arguments, **options) -> Sequence:
+    """What is prefilled for the first segment."""
+    plan = tts.plan(*arguments, **options)
+    return utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver)).sequence
+
+
+def text_of(prefilled: Sequence) -> str:
     """Letters of its text tokens (see `conftest.write_tokenizer`)."""
     return "".join(
-        "▁abcdefghijklmnopqrstuvwxyz0123456789.,!?()"[i - 3] for i in asked.sequence.tokens if 3 <= i < 46
+        "▁abcdefghijklmnopqrstuvwxyz0123456789.,!?()"[i - 3] for i in prefilled.tokens if 3 <= i < 46
     )
 
 
@@ -47,16 +54,16 @@ def test_the_target_alone_is_normalised(tts):
     arguments = {"text": "- 5\n\n🙂 cats", "prompt_wav_path": sound(0), "prompt_text": "5  x "}
 
     # White space is one space before: nothing is an item of a list but at the start.
-    assert text_of(tts.request(**arguments, normalize=True)) == "▁5▁▁x▁five▁cats"
+    assert text_of(sequence(tts, **arguments, normalize=True)) == "▁5▁▁x▁five▁cats"
     with pytest.warns(UserWarning, match="no token for"):
-        assert text_of(tts.request(**arguments)) == "▁5▁▁x▁▁5▁▁cats"
+        assert text_of(sequence(tts, **arguments)) == "▁5▁▁x▁▁5▁▁cats"
 
 
 def test_a_text_is_normalised_before_it_is_spelled(tts):
     tts.bundle = replace(tts.bundle, tokenizer=TextTokenizer.from_folder(DEFAULT_CHECKPOINT))
 
     said = [
-        tts.request(text, normalize=True).target_tokens
+        tts.plan(text, normalize=True).segments[0].target_tokens
         for text in ("$2.50 “now”", "two point five dollars now.")
     ]
 
@@ -68,7 +75,7 @@ def test_a_text_of_which_nothing_is_left_is_refused(tts, text):
     with pytest.raises(
         InputError, match=r"nothing is left of the text without its emoji.*expected words"
     ) as caught:
-        tts.request(text, normalize=True)
+        tts.plan(text, normalize=True)
     assert "\n" not in str(caught.value)
 
 
@@ -78,34 +85,34 @@ def test_a_prompt_and_a_reference_are_trimmed_when_asked(tts, architecture):
         arguments = {"text": "a", role: sound(4000)} | (
             {"prompt_text": "b"} if role == "prompt_wav_path" else {}
         )
-        whole = tts.request(**arguments)
-        trimmed = tts.request(**arguments, trim_silence_vad=True)
+        whole = sequence(tts, **arguments)
+        trimmed = sequence(tts, **arguments, trim_silence_vad=True)
 
         # The first loud frame has its centre at sample 3072, the last whole one its end at 4608; 200 samples more stay.
-        assert [int((r.sequence.tokens == 0).sum()) for r in (whole, trimmed)] == [5000 // 20, -(-1936 // 20)]
+        assert [int((r.tokens == 0).sum()) for r in (whole, trimmed)] == [5000 // 20, -(-1936 // 20)]
 
 
 def test_the_cache_must_hold_what_is_left_only(tts):
     arguments = {"text": "a", "prompt_wav_path": sound(20000), "prompt_text": "b"}
 
     with pytest.raises(InputError, match="but the KV cache has 1024"):
-        tts.request(**arguments)
-    tts.request(**arguments, trim_silence_vad=True)
+        tts.plan(**arguments)
+    tts.plan(**arguments, trim_silence_vad=True)
 
 
 def test_silence_throughout_is_refused_when_it_is_to_be_trimmed(tts):
     arguments = {"text": "a", "prompt_wav_path": (np.zeros(3000, np.float32), RATE), "prompt_text": "b"}
 
-    tts.request(**arguments)
+    tts.plan(**arguments)
     with pytest.raises(InputError, match=r"^prompt audio: silence throughout.*expected speech$"):
-        tts.request(**arguments, trim_silence_vad=True)
+        tts.plan(**arguments, trim_silence_vad=True)
 
 
 def test_less_than_a_patch_of_sound_is_refused(tts, monkeypatch):
     """200 ms stay at either end: a patch longer than that is needed, or none."""
-    monkeypatch.setattr(recording, "trim_silence", lambda audio, rate: audio[:19])
+    monkeypatch.setattr(recordings, "trim_silence", lambda audio, rate: audio[:19])
 
     with pytest.raises(
         InputError, match=r"^prompt audio: 0.019 s are left .* one patch, 0.020 s, is the least$"
     ):
-        tts.request("a", sound(0), "b", trim_silence_vad=True)
+        tts.plan("a", sound(0), "b", trim_silence_vad=True)

@@ -8,6 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_runtime.speech.results import SpokenSegment
 from voxcpm_runtime.storage.whole_file import whole_file
@@ -17,11 +20,12 @@ _ARRAYS = ("audio", "latents")
 _METADATA_KEY = "segment"
 
 
-class KeptSegments:
-    """output: the file to be. digest: of all that the speech follows from, but for a seed that is drawn.
+class SavedSegments:
+    """Segments of one speech, in a folder beside the audio file that it will be.
 
-    seed: None where one is drawn: then it is that of the earlier run, if there was one. Segments of another digest or
-    seed are dropped when the first one of this run is kept.
+    output: that file. digest: SHA-256 over everything that the speech follows from, except for a seed that was drawn.
+    drawn: whether the seed was; then the seed of the earlier run takes its place, if there was one. Segments of another
+    digest or seed are dropped when the first one of this run is saved.
     """
 
     def __init__(self, output: Path, digest: str, seed: int, *, drawn: bool) -> None:
@@ -35,13 +39,11 @@ class KeptSegments:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many segments are saved."""
         return len(list(self.folder.glob("*.segment"))) if self._is_same else 0
 
     def get(self, index: int) -> SpokenSegment | None:
         """The segment of that index, if it is there and whole."""
-        from safetensors import SafetensorError, safe_open
-
         if not self._is_same:
             return None
         try:
@@ -52,9 +54,7 @@ class KeptSegments:
             return None
 
     def put(self, index: int, segment: SpokenSegment) -> None:
-        """Keep one. Raises InputError when it cannot be written."""
-        from safetensors.numpy import save
-
+        """Save one. Raises InputError when it cannot be written."""
         fields: dict[str, Any] = asdict(segment)
         arrays = {name: fields.pop(name) for name in _ARRAYS}
         try:

@@ -1,0 +1,34 @@
+"""What every backend gives: a step model as a function, and the state of one stream of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+"""A tensor of a step model, float32 or int32."""
+Floats = npt.NDArray[np.float32]
+"""A float32 array whose shape is said where it is used."""
+
+
+class StepState(Protocol):
+    """KV caches or convolution contexts of one stream; a call of the step model moves it on in place."""
+
+    def rows(self, start: int, stop: int) -> dict[str, Array]:
+        """Copies of positions start..stop of every KV cache (1, kv_heads, positions, head_dim), by tensor name."""
+
+    def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
+        """Overwrite positions from `start` on with arrays (1, kv_heads, positions, head_dim), by tensor name."""
+
+
+class StepFunction(Protocol):
+    """A step model: (inputs, state) -> outputs, by the names of its declaration (`voxcpm_constants.step_models`)."""
+
+    def new_state(self) -> StepState:
+        """The state at the start of a stream: zeros."""
+
+    def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
+        """Run one step. Raises ValueError for wrong inputs, and for a missing state or one of another step model."""

@@ -1,0 +1,32 @@
+"""From a command's arguments to an open bundle, and from that to its step models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from voxcpm_runtime.backends.loading import check_engine
+from voxcpm_runtime.bundle.opening import Bundle, locate_bundle, open_bundle
+from voxcpm_runtime.commands.arguments import Engine
+from voxcpm_runtime.commands.status_line import status_line
+from voxcpm_runtime.voxcpm import VoxCPM
+
+
+def located(bundle: str | None, precision: str | None, *, shown: bool) -> Path:
+    """The bundle's folder; the built-in voice is converted when it is first used. Raises BundleError and InputError."""
+    with status_line("the built-in voice (converted when first used) …", shown=shown and bundle is None):
+        return locate_bundle(bundle, precision)
+
+
+def opened(bundle: str | None, engine: Engine, *, shown: bool) -> Bundle:
+    """The open bundle, without its step models. Raises BundleError and InputError."""
+    check_engine(engine.backend, engine.threads, engine.compute_units)
+    return open_bundle(located(bundle, engine.precision, shown=shown), engine.precision, verify=engine.verify)
+
+
+def loaded(bundle: Bundle, engine: Engine) -> VoxCPM:
+    """The bundle with its step models. Raises BundleError and InputError."""
+    chosen: Any = engine.backend
+    return VoxCPM.from_bundle(
+        bundle, backend=chosen, threads=engine.threads, compute_units=engine.compute_units
+    )

@@ -1,0 +1,40 @@
+"""One line on standard error while a command works."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.markup import escape
+
+from voxcpm_runtime.speech.progress import Progress
+
+Notes = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
+    """A line on standard error that the function given changes; nothing where standard error is no terminal."""
+    if not shown:
+        yield lambda _: None
+        return
+    with Console(stderr=True).status(escape(message)) as status:
+        yield lambda text: status.update(escape(text))
+
+
+def progress_text(progress: Progress) -> str:
+    """How far a speech is, on one line."""
+    parts = [
+        f"{progress.patches} patches",
+        f"{progress.audio_seconds:.1f} s of speech",
+        f"real-time factor {progress.real_time_factor:.2f}",
+    ]
+    if progress.attempt > 1:
+        parts[0] = f"attempt {progress.attempt}: {parts[0]}"
+    if progress.segments > 1:
+        parts[0] = f"segment {progress.segment + 1} of {progress.segments}"
+    if progress.remaining_seconds is not None:
+        minutes, seconds = divmod(round(progress.remaining_seconds), 60)
+        parts.append(f"{minutes}:{seconds:02d} left")
+    return ", ".join(parts)

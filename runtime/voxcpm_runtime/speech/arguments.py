@@ -1,0 +1,102 @@
+"""What a call of `VoxCPM.speak` may be given, by name, before anything is read."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+from voxcpm_runtime.model.driver import NoiseSource
+from voxcpm_runtime.options import GenerationOptions, checked_options, option_table
+from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.progress import ProgressCallback
+from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.text.control import controlled, described
+from voxcpm_runtime.text.words import checked_text
+from voxcpm_runtime.voices.recordings import Recordings
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of one call. The options are checked; `plan` reads and checks the rest."""
+
+    text: str | None = None
+    """What to say; None where it comes later, as in a session."""
+    recordings: Recordings = field(default_factory=Recordings)
+    """The voice to speak in."""
+    control: str | None = None
+    """Voice or style in words, such as "warm, slow" (VoxCPM2)."""
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    seed: int | None = None
+    """The seed of the first attempt; by default a fresh one."""
+    rng: NoiseSource | None = None
+    """A source of noise in place of a seed."""
+    progress: ProgressCallback | None = None
+    """Called after every patch."""
+    cancel: CancelToken | None = None
+    """Ends the generation between two Euler steps; then Cancelled is raised."""
+    keep_partial: bool = False
+    """After `cancel`, return what was spoken until then; do not raise Cancelled."""
+    parallel_segments: int = 1
+    """Segments of a long text to speak at once, on a bundle converted for a batch."""
+    saved_segments: SavedSegments | None = None
+    """Where finished segments of a long text are saved, and found again by a later run."""
+
+    @classmethod
+    def of(cls, text: object, recordings: Recordings, given: Mapping[str, Any]) -> Arguments:
+        """The arguments of a call with keywords: `voice`, fields of this class, and options.
+
+        Raises InputError for a text without words, an option out of range and a file that is no voice, TypeError for
+        an unknown keyword.
+        """
+        return replace(cls.of_session(recordings, given), text=checked_text(text, "text"))
+
+    @classmethod
+    def of_session(cls, recordings: Recordings, given: Mapping[str, Any]) -> Arguments:
+        """The arguments of a call whose text comes later."""
+        options = dict(given)
+        own = {name: options.pop(name) for name in _OWN if name in options}
+        recordings = recordings.in_voice(options.pop("voice", None))
+        return cls(recordings=recordings, options=checked_options(options), **own)
+
+    def digest(self, bundle: str) -> str:
+        """SHA-256 over everything that the speech follows from: these arguments, the content of the audio files, and
+        the bundle's digest.
+
+        Options at their defaults are left out, so that a release with more of them knows the speech of this one.
+        Raises InputError for an audio file that cannot be read.
+        """
+        parts = {
+            "bundle": bundle,
+            "text": controlled(self.text or "", described(self.control)),
+            **self.recordings.digests(),
+            "seed": self.seed,
+            "options": self.options.changed(),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+_OWN = tuple(f.name for f in fields(Arguments) if f.name not in ("text", "recordings", "options"))
+
+
+def with_keywords(method: Function) -> Function:
+    """The method with a signature that names every keyword of a call, for `help` and completion.
+
+    They are read from `Arguments` and the table of options, so that they are declared nowhere else.
+    """
+    signature = inspect.signature(method)
+    defaults = {f.name: f.default for f in fields(Arguments) if f.name in _OWN} | {"voice": None}
+    defaults |= {declared.name: declared.default for declared in option_table()}
+    named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    named += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in defaults.items()
+        if name not in signature.parameters
+    ]
+    method.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    return method

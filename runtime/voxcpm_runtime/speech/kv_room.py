@@ -1,0 +1,94 @@
+"""Room in the KV cache: how many positions a voice and a text take, and how much speech fits after them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.bundle.opening import Bundle
+from voxcpm_runtime.options import DEFAULT_MAX_LEN, GenerationOptions
+from voxcpm_runtime.text.letters import is_of_letters
+
+SECONDS_PER_TOKEN = 0.5
+"""The longest that a token takes to say, slow speech included: a text's room is judged by it before it is spoken."""
+SECONDS_PER_LETTER = 0.12
+"""The same where the vocabulary is letters."""
+SEGMENT_TOKENS = 200
+"""Most text tokens of a segment, unless `segment_tokens` says otherwise."""
+SEGMENT_LETTERS = 80
+"""The same where the vocabulary is letters: such a voice has heard short sentences only (TRIALS.md)."""
+_AUDIO_START_POSITIONS = 1
+_SPARE_PATCHES = 10
+"""Patches of silence that speech may have beside its text."""
+_REFERENCE_MARKERS = 2
+
+
+class VoiceSize(Protocol):
+    """How much room a voice takes: a `Voice`, or the `UnencodedVoice` that will be one."""
+
+    @property
+    def transcript(self) -> str:
+        """What is said in the prompt."""
+
+    @property
+    def prompt_patches(self) -> int:
+        """Patches of the prompt."""
+
+    @property
+    def reference_patches(self) -> int:
+        """Patches of the reference."""
+
+
+def reference_positions(voice: VoiceSize | None) -> int:
+    """Positions that a voice's reference takes, its two markers included."""
+    if voice is None or not voice.reference_patches:
+        return 0
+    return voice.reference_patches + _REFERENCE_MARKERS
+
+
+def positions(text_tokens: int, voice: VoiceSize | None) -> int:
+    """Positions before the first generated patch: text tokens, audio start, and the voice's audio with its markers."""
+    prompt = 0 if voice is None else voice.prompt_patches
+    return text_tokens + _AUDIO_START_POSITIONS + prompt + reference_positions(voice)
+
+
+def patch_bound(target_tokens: int, options: GenerationOptions) -> int:
+    """Most patches for a text of `target_tokens` tokens, were the KV cache endless (upstream `_generate`)."""
+    by_ratio = int(target_tokens * options.retry_badcase_ratio_threshold + 10)
+    return min(by_ratio, options.max_len or DEFAULT_MAX_LEN)
+
+
+def patch_limit(taken: int, target_tokens: int, options: GenerationOptions, capacity: int) -> int:
+    """Most patches that may be generated where `taken` of the KV cache's `capacity` positions are taken before them.
+
+    Raises InputError when a max_len that was asked for does not fit, or not even the shortest speech does.
+    """
+    wanted = patch_bound(target_tokens, options)
+    least = wanted if options.max_len is not None else min(wanted, options.min_len + 2)
+    if taken + least > capacity:
+        raise InputError(
+            f"text and prompt take {taken} positions and the speech at least {least}: {taken + least} needed, "
+            f"but the KV cache has {capacity}; shorten the text, the prompt or max_len, "
+            "or convert with a greater --max-length"
+        )
+    return min(wanted, capacity - taken)
+
+
+def longest_segment(
+    bundle: Bundle, voice: VoiceSize | None, options: GenerationOptions, *, anchored: bool
+) -> int:
+    """Most text tokens of one segment, by `segment_tokens` and by the speech that the KV cache holds.
+
+    anchored: leave room for a first segment of the same length, which the segment continues.
+    """
+    a = bundle.architecture
+    letters = is_of_letters(bundle.tokenizer)
+    seconds = SECONDS_PER_LETTER if letters else SECONDS_PER_TOKEN
+    positions_per_token = 1 + min(seconds / a.patch_seconds, options.retry_badcase_ratio_threshold)
+    transcript = len(bundle.tokenizer(voice.transcript)) if voice and voice.transcript else 0
+    room = bundle.manifest.sizes.kv_length - positions(transcript, voice) - _SPARE_PATCHES
+    fits = room / positions_per_token
+    if options.max_len is not None:
+        fits = max(fits, room - options.max_len)
+    wanted = options.segment_tokens or (SEGMENT_LETTERS if letters else SEGMENT_TOKENS)
+    return max(0, min(int(fits / 2 if anchored else fits), wanted))

@@ -1,0 +1,70 @@
+"""One segment in one voice: the sequence that the language models are prefilled with, and how much may follow it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from voxcpm_runtime.bundle.opening import Bundle
+from voxcpm_runtime.model.sequence import Sequence, build_lead, build_sequence
+from voxcpm_runtime.speech.kv_room import patch_bound, reference_positions
+from voxcpm_runtime.speech.plan import Plan, PlannedSegment
+from voxcpm_runtime.text.letters import spelled_transcript
+from voxcpm_runtime.voices.voice import Voice
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """What to prefill, and how many patches may follow; make one with `utterance`."""
+
+    index: int
+    """Which segment of the speech it is, from 0."""
+    sequence: Sequence
+    shared: int
+    """How many positions, from the first, are the voice's own."""
+    limit: int
+    """Most patches; fewer than upstream allows where the KV cache is shorter."""
+    limited_by_cache: bool
+    """Whether it is shorter."""
+    target_tokens: int
+    """Tokens of the text to speak, without a transcript's."""
+    too_long_from: float
+    """Patches from which the speech is suspiciously long for its text (`retry_badcase_ratio_threshold`)."""
+
+
+def utterance(plan: Plan, index: int, segment: PlannedSegment, voice: Voice | None) -> Utterance:
+    """The segment of that index in a voice. Raises InputError where the voice leaves too little room for it."""
+    a = plan.bundle.architecture
+    sequence = build_sequence(
+        segment.tokens,
+        (a.patch_size, a.feat_dim),
+        prompt=voice.prompt if voice else None,
+        reference=voice.reference if voice else None,
+    )
+    limit = plan.limit(segment, voice)
+    # Upstream's rule differs by generation in whether the decoder's context counts as speech.
+    context = len(sequence.decoder_context(a.traits.decoder_context_patches))
+    heard = context if a.traits.context_counts_as_speech else 0
+    return Utterance(
+        index=index,
+        sequence=sequence,
+        shared=0 if voice is None else _common(segment) + reference_positions(voice),
+        limit=limit,
+        limited_by_cache=limit < patch_bound(segment.target_tokens, plan.options),
+        target_tokens=segment.target_tokens,
+        too_long_from=segment.target_tokens * plan.options.retry_badcase_ratio_threshold - heard,
+    )
+
+
+def voice_lead(bundle: Bundle, voice: Voice) -> Sequence:
+    """The positions that a voice brings before any text of the caller's."""
+    a = bundle.architecture
+    transcript = spelled_transcript(voice.transcript, bundle.tokenizer)
+    tokens = bundle.tokenizer(transcript) if transcript else []
+    return build_lead(tokens, (a.patch_size, a.feat_dim), reference=voice.reference)
+
+
+def _common(segment: PlannedSegment) -> int:
+    """How many tokens the transcript alone and together with the text begin with."""
+    pairs = zip(segment.tokens, segment.transcript_tokens, strict=False)
+    shorter = min(len(segment.tokens), len(segment.transcript_tokens))
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), shorter)

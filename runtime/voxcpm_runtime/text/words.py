@@ -1,0 +1,53 @@
+"""Text as it came in: checked for words, and on one line."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.text.normalization import normalized
+
+
+def checked_text(text: object, what: str) -> str:
+    """The text, unchanged. Raises InputError for one without words, or that is not valid Unicode.
+
+    what: the word for it in the message, such as "text".
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(f"the {what} is empty; expected something to say")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"the {what} is not valid Unicode; expected UTF-8") from None
+    return text
+
+
+def one_line(text: str) -> str:
+    """The text with every run of white space as one space (upstream `core.py`)."""
+    return re.sub(r"\s+", " ", text)
+
+
+def said_text(text: str, *, normalize: bool) -> str:
+    """The text as it is said: on one line, and with `normalize` its numbers and symbols in words.
+
+    Raises InputError where nothing is left to say, and MissingExtraError for `normalize` without its packages.
+    """
+    if not normalize:
+        return one_line(text)
+    said = normalized(one_line(text))
+    if not said.strip():
+        raise InputError(
+            "nothing is left of the text without its emoji, code and markup; expected words to say"
+        )
+    return said
+
+
+def parted(transcript: str) -> str:
+    """The transcript with a space after it to part it from what follows, where its script has spaces."""
+    last = transcript[-1:]
+    return (
+        transcript
+        if last.isspace() or unicodedata.east_asian_width(last or " ") in "WF"
+        else f"{transcript} "
+    )
