@@ -1,0 +1,356 @@
+"""The documents say what is true: commands parse, examples run, options are complete, links lead somewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import soundfile
+import typer
+
+import voxcpm_conversion.default_bundle
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.step_models import BASE_LM_STEP, StepModel, StepSizes, TensorSpec, declare_step_models
+from voxcpm_conversion.synthetic_presets import presets
+from voxcpm_runtime import GenerationOptions, VoxCPM
+from voxcpm_runtime.commands import cli
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MANUALS = sorted((REPOSITORY / "docs").glob("*.md"))
+DOCUMENTS = [*(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "TRIALS.md")), *MANUALS]
+CARDS = [
+    REPOSITORY / "training" / "README.md",
+    REPOSITORY / "conversion" / "voxcpm_conversion" / "default_checkpoint" / "README.md",
+]
+
+BY_NAME = {path.name: path for path in MANUALS}
+PROGRAM, SCRIPT = "voxcpm-coreml", ["python", "generate_coreml.py"]
+# Commands that are only parsed, and why.
+NOT_RUN = {
+    "convert": "would download gigabytes",
+    "validate": "minutes of upstream's code",
+    "listen": "minutes of a recogniser",
+    "benchmark": "starts processes to time them",
+}
+BOOK = "It was late. Nobody said a word.\n\nThe sun came out.\n"
+
+
+class Block(NamedTuple):
+    language: str
+    """What follows the fence; empty for an indented block."""
+    lines: list[str]
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    """Fenced and indented blocks of code, in order."""
+    block: Block | None = None
+    after_text = False
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("```"):
+            fenced = block is not None and block.language != "indented"
+            if block is not None:
+                yield block
+            block = None if fenced else Block(line[3:].strip() or "fenced", [])
+        elif block is not None and (block.language != "indented" or line.startswith("    ") or not line):
+            block.lines.append(line.removeprefix("    ") if block.language == "indented" else line)
+        else:
+            if block is not None:
+                yield block
+            is_code = line.startswith("    ") and not after_text
+            block = Block("indented", [line.removeprefix("    ")]) if is_code else None
+        after_text = bool(line.strip()) and block is None and not line.startswith("```")
+    if block is not None:
+        yield block
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """Each shell command of this project, as words, without comments and what it is piped into."""
+    for block in blocks(path):
+        if block.language in ("python", "swift", "json"):
+            continue
+        for line in "\n".join(block.lines).replace("\\\n", " ").splitlines():
+            if line.startswith((f"{PROGRAM} ", "python generate_coreml.py ", "make ")):
+                words = shlex.shlex(line, posix=True, punctuation_chars="|>")
+                words.whitespace_split = True
+                yield list(_before_pipe(words))
+
+
+def _before_pipe(words: Iterator[str]) -> Iterator[str]:
+    for word in words:
+        if word in ("|", ">"):
+            return
+        yield word
+
+
+def program_arguments(words: list[str]) -> list[str] | None:
+    """What `voxcpm-coreml` is given; None for a command of make."""
+    if words[0] == PROGRAM:
+        return words[1:]
+    return ["generate", *words[2:]] if words[:2] == SCRIPT else None
+
+
+def parse(command: Any, name: str, arguments: list[str], parent: Any = None) -> Any:
+    """The context of a command line that is parsed and not run. Raises click's errors of usage."""
+    if not hasattr(command, "resolve_command"):
+        return command.make_context(name, list(arguments), parent=parent)
+    context = command.context_class(command, info_name=name, parent=parent)
+    found, chosen, rest = command.resolve_command(context, list(arguments))
+    return parse(chosen, found, rest, context)
+
+
+def command_line(chosen: str) -> Any:
+    return typer.main.get_command(cli.build_app(chosen))
+
+
+def options(command: Any) -> set[str]:
+    """Long names of all options, those of verbs among them; hidden ones are no part of the manual."""
+    own = {
+        name
+        for parameter in command.params
+        if not getattr(parameter, "hidden", False)
+        for name in (*parameter.opts, *parameter.secondary_opts)
+        if name.startswith("--")
+    }
+    return own.union(*(options(verb) for verb in getattr(command, "commands", {}).values()))
+
+
+def identifier(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=identifier)
+def test_every_command_parses(document: Path) -> None:
+    targets = re.findall(
+        r"^([a-z-]+):.*##", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    for words in commands(document):
+        arguments = program_arguments(words)
+        if arguments is None:
+            assert {word for word in words[1:] if "=" not in word} <= set(targets), words
+            continue
+        if words[:2] == SCRIPT and "--bundle" in arguments:
+            at = arguments.index("--bundle")
+            arguments = [arguments[0], *arguments[1:at], *arguments[at + 1 :]]
+        assert arguments[0] in cli.command_names(), words
+        try:
+            parse(command_line(arguments[0]), PROGRAM, arguments)
+        except Exception as error:  # noqa: BLE001 - click's, of whichever copy typer uses
+            pytest.fail(f"{shlex.join(words)}: {error}")
+
+
+@pytest.mark.parametrize("wrong", ["generate --txt hello", "convert here", "voices ad ada", "batch -o out"])
+def test_a_wrong_command_is_found(wrong: str) -> None:
+    arguments = wrong.split()
+    with pytest.raises(Exception, match=r"(?i)no such|missing"):
+        parse(command_line(arguments[0]), PROGRAM, arguments)
+
+
+def test_the_command_line_manual_has_every_option_and_no_other() -> None:
+    known = set().union(*(options(parse_root(name)) for name in cli.command_names())) - {"--help"}
+    manual = BY_NAME["command-line.md"].read_text(encoding="utf-8")
+    told = set(re.findall(r"`(--[a-z][a-z-]*)", manual))
+
+    assert known - told == set()
+    assert told - known - {"--help"} == set()
+    for name in cli.command_names():
+        assert f"| [`{name}`](#" in manual, name
+
+
+def parse_root(name: str) -> Any:
+    return command_line(name).commands[name]
+
+
+def table(path: Path, marker: str) -> list[list[str]]:
+    """Cells of the rows of the table between <!-- marker --> and <!-- /marker -->, its header left out."""
+    text = path.read_text(encoding="utf-8")
+    _, between, _ = re.split(rf"<!-- /?{re.escape(marker)} -->", text)
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in between.strip().splitlines()]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def test_the_table_of_options_is_that_of_the_code() -> None:
+    told = {row[0].strip("`"): row[1] for row in table(BY_NAME["python.md"], "options")}
+
+    assert told == {field.name: str(field.default) for field in dataclasses.fields(GenerationOptions)}
+
+
+def voxcpm_1_5() -> dict[str, StepModel]:
+    """The step models of 1.5, by its published figures where its shapes depend on them."""
+    small = presets()["tiny"]
+    lm = {
+        **small["lm_config"], "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+    }  # fmt: skip
+    dit = {**small["dit_config"], "hidden_dim": 1024}
+    vae = {
+        "latent_dim": 64, "encoder_dim": 64, "encoder_rates": [2, 3, 6, 7, 7], "decoder_dim": 2048,
+        "decoder_rates": [7, 7, 6, 3, 2], "sample_rate": 44100,
+    }  # fmt: skip
+    document = {
+        **small, "lm_config": lm, "dit_config": dit, "audio_vae_config": vae, "patch_size": 4, "feat_dim": 64,
+        "residual_lm_num_layers": 8,
+    }  # fmt: skip
+    return declare_step_models(Architecture.from_document(document), StepSizes())
+
+
+def spelled(tensors: tuple[TensorSpec, ...]) -> str:
+    def axis(lengths: int | tuple[int, ...]) -> str:
+        return str(lengths) if isinstance(lengths, int) else r"\|".join(map(str, lengths))
+
+    return ", ".join(
+        f"`{t.name}` ({', '.join(map(axis, t.shape))}{',' * (len(t.shape) == 1)})" for t in tensors
+    )
+
+
+def test_the_shapes_of_1_5_are_those_of_the_declaration() -> None:
+    rows = {row[0].strip("`"): row[1:] for row in table(BY_NAME["bundle.md"], "1.5")}
+
+    declared = voxcpm_1_5()
+    assert list(rows) == list(declared)
+    for name, (inputs, outputs, state) in rows.items():
+        model = declared[name]
+        assert (inputs, outputs) == (spelled(model.inputs), spelled(model.outputs))
+        ends = [f"`{t.name}`" for t in model.state[:: max(1, len(model.state) - 1)]]
+        if name.endswith("lm_step"):
+            ends[1] = spelled(model.state[-1:])
+        assert state == (" … ".join(ends) or "–")
+
+
+class Brief:
+    """A base LM whose stop head ends every utterance as soon as it may: weights drawn by chance would never."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def new_state(self) -> Any:
+        return self._model.new_state()
+
+    def __call__(self, inputs: Mapping[str, Any], state: Any = None) -> dict[str, Any]:
+        outputs = dict(self._model(inputs, state))
+        outputs["stop_logits"] = np.zeros_like(outputs["stop_logits"]) + np.array([0, 1], np.float32)
+        return outputs
+
+
+@pytest.fixture
+def workplace(
+    tmp_path: Path, tiny_bundle: Path, second_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A working directory that has what the examples name."""
+    (tmp_path / "voxcpm-1.5").symlink_to(tiny_bundle)
+    (tmp_path / "voxcpm-2").symlink_to(second_bundle)
+    soundfile.write(tmp_path / "me.wav", np.sin(np.arange(640) / 10) / 2, 16000)
+    (tmp_path / "book.txt").write_text(BOOK, encoding="utf-8")
+    (tmp_path / "lines.txt").write_text("One.\n\nTwo.\n", encoding="utf-8")
+    shown = [
+        line for block in blocks(BY_NAME["command-line.md"]) for line in block.lines if line.startswith("{")
+    ]
+    assert shown
+    assert all(json.loads(line) for line in shown)
+    (tmp_path / "lines.jsonl").write_text("\n".join(shown), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VOXCPM_COREML_VOICES", str(tmp_path / "voices"))
+    monkeypatch.setattr(voxcpm_conversion.default_bundle, "default_bundle", lambda: tiny_bundle)
+    open_bundle = VoxCPM.from_bundle.__func__
+
+    def from_bundle(cls: type[VoxCPM], *arguments: Any, **named: Any) -> VoxCPM:
+        tts = open_bundle(cls, *arguments, **named)
+        tts.driver.models[BASE_LM_STEP] = Brief(tts.driver.models[BASE_LM_STEP])
+        return tts
+
+    monkeypatch.setattr(VoxCPM, "from_bundle", classmethod(from_bundle))
+    return tmp_path
+
+
+def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    if words[0] == PROGRAM:
+        return cli.main(words[1:])
+    monkeypatch.setattr(sys, "argv", words[1:])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return runpy.run_path(str(REPOSITORY / words[1]))["main"]()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=identifier)
+def test_commands_run(
+    document: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    runnable = [
+        words
+        for words in commands(document)
+        if (arguments := program_arguments(words)) is not None and arguments[0] not in NOT_RUN
+    ]
+    if not runnable:
+        pytest.skip("no commands that run here")
+    request.getfixturevalue("workplace")
+    for words in runnable:
+        code = run_command(words, monkeypatch)
+        told = capfdbinary.readouterr()
+        assert code == 0, f"{shlex.join(words)}: {told.err.decode()}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=identifier)
+def test_python_runs(document: Path, request: pytest.FixtureRequest) -> None:
+    """The blocks of a document one after another, as a reader would."""
+    written = [block.lines for block in blocks(document) if block.language == "python"]
+    if not written:
+        pytest.skip("no Python")
+    request.getfixturevalue("workplace")
+    heard: list[np.ndarray] = []
+    names: dict[str, Any] = {"__name__": "example", "play": heard.append}
+    for lines in written:
+        source = "\n".join(lines)
+        exec(compile(source, f"{document.name}: {lines[0]}", "exec"), names)  # noqa: S102 - our own documents
+    with contextlib.suppress(KeyError):
+        names["tts"].close()
+    assert all(len(samples) for samples in heard)
+    assert heard or "play(" not in document.read_text(encoding="utf-8")
+
+
+def prose(path: Path) -> str:
+    """A document without its code."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(
+        r"`[^`\n]*`", lambda code: "x" * len(code[0]), re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+    )
+
+
+def anchors(path: Path) -> set[str]:
+    """What a link may name in a document: ids, and headings as GitHub spells them."""
+    text = path.read_text(encoding="utf-8")
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+    )
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *CARDS], ids=identifier)
+def test_links_lead_somewhere(document: Path) -> None:
+    text = prose(document)
+    defined = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
+    missing = [name for name in re.findall(r"\]\[([^\]]+)\]", text) if name not in defined]
+    assert missing == []
+    for target in [*re.findall(r"\]\(([^)\s]+)\)", text), *defined.values()]:
+        if re.match(r"https?:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = document.parent / path if path else document
+        assert linked.exists(), target
+        assert REPOSITORY in linked.resolve().parents, target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def test_the_readme_is_read_in_a_minute() -> None:
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
