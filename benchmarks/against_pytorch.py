@@ -1,9 +1,9 @@
-"""A bundle beside upstream's PyTorch code on the same checkpoint: decode, prefill, memory, as ratios.
+"""Speed and memory of a bundle compared with upstream's PyTorch code on the same checkpoint, as ratios.
 
     python benchmarks/against_pytorch.py BUNDLE CHECKPOINT [--patches 32] [--rounds 3] [--json]
 
-Each measurement is a process of its own with the same number of threads. The contenders take turns, so that a
-machine whose speed drifts slows them alike; medians over the rounds are compared.
+Each measurement runs in its own process, with the same number of threads. The contenders take turns, so that a machine
+whose speed drifts affects all of them equally; medians over the rounds are compared.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ PREFILL_TOKENS = 64
 
 
 def main() -> None:
+    """Measure all contenders in turn and print their medians, as a table or as JSON."""
     arguments = _arguments()
     if arguments.contender:
         print(json.dumps(_measure(arguments)))
@@ -53,10 +54,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("checkpoint")
     parser.add_argument("--precision", nargs="+", default=["int8", "fp16"])
     parser.add_argument(
-        "--upstream", nargs="+", default=["float32", "bfloat16"], help="dtypes; float32 is needed"
+        "--upstream",
+        nargs="+",
+        default=["float32", "bfloat16"],
+        help="upstream's dtypes; float32 is required",
     )
     parser.add_argument(
-        "--patches", type=int, default=32, help="spoken; the text's own length at 1.5 is about 32"
+        "--patches", type=int, default=32, help="patches to speak; VoxCPM 1.5 needs about 32 for the text"
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -124,7 +128,7 @@ def _measure_upstream(arguments: argparse.Namespace, dtype: Any) -> dict[str, fl
     manifest = Manifest.read(Path(arguments.bundle))
     a, positions = manifest.architecture, manifest.sizes.kv_length
     torch.set_num_threads(arguments.threads)
-    # The same cache length: upstream attends to all of it in every step, as the step models do.
+    # The bundle's cache length: upstream attends to the whole cache in every step, as the step models do.
     model = load_upstream(arguments.checkpoint, dtype=dtype, max_length=positions)
     lengths = {"min_len": arguments.patches, "max_len": arguments.patches}
 

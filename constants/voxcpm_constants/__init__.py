@@ -1,1 +1,1 @@
-"""What conversion and runtime agree on: architecture, step models, constants, manifest, errors."""
+"""Definitions that conversion and runtime share: architecture, step models, constants, manifest, errors."""

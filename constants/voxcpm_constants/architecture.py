@@ -1,6 +1,6 @@
 """Hyper-parameters of a VoxCPM checkpoint: its `config.json`, read strictly, and the sizes that follow from it.
 
-Defaults are upstream's. Where they and other things differ by generation, the table in `generations` says so.
+Defaults are upstream's; `generations` holds everything that differs between generations.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from voxcpm_constants.generations import GENERATIONS, Generation, Traits
 
 
 class _Config(BaseModel):
-    # Unknown keys are kept, so that `unknown_keys` can name them: upstream ignores them, silence would hide typos.
+    # Upstream ignores unknown keys. They are allowed here too, but stored, so that `unknown_keys` can report typos.
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
 
 
 class RopeScaling(_Config):
+    """LongRoPE's factors, head_dim / 2 of each kind: one for each rotated pair of a head's dimensions."""
+
     type: str = "longrope"
     long_factor: tuple[float, ...]
     short_factor: tuple[float, ...]
@@ -30,6 +32,8 @@ class RopeScaling(_Config):
 
 
 class LanguageModelConfig(_Config):
+    """`lm_config`: the base language model (MiniCPM4). The other transformers share all but their own widths."""
+
     hidden_size: int = Field(gt=0)
     intermediate_size: int = Field(gt=0)
     max_position_embeddings: int = Field(gt=0)
@@ -50,7 +54,7 @@ class LanguageModelConfig(_Config):
 
 
 class LocalTransformerConfig(_Config):
-    """Width and depth of the local encoder or the local DiT; the rest they inherit from the language model."""
+    """Width and depth of the local encoder or the local DiT; the other sizes are the language model's."""
 
     hidden_dim: int = Field(default=1024, gt=0)
     ffn_dim: int = Field(default=4096, gt=0)
@@ -60,6 +64,8 @@ class LocalTransformerConfig(_Config):
 
 
 class CfmConfig(_Config):
+    """`cfm_config`: conditional flow matching. Steps and guidance of a call are chosen at run time, not here."""
+
     sigma_min: float = 1e-6
     solver: str = "euler"
     t_scheduler: str = "log-norm"
@@ -68,13 +74,17 @@ class CfmConfig(_Config):
 
 
 class DiTConfig(LocalTransformerConfig):
+    """`dit_config`: the local DiT and its flow matching."""
+
     cfm_config: CfmConfig
     dit_mean_mode: bool = False
-    # Published with VoxCPM2 and read by nobody: upstream's field is called dit_mean_mode.
+    # Published with VoxCPM2, but never read: upstream's field is called dit_mean_mode.
     mean_mode: bool = False
 
 
 class AudioVAEConfig(_Config):
+    """`audio_vae_config`: channels, strides and sample rates (Hz) of the AudioVAE; the last five are VoxCPM2's."""
+
     encoder_dim: int = Field(default=128, gt=0)
     encoder_rates: tuple[int, ...] = (2, 5, 8, 8)
     latent_dim: int = Field(default=64, gt=0)
@@ -123,7 +133,7 @@ class Architecture(_Config):
     audio_vae_config: AudioVAEConfig = AudioVAEConfig()
     max_length: int = Field(default=4096, gt=0)
     dit_mean_mode: bool = False
-    # Where upstream would run the checkpoint; no meaning here.
+    # The device and dtype that upstream would use; not used here.
     device: str = "cuda"
     dtype: str = "bfloat16"
 
@@ -153,7 +163,7 @@ class Architecture(_Config):
 
     @classmethod
     def from_file(cls, path: Path) -> Architecture:
-        """Read `config.json`. Raises CheckpointError with one line that names the first wrong field."""
+        """Read `config.json`. Raises CheckpointError, whose message names the first wrong field."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -164,7 +174,7 @@ class Architecture(_Config):
 
     @classmethod
     def from_document(cls, document: object, name: str = "config.json") -> Architecture:
-        """Check a parsed `config.json`; `name` stands in the error."""
+        """Check a parsed `config.json`. Raises CheckpointError, whose message starts with `name`."""
         try:
             return cls.model_validate(document)
         except ValidationError as error:
@@ -177,11 +187,12 @@ class Architecture(_Config):
 
     @property
     def traits(self) -> Traits:
-        """What this generation is where others are not."""
+        """Everything that differs between this generation and the others."""
         return GENERATIONS[self.generation]
 
     @property
     def base_lm(self) -> Transformer:
+        """Sizes of the base language model."""
         lm = self.lm_config
         return self._transformer(
             lm.hidden_size, lm.intermediate_size, lm.num_hidden_layers, lm.num_attention_heads, lm.kv_channels
@@ -189,6 +200,7 @@ class Architecture(_Config):
 
     @property
     def residual_lm(self) -> Transformer:
+        """Sizes of the residual language model, which has the base LM's width."""
         lm = self.lm_config
         return self._transformer(
             lm.hidden_size,
@@ -201,10 +213,12 @@ class Architecture(_Config):
 
     @property
     def feat_encoder(self) -> Transformer:
+        """Sizes of the local encoder, which turns a latent patch into one vector."""
         return self._local_transformer(self.encoder_config)
 
     @property
     def locdit(self) -> Transformer:
+        """Sizes of the local DiT, which predicts the velocity of a noisy patch."""
         return self._local_transformer(self.dit_config)
 
     def _local_transformer(self, config: LocalTransformerConfig) -> Transformer:
@@ -237,28 +251,28 @@ class Architecture(_Config):
 
     @property
     def text_embedding_scale(self) -> float:
-        """Factor on text embeddings (upstream multiplies by scale_emb only with muP)."""
+        """Factor on text embeddings: scale_emb with muP, else 1, as upstream."""
         return self.lm_config.scale_emb if self.lm_config.use_mup else 1.0
 
     @property
     def mean_mode(self) -> bool:
-        """Whether the DiT's `dt` input carries the step length; otherwise it is zero."""
+        """Whether the DiT's input `dt` is the step length; otherwise it is zero."""
         config = self.dit_config if self.traits.mean_mode_in_dit_config else self
         return config.dit_mean_mode
 
     @property
     def mu_size(self) -> int:
-        """Width of the DiT's condition, all its tokens side by side."""
+        """Width of the DiT's condition: its tokens, concatenated."""
         return self.traits.mu_tokens * self.dit_config.hidden_dim
 
     @property
     def input_sample_rate(self) -> int:
-        """Hz of the audio that the encoder takes."""
+        """Sample rate of the AudioVAE encoder's input, in Hz."""
         return self.audio_vae_config.sample_rate
 
     @property
     def output_sample_rate(self) -> int:
-        """Hz of the audio that the decoder gives."""
+        """Sample rate of the AudioVAE decoder's output, in Hz."""
         return self.audio_vae_config.out_sample_rate or self.audio_vae_config.sample_rate
 
     @property
@@ -273,18 +287,21 @@ class Architecture(_Config):
 
     @property
     def patch_input_samples(self) -> int:
+        """Samples in one patch at the input sample rate."""
         return self.patch_size * self.encoder_hop
 
     @property
     def patch_output_samples(self) -> int:
+        """Samples in one patch at the output sample rate."""
         return self.patch_size * self.decoder_hop
 
     @property
     def patch_seconds(self) -> float:
+        """Duration of one patch, in seconds."""
         return self.patch_output_samples / self.output_sample_rate
 
     def unknown_keys(self) -> list[str]:
-        """Dotted names of keys in config.json that no generation of upstream reads."""
+        """Dotted names of the keys in config.json that no generation of upstream reads, sorted."""
         return sorted(_extra_keys(self, ""))
 
 

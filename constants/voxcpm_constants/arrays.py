@@ -1,4 +1,4 @@
-"""The constants of a bundle: arrays that the numpy driver multiplies with, shared by all precisions.
+"""The constants of a bundle: numpy arrays that the runtime itself computes with, shared by all precisions.
 
 | file | shape | use |
 |---|---|---|
@@ -28,7 +28,7 @@ _LOSSLESS_FLOAT16 = 2.0**-25
 
 
 def constant_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
-    """Shape of every constant of this architecture, by file stem."""
+    """Shape of every constant of this architecture, by the name of its file without `.npy`."""
     hidden, dit = a.lm_config.hidden_size, a.dit_config.hidden_dim
     projections = {LM_TO_DIT: (dit, hidden), RESIDUAL_TO_DIT: (dit, hidden)}
     if a.traits.fuses_residual_input:
@@ -40,7 +40,7 @@ def constant_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def write_constant(folder: Path, stem: str, array: npt.NDArray[np.float32]) -> None:
-    """Write `stem`.npy; the embedding table is stored as float16 where that loses nothing."""
+    """Write the array to `stem`.npy; the embedding table is stored as float16 if that is lossless."""
     if stem == EMBED_TOKENS:
         half = array.astype(np.float16)
         if np.max(np.abs(half.astype(np.float32) - array), initial=0.0) <= _LOSSLESS_FLOAT16:
@@ -50,7 +50,10 @@ def write_constant(folder: Path, stem: str, array: npt.NDArray[np.float32]) -> N
 
 
 def load_constants(folder: Path, a: Architecture) -> dict[str, npt.NDArray[np.floating]]:
-    """Read all constants; the embedding table stays on disk (memory-mapped). Raises BundleError on a wrong shape."""
+    """All constants by file stem; the embedding table is memory-mapped.
+
+    Raises BundleError for a file that cannot be read or has a wrong shape.
+    """
     arrays: dict[str, npt.NDArray[np.floating]] = {}
     for stem, shape in constant_shapes(a).items():
         path = folder / f"{stem}.npy"

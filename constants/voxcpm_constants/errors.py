@@ -1,12 +1,12 @@
-"""The one family of errors that a user can cause and a user can mend.
+"""Errors that a user can cause and fix; all derive from `VoxCPMError`.
 
-Each carries one line: what was expected, what came, what to do. The command line prints that line and exits
-with `exit_code`; a library user catches `VoxCPMError`.
+Each message is one line: what was expected, what was found, what to do. The command line prints it and exits with
+`exit_code`; users of the library catch `VoxCPMError`.
 """
 
 
 class VoxCPMError(Exception):
-    """Base of all errors that the input, not the program, is responsible for."""
+    """Base class of the errors whose cause is the input and not the program."""
 
     exit_code = 2
 
@@ -24,7 +24,7 @@ class InputError(VoxCPMError):
 
 
 class MissingExtraError(VoxCPMError):
-    """A command that needs packages of an extra that is not installed."""
+    """A command needs an extra of this package that is not installed."""
 
 
 def first_line(error: BaseException) -> str:

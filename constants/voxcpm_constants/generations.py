@@ -1,4 +1,4 @@
-"""The generations of VoxCPM, and everything that differs between them, in one table.
+"""A table of everything that differs between the generations of VoxCPM.
 
 0.5B and 1.5 share one structure, which `config.json` calls "voxcpm"; VoxCPM2 is "voxcpm2". Sources: upstream
 `model/voxcpm.py`, `model/voxcpm2.py`, `modules/audiovae/`.
@@ -15,32 +15,32 @@ Generation = Literal["voxcpm", "voxcpm2"]
 
 @dataclass(frozen=True)
 class Traits:
-    """What one generation is, where the others are not."""
+    """The properties of one generation."""
 
     modes: tuple[str, ...]
-    """What it can speak from, in the words of the documentation."""
+    """The ways to speak that it supports, as the documentation names them."""
     takes_reference: bool
-    """Whether it speaks with the voice of a reference recording, and takes a control (a voice or style in words)."""
+    """Whether it can take its voice from a reference recording, and accepts a control: a voice or style in words."""
     mu_tokens: int
-    """Tokens of the DiT's condition: 1, the sum of the two language models' projections; 2, both side by side."""
+    """Tokens of the DiT's condition: 1, the sum of the two language models' projections; 2, both concatenated."""
     fuses_residual_input: bool
     """Whether the residual LM's input is a projection of (hidden, embedding); otherwise it is their sum."""
     decoder_context_patches: int
-    """Prompt patches that the AudioVAE decoder hears before generated ones (upstream: streaming_prefix_len - 1)."""
+    """Prompt patches that the AudioVAE decoder receives before the generated ones (streaming_prefix_len - 1)."""
     context_counts_as_speech: bool
-    """Whether upstream counts those patches when it judges whether speech is too long for its text."""
+    """Whether upstream counts those patches when it checks whether speech is too long for its text."""
     encoder_output_padding: bool
-    """Whether an encoder convolution of odd stride has one sample of left context less."""
+    """Whether an encoder convolution of odd stride needs one sample less of left context."""
     mean_mode_in_dit_config: bool
     """Whether `dit_mean_mode` is read from `dit_config`; otherwise from the top of config.json."""
     stores_rate_boundaries: bool
     """Whether the AudioVAE's weight file holds `sr_bin_boundaries`."""
     upstream_class: str
-    """The class of upstream that runs it."""
+    """Name of upstream's class for this generation."""
     config_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Upstream's defaults for keys that config.json leaves out, where they are not those of 0.5B."""
+    """Upstream's defaults for keys missing from config.json, where they differ from those of 0.5B."""
     audio_vae_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """The same for `audio_vae_config`."""
+    """Upstream's defaults for keys missing from `audio_vae_config`, where they differ from those of 0.5B."""
 
 
 GENERATIONS: dict[Generation, Traits] = {

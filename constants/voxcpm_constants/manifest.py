@@ -1,4 +1,4 @@
-"""`manifest.json`: what a bundle is, and the digest of every file in it.
+"""`manifest.json`: a bundle's architecture, step models and source, and the digest of every file in it.
 
 bundle/
   manifest.json
@@ -34,38 +34,42 @@ class _Record(BaseModel):
 
 
 class FileRecord(_Record):
+    """Size in bytes and SHA-256 of one file."""
+
     bytes: int
     sha256: str
 
 
 class MergedLora(_Record):
-    """A low-rank fine-tune that the weights were merged with: W + alpha / r · B A."""
+    """A LoRA that was merged into the weights: each changed weight is W + alpha / r · B A."""
 
     name: str
-    """Folder name, or file name."""
+    """Name of its folder or weight file."""
     sha256: str
-    """Digest of its weight file."""
+    """SHA-256 of its weight file."""
     r: int
     alpha: int
     weights: int
-    """How many of the checkpoint's weights it changed."""
+    """Number of the checkpoint's weights that it changed."""
     modules: tuple[str, ...]
-    """Which kinds of them: base_lm.q_proj stands for those of all layers of the base LM."""
+    """Kinds of changed weights: base_lm.q_proj stands for the q_proj of any layer of the base LM."""
 
 
 class Source(_Record):
-    """Where the weights came from."""
+    """The origin of a bundle's weights."""
 
     checkpoint: str
     """Folder name or hub id."""
     revision: str | None = None
     sha256: str
-    """Digest over the checkpoint's weight files, in name order."""
+    """SHA-256 over the contents of the checkpoint's weight files, in name order."""
     lora: MergedLora | None = None
     licence: str = "Apache-2.0"
 
 
 class Manifest(_Record):
+    """The contents of `manifest.json`."""
+
     schema_version: int = SCHEMA_VERSION
     architecture: Architecture
     sizes: StepSizes
@@ -79,12 +83,16 @@ class Manifest(_Record):
     """Every file but the manifest, by POSIX path relative to the bundle."""
 
     def write(self, bundle: Path) -> None:
+        """Write `manifest.json` into the folder of the bundle."""
         text = self.model_dump_json(indent=1, by_alias=True)
         (bundle / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, bundle: Path) -> Manifest:
-        """Raises BundleError for an absent bundle, an unreadable manifest or a schema of a later release."""
+        """Read a bundle's manifest.
+
+        Raises BundleError for an absent bundle, an unreadable manifest or a schema of a later release.
+        """
         path = bundle / MANIFEST_FILE
         if not path.is_file():
             raise BundleError(
@@ -112,17 +120,17 @@ class Manifest(_Record):
             ) from None
 
     def files_of(self, precision: Precision) -> dict[str, FileRecord]:
-        """The files that speaking in one precision needs: constants, tokenizer and that precision's models."""
+        """The files that one precision uses, by path: constants, tokenizer and that precision's step models."""
         others = tuple(f"{other}/" for other in self.precisions if other != precision)
         return {path: record for path, record in self.files.items() if not path.startswith(others)}
 
     def digest(self, precision: Precision) -> str:
-        """Of all files that one precision is spoken with."""
+        """SHA-256 over the recorded digests of every file that this precision uses."""
         files = {path: record.sha256 for path, record in self.files_of(precision).items()}
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
     def package_key(self, precision: Precision, step_model: str) -> str:
-        """Content key of one step model's package, from the recorded digests."""
+        """SHA-256 over the recorded digests of one step model's package: a key for what is derived from it."""
         prefix = f"{package_path(precision, step_model)}/"
         records = sorted(
             (path, record.sha256) for path, record in self.files.items() if path.startswith(prefix)
@@ -131,7 +139,7 @@ class Manifest(_Record):
 
 
 def package_path(precision: str, step_model: str) -> PurePosixPath:
-    """Where a step model's package lies, relative to the bundle."""
+    """Path of a step model's package, relative to the bundle."""
     return PurePosixPath(precision) / f"{step_model}.mlpackage"
 
 
@@ -145,7 +153,7 @@ def record_file(path: Path) -> FileRecord:
 
 
 def record_folder(folder: Path) -> dict[str, FileRecord]:
-    """Records of all files below a folder, by POSIX path relative to it, the manifest left out."""
+    """Records of all files below a folder except the manifest, by POSIX path relative to the folder."""
     return {
         path.relative_to(folder).as_posix(): record_file(path)
         for path in sorted(folder.rglob("*"))
@@ -154,7 +162,10 @@ def record_folder(folder: Path) -> dict[str, FileRecord]:
 
 
 def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool) -> None:
-    """Compare sizes, and digests on request, with the records. Raises BundleError naming the first wrong file."""
+    """Compare files with their records: sizes, and with `digests` also contents.
+
+    Raises BundleError, whose message names the first wrong file.
+    """
     for name, record in expected.items():
         path = bundle / name
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""Token ids with a meaning in VoxCPM's sequence (upstream `model/voxcpm.py`, `model/voxcpm2.py`)."""
+"""Ids of the tokens that delimit audio in VoxCPM's sequence (upstream `model/voxcpm.py`, `model/voxcpm2.py`)."""
 
 AUDIO_START = 101
 AUDIO_END = 102

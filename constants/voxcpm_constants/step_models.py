@@ -1,8 +1,8 @@
 """The six step models: names, inputs, outputs, state, shapes and dtypes, declared once.
 
-This declaration drives the export and its example inputs, the manifest, the runtime's checks and the
-validation. A step model is a pure function (inputs, state) -> (outputs, state); each state tensor is an input
-`name` and an output `name_out` of the same shape, and zeros are the start of a stream.
+The export and its example inputs, the manifest, the runtime's checks and the validation all follow this declaration.
+A step model is a pure function (inputs, state) -> (outputs, state); each state tensor is an input `name` and an output
+`name_out` of the same shape, and a stream starts with zeros.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Precision = Literal["fp16", "int8", "int4", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "int4", "fp32")
 
 LARGEST_BATCH = 32
-"""Utterances that one bundle may advance at once."""
+"""The largest number of utterances that one bundle can advance together."""
 
 Axis = int | tuple[int, ...]
-"""A fixed length, or the lengths that an enumerated axis may take."""
+"""The length of an axis, or all lengths that an enumerated axis may have."""
 
 
 class _Declared(BaseModel):
@@ -48,7 +48,7 @@ class TensorSpec(_Declared):
     """One input, output or state tensor.
 
     dtype "compute" is the package's own arithmetic: float32 in fp32 packages, float16 in all others.
-    State is kept in it, so that no step pays for a cast of a whole cache.
+    KV caches and convolution contexts have this dtype, so that no step casts a whole cache.
     """
 
     name: str
@@ -58,15 +58,17 @@ class TensorSpec(_Declared):
 
     @property
     def output_name(self) -> str:
-        """Name of the updated tensor, for state."""
+        """Name of the updated tensor, if this is a state tensor."""
         return f"{self.name}_out"
 
     def shape_at(self, chunk: int) -> tuple[int, ...]:
-        """The shape with the enumerated axis, if there is one, at its `chunk`-th length."""
+        """The shape in which an enumerated axis has its `chunk`-th length, counted from 0."""
         return tuple(axis if isinstance(axis, int) else axis[chunk] for axis in self.shape)
 
 
 class StepModel(_Declared):
+    """The declaration of one step model: the tensors that it takes and returns, in their order."""
+
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -74,24 +76,24 @@ class StepModel(_Declared):
 
     @property
     def chunk_axis(self) -> tuple[TensorSpec, int]:
-        """The first input with an enumerated axis, and which axis that is; without one, the first input's second."""
+        """The first input with an enumerated axis, and that axis; if there is none, the first input and axis 1."""
         axes = ((t, i) for t in self.inputs for i, axis in enumerate(t.shape) if isinstance(axis, tuple))
         return next(axes, (self.inputs[0], 1))
 
     @property
     def chunk_lengths(self) -> tuple[int, ...]:
-        """The lengths of that axis."""
+        """The lengths of the axis `chunk_axis`."""
         tensor, index = self.chunk_axis
         axis = tensor.shape[index]
         return (axis,) if isinstance(axis, int) else axis
 
     @property
     def chunk_count(self) -> int:
-        """How many shapes the model takes."""
+        """Number of input shapes that the model accepts."""
         return len(self.chunk_lengths)
 
     def at(self, chunk: int) -> StepModel:
-        """The model with the enumerated axis fixed at its `chunk`-th length."""
+        """The model with every enumerated axis fixed at its `chunk`-th length."""
 
         def fixed(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
             return tuple(t.model_copy(update={"shape": t.shape_at(chunk)}) for t in tensors)
@@ -100,18 +102,18 @@ class StepModel(_Declared):
 
 
 class StepSizes(_Declared):
-    """What a conversion chooses: batch, cache length, and the chunk lengths that the step models accept."""
+    """Sizes that the user chooses at conversion: batch, cache length, and the chunk lengths of the step models."""
 
     batch: int = Field(default=1, ge=1, le=LARGEST_BATCH)
-    """Utterances that the language models and the DiT advance at once, each at its own position."""
+    """Utterances that the language models and the DiT advance together, each at its own position."""
     kv_length: int = Field(default=1024, gt=0)
     """Positions of one utterance in both KV caches: text tokens, prompt patches and generated patches together."""
     prefill_chunks: tuple[int, ...] = (1, 16, 64)
-    """Embeddings that an LM step takes at once."""
+    """How many embeddings one call of an LM step may take."""
     encode_patches: tuple[int, ...] = Field(default=(1, 16), validate_default=True)
-    """Patches that the feat encoder takes at once, in order: also one of each utterance of a batch."""
+    """How many patches one call of the feat encoder may take, ascending; `batch` is always one of the numbers."""
     vae_patches: tuple[int, ...] = (1, 8)
-    """Patches that the AudioVAE encoder and decoder take at once; both serve one utterance."""
+    """How many patches one call of the AudioVAE encoder or decoder may take; both process one utterance."""
 
     @field_validator("encode_patches")
     @classmethod
@@ -120,7 +122,7 @@ class StepSizes(_Declared):
 
 
 def declare_step_models(architecture: Architecture, sizes: StepSizes) -> dict[str, StepModel]:
-    """All six step models of a bundle, by name, in STEP_MODEL_NAMES' order."""
+    """All six step models of a bundle by name, in the order of STEP_MODEL_NAMES."""
     models = (
         _audio_vae_encoder(architecture, sizes),
         _audio_vae_decoder(architecture, sizes),
@@ -224,7 +226,7 @@ def _residual_lm_step(a: Architecture, sizes: StepSizes) -> StepModel:
 
 def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, int, str]) -> StepModel:
     batch, chunk = sizes.batch, _axis(sizes.prefill_chunks)
-    # The utterances' caches lie one after another: a step writes all its rows with one scatter along one axis.
+    # The utterances' caches are concatenated, so that a step writes all its rows with one scatter along one axis.
     cache = (1, lm.num_kv_heads, batch * sizes.kv_length, lm.head_dim)
     return StepModel(
         name=name,
@@ -285,12 +287,12 @@ def _contexts(widths: Iterator[tuple[int, int]]) -> tuple[TensorSpec, ...]:
 
 
 def downsampling_context(a: Architecture, stride: int) -> int:
-    """Samples of left context of an encoder convolution of this stride, whose kernel is twice as wide."""
+    """Left context, in samples, of an encoder convolution with this stride and a kernel of twice the stride."""
     return 2 * math.ceil(stride / 2) - (stride % 2 if a.traits.encoder_output_padding else 0)
 
 
 def encoder_contexts(a: Architecture) -> Iterator[tuple[int, int]]:
-    """(channels, samples) of left context of each causal convolution wider than 1, in the order of execution."""
+    """(channels, samples) of the left context of each encoder convolution wider than 1, in order of execution."""
     vae = a.audio_vae_config
     channels = vae.encoder_dim
     yield 1, 6
@@ -302,7 +304,10 @@ def encoder_contexts(a: Architecture) -> Iterator[tuple[int, int]]:
 
 
 def decoder_contexts(a: Architecture) -> Iterator[tuple[int, int]]:
-    """The same for the decoder, whose transposed convolutions need the one frame before."""
+    """(channels, samples) of the left context of each decoder convolution wider than 1, in order of execution.
+
+    A transposed convolution needs one sample.
+    """
     vae = a.audio_vae_config
     yield vae.latent_dim, 6
     channels = vae.decoder_dim

@@ -1,8 +1,9 @@
-"""Deployment targets, and the form that a step model's package takes for each.
+"""Deployment targets, and the form of a step model's package for each of them.
 
-macOS14   one function, `main`, that takes every enumerated length; state is inputs `name` and outputs `name_out`.
-macOS15   the LM steps keep their caches as Core ML states and have one function a length, all sharing the weights:
-          `decode` for one embedding, `prefill_16` for 16, and so on. The other step models as for macOS14.
+macOS14   one function, `main`, that accepts every enumerated length; state is inputs `name` and outputs `name_out`.
+macOS15   the caches of the LM steps are Core ML states, and these packages have one function for each length, which
+          share the weights: `decode` for one embedding, `prefill_16` for 16, and so on. The other step models have
+          the same form as for macOS14.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ Target = Literal["macOS14", "macOS15"]
 TARGETS: tuple[Target, ...] = ("macOS14", "macOS15")
 
 MAIN = "main"
-"""The only function of a package that has one."""
+"""Name of the function in a package that has only one."""
 
 _WITH_CACHES = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 
 
 class PackageForm(NamedTuple):
-    """functions: name -> what it takes and gives, the one that loads by default first."""
+    """The functions of a package by name, the default one first, and how they handle state."""
 
     functions: dict[str, StepModel]
     keeps_state: bool
-    """Whether state is Core ML's own; else it goes in and out."""
+    """Whether the caches are Core ML states; otherwise they are inputs and outputs."""
 
 
 def package_form(model: StepModel, target: Target) -> PackageForm:
+    """The form of a step model's package for a deployment target."""
     if target == "macOS14" or model.name not in _WITH_CACHES:
         return PackageForm({MAIN: model}, keeps_state=False)
     if model.chunk_count == 1:

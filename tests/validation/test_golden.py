@@ -14,8 +14,7 @@ import pytest
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Source
 from voxcpm_runtime.commands import cli
-from voxcpm_validation import golden_check, golden_command
-from voxcpm_validation.golden import (
+from voxcpm_validation.golden.cases import (
     CASES,
     CHUNKING,
     SpeechRecord,
@@ -23,8 +22,8 @@ from voxcpm_validation.golden import (
     open_voice,
     recorded_elsewhere,
 )
-from voxcpm_validation.golden_check import Examination, compare, examine
-from voxcpm_validation.golden_record import (
+from voxcpm_validation.golden.examination import Examination, compare, examine
+from voxcpm_validation.golden.record import (
     RECORDS,
     GoldenRecord,
     nearest,
@@ -237,9 +236,9 @@ def test_speech_that_is_not_the_same_twice_is_told_by_case_and_chunk(
             return {"audio": audio * (1 + 0.01 * self.streams) if self.calls > 2 else audio}
 
     tts.driver.models["audio_vae_decoder"] = Drifting()
-    monkeypatch.setattr(golden_check, "open_voice", lambda *_: tts)
+    monkeypatch.setattr("voxcpm_validation.golden.examination.open_voice", lambda *_: tts)
     recorded = {"short": examination.cases[0].record}
-    monkeypatch.setattr(golden_check, "recorded_elsewhere", lambda *_: recorded)
+    monkeypatch.setattr("voxcpm_validation.golden.examination.recorded_elsewhere", lambda *_: recorded)
 
     (case,) = examine(speaking_bundle, "int8", "portable", cases=EXAMINED[:1]).cases
 
@@ -258,7 +257,7 @@ def test_another_process_is_asked_for_any_cases(speaking_bundle: Path, examinati
 
 @pytest.fixture
 def on_the_command_line(examination: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(golden_command, "examine", lambda *_, **__: examination)
+    monkeypatch.setattr("voxcpm_validation.golden.command.examine", lambda *_, **__: examination)
 
 
 def run(bundle: Path, *options: str) -> int:
@@ -301,7 +300,9 @@ def test_what_differs_from_itself_is_not_recorded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     case = replace(examination.cases[0], failures=("chunk 2: offline 1 samples differ, the first at 9",))
-    monkeypatch.setattr(golden_command, "examine", lambda *_, **__: replace(examination, cases=(case,)))
+    monkeypatch.setattr(
+        "voxcpm_validation.golden.command.examine", lambda *_, **__: replace(examination, cases=(case,))
+    )
 
     assert run(speaking_bundle, "--records", str(tmp_path), "--record") == 1
 
@@ -356,7 +357,7 @@ def test_without_a_bundle_the_small_voice_is_examined(
         asked.append(bundle)
         return examination
 
-    monkeypatch.setattr(golden_command, "examine", examined)
+    monkeypatch.setattr("voxcpm_validation.golden.command.examine", examined)
     monkeypatch.setattr("voxcpm_runtime.bundle.opening.default_bundle", lambda: speaking_bundle)
 
     assert cli.main(["validate", "--golden", "--precision", "int8"]) == 0

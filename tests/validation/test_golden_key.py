@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from voxcpm_constants.manifest import Manifest, record_file
-from voxcpm_validation.golden_key import (
+from voxcpm_validation.golden.key import (
     content_digest,
     linux_instruction_sets,
     macos_instruction_sets,

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from voxcpm_validation.listening import listen
-from voxcpm_validation.listening_material import Clip, material, prompt_clip
-from voxcpm_validation.recognition import Recogniser, word_errors
-from voxcpm_validation.speaker_similarity import SpeakerEncoder
-from voxcpm_validation.speakers import bundle_speaker
+from voxcpm_validation.listening.material import Clip, material, prompt_clip
+from voxcpm_validation.listening.recognition import Recogniser, word_errors
+from voxcpm_validation.listening.scores import listen
+from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
+from voxcpm_validation.listening.speakers import bundle_speaker
 
 SENTENCES = 10
 

@@ -19,7 +19,7 @@ from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, Spoken, cases, compare_speech, speak_upstream
-from voxcpm_validation.listening_material import material, prompt_clip
+from voxcpm_validation.listening.material import material, prompt_clip
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.reference import record_reference
 from voxcpm_validation.report import Report

@@ -1,4 +1,4 @@
-"""Sizes of the model that is trained: config.json beside this file, as it is shipped."""
+"""Sizes of the trained model, from the config.json in this folder, which is also the checkpoint's."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Train the AudioVAE: `python -m voxcpm_training.audio_vae data -o vae`.
 
-Reconstruction first, by multi-scale mel spectra; from `--adversarial-from` on also against discriminators. The
-latents have unit variance, and the decoder sees them with noise of a level drawn for each segment (as the sigma-VAE
-of arXiv 2412.08635), so that it forgives the language model's errors. With `--decoder-only` the encoder stays as it
-is, and with it all latents.
+The loss is reconstruction of multi-scale mel spectra; from `--adversarial-from` on, discriminators are added. The
+latents have unit variance. The decoder gets them with noise of a random level for each segment (like the sigma-VAE of
+arXiv 2412.08635), so that it tolerates the language model's errors. With `--decoder-only` the encoder is not trained,
+so that latents do not change.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from voxcpm_training.training_loop import (
 )  # fmt: skip
 
 CHECKPOINT = "audio_vae.pt"
-# Of what the generator makes small; as in DAC, where mel spectra weigh 15 and features 2.
+# Weights of the generator's losses; DAC uses 15 for mel spectra and 2 for features.
 _MEL, _FEATURES, _ADVERSARIAL = 15.0, 1.0, 1.0
-# Standard deviation of the level of noise on the latents, whose own deviation is 1.
+# Standard deviation of the random noise level on the latents; the latents' own standard deviation is 1.
 _NOISE = 0.15
 
 
 class AudioVAETraining:
+    """AudioVAE, discriminators, optimizers and training speech, and a training step over them."""
+
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.device = options, device
         self.vae = AudioVAE(CONFIG["audio_vae_config"]).to(device)
@@ -54,13 +56,14 @@ class AudioVAETraining:
         self.step, self.seconds = 0, 0.0
 
     def load(self, path: Path) -> None:
+        """Continue from audio_vae.pt, or start from another run's start.pt."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.vae.load_state_dict(state.get("vae", state["averaged"]))
         for average, (name, _) in zip(self.averaged.average, self.vae.named_parameters(), strict=True):
             average.copy_(state["averaged"][name])
         self.judges.load_state_dict(state["judges"])
         if self.options.decoder_only:
-            # The average is what latents were made with and what is to go on from.
+            # The latents were made with the averaged weights, so training continues from these.
             self.vae.load_state_dict(state["averaged"])
             self.vae.encoder.requires_grad_(requires_grad=False)
             self.vae.normalisation.eval()
@@ -70,6 +73,7 @@ class AudioVAETraining:
             self.step, self.seconds = state["step"], state["seconds"]
 
     def save(self, schedule: Schedule) -> None:
+        """Write audio_vae.pt to continue from, averaged.pt for later stages, and start.pt for other runs."""
         folder: Path = self.options.output
         averaged = self.averaged.state_dict(self.vae)
         everything: dict[str, Any] = {
@@ -79,21 +83,23 @@ class AudioVAETraining:
         }  # fmt: skip
         save(folder / CHECKPOINT, everything)
         save(folder / "averaged.pt", averaged)
-        # Enough to go on from with --start, and a tenth of the size.
+        # Sufficient for --start, at a tenth of the size.
         judges = {name: tensor.half() for name, tensor in self.judges.state_dict().items()}
         save(folder / "start.pt", {"averaged": averaged, "judges": judges})
 
     def reconstruction_step(self) -> Metrics:
+        """A training step without discriminators; returns its losses and the gradient's norm."""
         return self._step(adversarial=False)
 
     def adversarial_step(self) -> Metrics:
+        """A training step of AudioVAE and discriminators; returns the losses and the gradient's norm."""
         return self._step(adversarial=True)
 
     def _step(self, *, adversarial: bool) -> Metrics:
         o = self.options
         audio = self.signal.segments(o.batch, o.segment)
         audio = (audio * (0.6 + 0.8 * torch.rand(o.batch, 1, device=self.device))).clamp(-1, 1)
-        # No cache of weights in bfloat16: a captured graph would keep those of the recording.
+        # No cache of bfloat16 weights: a captured graph would reuse the weights of the capture at every replay.
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False
         ):
@@ -119,6 +125,7 @@ class AudioVAETraining:
         return {name: value.detach() for name, value in metrics.items()}
 
     def mel_loss(self, decoded: torch.Tensor, audio: torch.Tensor) -> torch.Tensor:
+        """Distance of the mel spectra of two signals (batch, samples), in float32."""
         with torch.autocast(self.device.type, enabled=False):
             distance: torch.Tensor = self.mel(decoded, audio)
         return distance
@@ -133,11 +140,12 @@ class AudioVAETraining:
         return loss.detach()
 
     def _crops(self, *signals: torch.Tensor) -> list[torch.Tensor]:
-        """The ends of segments: discriminators need less sound than the AudioVAE's context."""
+        """The last `--judged` samples of each segment: discriminators need less context than the AudioVAE."""
         return [signal[:, -self.options.judged :] for signal in signals]
 
 
 def train(options: argparse.Namespace) -> None:
+    """Train until the schedule ends, and save at intervals."""
     torch.manual_seed(options.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.benchmark = True
@@ -148,7 +156,7 @@ def train(options: argparse.Namespace) -> None:
     if start.exists() or options.start:
         training.load(start if start.exists() else options.start)
     schedule = Schedule(options.steps, options.minutes, training.seconds)
-    set_rate(training.optimizer, 1e-5)  # the recording's own warm-up steps are real ones
+    set_rate(training.optimizer, 1e-5)  # the warm-up steps before a capture change the weights
     set_rate(training.judges_optimizer, 1e-5)
     captured: dict[bool, CapturedStep] = {}
     while (progress := schedule.progress(training.step)) < 1:
@@ -179,20 +187,25 @@ def _rate(options: argparse.Namespace, progress: float) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
+    """The command line's options."""
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("data", type=Path, help="folder of shards")
     p.add_argument("-o", "--output", type=Path, required=True)
-    p.add_argument("--start", type=Path, help="start.pt of a run before, to go on from in a new folder")
+    p.add_argument("--start", type=Path, help="start.pt of an earlier run, to start from in a new folder")
     p.add_argument("--decoder-only", action="store_true")
     p.add_argument("--steps", type=int, default=60_000)
-    p.add_argument("--minutes", type=float, help="end after this long, whatever the step")
-    p.add_argument("--adversarial-from", type=float, default=0.45, help="share of the training done before")
-    p.add_argument("--batch", type=int, default=16, help="segments")
-    p.add_argument("--segment", type=int, default=64 * HOP, help="samples")
+    p.add_argument("--minutes", type=float, help="end after this time, whatever the step")
     p.add_argument(
-        "--judged", type=int, default=24 * HOP, help="samples of a segment that discriminators hear"
+        "--adversarial-from", type=float, default=0.45, help="share of the training without discriminators"
     )
-    p.add_argument("--hours", type=float, default=80, help="room for this much speech on the device")
+    p.add_argument("--batch", type=int, default=16, help="segments in a batch")
+    p.add_argument("--segment", type=int, default=64 * HOP, help="samples in a segment")
+    p.add_argument(
+        "--judged", type=int, default=24 * HOP, help="samples of a segment that discriminators get"
+    )
+    p.add_argument(
+        "--hours", type=float, default=80, help="most hours of speech that are loaded to the device"
+    )
     p.add_argument("--rate", type=float, default=9e-4, help="highest learning rate")
     p.add_argument("--judges-rate", type=float, default=2e-4)
     p.add_argument("--seed", type=int, default=0)

@@ -1,7 +1,7 @@
-"""The AudioVAE for training (upstream `modules/audiovae/audio_vae.py`): its names, without weight norm.
+"""The AudioVAE for training, with upstream's parameter names (`modules/audiovae/audio_vae.py`) but without weight norm.
 
-Every convolution is causal and padded with zeros on the left. The latents are normalised to mean 0 and variance 1
-a dimension, by the batch while training and by running statistics after: `export` folds these into `fc_mu`.
+Every convolution is causal and padded with zeros on the left. Each latent dimension is normalised to mean 0 and
+variance 1: by the batch's statistics in training, by running statistics afterwards. `export` folds these into `fc_mu`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from voxcpm_training.fused_snake import snake, snake_depthwise
 
 
 class Snake(nn.Module):
+    """The activation x + sin²(alpha·x) / alpha, with one alpha for each channel."""
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.ones(1, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (batch, channels, samples) -> the same shape."""
         return snake(x, self.alpha)
 
 
 class CausalConv1d(nn.Conv1d):
+    """A convolution with `left` zeros of padding on the left."""
+
     def __init__(
         self, inputs: int, outputs: int, kernel: int, *, left: int, stride: int = 1, groups: int = 1
     ) -> None:
@@ -32,27 +37,30 @@ class CausalConv1d(nn.Conv1d):
         self.left = left
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (batch, inputs, samples) -> (batch, outputs, samples / stride)."""
         return super().forward(F.pad(x, (self.left, 0)))
 
 
 class PointwiseConv1d(nn.Conv1d):
-    """Kernel 1, as one matrix product."""
+    """A convolution with a kernel of 1, as a matrix product."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (batch, inputs, samples) -> (batch, outputs, samples)."""
         assert self.bias is not None  # noqa: S101
         return torch.matmul(self.weight[:, :, 0], x) + self.bias.to(x.dtype)[:, None]
 
 
 class CausalConvTranspose1d(nn.ConvTranspose1d):
-    """Kernel 2·stride; what reaches beyond the last frame is cut."""
+    """A transposed convolution with a kernel of 2·stride; samples after the last frame are cut off."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__(inputs, outputs, 2 * stride, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """x (batch, inputs, frames) -> (batch, outputs, frames·stride)."""
         return super().forward(x)[..., : -self.stride[0]]
 
 
@@ -67,6 +75,8 @@ class _Block(nn.Module):
 
 
 class ResidualUnit(_Block):
+    """Two convolutions, the first one depthwise and dilated, beside an identity branch."""
+
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__(
             Snake(channels),
@@ -77,6 +87,7 @@ class ResidualUnit(_Block):
         self.dilation = dilation
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (batch, channels, samples) -> the same shape."""
         first, depthwise, second, pointwise = self.block
         assert isinstance(first, Snake)  # noqa: S101
         assert isinstance(depthwise, nn.Conv1d)  # noqa: S101
@@ -91,11 +102,13 @@ def _units(channels: int) -> list[nn.Module]:
 
 
 class Encoder(nn.Module):
+    """Audio -> latent frames before normalisation."""
+
     def __init__(self, width: int, rates: list[int], latent: int) -> None:
         super().__init__()
         layers: list[nn.Module] = [CausalConv1d(1, width, 7, left=6)]
         for stride in rates:
-            # Upstream pads an odd stride by one more than the window needs.
+            # For an odd stride, upstream pads one sample more than the window needs.
             down = CausalConv1d(width, 2 * width, 2 * stride, left=2 * math.ceil(stride / 2), stride=stride)
             layers.append(_Block(*_units(width), Snake(width), down))
             width *= 2
@@ -103,11 +116,14 @@ class Encoder(nn.Module):
         self.fc_mu = CausalConv1d(width, latent, 3, left=2)
 
     def forward(self, audio: Tensor) -> Tensor:
+        """audio (batch, 1, frames·hop) -> (batch, latent, frames)."""
         y: Tensor = self.fc_mu(self.block(audio))
         return y
 
 
 class Decoder(nn.Module):
+    """Latent frames -> audio."""
+
     def __init__(self, width: int, rates: list[int], latent: int) -> None:
         super().__init__()
         layers: list[nn.Module] = [
@@ -122,11 +138,14 @@ class Decoder(nn.Module):
         self.model = nn.Sequential(*layers, Snake(width), CausalConv1d(width, 1, 7, left=6), nn.Tanh())
 
     def forward(self, latents: Tensor) -> Tensor:
+        """latents (batch, latent, frames) -> audio (batch, 1, frames·hop) in [-1, 1]."""
         y: Tensor = self.model(latents)
         return y
 
 
 class AudioVAE(nn.Module):
+    """Encoder, decoder and the normalisation of latents. Raises ValueError for one that is not depthwise."""
+
     def __init__(self, config: dict[str, object]) -> None:
         super().__init__()
         c: dict[str, object] = config

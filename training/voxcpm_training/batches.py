@@ -1,7 +1,7 @@
-"""Batches of utterances, and of pairs of one speaker, in a few fixed shapes.
+"""Batches of single utterances and of pairs by one speaker, in a few fixed shapes.
 
-A sequence is [text tokens, audio start, patches]; a pair's is [both texts, audio start, both utterances' patches],
-as inference is given a prompt. Fixed shapes let a training step be captured once a shape.
+The sequence of a single utterance is [text tokens, audio start, patches]; that of a pair is [both texts, audio start,
+patches of both], as in inference with a prompt. With fixed shapes, a training step can be captured once for each shape.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from voxcpm_training.speech import Utterances
 from voxcpm_training.text import AUDIO_START, character_ids
 
 LENGTHS = (32, 48, 64, 80, 96, 128, 160, 208, 272)
-"""Positions of a batch's sequences: those that fit no shape are left out."""
+"""The possible lengths of a batch's sequences, in positions; longer sequences are left out."""
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Shape:
+    """The shape of a batch: positions in a sequence, sequences, and the largest number of audio positions in all."""
+
     length: int
     rows: int
     patches: int
-    """Audio positions in the whole batch, at most."""
 
     @classmethod
     def of(cls, length: int, tokens: int) -> Shape:
+        """The shape for sequences of `length` positions, about `tokens` positions in all."""
         rows = max(1, tokens // length)
         return cls(length, rows, int(0.42 * rows * length))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids a position (rows, length), and for each audio position, padded to `Shape.patches`:
+    """One batch as indices. tokens: token ids (rows, length); the others (patches,): an entry for each audio position.
 
-    its place in the flattened positions (rows·length for padding), the patch, the patch before (the number of all
-    patches where there is none), and whether the utterance ends with it.
+    places: index of the audio position among all rows·length positions; rows·length for padding.
+    patches, before: number of its patch and of the patch before it; the number of all patches if there is none.
+    last: 1 if the utterance ends with this patch, else 0.
     """
 
     shape: Shape
@@ -51,7 +54,7 @@ class Batch:
 
 
 class Sampler:
-    """Epochs of batches: all utterances once, in shapes, in random order."""
+    """A source of batches. tokens: positions in a batch. paired: share of the utterances that are put into pairs."""
 
     def __init__(self, utterances: Utterances, tokens: int, paired: float, seed: int) -> None:
         self._u, self._paired = utterances, paired
@@ -64,8 +67,9 @@ class Sampler:
         self.total_patches = int(self._patch_at[-1])
 
     def epoch(self) -> Iterator[Batch]:
+        """The batches of one pass over the utterances, in random order."""
         first, second = self._items()
-        # The second text's own word mark is the space between the two.
+        # The second text starts with a word mark, which is the space between the two.
         lengths = self._text_length(first) + self._text_length(second) + 1
         patches = self._patch_length(first) + self._patch_length(second)
         shape_of = np.searchsorted(np.array(LENGTHS), lengths + patches)
@@ -78,7 +82,7 @@ class Sampler:
                 count = max(1, int(fitting.sum()))
                 chosen = members[start : start + count]
                 start += count
-                # A remainder would be mostly padding: its utterances wait for another epoch.
+                # A small remainder would be mostly padding; its utterances are left to another epoch.
                 if len(chosen) * 2 > shape.rows or count == 1 == shape.rows:
                     plan.append((shape, chosen))
         for at in self._rng.permutation(len(plan)):
@@ -86,7 +90,7 @@ class Sampler:
             yield self._batch(shape, first[chosen], second[chosen])
 
     def _items(self) -> tuple[Ints, Ints]:
-        """Utterance numbers of singles and pairs: (first, second), second -1 for a single."""
+        """Utterance numbers (first, second) of singles and pairs; second is -1 for a single."""
         order = self._rng.permutation(len(self._u.frames))
         cut = int(len(order) * self._paired)
         pairable, singles = order[:cut], order[cut:]
@@ -107,7 +111,7 @@ class Sampler:
         tokens = np.zeros((shape.rows, shape.length), np.int64)
         audio: list[tuple[Ints, Ints]] = []
         before, last = [], []
-        # Some prompts' transcripts are given without the space that a sentence before another has.
+        # In inference, some transcripts of prompts lack the space at their end, so some pairs lack it too.
         joined = self._rng.random(len(first)) < 0.25
         for row, (a, b) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
             text = self._text(a)

@@ -1,7 +1,7 @@
 """Phrases to speak, from WordNet's examples, Brown and fortunes: `python -m voxcpm_training.corpus`.
 
-Every word must be in hibari's pronunciation lexicon, so that no voice has to guess. Evaluation sentences are
-kept out: a phrase that is one of them, or shares five words in a row with one, is dropped.
+Every word must be in hibari's pronunciation lexicon, so that no voice guesses a pronunciation. A phrase that equals an
+evaluation sentence, or shares five consecutive words with one, is dropped.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import numpy as np
 from voxcpm_training.text import is_speakable, words
 
 SHORTEST, LONGEST = 3, 14
-"""Words in a phrase."""
+"""Smallest and largest number of words in a phrase."""
 _SHARED_WORDS = 5
-# Debian's fortunes that are English sentences; the others are art, code, names or another language.
+# The files of Debian's fortunes with English sentences; the others contain art, code, names or other languages.
 _FORTUNES = (
     "cookie", "education", "food", "fortunes", "humorists", "kids", "law", "literature", "love", "medicine",
     "men-women", "miscellaneous", "people", "pets", "platitudes", "politics", "science", "songs-poems", "sports",
     "startrek", "tao", "wisdom", "work",
 )  # fmt: skip
 _NOT_WORDS = re.compile(r"[^a-z' ,]")
-# Single letters, and what is left of abbreviations and of contractions torn apart.
+# Single letters, and fragments of abbreviations and split contractions.
 _FRAGMENTS = frozenset("bcdefghjklmnopqrstuvwxyz") | {
     "st", "mr", "mrs", "ms", "dr", "co", "vs", "etc", "ft", "th", "nd", "rd",
 }  # fmt: skip
@@ -43,7 +43,7 @@ def wordnet_examples(folder: Path) -> Iterator[str]:
 
 
 def brown_sentences(folder: Path) -> Iterator[str]:
-    """Sentences of the Brown corpus: a line of word/tag pairs each."""
+    """Sentences of the Brown corpus, which has a line of word/tag pairs for each."""
     for path in sorted(folder.glob("c[a-r][0-9][0-9]")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             pairs = line.split()
@@ -52,6 +52,7 @@ def brown_sentences(folder: Path) -> Iterator[str]:
 
 
 def fortune_sentences(folder: Path) -> Iterator[str]:
+    """Sentences of Debian's fortunes, without the names of their authors."""
     for name in _FORTUNES:
         path = folder / name
         if path.exists():
@@ -60,7 +61,7 @@ def fortune_sentences(folder: Path) -> Iterator[str]:
 
 
 def phrases(sentence: str) -> Iterator[str]:
-    """Speakable phrases of a sentence: itself if it is short, else its clauses."""
+    """The speakable phrases of a sentence: the whole sentence if it is short, otherwise its clauses."""
     plain = sentence.lower().replace("``", "").replace("''", "").replace("’", "'").strip(" .!?;:-")
     if not SHORTEST <= len(plain.split()) <= LONGEST or re.search(r"[;:]|--", plain):
         parts = re.split(r"\s*(?:[,;:]|--)\s*", plain)
@@ -74,7 +75,7 @@ def phrases(sentence: str) -> Iterator[str]:
 
 
 def lexicon() -> frozenset[str]:
-    """Words, lower-case, that hibari has a pronunciation of."""
+    """The words, in lower case, for which hibari has a pronunciation."""
     assets = resources.files("hibari").joinpath("assets")
     known: set[str] = set()
     for name in ("lexicon_us_gold.json.gz", "lexicon_us_silver.json.gz"):
@@ -84,7 +85,7 @@ def lexicon() -> frozenset[str]:
 
 
 def is_known(word: str, known: frozenset[str]) -> bool:
-    """Whether the word or its stem, less a regular ending, is in the lexicon."""
+    """Whether the word, or the word without a regular ending, is in the lexicon."""
     if word in _FRAGMENTS or word.startswith("'"):
         return False
     stems = [
@@ -95,7 +96,7 @@ def is_known(word: str, known: frozenset[str]) -> bool:
 
 
 def kept(candidates: Iterable[str], held_out: list[str], known: frozenset[str]) -> Iterator[str]:
-    """The phrases to train on, each once."""
+    """The phrases to train on, without duplicates, unknown words and overlap with the held-out sentences."""
     spans = {span for sentence in held_out for span in _spans(sentence)} | {words(s) for s in held_out}
     seen: set[tuple[str, ...]] = set()
     for phrase in candidates:
@@ -115,15 +116,16 @@ def _spans(text: str) -> list[tuple[str, ...]]:
 
 
 def main() -> None:
+    """Write the corpus, shuffled, as a gzip file with one phrase in each line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wordnet", type=Path, required=True, help="folder of data.noun, data.verb, …")
     parser.add_argument("--brown", type=Path, required=True, help="folder of ca01, ca02, …")
     parser.add_argument("--fortunes", type=Path, required=True, help="folder of Debian's fortunes")
     parser.add_argument(
-        "--held-out", type=Path, nargs="+", required=True, help="text files never to train on"
+        "--held-out", type=Path, nargs="+", required=True, help="text files that are never trained on"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, required=True, help="corpus.txt.gz, a phrase a line")
+    parser.add_argument("--output", type=Path, required=True, help="corpus.txt.gz, one phrase in each line")
     options = parser.parse_args()
     held_out = [
         line for path in options.held_out for line in path.read_text(encoding="utf-8").splitlines() if line

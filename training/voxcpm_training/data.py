@@ -1,7 +1,7 @@
 """Synthesise the training speech: `python -m voxcpm_training.data corpus.txt.gz -o data`.
 
-The corpus is cut into shards; a shard is one .npz written whole, and one that exists is not made again.
-What is spoken by whom depends on the seed and the phrase's place in the corpus alone.
+The corpus is cut into shards, one .npz file each. A shard appears only when it is complete, and an existing one is not
+made again. The speaker of a phrase depends only on the seed and the phrase's position in the corpus.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from voxcpm_training.text import character_ids, encode
 from voxcpm_training.voices import SPEAKERS, Synthesizer, recording, synthesizer
 
 SHARD = 512
-"""Utterances."""
+"""Utterances in a shard."""
 
 
 def shard_path(folder: Path, number: int) -> Path:
+    """Path of a shard's file."""
     return folder / f"shard-{number:04d}.npz"
 
 
 @cache
 def _synthesizer(voice: str) -> Synthesizer:
-    """One of each a process: loading takes longer than a sentence."""
+    """The synthesizer of a voice, loaded once in each process: loading takes longer than a sentence."""
     return synthesizer(voice)
 
 
 def synthesise(number: int, phrases: list[str], folder: Path, seed: int) -> float:
-    """Write shard `number` of the corpus; returns the seconds of speech in it (0 if it was there)."""
+    """Write shard `number` of the corpus. Returns the seconds of new speech, 0 if the shard exists already."""
     path = shard_path(folder, number)
     if path.exists():
         return 0.0
@@ -49,7 +50,7 @@ def synthesise(number: int, phrases: list[str], folder: Path, seed: int) -> floa
         samples, labels = recording(
             _synthesizer(speaker.voice), speaker, phrase,
             speed=float(rng.uniform(0.94, 1.08)),
-            # The level is the speaker's own, within 3 dB, so that a continuation keeps its prompt's.
+            # Each speaker has its own level, within 3 dB, so that the model continues a prompt at the prompt's level.
             gain=10 ** ((index * 7 % 13 - 6) / 40),
             hop=HOP, multiple=HOP * PATCH, seed=int(rng.integers(2**31)),
         )  # fmt: skip
@@ -68,10 +69,11 @@ def synthesise(number: int, phrases: list[str], folder: Path, seed: int) -> floa
 
 
 def main() -> None:
+    """Synthesise the shards of a corpus in parallel, and print progress as JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("corpus", type=Path, help="a phrase a line, gzip")
+    parser.add_argument("corpus", type=Path, help="gzip file with one phrase in each line")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of shards")
-    parser.add_argument("--shards", type=int, help=f"this many of {SHARD} phrases; default: all")
+    parser.add_argument("--shards", type=int, help=f"number of shards of {SHARD} phrases; default: all")
     parser.add_argument("--shard-size", type=int, default=SHARD)
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--seed", type=int, default=0)

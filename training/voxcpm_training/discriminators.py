@@ -1,4 +1,4 @@
-"""Discriminators of speech: over periods of samples (HiFi-GAN) and over complex spectrograms (DAC), both small."""
+"""Small discriminators of speech: over periods of samples (HiFi-GAN) and over complex spectrograms (DAC)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Discriminator(nn.Module):
     layers: nn.ModuleList
 
     def judge(self, x: Tensor) -> list[Tensor]:
-        """Every layer's output; the last one is the verdict."""
+        """Outputs of all layers; the last one is the verdict."""
         features = []
         for layer in self.layers[:-1]:
             x = F.leaky_relu(layer(x), 0.1)
@@ -28,6 +28,8 @@ class _Discriminator(nn.Module):
 
 
 class PeriodDiscriminator(_Discriminator):
+    """A discriminator over every `period`-th sample (HiFi-GAN)."""
+
     def __init__(self, period: int, widths: tuple[int, ...] = (16, 64, 128, 256)) -> None:
         super().__init__()
         self.period = period
@@ -36,11 +38,14 @@ class PeriodDiscriminator(_Discriminator):
         self.layers = nn.ModuleList([*convolutions, _conv(widths[-1], 256, (5, 1)), _conv(256, 1, (3, 1))])
 
     def forward(self, audio: Tensor) -> list[Tensor]:
+        """Outputs of all layers for audio (batch, samples)."""
         whole = audio.size(-1) // self.period * self.period
         return self.judge(audio[:, :whole].reshape(audio.size(0), 1, -1, self.period))
 
 
 class SpectrogramDiscriminator(_Discriminator):
+    """A discriminator over the complex spectrogram with windows of `length` samples (DAC)."""
+
     window: Tensor
 
     def __init__(self, length: int, width: int = 32) -> None:
@@ -52,12 +57,15 @@ class SpectrogramDiscriminator(_Discriminator):
         )
 
     def forward(self, audio: Tensor) -> list[Tensor]:
+        """Outputs of all layers for audio (batch, samples)."""
         with torch.autocast(audio.device.type, enabled=False):
             spectrum = torch.view_as_real(spectrogram(audio.float(), self.window))
         return self.judge(spectrum.permute(0, 3, 2, 1).contiguous())
 
 
 class Discriminators(nn.Module):
+    """Five discriminators over periods and three over spectrograms."""
+
     def __init__(self) -> None:
         super().__init__()
         self.members = nn.ModuleList(
@@ -68,12 +76,12 @@ class Discriminators(nn.Module):
         )
 
     def forward(self, audio: Tensor) -> list[list[Tensor]]:
-        """Layers' outputs of every member, of audio (batch, samples)."""
+        """For each member, the outputs of all layers for audio (batch, samples)."""
         return [member(audio) for member in self.members]
 
 
 def discriminator_loss(real: list[list[Tensor]], decoded: list[list[Tensor]]) -> Tensor:
-    """Least squares: 1 for real speech, 0 for decoded."""
+    """Least-squares loss of the discriminators, whose target is 1 for real speech and 0 for decoded speech."""
     terms = [
         (1 - r[-1].float()).square().mean() + d[-1].float().square().mean()
         for r, d in zip(real, decoded, strict=True)
@@ -82,7 +90,7 @@ def discriminator_loss(real: list[list[Tensor]], decoded: list[list[Tensor]]) ->
 
 
 def generator_losses(real: list[list[Tensor]], decoded: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
-    """(adversarial, distance of features) that the AudioVAE is to make small."""
+    """The AudioVAE's losses: adversarial (least squares), and the relative distance of the layers' outputs."""
     adversarial = torch.stack([(1 - d[-1].float()).square().mean() for d in decoded]).mean()
     distances = [
         (a.float().detach() - b.float()).abs().mean() / a.float().detach().abs().mean().clamp(min=1e-3)

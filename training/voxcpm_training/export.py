@@ -16,7 +16,7 @@ from voxcpm_training.audio_vae_modules import AudioVAE
 from voxcpm_training.latents import load_audio_vae
 from voxcpm_training.text import tokenizer_document
 
-# What the decoder was trained to bear, as the posterior's constant log variance (upstream's inference reads the mean).
+# The posterior's constant log variance, that of the noise in the decoder's training; inference uses only the mean.
 _LOG_VARIANCE = 2 * math.log(0.15)
 _TOKENIZER_CONFIG = {
     "tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
@@ -26,7 +26,7 @@ _TOKENIZER_CONFIG = {
 
 
 def audio_vae_weights(path: Path) -> dict[str, Tensor]:
-    """Upstream's names and weight norm; the normalisation of latents goes into `fc_mu`."""
+    """The AudioVAE's weights with upstream's names and weight norm; normalisation of latents is folded into fc_mu."""
     vae = load_audio_vae(path, torch.device("cpu"))
     state = {
         name: tensor for name, tensor in vae.state_dict().items() if not name.startswith("normalisation.")
@@ -41,7 +41,7 @@ def audio_vae_weights(path: Path) -> dict[str, Tensor]:
             exported |= _weight_norm(name, tensor)
         else:
             exported[name] = tensor
-    # A constant: no weight, and its direction must not be zero, which weight norm would divide by.
+    # fc_logvar is constant: its weight is zero, but not its direction, by whose norm weight norm divides.
     constant = torch.full_like(state["encoder.fc_mu.bias"], _LOG_VARIANCE)
     direction = torch.ones_like(state["encoder.fc_mu.weight"])
     exported |= {
@@ -59,13 +59,13 @@ def state_of_normalisation(vae: AudioVAE) -> tuple[Tensor, Tensor]:
 
 
 def _weight_norm(name: str, weight: Tensor) -> dict[str, Tensor]:
-    """weight_v is the weight in fp16, and weight_g its norm, so that their product rounds once."""
+    """weight_g and weight_v of a weight. weight_v is the weight rounded to fp16, so that folding rounds only once."""
     direction = weight.half().float()
     return {f"{name}_g": direction.flatten(1).norm(dim=1)[:, None, None], f"{name}_v": direction}
 
 
 def write_checkpoint(audio_vae: Path, language_model: Path, out: Path) -> None:
-    """Both trainings' averaged.pt as upstream's folder, weights in fp16."""
+    """Write a checkpoint in upstream's layout from both trainings' averaged.pt, with weights in fp16."""
     out.mkdir(parents=True, exist_ok=True)
     for name, document in (
         ("config.json", CONFIG), ("tokenizer.json", tokenizer_document()), ("tokenizer_config.json", _TOKENIZER_CONFIG),
@@ -82,6 +82,7 @@ def write_checkpoint(audio_vae: Path, language_model: Path, out: Path) -> None:
 
 
 def main() -> None:
+    """Write the checkpoint that the options name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("vae", type=Path, help="the AudioVAE's averaged.pt")
     parser.add_argument("language_model", type=Path, help="the language model's averaged.pt")

@@ -1,10 +1,10 @@
-"""Snake and the depthwise convolution after it in one pass over memory, forwards and backwards.
+"""Snake and the depthwise convolution after it as one GPU kernel each for the forward and the backward pass.
 
-The AudioVAE is made of little else; separate kernels, and cuDNN's depthwise convolution above all, would take
-most of a training step. Off the GPU the same functions are plain PyTorch.
+The AudioVAE consists mostly of these two. As separate kernels, above all with cuDNN's depthwise convolution, they would
+take most of a training step. On the CPU the same functions are plain PyTorch.
 """
 
-# Kernels are compiled by Triton, which reads their bodies and not annotations.
+# Triton compiles the kernels and does not use annotations.
 # ruff: noqa: ANN001, ANN202
 # mypy: disable-error-code="no-untyped-def"
 
@@ -19,24 +19,27 @@ from torch.nn import functional as F
 try:
     import triton  # type: ignore[import-untyped]
     import triton.language as tl  # type: ignore[import-untyped]
-except ImportError:  # a CPU build of PyTorch comes without
+except ImportError:  # CPU builds of PyTorch do not include it
     triton = None
 
 KERNEL = 7
 _BLOCK = 1024
-# Sums that a row of the backward pass leaves: of 7 weights, the bias and alpha.
+# Gradients that the backward pass sums for each row: 7 weights, the bias and alpha.
 _SUMS = KERNEL + 2
 
 
 def snake(x: Tensor, alpha: Tensor) -> Tensor:
-    """x + sin²(alpha·x) / alpha, of x (batch, channels, samples) and alpha (1, channels, 1)."""
+    """The activation x + sin²(alpha·x) / alpha; x (batch, channels, samples), alpha (1, channels, 1)."""
     if triton is not None and x.is_cuda:
         return _Snake.apply(x, alpha)  # type: ignore[no-untyped-call]
     return x + torch.sin(alpha * x).square() / (alpha + 1e-9)
 
 
 def snake_depthwise(x: Tensor, alpha: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tensor:
-    """Causal depthwise convolution of snake(x, alpha); weight (channels, 1, 7), bias (channels,)."""
+    """Causal depthwise convolution of snake(x, alpha): x and result (batch, channels, samples).
+
+    weight (channels, 1, 7), bias (channels,).
+    """
     if triton is not None and x.is_cuda:
         return _SnakeDepthwise.apply(x, alpha, weight, bias, dilation)  # type: ignore[no-untyped-call]
     padded = F.pad(snake(x, alpha), ((KERNEL - 1) * dilation, 0))

@@ -1,9 +1,9 @@
 """Train the language models, local encoder and DiT: `python -m voxcpm_training.language_model data vae -o lm`.
 
-Upstream's losses (`VoxCPMModel.forward`: flow matching, and cross entropy of the stop head), and two that teach the
-base LM where in the text it is: the phones of the patch to come from its hidden state, and the patch itself from
-the DiT's condition. Their heads are dropped at export. Noise on what the model is fed, at a level drawn for each
-patch, makes it bear its own errors when it generates.
+The losses are upstream's (`VoxCPMModel.forward`: flow matching, and cross entropy of the stop head) and two auxiliary
+ones that teach the base LM its position in the text: the phones of the next patch from its hidden state, and the patch
+itself from the DiT's condition. The auxiliary heads are dropped at export. Input patches have noise of a random level
+each, so that the model tolerates its own errors when it generates.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from voxcpm_training.voices import PHONE_CLASSES
 
 CHECKPOINT = "language_model.pt"
 _PHONES, _REGRESSION, _STOP = 0.2, 0.3, 0.5
-# Highest standard deviations of the noise on what the model is fed back.
+# Highest standard deviations of the noise on input patches.
 _ENCODER_NOISE, _CONDITION_NOISE = 0.3, 0.3
 
 
 class Heads(nn.Module):
-    """What helps in training only."""
+    """The auxiliary heads, which are used in training only."""
 
     def __init__(self, hidden: int, dit_hidden: int) -> None:
         super().__init__()
@@ -63,18 +63,21 @@ class StaticBatch:
         )
 
     def fill(self, batch: Batch) -> None:
+        """Copy a batch of the same shape to the device."""
         for name in ("tokens", "places", "patches", "before", "last"):
             getattr(self, name).copy_(torch.from_numpy(getattr(batch, name)), non_blocking=True)
 
 
 class LanguageModelTraining:
+    """Model, auxiliary heads, optimizer and training data, and a training step over them."""
+
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.device = options, device
         paths = finished_shards(options.data)
         utterances = Utterances.of_shards(paths)
         latents = encode_shards(load_audio_vae(options.vae, device), paths, device)
         self.sampler = Sampler(utterances, options.tokens, options.paired, options.seed)
-        # One patch of zeros at the end: before an utterance's first, and for padding.
+        # One patch of zeros at the end: it precedes an utterance's first patch, and it is the padding.
         self.latents = F.pad(latents.view(-1, PATCH, LATENT), (0, 0, 0, 0, 0, 1))
         phones = torch.from_numpy(utterances.phones).to(device).long()
         self.phones = F.pad(phones.view(-1, PATCH), (0, 0, 0, 1))
@@ -86,6 +89,7 @@ class LanguageModelTraining:
         self.step, self.seconds = 0, 0.0
 
     def load(self, path: Path) -> None:
+        """Continue from language_model.pt."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.heads.load_state_dict(state["heads"])
@@ -95,12 +99,13 @@ class LanguageModelTraining:
         self.step, self.seconds = state["step"], state["seconds"]
 
     def start_from(self, path: Path) -> None:
-        """Weights of an earlier run's averaged.pt; heads and optimizer begin anew."""
+        """Start from the weights of another run's averaged.pt, with new heads and a new optimizer."""
         self.model.load_state_dict(torch.load(path, map_location=self.device, weights_only=True))
         for average, parameter in zip(self.averaged.average, self.model.parameters(), strict=True):
             average.copy_(parameter.detach())
 
     def save(self, schedule: Schedule) -> None:
+        """Write language_model.pt to continue from, and averaged.pt in fp16 for export."""
         averaged = self.averaged.state_dict(self.model)
         everything: dict[str, Any] = {
             "model": self.model.state_dict(), "heads": self.heads.state_dict(), "averaged": averaged,
@@ -110,7 +115,8 @@ class LanguageModelTraining:
         save(self.options.output / "averaged.pt", {name: tensor.half() for name, tensor in averaged.items()})
 
     def train_on(self, batch: StaticBatch) -> Metrics:
-        # No cache of weights in bfloat16: a captured graph would keep those of the recording.
+        """A training step on one batch; returns the losses and the gradient's norm."""
+        # No cache of bfloat16 weights: a captured graph would reuse the weights of the capture at every replay.
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False
         ):
@@ -125,13 +131,14 @@ class LanguageModelTraining:
         return {name: value.detach() for name, value in metrics.items()}
 
     def losses(self, batch: StaticBatch) -> Metrics:
+        """The four losses by name, each a mean over the patches of the batch, without weights."""
         model, nothing = self.model, self.latents.size(0) - 1
         target, condition = self.latents[batch.patches], self.latents[batch.before]
         real = (batch.patches != nothing).float()
         count = real.sum().clamp(min=1)
         embedded = model.enc_to_lm_proj(model.feat_encoder(_noisy(target, _ENCODER_NOISE)))
         text = model.base_lm.embed_tokens(batch.tokens).to(embedded.dtype)
-        # One more position takes what belongs to padding.
+        # Padding is written to one additional position.
         flat = F.pad(text.flatten(0, 1), (0, 0, 0, 1)).index_copy(0, batch.places, embedded)
         hidden = model.base_lm(self._rows(flat, batch), causal=True).flatten(0, 1)
         hidden = F.pad(hidden, (0, 0, 0, 1))
@@ -140,7 +147,7 @@ class LanguageModelTraining:
         residual = F.pad(
             model.residual_lm(self._rows(residual, batch), causal=True).flatten(0, 1), (0, 0, 0, 1)
         )
-        # The position before an audio position predicts it; for padding, any will do.
+        # The position before an audio position predicts it; the source of padding does not matter.
         source = batch.places - 1
         lm_hidden = quantized[source]
         mu = model.lm_to_dit_proj(lm_hidden) + model.res_to_dit_proj(residual[source])
@@ -188,7 +195,7 @@ def _noisy(patches: Tensor, highest: float) -> Tensor:
 
 
 def batches(sampler: Sampler, ahead: int = 32) -> Iterator[Batch]:
-    """Endless batches, assembled in a thread beside the training."""
+    """Batches without end, assembled in another thread while the training runs."""
     ready: queue.Queue[Batch] = queue.Queue(ahead)
 
     def assemble() -> None:
@@ -202,6 +209,7 @@ def batches(sampler: Sampler, ahead: int = 32) -> Iterator[Batch]:
 
 
 def train(options: argparse.Namespace) -> None:
+    """Train until the schedule ends, and save at intervals."""
     torch.manual_seed(options.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
@@ -213,7 +221,7 @@ def train(options: argparse.Namespace) -> None:
     elif options.start:
         training.start_from(options.start)
     schedule = Schedule(options.steps, options.minutes, training.seconds)
-    set_rate(training.optimizer, 1e-5)  # the recordings' own warm-up steps are real ones
+    set_rate(training.optimizer, 1e-5)  # the warm-up steps before a capture change the weights
     steps: dict[Shape, tuple[StaticBatch, CapturedStep]] = {}
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
     for batch in batches(training.sampler):
@@ -240,16 +248,21 @@ def train(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
+    """The command line's options."""
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("data", type=Path, help="folder of shards")
     p.add_argument("vae", type=Path, help="the AudioVAE's averaged.pt")
     p.add_argument("-o", "--output", type=Path, required=True)
-    p.add_argument("--start", type=Path, help="averaged.pt of a run before, to go on from in a new folder")
+    p.add_argument("--start", type=Path, help="averaged.pt of an earlier run, to start from in a new folder")
     p.add_argument("--steps", type=int, default=60_000)
-    p.add_argument("--minutes", type=float, help="end after this long, whatever the step")
+    p.add_argument("--minutes", type=float, help="end after this time, whatever the step")
     p.add_argument("--tokens", type=int, default=12_288, help="positions in a batch")
-    p.add_argument("--draws", type=int, default=2, help="times and noises a patch, in a step")
-    p.add_argument("--paired", type=float, default=0.4, help="share of the utterances that come in pairs")
+    p.add_argument(
+        "--draws", type=int, default=2, help="flow-matching draws (time and noise) for each patch in a step"
+    )
+    p.add_argument(
+        "--paired", type=float, default=0.4, help="share of the utterances that are put into pairs"
+    )
     p.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
     p.add_argument("--average", type=float, default=0.9995)
     p.add_argument("--seed", type=int, default=0)

@@ -1,7 +1,7 @@
 """VoxCPM's language models, local encoder and local DiT for training, with upstream's parameter names.
 
-Sequences are padded at their end and attention is causal, so no mask is needed; what is computed a patch (local
-encoder, DiT, quantiser, heads) is computed at audio positions only.
+Sequences are padded at their end and attention is causal, so that no mask is needed. Local encoder, DiT, quantiser and
+heads are computed at audio positions only.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ from torch.nn import functional as F
 
 
 class RMSNorm(nn.Module):
+    """Root mean square norm over the last axis."""
+
     def __init__(self, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (batch, length, size) -> the same shape."""
         return F.rms_norm(x, (x.size(-1),), self.weight.to(x.dtype), 1e-5)
 
 
 class Attention(nn.Module):
+    """Grouped-query attention with heads of `width` dimensions."""
+
     def __init__(self, hidden: int, heads: int, kv_heads: int, width: int) -> None:
         super().__init__()
         self.width = width
@@ -33,6 +38,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * width, hidden, bias=False)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], *, causal: bool) -> Tensor:
+        """x (batch, length, hidden) -> the same shape. rope: cos and sin, each (length, width)."""
         batch, length, _ = x.shape
         q, k, v = (
             projection(x).view(batch, length, -1, self.width).transpose(1, 2)
@@ -53,6 +59,8 @@ def _rotated(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class MLP(nn.Module):
+    """The gated feed-forward block: down(silu(gate(x)) · up(x))."""
+
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(hidden, inner, bias=False)
@@ -60,11 +68,14 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (batch, length, hidden) -> the same shape."""
         y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return y
 
 
 class Layer(nn.Module):
+    """Attention and feed-forward block, each after a norm and beside an identity branch."""
+
     def __init__(self, hidden: int, inner: int, heads: int, kv_heads: int, width: int) -> None:
         super().__init__()
         self.self_attn = Attention(hidden, heads, kv_heads, width)
@@ -73,13 +84,14 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], *, causal: bool) -> Tensor:
+        """x (batch, length, hidden) -> the same shape. rope: cos and sin, each (length, width)."""
         x = x + self.self_attn(self.input_layernorm(x), rope, causal=causal)
         y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return y
 
 
 class Stack(nn.Module):
-    """MiniCPM4's layers and final norm. `vocabulary`: 0 for a stack that is fed embeddings only."""
+    """MiniCPM4's layers and final norm, and with a `vocabulary` greater than 0 an embedding table."""
 
     cos: Tensor
     sin: Tensor
@@ -118,6 +130,8 @@ class Stack(nn.Module):
 
 
 class LocalEncoder(nn.Module):
+    """A transformer from a patch of latent frames to one vector: the output at a learned first token."""
+
     def __init__(self, lm: dict[str, Any], sizes: dict[str, Any], latent: int) -> None:
         super().__init__()
         self.special_token = nn.Parameter(torch.randn(1, 1, 1, sizes["hidden_dim"]))
@@ -133,13 +147,15 @@ class LocalEncoder(nn.Module):
 
 
 class TimestepMLP(nn.Module):
+    """The embedding of a time: sines and cosines, then two linear layers."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear_1 = nn.Linear(width, width)
         self.linear_2 = nn.Linear(width, width)
 
     def forward(self, t: Tensor) -> Tensor:
-        """t (N,) -> (N, width): sin and cos of 1000·t at geometric frequencies, then two layers."""
+        """t (N,) -> (N, width). The angles are 1000·t at geometric frequencies."""
         half = self.linear_1.in_features // 2
         frequencies = torch.exp(torch.arange(half, device=t.device) * -(math.log(10000) / (half - 1)))
         angles = 1000 * t[:, None] * frequencies[None]
@@ -148,6 +164,8 @@ class TimestepMLP(nn.Module):
 
 
 class LocalDiT(nn.Module):
+    """The diffusion transformer: velocity of a noisy patch, given the LM condition, the time and the previous patch."""
+
     def __init__(self, lm: dict[str, Any], sizes: dict[str, Any], latent: int) -> None:
         super().__init__()
         width = sizes["hidden_dim"]
@@ -167,7 +185,7 @@ class LocalDiT(nn.Module):
 
 
 class FlowMatching(nn.Module):
-    """Upstream keeps the DiT as `estimator` of its solver."""
+    """The DiT as the `estimator` of a solver, as upstream names it."""
 
     def __init__(self, estimator: LocalDiT) -> None:
         super().__init__()
@@ -175,6 +193,8 @@ class FlowMatching(nn.Module):
 
 
 class ScalarQuantizer(nn.Module):
+    """Finite scalar quantisation between two projections (upstream `modules/layers/scalar_quantization_layer.py`)."""
+
     def __init__(self, hidden: int, latent: int, scale: int) -> None:
         super().__init__()
         self.scale = scale
@@ -182,14 +202,14 @@ class ScalarQuantizer(nn.Module):
         self.out_proj = nn.Linear(latent, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rounds forwards; backwards as if it did not."""
+        """x (N, hidden) -> the same shape. The backward pass ignores the rounding (straight-through gradient)."""
         y = torch.tanh(self.in_proj(x))
         quantized: Tensor = self.out_proj(y + ((y * self.scale).round() / self.scale - y).detach())
         return quantized
 
 
 class VoxCPM(nn.Module):
-    """The parameters of model.safetensors."""
+    """All modules whose parameters model.safetensors contains. It has no `forward`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Encode all utterances with a trained AudioVAE, on the device, in memory: it takes seconds."""
+"""Latents of all utterances by a trained AudioVAE, computed in the device's memory, which takes seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from voxcpm_training.audio_vae_modules import AudioVAE
 
 
 def load_audio_vae(path: Path, device: torch.device) -> AudioVAE:
-    """The averaged AudioVAE of `audio_vae.py`, for inference."""
+    """The AudioVAE of an averaged.pt by `audio_vae`, for inference."""
     vae = AudioVAE(CONFIG["audio_vae_config"]).to(device)
     vae.load_state_dict(torch.load(path, map_location=device, weights_only=True))
     return vae.eval().requires_grad_(requires_grad=False)
@@ -21,9 +21,9 @@ def load_audio_vae(path: Path, device: torch.device) -> AudioVAE:
 
 @torch.no_grad()
 def encode_shards(vae: AudioVAE, paths: list[Path], device: torch.device, *, batch: int = 128) -> Tensor:
-    """Normalised latents of the shards' utterances, end to end: (frames, latent), float32.
+    """Normalised latents (frames, latent) of the shards' utterances, concatenated, float32.
 
-    Utterances are padded on the right: the encoder is causal, so what it gives before the padding is unchanged.
+    Utterances are padded on the right. The encoder is causal, so that the padding does not change their latents.
     """
     parts = []
     for path in paths:

@@ -1,8 +1,8 @@
-"""The listening test's prompts and natural lengths, spoken by the voices that the small checkpoint learnt from.
+"""Prompts and natural lengths for the listening test, spoken by the synthesizers that the training speech is from.
 
     python -m voxcpm_training.listening_material FOLDER
 
-Reads FOLDER/sentences.txt; writes FOLDER/voices.json and a WAV a voice.
+Reads FOLDER/sentences.txt; writes FOLDER/voices.json and a WAV file for each voice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import soundfile
 from voxcpm_training.architecture import HOP
 from voxcpm_training.voices import SAMPLE_RATE, Speaker, Synthesizer, recording, synthesizer
 
-# Name, synthesizer's voice, transcript, whether the test continues it.
+# Name, the synthesizer's voice, transcript, and whether the test continues the prompt.
 PROMPTS = (
     ("female", "hibari", "my sister bought a new pair of shoes for the party.", True),
     ("male", "rms", "they went in opposite directions after the second meeting.", True),
@@ -29,6 +29,7 @@ PROMPTS = (
 
 
 def main() -> None:
+    """Write the prompts and voices.json into the folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder

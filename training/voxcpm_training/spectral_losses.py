@@ -1,4 +1,4 @@
-"""Distances between spectra, at several resolutions: what the AudioVAE is trained by."""
+"""Distances between spectra at several resolutions, the AudioVAE's reconstruction loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FLOOR = 1e-5
 
 
 def mel_filters(bins: int, bands: int, rate: int) -> Tensor:
-    """Triangles at equal distances on the mel scale (HTK's formula), (bands, bins)."""
+    """Mel filters (bands, bins): triangles at equal distances on the mel scale (HTK's formula). rate: in Hz."""
     highest = 2595 * math.log10(1 + rate / 2 / 700)
     edges = 700 * (10 ** (torch.linspace(0, highest, bands + 2) / 2595) - 1)
     frequencies = torch.linspace(0, rate / 2, bins)
@@ -21,7 +21,7 @@ def mel_filters(bins: int, bands: int, rate: int) -> Tensor:
 
 
 def spectrogram(audio: Tensor, window: Tensor) -> Tensor:
-    """Complex STFT (batch, bins, frames) of audio (batch, samples), a quarter of the window apart."""
+    """Complex STFT (batch, bins, frames) of audio (batch, samples), with a hop of a quarter of the window."""
     length = window.numel()
     return torch.stft(audio, length, length // 4, window=window, center=True, return_complex=True)
 
@@ -37,7 +37,7 @@ class MultiScaleMelLoss(nn.Module):
             self.register_buffer(f"mel_{length}", mel_filters(length // 2 + 1, bands, rate))
 
     def forward(self, decoded: Tensor, audio: Tensor) -> Tensor:
-        """Of two signals (batch, samples), float32."""
+        """The loss, a scalar, for two float32 signals (batch, samples)."""
         total = torch.zeros((), device=audio.device)
         for length in self.windows:
             window, mel = getattr(self, f"window_{length}"), getattr(self, f"mel_{length}")
@@ -48,6 +48,6 @@ class MultiScaleMelLoss(nn.Module):
     @staticmethod
     def _log_mel(audio: Tensor, window: Tensor, mel: Tensor) -> Tensor:
         spectrum = torch.view_as_real(spectrogram(audio, window)).square().sum(-1)
-        # The gradient of a root has no bound at zero.
+        # The gradient of a square root is unbounded at zero.
         magnitude = (spectrum + 1e-10).sqrt()
         return torch.matmul(mel, magnitude).clamp(min=_FLOOR).log10()

@@ -1,4 +1,4 @@
-"""The synthesised shards, read back: for the AudioVAE as one long signal, for the language model by utterance."""
+"""The synthesised speech: one long signal for the AudioVAE, utterances for the language model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from voxcpm_training.architecture import HOP
 
 
 def finished_shards(folder: Path) -> list[Path]:
+    """Paths of the complete shards in a folder, in order."""
     return sorted(path for path in folder.glob("shard-*.npz") if not path.name.endswith(".part.npz"))
 
 
 class Signal:
-    """All speech so far in one int16 tensor on the device; shards may still be coming in."""
+    """All speech so far, up to `hours`, as one int16 tensor on the device; shards may be added during training."""
 
     def __init__(self, folder: Path, device: torch.device, hours: float) -> None:
         self._folder, self._seen = folder, set[Path]()
@@ -28,7 +29,7 @@ class Signal:
         self.refresh()
 
     def refresh(self, most: int | None = None) -> int:
-        """Take in at most that many new shards, as far as there is room; returns how many are in."""
+        """Load new shards, at most `most` and as far as they fit. Returns the number of all loaded shards."""
         for path in [p for p in finished_shards(self._folder) if p not in self._seen][:most]:
             with np.load(path) as shard:
                 audio = torch.from_numpy(shard["audio"])
@@ -40,7 +41,7 @@ class Signal:
         return len(self._seen)
 
     def segments(self, count: int, samples: int) -> Tensor:
-        """(count, samples) float32 in [-1, 1] from random places; they may run over an utterance's end."""
+        """Random segments (count, samples), float32 in [-1, 1]; a segment may contain parts of several utterances."""
         device = self.samples.device
         starts = torch.rand(count, device=device, dtype=torch.float64) * (self.length - samples - 1)
         places = starts.long()[:, None] + torch.arange(samples, device=device)
@@ -49,16 +50,22 @@ class Signal:
 
 @dataclass(frozen=True)
 class Utterances:
-    """Every utterance of the shards, end to end. Counts are per utterance; phones are per latent frame."""
+    """All utterances of the shards, concatenated."""
 
     text: npt.NDArray[np.uint8]
+    """Token ids of all texts."""
     characters: npt.NDArray[np.int64]
+    """Tokens of each utterance."""
     phones: npt.NDArray[np.uint8]
+    """Phone class of every latent frame."""
     frames: npt.NDArray[np.int64]
+    """Latent frames of each utterance."""
     speaker: npt.NDArray[np.uint8]
+    """Index in `voices.SPEAKERS` for each utterance."""
 
     @classmethod
     def of_shards(cls, paths: list[Path]) -> Utterances:
+        """The utterances of the given shards."""
         columns: dict[str, list[npt.NDArray[np.integer]]] = {}
         for path in paths:
             with np.load(path) as shard:

@@ -1,4 +1,4 @@
-"""The character tokeniser, and what text it can hold: lower-case English letters, apostrophe, comma, space, stop."""
+"""The character tokeniser, and the text that it accepts: lower-case English letters, apostrophe, comma, space, stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 AUDIO_START = 101
-"""Upstream's token between text and audio."""
+"""Upstream's id of the token between text and audio."""
 SPACE = "▁"
 
 _SPEAKABLE = re.compile(r"[a-z][a-z' ,]*[a-z]\.")
@@ -23,7 +23,7 @@ def is_speakable(text: str) -> bool:
 
 
 def tokenizer_document() -> dict[str, Any]:
-    """tokenizer.json: one token a character, with upstream's ids for its audio tokens."""
+    """The contents of tokenizer.json: one token for each character, with upstream's ids for its audio tokens."""
     document: dict[str, Any] = json.loads(
         resources.files(__package__).joinpath("tokenizer.json").read_text(encoding="utf-8")
     )
@@ -31,14 +31,16 @@ def tokenizer_document() -> dict[str, Any]:
 
 
 def character_ids() -> dict[str, int]:
+    """Token id of each character."""
     vocabulary: dict[str, int] = tokenizer_document()["model"]["vocab"]
     return {token: index for token, index in vocabulary.items() if len(token) == 1}
 
 
 def encode(text: str, ids: dict[str, int]) -> npt.NDArray[np.uint8]:
-    """Token ids (characters + 1,): a word mark, then a token a character, as tokenizer.json gives them."""
+    """Token ids (characters + 1,): a word mark, then one token for each character, as tokenizer.json encodes text."""
     return np.array([ids[c] for c in SPACE + text.replace(" ", SPACE)], dtype=np.uint8)
 
 
 def words(text: str) -> tuple[str, ...]:
+    """The words of a text, without punctuation."""
     return tuple(re.findall(r"[a-z']+", text))

@@ -1,4 +1,4 @@
-"""What both trainings share: schedule, averaged weights, a step replayed as a CUDA graph, checkpoints, the log."""
+"""The common parts of both trainings: schedule, averaged weights, CUDA graph of a step, checkpoints, log."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Metrics = dict[str, Tensor]
 
 
 class Schedule:
-    """Progress from 0 to 1 over `steps`, or over `minutes` of wall clock where that comes first.
+    """Progress from 0 to 1 over `steps`, or over `minutes` of wall clock if these end first.
 
-    A clock makes use of a machine that is had for a fixed time; steps make a run repeatable.
+    A limit of time suits a machine that is available for a fixed time; a number of steps makes a run repeatable.
     """
 
     def __init__(self, steps: int, minutes: float | None, done_seconds: float = 0.0) -> None:
@@ -27,15 +27,17 @@ class Schedule:
 
     @property
     def seconds(self) -> float:
+        """Seconds of training so far, those of earlier runs included."""
         return time.monotonic() - self._started
 
     def progress(self, step: int) -> float:
+        """Progress after `step` steps, from 0 to 1."""
         by_clock = 0.0 if self._seconds is None else self.seconds / self._seconds
         return min(1.0, max(step / self._steps, by_clock))
 
 
 def cosine(progress: float, first: float, last: float) -> float:
-    """From `first` at 0 to `last` at 1."""
+    """A value that falls along a cosine from `first` at progress 0 to `last` at progress 1."""
     return last + (first - last) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
 
 
@@ -49,10 +51,11 @@ class Averaged:
 
     @torch.no_grad()
     def update(self) -> None:
+        """Move the average towards the current parameters, after a step."""
         torch._foreach_lerp_(self.average, [p.detach() for p in self._parameters], 1 - self._decay)
 
     def state_dict(self, module: nn.Module) -> dict[str, Tensor]:
-        """The module's state with averaged parameters; buffers as they are."""
+        """The module's state with averaged parameters and its current buffers."""
         state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
         for (name, _), average in zip(module.named_parameters(), self.average, strict=True):
             state[name] = average.clone()
@@ -62,7 +65,7 @@ class Averaged:
 def adamw(
     parameters: Iterable[nn.Parameter], device: torch.device, betas: tuple[float, float]
 ) -> torch.optim.AdamW:
-    """AdamW whose learning rate is a tensor on the GPU, so that a captured step can be replayed with another."""
+    """AdamW. On a GPU its learning rate is a tensor, so that a captured step can be replayed with another rate."""
     on_gpu = device.type == "cuda"
     rate: Any = torch.tensor(0.0, device=device) if on_gpu else 0.0
     return torch.optim.AdamW(
@@ -71,6 +74,7 @@ def adamw(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all parameters."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -79,10 +83,10 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 class CapturedStep:
-    """A training step as a function without arguments: on a GPU its kernels are recorded once and replayed.
+    """A training step as a function without arguments, whose kernels are recorded once on a GPU and then replayed.
 
-    These models are small and a step is thousands of kernels: starting them one by one takes longer than they do.
-    The function reads static tensors that the caller fills beforehand, and returns tensors that a replay rewrites.
+    These models are small and a step has thousands of kernels: launching them one by one takes longer than running
+    them. The function reads static tensors that the caller fills before, and returns tensors that a replay overwrites.
     """
 
     _WARM_UP = 3
@@ -105,6 +109,7 @@ class CapturedStep:
         self._graph = graph
 
     def __call__(self) -> Metrics:
+        """Run the step, or replay it on a GPU; returns its metrics."""
         if self._graph is None:
             return self._step()
         self._graph.replay()
@@ -112,12 +117,13 @@ class CapturedStep:
 
 
 class Log:
-    """JSON lines, on disk and on standard output."""
+    """A log of JSON lines, in a file and on standard output."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def write(self, **record: float | str) -> None:
+        """Append one line."""
         line = json.dumps({key: round(v, 5) if isinstance(v, float) else v for key, v in record.items()})
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -125,7 +131,7 @@ class Log:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Whole or not at all: a run that is cut off while writing leaves the file before."""
+    """Write a checkpoint atomically: a run that is interrupted while writing leaves the earlier file."""
     part = path.with_suffix(".part")
     torch.save(state, part)
     part.rename(path)

@@ -1,8 +1,8 @@
-"""The voices that training listens to, and how one voice becomes several.
+"""The synthesizers whose speech is trained on: hibari (one natural female voice) and three voices of flite.
 
-hibari (one natural female voice) and three of flite's. Played faster, a recording has a higher pitch and shorter
-vocal tract; spoken slower by the same factor first, it keeps its pace: so each voice becomes several speakers.
-Both synthesizers also tell when each phone begins.
+Each voice becomes several speakers: it speaks more slowly, and the recording is played faster by the same factor, which
+raises the pitch and shortens the vocal tract, but keeps the duration. A factor below 1 does the opposite. Both
+synthesizers also report the times of phones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SILENCE = 0
 _PHONES = "iɪɛæɑʌəɔʊuɜAIOWYptkbdɡfvθðszʃʒhʧʤmnŋlɹjw"
 PHONE_IDS = {phone: index + 1 for index, phone in enumerate(_PHONES)}
 PHONE_CLASSES = len(_PHONES) + 1
-"""Silence, and one class a phone in hibari's alphabet; stress and length marks belong to the phone before."""
+"""Number of classes: silence, and the phones of hibari's alphabet, in which stress and length marks have no class."""
 _VARIANTS_OF_PHONES = {
     "ᵊ": "ə", "ɐ": "ə", "ɾ": "t", "ɚ": "ɜ", "T": "t", "ᵻ": "ɪ", "g": "ɡ", "a": "ɑ", "o": "ɔ", "e": "ɛ",
 }  # fmt: skip
@@ -38,7 +38,7 @@ _ARPABET = {
 
 @dataclass(frozen=True)
 class Spoken:
-    """audio (samples,) at `rate` Hz; phone i lasts from ends[i - 1] to ends[i], in seconds."""
+    """Synthesized audio (samples,) at `rate` Hz; phone i lasts from ends[i - 1] to ends[i], in seconds."""
 
     audio: FloatArray
     rate: int
@@ -47,17 +47,21 @@ class Spoken:
 
 
 class Synthesizer(Protocol):
-    def speak(self, text: str, speed: float, seed: int) -> Spoken: ...
+    """A voice of a speech synthesizer."""
+
+    def speak(self, text: str, speed: float, seed: int) -> Spoken:
+        """Speech at `speed` times the voice's own pace."""
+        ...
 
 
 @dataclass(frozen=True)
 class Speaker:
-    """A voice as it is heard: `pitch` is how much faster its recording is played."""
+    """One speaker: a voice whose recordings are played `pitch` times as fast."""
 
     voice: str
     pitch: float
     share: float
-    """Of all utterances; the shares of all speakers add up to 1."""
+    """Share of all utterances; the shares of all speakers add up to 1."""
 
 
 def _family(voice: str, natural: float, variants: float, pitches: tuple[float, ...]) -> list[Speaker]:
@@ -74,7 +78,7 @@ SPEAKERS = (
 
 
 class Hibari:
-    """hibari's voice with the durations that its network predicts (24 kHz)."""
+    """hibari's voice (24 kHz), with the durations that its network predicts."""
 
     def __init__(self) -> None:
         # Before hibari, which may import ONNX Runtime by itself.
@@ -88,7 +92,7 @@ class Hibari:
         from hibari import Hibari as Voice  # type: ignore[import-untyped]
 
         model = onnx.load(str(resources.files("hibari").joinpath("assets/hibari.onnx")))
-        # The network sums its durations to place frames; hibari's own interface does not give them out.
+        # hibari's interface does not return durations, but its network computes their cumulative sum.
         sums = next(node.output[0] for node in model.graph.node if node.op_type == "CumSum")
         model.graph.output.append(onnx.ValueInfoProto(name=sums))
         self._session = ort.InferenceSession(
@@ -97,6 +101,7 @@ class Hibari:
         self._voice = Voice()
 
     def speak(self, text: str, speed: float, seed: int) -> Spoken:
+        """Speech at `speed` times the voice's own pace; `seed` is that of the noise in the signal."""
         from hibari import dsp
 
         phonemes = "".join(self._voice.phonemize(text))
@@ -116,7 +121,7 @@ class Hibari:
 
 
 def _phone_id(character: str) -> int:
-    """A phone's class; -1 for a mark that belongs to its neighbour; silence for punctuation and spaces."""
+    """Class of a character in hibari's alphabet: -1 for stress and length marks, silence for punctuation and spaces."""
     if character in "ˈˌː":
         return -1
     return PHONE_IDS.get(_VARIANTS_OF_PHONES.get(character, character), _SILENCE)
@@ -134,10 +139,10 @@ class _Voice(ctypes.Structure):
 
 
 class Flite:
-    """A voice of flite's (`libflite1`, 16 kHz)."""
+    """A voice of flite (`libflite1`, 16 kHz)."""
 
     def __init__(self, voice: str) -> None:
-        # The voices need symbols of the libraries before them.
+        # The voices need symbols of these libraries.
         for library in ("libflite_usenglish.so.1", "libflite_cmulex.so.1"):
             ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
         self._flite: Any = ctypes.CDLL("libflite.so.1", ctypes.RTLD_GLOBAL)
@@ -161,7 +166,7 @@ class Flite:
         self._voice = register(None)
 
     def speak(self, text: str, speed: float, seed: int) -> Spoken:
-        """flite draws nothing by chance: `seed` is not needed."""
+        """Speech at `speed` times the voice's own pace. flite is deterministic, so `seed` is not used."""
         del seed
         flite = self._flite
         flite.feat_set_float(self._voice.contents.features, b"duration_stretch", 1.0 / speed)
@@ -182,10 +187,11 @@ class Flite:
 
 
 def synthesizer(voice: str) -> Synthesizer:
+    """The synthesizer of a voice, "hibari" or one of flite's. Raises OSError if flite's libraries are missing."""
     return Hibari() if voice == "hibari" else Flite(voice)
 
 
-# Silence kept before and after speech, in seconds: short, so that speech starts at once; long enough to end in rest.
+# Silence before and after speech, in seconds: short, so that speech starts at once, but long enough to end in silence.
 _BEFORE, _AFTER = 0.06, 0.12
 _QUIET_DB = -40.0
 _LEVEL = 0.08
@@ -202,9 +208,9 @@ def recording(
     multiple: int,
     seed: int,
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.uint8]]:
-    """Speech of `speaker` at 16 kHz, trimmed and at an even level, and the phone of every `hop` samples.
+    """Speech of `speaker` at 16 kHz, trimmed and normalised to one level, and the phone of every `hop` samples.
 
-    The audio is `multiple` samples long, or a multiple of it. Returns (samples,) int16 and (samples / hop,) classes.
+    Returns audio (samples,) int16, whose length is a multiple of `multiple`, and phone classes (samples / hop,).
     """
     spoken = synthesizer.speak(text, speed / speaker.pitch, seed)
     audio, stretch = _played(spoken.audio, spoken.rate, speaker.pitch)
@@ -213,7 +219,7 @@ def recording(
     audio *= gain * _LEVEL / max(float(np.sqrt(np.mean(audio**2))), 1e-4)
     peak = float(np.abs(audio).max(initial=0.0))
     audio /= max(1.0, peak / 0.98)
-    # Zeros go in front: speech then always ends the same time before its last hop does.
+    # The zeros are in front, so that the silence after speech always has the same length.
     front = -len(audio) % multiple
     audio = np.concatenate((np.zeros(front, np.float32), audio))
     centres = (np.arange(len(audio) // hop) + 0.5) * hop - front + start
@@ -223,7 +229,7 @@ def recording(
 
 
 def _without_marks(phones: list[int]) -> list[int]:
-    """A mark before a phone (stress) counts as that phone, a mark at the end as the phone before it."""
+    """Phone classes in which a mark has the class of the next phone; at the end, where there is none, silence."""
     marked = list(phones)
     for i in range(len(marked) - 2, -1, -1):
         if marked[i] == -1:
@@ -232,7 +238,7 @@ def _without_marks(phones: list[int]) -> list[int]:
 
 
 def _played(audio: FloatArray, rate: int, pitch: float) -> tuple[FloatArray, float]:
-    """`audio` at 16 kHz, `pitch` times faster, and what its times are to be multiplied by."""
+    """`audio` at 16 kHz, played `pitch` times as fast, and the factor by which times in it change."""
     ratio = SAMPLE_RATE / (rate * pitch)
     if ratio == 1.0:
         return audio.copy(), 1.0
@@ -243,7 +249,7 @@ def _played(audio: FloatArray, rate: int, pitch: float) -> tuple[FloatArray, flo
 
 
 def _speech(audio: FloatArray) -> tuple[int, int]:
-    """First and last sample to keep: from a little before the first loud 10 ms to a little after the last."""
+    """Start and end of speech, in samples: from a little before the first loud 10 ms to a little after the last."""
     frame = SAMPLE_RATE // 100
     energy = np.square(audio[: len(audio) // frame * frame].reshape(-1, frame)).mean(axis=1)
     loud = np.nonzero(energy > energy.max(initial=1e-9) * 10 ** (_QUIET_DB / 10))[0]

@@ -67,7 +67,7 @@ def validate(
     }
     chosen: Any = backend
     if golden:
-        from voxcpm_validation.golden_command import check_golden
+        from voxcpm_validation.golden.command import check_golden
 
         if given := [name for name, value in of_upstream.items() if value is not None]:
             raise InputError(f"--golden has texts and seeds of its own; leave out {', '.join(given)}")

@@ -18,7 +18,7 @@ from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, PRECISIONS, SIZ
 from voxcpm_runtime.audio.files import write_audio
 from voxcpm_runtime.speech.results import Speech
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.recognition import Recogniser
+from voxcpm_validation.listening.recognition import Recogniser
 from voxcpm_validation.validate import validate_bundle
 
 _SENTENCE = "the river runs slowly to the sea."

@@ -14,7 +14,7 @@ from voxcpm_runtime.audio.pcm import Audio, pcm16
 from voxcpm_runtime.backends.loading import Backend
 from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.golden import (
+from voxcpm_validation.golden.cases import (
     CASES,
     CHUNKING,
     LENGTHS,
@@ -25,15 +25,15 @@ from voxcpm_validation.golden import (
     recorded_elsewhere,
     streamed,
 )
-from voxcpm_validation.golden_key import GoldenKey, golden_key
-from voxcpm_validation.golden_record import (
+from voxcpm_validation.golden.continuity import NO_CONTINUITY, Continuity, continuity, monolithic
+from voxcpm_validation.golden.key import GoldenKey, golden_key
+from voxcpm_validation.golden.record import (
     GoldenRecord,
     figure_differences,
     hash_differences,
     nearest,
     voice_digest,
 )
-from voxcpm_validation.monolithic import NO_CONTINUITY, Continuity, continuity, monolithic
 
 OTHER_CHUNKS = (1, 2, LENGTHS["max_len"])
 """Patches in a chunk, beside the recorded chunking; the last is all of them."""

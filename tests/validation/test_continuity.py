@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from voxcpm_runtime.model.audio_vae import patch_decoder
-from voxcpm_validation.golden import (
+from voxcpm_validation.golden.cases import (
     CASES,
     case_arguments,
     open_voice,
 )
-from voxcpm_validation.golden_check import continuity_failures
-from voxcpm_validation.monolithic import continuity, monolithic
+from voxcpm_validation.golden.continuity import continuity, monolithic
+from voxcpm_validation.golden.examination import continuity_failures
 
 
 def test_a_decoder_that_forgets_between_chunks_is_not_continuous(speaking_bundle: Path) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import soundfile
 
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.listening import Speak
-from voxcpm_validation.listening_material import Clip, Voice, prompt_clip
+from voxcpm_validation.listening.material import Clip, Voice, prompt_clip
+from voxcpm_validation.listening.scores import Speak
 from voxcpm_validation.upstream import load_upstream, upstream_generate
 
 

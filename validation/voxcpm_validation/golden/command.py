@@ -16,8 +16,8 @@ from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.audio.pcm import Levels
 from voxcpm_runtime.backends.loading import Backend
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
-from voxcpm_validation.golden_check import Comparison, Examination, ExaminedCase, compare, examine
-from voxcpm_validation.golden_record import RECORDS, read_records
+from voxcpm_validation.golden.examination import Comparison, Examination, ExaminedCase, compare, examine
+from voxcpm_validation.golden.record import RECORDS, read_records
 
 HEADER = ("case", "samples", "RMS, peak dBFS", "silence", "again", "1 - r", "jump", "record")
 

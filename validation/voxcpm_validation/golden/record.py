@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Source
-from voxcpm_validation.golden import SpeechRecord
-from voxcpm_validation.golden_key import GoldenKey
+from voxcpm_validation.golden.cases import SpeechRecord
+from voxcpm_validation.golden.key import GoldenKey
 
-RECORDS = Path(__file__).with_name("golden")
+RECORDS = Path(__file__).with_name("records")
 """Of the voice that comes along."""
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from voxcpm_runtime.audio.pcm import Audio, levels, pcm16
 from voxcpm_runtime.backends.loading import Backend
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.listening_material import material, prompt_clip
+from voxcpm_validation.listening.material import material, prompt_clip
 
 LENGTHS: dict[str, Any] = {"min_len": 8, "max_len": 12}
 """Patches: few, and the stop head may have a say."""

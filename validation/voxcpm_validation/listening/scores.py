@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from voxcpm_validation.listening_material import Clip, FloatArray, Material, Voice, prompt_clip
-from voxcpm_validation.recognition import Recogniser, word_errors
-from voxcpm_validation.speaker_similarity import SpeakerEncoder
+from voxcpm_validation.listening.material import Clip, FloatArray, Material, Voice, prompt_clip
+from voxcpm_validation.listening.recognition import Recogniser, word_errors
+from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
 
 # An utterance that is still this loud at its end, relative to its peak, was cut.
 _CUT_DB = -26.0

@@ -12,7 +12,7 @@ from rich.table import Table
 from voxcpm_constants.errors import InputError
 
 if TYPE_CHECKING:
-    from voxcpm_validation.listening import Scores
+    from voxcpm_validation.listening.scores import Scores
 
 HEADER = (
     "system", "case", "WER", "length", "within 15 %", "longest", "cut ends", "likeness", "others'", "right voice",
@@ -41,9 +41,9 @@ def listen(
 
     from voxcpm_constants.manifest import Manifest
     from voxcpm_runtime.bundle.opening import locate_bundle
-    from voxcpm_validation.listening import Scores, listen
-    from voxcpm_validation.listening_material import material
-    from voxcpm_validation.speakers import bundle_speaker, upstream_speaker
+    from voxcpm_validation.listening.material import material
+    from voxcpm_validation.listening.scores import Scores, listen
+    from voxcpm_validation.listening.speakers import bundle_speaker, upstream_speaker
 
     folder = locate_bundle(bundle)
     available = Manifest.read(folder).precisions
