@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Speak a text: python generate_coreml.py --text … [--prompt WAV --prompt-text …] [--output out.wav]
 
-The same as `voxcpm-coreml generate BUNDLE …`, whose options it takes, with the bundle as an option.
+This is `voxcpm-coreml generate` with the same options, except that the bundle is the option --bundle.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ DEFAULT_BUNDLE = "bundle"
 
 
 def main() -> int:
-    """Exit code of `voxcpm-coreml generate`."""
-    # So that the script runs from a checkout too, where only the requirements are installed.
+    """Run `voxcpm-coreml generate` and return its exit code."""
+    # These make the script run from a checkout in which only the requirements are installed.
     sys.path[:0] = [str(ROOT / "constants"), str(ROOT / "runtime")]
     from voxcpm_runtime.commands.cli import main as voxcpm_coreml
 

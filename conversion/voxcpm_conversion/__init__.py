@@ -1,1 +1,1 @@
-"""Checkpoint -> bundle: the only package, beside validation, that imports torch."""
+"""Conversion of a checkpoint into a bundle. Of the installed packages only this one and validation import torch."""

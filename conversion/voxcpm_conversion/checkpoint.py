@@ -6,8 +6,8 @@
       audiovae.safetensors    or audiovae.pth
       tokenizer.json          and, where published, tokenizer_config.json and special_tokens_map.json
 
-Weights are read one at a time, when asked for, and weight norm is folded on the way, so that the whole of a
-checkpoint is never in memory. A LoRA that it is opened with is merged there as well.
+Each weight is read when it is asked for, so that a checkpoint is never in memory as a whole. Reading a weight folds
+weight norm into it and merges the LoRA, if the checkpoint was opened with one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from voxcpm_conversion.lora import Lora
 from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
 
 CONFIG_FILE = "config.json"
-# In upstream's order of preference (`from_local`); the sharded form is the hub's.
+# In upstream's order of preference (`from_local`); the sharded form occurs on the hub.
 MODEL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 VAE_FILES = ("audiovae.safetensors", "audiovae.pth")
 TOKENIZER_FILE = "tokenizer.json"
@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class _Weight:
-    """Where one weight lies: one stored tensor, or weight norm's magnitude and direction."""
+    """The stored tensors of one weight: a single one, or weight norm's magnitude and direction."""
 
     file: WeightFile
     stored: tuple[str, ...]
@@ -72,7 +72,7 @@ class _Weight:
 
 
 class Checkpoint:
-    """An opened checkpoint; made by `Checkpoint.open`. lora: what is merged into the weights it gives."""
+    """An opened checkpoint, from `Checkpoint.open`. lora: the LoRA that `tensor` merges into the weights."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Checkpoint:
         self._revision = revision
         self._files = files
         model, vae = files
-        # As upstream, the AudioVAE's own file has the say; a copy inside the model's file is ignored.
+        # As in upstream, the AudioVAE's weights come from its own file; a copy inside the model's file is ignored.
         of_model = {name: w for name, w in _weights(model).items() if not name.startswith(VAE_PREFIX)}
         of_vae = {VAE_PREFIX + name.removeprefix(VAE_PREFIX): w for name, w in _weights(vae).items()}
         self._weights = {
@@ -107,17 +107,17 @@ class Checkpoint:
         revision: str | None = None,
         lora: str | Path | None = None,
     ) -> Checkpoint:
-        """Open a folder or, where there is none, a Hugging Face id ("openbmb/VoxCPM1.5") at `revision`.
+        """Open a folder or, if there is no such folder, a Hugging Face id ("openbmb/VoxCPM1.5") at `revision`.
 
         lora: folder or weight file of a LoRA to merge.
-        Raises CheckpointError: no such checkpoint, a file missing or damaged, another architecture, a LoRA that
-        does not fit it.
+        Raises CheckpointError if there is no such checkpoint, a file is missing or damaged, the architecture is not
+        VoxCPM's, or the LoRA does not fit it.
         """
         name = str(folder_or_hub_id)
         folder = Path(folder_or_hub_id).expanduser()
         if not folder.exists() and is_hub_id(name):
             folder = _download(name, revision)
-            # The hub's cache names a snapshot by its commit, which pins what a branch name leaves open.
+            # The hub's cache names a snapshot's folder by its commit; the given revision may be a branch.
             revision = folder.name if folder.parent.name == "snapshots" else revision
         elif not folder.is_dir():
             raise CheckpointError(
@@ -140,11 +140,11 @@ class Checkpoint:
         return cls(folder, architecture, files, name, revision, merged)
 
     def shapes(self) -> dict[str, Shape]:
-        """Shape of every weight by upstream's name, weight norm folded; reads no tensor data."""
+        """Shape of every weight by upstream's name, after weight norm is folded; reads no tensor data."""
         return {name: weight.shape for name, weight in self._weights.items()}
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One weight as float32, a copy of its own, the LoRA merged. Raises CheckpointError for an absent name."""
+        """One weight as a float32 copy, with the LoRA merged. Raises CheckpointError for an absent name."""
         if name not in self._weights:
             raise CheckpointError(f"{self.folder}: expected a weight {name}, but the checkpoint has none")
         weight = self._weights[name]
@@ -154,9 +154,9 @@ class Checkpoint:
         return folded if self.lora is None else self.lora.merged(name, folded)
 
     def load_into(self, module: nn.Module, names: Iterable[str]) -> None:
-        """Give the named parameters of `module`, which may be on the meta device, their float32 data.
+        """Load the named float32 weights into `module`, whose parameters may be on the meta device.
 
-        Raises CheckpointError for a weight that the checkpoint lacks, ValueError if the module lacks it.
+        Raises CheckpointError for a weight that the checkpoint lacks, ValueError for one that the module lacks.
         """
         weights = {name: self.tensor(name) for name in names}
         loaded = module.load_state_dict(weights, strict=False, assign=True)
@@ -164,7 +164,7 @@ class Checkpoint:
             raise ValueError(f"the module has no parameters {loaded.unexpected_keys}")
 
     def tokenizer_files(self) -> dict[str, Path]:
-        """The tokenizer's files that are there, by name; `tokenizer.json` always is."""
+        """Paths of the tokenizer's files by name: `tokenizer.json`, and the companions that exist."""
         paths = {name: self.folder / name for name in (TOKENIZER_FILE, *TOKENIZER_COMPANIONS)}
         return {name: path for name, path in paths.items() if path.is_file()}
 
@@ -173,7 +173,7 @@ class Checkpoint:
         return (self.folder,) if self.lora is None else (self.folder, self.lora.weights)
 
     def sha256(self) -> str:
-        """Hex digest over the contents of the checkpoint's own weight files, in name order."""
+        """SHA-256 over the contents of the checkpoint's own weight files, in name order."""
         digest = hashlib.sha256()
         for path in sorted((path for file in self._files for path in file.paths), key=lambda path: path.name):
             with path.open("rb") as stream:
@@ -182,7 +182,7 @@ class Checkpoint:
         return digest.hexdigest()
 
     def source(self) -> Source:
-        """What the bundle's manifest says about where its weights came from."""
+        """The origin of the weights, as the bundle's manifest records it."""
         lora = None if self.lora is None else self.lora.record()
         return Source(checkpoint=self._name, revision=self._revision, sha256=self.sha256(), lora=lora)
 
@@ -190,15 +190,18 @@ class Checkpoint:
 def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
     """w = g · v / ‖v‖, with the norm over all axes but the first (torch.nn.utils.weight_norm's dim=0).
 
-    The first axis is that of convolutions' outputs, and of transposed convolutions' inputs: upstream
-    normalises both so.
+    magnitude (first, 1, …), direction and result (first, second, …). The first axis is the outputs of a convolution
+    and the inputs of a transposed convolution; upstream normalises over the other axes in both.
     """
     norm: torch.Tensor = direction.flatten(1).norm(dim=1).view(-1, *(1,) * (direction.dim() - 1))
     return direction * (magnitude.reshape(norm.shape) / norm)
 
 
 def check_weights(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> None:
-    """Compare names and shapes. Raises CheckpointError listing missing, unexpected, wrong-shaped weights."""
+    """Compare names and shapes of a checkpoint's weights.
+
+    Raises CheckpointError, which lists missing and unexpected weights and those of another shape.
+    """
     lora = [name for name in found if ".lora_" in f".{name}" and name not in expected]
     if lora:
         raise CheckpointError(
@@ -224,7 +227,7 @@ def _listing(names: list[str]) -> str:
 
 
 def _weights(file: WeightFile) -> dict[str, _Weight]:
-    """A file's weights by name without wrappers' prefixes, weight norm's pairs taken together."""
+    """The weights of a file by name: prefixes of wrappers removed, the pairs of weight norm joined."""
     stored: dict[str, str] = {}
     for key in file.shapes:
         _add(stored, _without_wrappers(key), key, file)
@@ -247,7 +250,7 @@ def _add(table: dict[str, _T], name: str, value: _T, file: WeightFile) -> None:
 
 
 def _fits(file: WeightFile, magnitude: str | None, direction: str) -> bool:
-    """Whether there is one magnitude a row; half a pair keeps its own name, and is reported as unexpected."""
+    """Whether there is one magnitude for each row; otherwise each half keeps its own name and is reported."""
     rows = file.shapes[direction][:1]
     return magnitude is not None and bool(rows) and math.prod(file.shapes[magnitude]) == rows[0]
 
@@ -266,7 +269,7 @@ def _first(folder: Path, names: tuple[str, ...]) -> Path:
 
 
 def _download(repository: str, revision: str | None) -> Path:
-    """Fetch a checkpoint's files through the hub's cache; what is cached already is not fetched again."""
+    """Download a checkpoint's files into the hub's cache, except those that it holds already."""
     from huggingface_hub import snapshot_download
 
     weights = (*MODEL_FILES, "model-*-of-*.safetensors", *VAE_FILES)

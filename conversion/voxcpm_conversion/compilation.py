@@ -1,4 +1,4 @@
-"""`.mlmodelc` beside every package, by Apple's compiler: an app then starts without compiling."""
+"""Compilation of every package to `.mlmodelc` with Apple's compiler, so that an app need not compile it at start."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from voxcpm_conversion.workspace import Workspace
 
 
 def can_compile() -> bool:
-    """Whether Core ML's compiler is there: on macOS only."""
+    """Whether Core ML's compiler is available, which is the case on macOS only."""
     return platform.system() == "Darwin"
 
 
 def compile_packages(
     workspace: Workspace, step_models: Sequence[str], precisions: Sequence[Precision]
 ) -> None:
-    """Compile each package of the workspace that is not compiled yet; nothing where there is no compiler."""
+    """Compile each package of the workspace that is not compiled yet; without a compiler, do nothing."""
     if not can_compile():
         return
     for precision in precisions:

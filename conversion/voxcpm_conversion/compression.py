@@ -1,4 +1,4 @@
-"""Compressed copies of a finished fp16 program, as `recipes` say. coremltools' optimiser is called here only."""
+"""Compression of a finished fp16 program, as `recipes` prescribe. Only this module calls coremltools' optimiser."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.recipes import BLOCK, RECIPES, SMALLEST, Format, chosen_format
 from voxcpm_conversion.toolchain import import_coremltools
 
-# Arguments of coremltools' OpLinearQuantizerConfig; None leaves a weight as it is.
+# Arguments of coremltools' OpLinearQuantizerConfig; None does not compress a weight.
 QUANTIZERS: dict[Format, dict[str, Any] | None] = {
     "fp16": None,
     "int8": {"mode": "linear_symmetric"},
     "int4": {"mode": "linear", "dtype": "int4", "granularity": "per_block", "block_size": BLOCK},
 }
 
-# What the fp16 pass appends to a weight's name.
+# coremltools' fp16 pass appends this to a weight's name.
 _HALF_SUFFIX = "_to_fp16"
 
 
 def compress(model: Any, step_model: str, precision: Precision) -> Any:
-    """A copy of an fp16 MLModel, its weights in the formats that the recipe of `precision` gives them."""
+    """A copy of an fp16 MLModel whose weights have the formats that the recipe of `precision` prescribes."""
     ct = import_coremltools()
     default = RECIPES[precision].default
     formats = weight_formats(model, step_model, precision)
@@ -35,7 +35,7 @@ def compress(model: Any, step_model: str, precision: Precision) -> Any:
 
 
 def weight_formats(model: Any, step_model: str, precision: Precision) -> dict[str, Format]:
-    """The format of each weight, by the name that it has in the fp16 MLModel."""
+    """The format of each compressible weight, by its name in the fp16 MLModel."""
     return {
         name: chosen_format(precision, step_model, name.removesuffix(_HALF_SUFFIX), shape)
         for name, shape in _weights(model)
@@ -43,7 +43,7 @@ def weight_formats(model: Any, step_model: str, precision: Precision) -> dict[st
 
 
 def _weights(model: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of what a recipe speaks of. Tables, which `gather` reads, are none of it."""
+    """(name, shape) of every weight that a recipe applies to; not of tables, which `gather` reads."""
     for function in model.get_spec().mlProgram.functions.values():
         for block in function.block_specializations.values():
             gathers = [operation for operation in block.operations if operation.type == "gather"]

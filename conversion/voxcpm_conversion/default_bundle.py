@@ -1,4 +1,4 @@
-"""The voice that comes along: a small trained checkpoint in this package, converted when it is first asked for."""
+"""The built-in voice: a small trained checkpoint in this package, converted to a bundle when it is first needed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ PRECISIONS: tuple[Precision, ...] = ("fp16", "int8")
 
 
 def default_bundle() -> Path:
-    """The bundle's folder, in the user's cache directory; conversion takes about half a minute, once.
+    """Folder of the built-in voice's bundle, in the user's cache directory.
 
-    Raises what `convert` raises, and ModuleNotFoundError without PyTorch.
+    The first call converts the checkpoint, which takes about half a minute. Raises what `convert` raises, and
+    ModuleNotFoundError if PyTorch is not installed.
     """
     cache = cache_folder("bundles")
     folder = cache / _key()
@@ -34,7 +35,7 @@ def default_bundle() -> Path:
             f"{cache}: the built-in voice's bundle cannot be written there ({os_reason(error)}); "
             f"set {CACHE_VARIABLE} to a folder that can be written"
         ) from None
-    # Several processes may ask for it first.
+    # Several processes may call this at the same time.
     with FileLock(cache / f"{folder.name}.lock"):
         if not (folder / MANIFEST_FILE).is_file():
             convert(Checkpoint.open(str(DEFAULT_CHECKPOINT)), folder, precisions=PRECISIONS, sizes=SIZES)
@@ -42,7 +43,7 @@ def default_bundle() -> Path:
 
 
 def _key() -> str:
-    """Changes with the checkpoint, this package's conversion and the tools that it converts with."""
+    """A name that changes with the checkpoint, the code of this package and the versions of its tools."""
     digest = hashlib.sha256("|".join(version(p) for p in ("coremltools", "torch", "voxcpm-coreml")).encode())
     sources = Path(__file__).parent.rglob("*.py")
     for file in sorted([*sources, *(file for file in DEFAULT_CHECKPOINT.iterdir() if file.is_file())]):

@@ -1,4 +1,4 @@
-"""A step model's torch module -> an ML program, as its declaration says."""
+"""Export of a step model: its torch module becomes an ML program with the inputs and outputs of its declaration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from voxcpm_conversion.toolchain import import_coremltools
 
 Arithmetic = Literal["fp16", "fp32"]
 
-# Names of the MIL operations that need angles of 1000 rad, which fp16 rounds to 0.5 rad.
+# MIL operations whose inputs are angles up to 1000 rad, which fp16 rounds to multiples of 0.5 rad.
 _ANGLE_FUNCTIONS = ("sin", "cos")
 
 
@@ -28,16 +28,17 @@ def export_step(
     keeps_state: bool = False,
     fp32_angles: bool = False,
 ) -> Any:
-    """Trace and convert; returns a coremltools MLModel that was not loaded.
+    """Trace a step module and convert it. Returns a coremltools MLModel that is not loaded for prediction.
 
-    keeps_state makes the state Core ML's own (macOS 15) in place of inputs and outputs. fp32_angles keeps every
-    operation that feeds a sine or cosine in fp32 (the DiT's time embedding).
+    keeps_state: make the state tensors Core ML states (macOS 15) instead of inputs and outputs.
+    fp32_angles: compute every operation that feeds a sine or cosine in fp32, also in an fp16 program (the DiT's time
+    embedding needs it).
     """
     ct = import_coremltools()
     _register_index_copy()
-    # What goes in and out beside the declared inputs and outputs.
+    # State tensors that are inputs and outputs of the program.
     passed = () if keeps_state else declaration.state
-    # Any enumerated length will do: no length is burnt into the graph. The largest finds a broken one soonest.
+    # The graph must not depend on the traced length. If it does by mistake, the largest length shows it soonest.
     examples = example_inputs((*declaration.inputs, *passed), declaration.chunk_count - 1)
     with torch.inference_mode():
         module = WithState(step, declaration) if keeps_state else step
@@ -67,7 +68,7 @@ def _input_type(ct: Any, tensor: TensorSpec, declaration: StepModel, arithmetic:
 
 
 def _state_type(ct: Any, tensor: TensorSpec) -> Any:
-    """Core ML's states are float16 whatever the arithmetic."""
+    """The type of a Core ML state, which is float16 whatever the arithmetic."""
     return ct.StateType(ct.TensorType(shape=tensor.shape_at(0), dtype=np.float16), name=tensor.name)
 
 
@@ -77,7 +78,7 @@ def _dtype(tensor: TensorSpec, arithmetic: Arithmetic) -> type:
 
 
 def _feeds_angle(op: Any) -> bool:
-    """Whether a MIL operation is a sine or cosine, or computes (from inputs, within a few steps) the angle of one."""
+    """Whether a MIL operation is a sine or cosine, or part of an element-wise chain that computes the angle of one."""
     if op.op_type in _ANGLE_FUNCTIONS:
         return True
     return any(
@@ -90,7 +91,7 @@ def _is_elementwise(op: Any) -> bool:
 
 
 def _register_index_copy() -> None:
-    """torch's index_copy_ is MIL's one-dimensional scatter; coremltools 9 does not know it."""
+    """Translate torch's index_copy_, which coremltools 9 does not support, to MIL's one-dimensional scatter."""
     from coremltools.converters.mil import Builder, register_torch_op
     from coremltools.converters.mil.frontend.torch.ops import _get_inputs
 

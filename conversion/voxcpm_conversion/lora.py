@@ -2,10 +2,10 @@
 
     folder/
       lora_weights.safetensors   or lora_weights.ckpt
-      lora_config.json           rank, alpha and which layers; upstream's earlier releases wrote none
+      lora_config.json           rank, alpha and layers; upstream's earlier releases did not write it
 
-A layer's weight W (out, in) becomes W + alpha / r · B A, of lora_A (r, in) and lora_B (out, r): the sum that upstream's
-`LoRALinear` computes on the layer's input (voxcpm/modules/layers/lora.py), taken once. Dropout is of training only.
+A layer's weight W (out, in) becomes W + alpha / r · B A with lora_A (r, in) and lora_B (out, r). Upstream's
+`LoRALinear` (voxcpm/modules/layers/lora.py) adds B A x at every call instead. Dropout matters in training only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ATTENTION = ("q_proj", "v_proj", "k_proj", "o_proj")
 class LoraConfig(BaseModel):
     """The `lora_config` block of lora_config.json, with the defaults of upstream's `LoRAConfig`."""
 
-    # Unknown keys are kept, so that `remarks` can name them: upstream ignores them.
+    # Upstream ignores unknown keys. They are allowed here too, but stored, so that `remarks` can report them.
     model_config = ConfigDict(extra="allow", frozen=True)
 
     enable_lm: bool = False
@@ -56,7 +56,7 @@ class LoraConfig(BaseModel):
     )
 
     def enables(self, layer: str) -> bool:
-        """Whether upstream gives this linear layer, by its name in a checkpoint, a LoRA (`_apply_lora`)."""
+        """Whether upstream adds a LoRA to the linear layer of this name in a checkpoint (`_apply_lora`)."""
         kind = layer.rpartition(".")[2]
         if layer.startswith(("base_lm.", "residual_lm.")):
             return self.enable_lm and kind in self.target_modules_lm
@@ -66,9 +66,9 @@ class LoraConfig(BaseModel):
 
 
 class Lora:
-    """An opened LoRA that fits an architecture; made by `Lora.open`.
+    """An opened LoRA that fits an architecture, from `Lora.open`.
 
-    weights: the file of its weights. config_file: its lora_config.json, if it has one.
+    weights: path of its weight file. config_file: path of its lora_config.json, if it has one.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class Lora:
     def open(cls, path: str | Path, architecture: Architecture) -> Lora:
         """Open a folder or a weight file (.safetensors, .ckpt, .pth), with lora_config.json beside the weights.
 
-        Without lora_config.json upstream's defaults are taken (`remarks` says so). Raises CheckpointError: no LoRA
-        there, files that cannot be read, weights that are none of this architecture's or do not fit their layers.
+        Without lora_config.json, upstream's defaults apply (`remarks` says so). Raises CheckpointError if there is no
+        LoRA, a file cannot be read, or a weight is not this architecture's or does not fit its layer.
         """
         path = Path(path).expanduser()
         weights = _weight_file(path)
@@ -109,7 +109,7 @@ class Lora:
         )
 
     def merged(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """The float32 weight `name` of the checkpoint with this LoRA in it; one of other layers as it came."""
+        """The checkpoint's float32 weight `name` with this LoRA added; unchanged if the LoRA does not update it."""
         layer = name.removesuffix(".weight")
         if layer not in self._merged:
             return weight
@@ -117,7 +117,7 @@ class Lora:
         return torch.addmm(weight, b, a, alpha=self.config.alpha / self.config.r)
 
     def record(self) -> MergedLora:
-        """What the bundle's manifest says about it."""
+        """The manifest's entry for this LoRA."""
         return MergedLora(
             name=self._name,
             sha256=record_file(self.weights).sha256,
@@ -128,7 +128,7 @@ class Lora:
         )
 
     def remarks(self) -> list[str]:
-        """What a user should know before relying on it, a line each."""
+        """Warnings for the user, one line each: assumed settings, unknown keys, skipped layers."""
         lines = []
         if self.config_file is None:
             lines.append(
@@ -175,7 +175,7 @@ def _document(path: Path) -> dict[str, Any]:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
-    # The block is written by upstream's training; without one upstream's own loading fails, too.
+    # Upstream's training writes this block, and upstream's own loading fails without it.
     if not isinstance(document, dict) or not isinstance(document.get("lora_config"), dict):
         raise CheckpointError(
             f"{path}: expected upstream's layout, an object lora_config with r, alpha, …; found none"
@@ -193,9 +193,10 @@ def _config(path: Path, document: dict[str, Any]) -> LoraConfig:
 
 
 def _assumed(file: WeightFile) -> LoraConfig:
-    """What upstream takes where it is not told, and the one rank with which these weights load there.
+    """Settings of a LoRA without lora_config.json: upstream's defaults, with the rank of the weights.
 
-    Upstream's class enables LMs and DiT and takes r = 8, alpha = 16; its command line r = 32, alpha = 16.
+    Upstream's class enables LMs and DiT with r = 8 and alpha = 16, its command line with r = 32 and alpha = 16; the
+    weights load there only if the rank is theirs.
     """
     ranks = (
         shape[0] for key, shape in sorted(file.shapes.items()) if key.endswith(_A) and shape and shape[0]
@@ -204,13 +205,13 @@ def _assumed(file: WeightFile) -> LoraConfig:
 
 
 def _linear_layers(a: Architecture) -> dict[str, Shape]:
-    """(out, in) of every linear layer, by its name in a checkpoint."""
+    """Shape (out, in) of every linear layer's weight, by the layer's name in a checkpoint."""
     modules = empty_modules(a).named_modules()
     return {name: (m.out_features, m.in_features) for name, m in modules if isinstance(m, nn.Linear)}
 
 
 def _layers_with_weights(file: WeightFile, layers: Mapping[str, Shape], hint: str) -> list[str]:
-    """The layers that a LoRA's file has weights of. Raises CheckpointError for an empty file and for other weights."""
+    """The layers that a LoRA's file has weights for. Raises CheckpointError for an empty file and for other weights."""
     if not file.shapes:
         raise CheckpointError(
             f"{file.paths[0]}: expected {_A} and {_B} of some layers, found no weights at all"
@@ -232,7 +233,7 @@ def _layers_with_weights(file: WeightFile, layers: Mapping[str, Shape], hint: st
 
 
 def _kind(layer: str) -> str:
-    """base_lm.layers.3.self_attn.q_proj -> base_lm.q_proj."""
+    """The layer's name without its position in the stack: base_lm.layers.3.self_attn.q_proj -> base_lm.q_proj."""
     part, kind = layer.partition(".")[0], layer.rpartition(".")[2]
     return part if part == kind else f"{part}.{kind}"
 

@@ -1,4 +1,4 @@
-"""One step model -> its packages: one a precision, in the form that the target asks for."""
+"""The packages of one step model: one for each precision, in the form that the deployment target requires."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_packages(
     precisions: Sequence[Precision],
     target: Target,
 ) -> None:
-    """Export a step model in the given precisions into the workspace."""
+    """Export a step model in the given precisions and add its packages to the workspace."""
     form = package_form(declaration, target)
     with workspace.scratch() as scratch:
         for function, declared in form.functions.items():
@@ -50,7 +50,7 @@ def _models(
     *,
     keeps_state: bool,
 ) -> Iterator[tuple[Precision, Any]]:
-    """A step model, or one function of it, in each precision; the compressed ones are made from the fp16 program."""
+    """A step model, or one function of it, as an MLModel in each precision; int8 and int4 are made from fp16."""
     a = checkpoint.architecture
     modules = empty_modules(a)
     checkpoint.load_into(modules, step_parameter_names(declared.name, modules, a, sizes))
@@ -64,21 +64,21 @@ def _models(
         step, declared, "fp16",
         target=target, keeps_state=keeps_state, fp32_angles=declared.name == LOCDIT_STEP,
     )  # fmt: skip
-    # The module's float32 weights are twice the program's: with both, VoxCPM2's base LM would take 17 GB.
+    # The module's float32 weights are twice as large as the program's: VoxCPM2's base LM would need 17 GB for both.
     del step, modules
     for precision in of_half:
         yield precision, half if precision == "fp16" else compress(half, declared.name, precision)
 
 
 def _describe(model: Any, declared: StepModel, precision: Precision, *, keeps_state: bool) -> None:
-    """What Xcode shows."""
+    """Set the descriptions that Xcode shows."""
     model.short_description = f"VoxCPM {declared.name}, {precision}"
     for tensor in (*declared.inputs, *(() if keeps_state else declared.state)):
         model.input_description[tensor.name] = tensor.meaning
 
 
 def _join(parts: Mapping[str, Path], package: Path) -> None:
-    """The functions' packages as one that shares their weights; the first function is the default."""
+    """Join the packages of several functions into one that shares their weights; the first function is the default."""
     default, *others = parts
     if not others:
         parts[default].replace(package)

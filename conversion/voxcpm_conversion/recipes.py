@@ -1,7 +1,7 @@
-"""Which weights a precision compresses, and how: data.
+"""Recipes, as data: which weights a precision compresses, and to which format.
 
 A weight is a matrix or a convolution's kernel of more than SMALLEST elements. Norms, biases, Snake's alphas and rotary
-tables stay as they are, whatever the recipe.
+tables are never compressed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from voxcpm_constants.step_models import LOCDIT_STEP, Precision
 from voxcpm_constants.targets import TARGETS, Target
 
 Format = Literal["fp16", "int8", "int4"]
-"""int8: a scale an output channel, zero is zero. int4: a scale and an offset for each BLOCK weights of a row."""
+"""int8: one scale for each output channel, no offset. int4: a scale and an offset for each BLOCK weights of a row."""
 
 SMALLEST = 2048
 BLOCK = 32
@@ -24,21 +24,21 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Rule:
-    """Weights of a step model, by the names that they have in its program (torch's, dots as underscores)."""
+    """The format of some weights. They have torch's names in a program, with underscores in place of dots."""
 
     step_model: str
-    """A pattern, as of a shell."""
+    """A shell-style pattern of step models' names."""
     weight: str
-    """The same."""
+    """A shell-style pattern of weights' names."""
     format: Format
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A weight has the format of the first rule that names it, else the default."""
+    """The formats of one precision: that of the first rule that matches a weight, else the default."""
 
     target: Target
-    """The first that can hold the formats."""
+    """The earliest target that supports the formats."""
     default: Format
     rules: tuple[Rule, ...] = ()
 
@@ -49,19 +49,19 @@ RECIPES: dict[Precision, Recipe] = {
         "macOS15",
         "int8",
         (
-            # It runs nine times a patch, and its errors add up on the way from noise; with 8 bits it is faster, too.
+            # The DiT runs nine times a patch, and its errors accumulate over the steps; 8 bits are also faster.
             Rule(LOCDIT_STEP, "*", "int8"),
-            # A tenth of a layer where queries share keys, and a third of its noise (TRIALS.md).
+            # These are a tenth of a layer with grouped queries, but cause a third of its noise (TRIALS.md).
             Rule("*", "*_self_attn_[kvo]_proj_weight", "int8"),
             Rule("*", "*_layers_*_weight", "int4"),
         ),
     ),
 }
-"""fp16 and fp32 packages are not compressed."""
+"""The recipe of each compressed precision; fp16 and fp32 packages are not compressed."""
 
 
 def chosen_format(precision: Precision, step_model: str, weight: str, shape: tuple[int, ...]) -> Format:
-    """The format of a weight of this name and shape; int8 where a row does not divide into blocks."""
+    """The format of a weight of this name and shape; int8 instead of int4 if a row is not a multiple of BLOCK."""
     recipe = RECIPES[precision]
     for rule in recipe.rules:
         if fnmatchcase(step_model, rule.step_model) and fnmatchcase(weight, rule.weight):
@@ -71,7 +71,7 @@ def chosen_format(precision: Precision, step_model: str, weight: str, shape: tup
 
 
 def check_target(precisions: Iterable[Precision], target: Target) -> None:
-    """Raises InputError for a precision that needs a later target."""
+    """Check that a target supports the precisions. Raises InputError for a precision that needs a later target."""
     for precision in precisions:
         lowest = RECIPES[precision].target if precision in RECIPES else TARGETS[0]
         if TARGETS.index(target) < TARGETS.index(lowest):

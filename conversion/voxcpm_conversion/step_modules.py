@@ -1,4 +1,7 @@
-"""The six step models as torch modules: flat tensors in, flat tensors out, in the order of their declaration."""
+"""The six step models as torch modules, whose inputs and outputs are plain tensors in the order of their declaration.
+
+Shapes below: B utterances, S embeddings or T patches of each, P frames a patch, N = 2·B rows of the DiT.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,24 @@ from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 
 
 class AudioVAEStep(nn.Module):
-    """Either half of the AudioVAE: a chunk and the contexts before it -> its result and the contexts after it."""
+    """One half of the AudioVAE, encoder or decoder, applied to a chunk of the signal."""
 
     def __init__(self, half: Encoder | Decoder) -> None:
         super().__init__()
         self.network = half
 
     def forward(self, chunk: Tensor, *before: Tensor) -> tuple[Tensor, ...]:
+        """The chunk's result, then the left contexts after the chunk.
+
+        chunk: audio (1, 1, samples) or latents (1, latent_dim, frames); the result is the other one.
+        before: the left contexts before the chunk, each (1, channels, width).
+        """
         contexts = Contexts(before)
         return self.network(chunk, contexts), *contexts.after
 
 
 class _Rope(nn.Module):
-    """A stack's rotary table as constants of its step model."""
+    """The rotary table of a stack, as constants of its step model."""
 
     cos: Tensor
     sin: Tensor
@@ -48,17 +56,20 @@ class _Rope(nn.Module):
 
 
 class FeatEncoderStep(nn.Module):
+    """The local encoder and its projection to the base LM's width."""
+
     def __init__(self, encoder: LocalEncoder, projection: nn.Linear, a: Architecture) -> None:
         super().__init__()
         self.encoder, self.projection = encoder, projection
         self.rope = _Rope(a, a.feat_encoder, a.patch_size + 1)
 
     def forward(self, patches: Tensor) -> Tensor:
+        """patches (1, T, P, latent_dim) -> embeddings (1, T, hidden)."""
         return self.projection(self.encoder(patches, self.rope.all()))
 
 
 class _CachedStack(nn.Module):
-    """A language model over explicit caches: what the two LM steps share."""
+    """A language model with explicit caches, the common part of both LM steps."""
 
     cache_positions: Tensor
     cache_starts: Tensor
@@ -75,12 +86,15 @@ class _CachedStack(nn.Module):
     def forward(
         self, embeddings: Tensor, position: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, list[Tensor]]:
-        """embeddings (B, S, hidden) at positions position + (0 .. S-1); state: keys and values, layer by layer."""
+        """embeddings (B, S, hidden) -> hidden states (B, S, hidden), and the updated state.
+
+        position (B,): cache position of each utterance's first embedding. state: keys and values of each layer in turn.
+        """
         if self.batch == 1:
             places = positions = position.long() + torch.arange(embeddings.size(1))
             visible = self.cache_positions <= positions[:, None]
         else:
-            # (B, S, 1): the last axis is that of the heads.
+            # (B, S, 1); the last axis broadcasts over the heads.
             positions = position.long()[:, None, None] + torch.arange(embeddings.size(1))[:, None]
             places = (self.cache_starts + positions).reshape(-1)
             visible = self.cache_positions <= positions[..., None]
@@ -93,6 +107,8 @@ class _CachedStack(nn.Module):
 
 
 class BaseLMStep(nn.Module):
+    """The base language model, the scalar quantiser and the stop head."""
+
     def __init__(
         self, lm: _CachedStack, quantizer: ScalarQuantizer, stop_proj: nn.Linear, stop_head: nn.Linear
     ) -> None:
@@ -100,6 +116,10 @@ class BaseLMStep(nn.Module):
         self.lm, self.quantizer, self.stop_proj, self.stop_head = lm, quantizer, stop_proj, stop_head
 
     def forward(self, embeddings: Tensor, position: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """hidden and fsq_hidden (B, S, hidden), stop_logits (B, S, 2), then the updated state.
+
+        embeddings (B, S, hidden); position (B,); state: keys and values of each layer in turn.
+        """
         hidden, updated = self.lm(embeddings, position, state)
         quantized = self.quantizer(hidden)
         stop_logits = self.stop_head(nn.functional.silu(self.stop_proj(quantized)))
@@ -107,27 +127,36 @@ class BaseLMStep(nn.Module):
 
 
 class ResidualLMStep(nn.Module):
+    """The residual language model."""
+
     def __init__(self, lm: _CachedStack) -> None:
         super().__init__()
         self.lm = lm
 
     def forward(self, embeddings: Tensor, position: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """hidden (B, S, hidden), then the updated state.
+
+        embeddings (B, S, hidden); position (B,); state: keys and values of each layer in turn.
+        """
         hidden, updated = self.lm(embeddings, position, state)
         return hidden, *updated
 
 
 class LocDiTStep(nn.Module):
+    """One evaluation of the local DiT, for the conditional and the unconditional row of each utterance."""
+
     def __init__(self, dit: LocalDiT, a: Architecture) -> None:
         super().__init__()
         self.dit = dit
         self.rope = _Rope(a, a.locdit, dit.length)
 
     def forward(self, x: Tensor, mu: Tensor, t: Tensor, cond: Tensor, dt: Tensor) -> Tensor:
+        """x, cond (N, latent_dim, P); mu (N, mu_size); t, dt (N,) -> velocity (N, latent_dim, P)."""
         return self.dit(x, mu, t, cond, dt, self.rope.all())
 
 
 class WithState(nn.Module):
-    """A step that keeps its state: buffers, which become Core ML states, in place of inputs and outputs."""
+    """A step module whose state tensors are buffers, which become Core ML states, and not inputs and outputs."""
 
     def __init__(self, step: nn.Module, declaration: StepModel) -> None:
         super().__init__()
@@ -138,6 +167,7 @@ class WithState(nn.Module):
             self.register_buffer(tensor.name, torch.zeros(tensor.shape_at(0)), persistent=False)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The declared outputs for the declared inputs."""
         results: tuple[Tensor, ...] = self.step(*inputs, *(getattr(self, name) for name in self.names))
         return results[: self.outputs]
 
@@ -159,17 +189,17 @@ STEP_BUILDERS: dict[str, StepBuilder] = {
 
 
 def build_step(name: str, modules: VoxCPMModules, a: Architecture, sizes: StepSizes) -> nn.Module:
-    """The step model `name` over `modules`' parameters, which may still be on the meta device."""
+    """The step model `name` with the parameters of `modules`, which may still be on the meta device."""
     return STEP_BUILDERS[name](modules, a, sizes).eval().requires_grad_(False)
 
 
 def step_parameter_names(name: str, modules: VoxCPMModules, a: Architecture, sizes: StepSizes) -> list[str]:
-    """Checkpoint names of the weights that a step model reads."""
+    """Names, in a checkpoint, of the weights that a step model uses."""
     qualified = {id(parameter): key for key, parameter in modules.named_parameters()}
     return [qualified[id(p)] for p in build_step(name, modules, a, sizes).parameters() if p is not None]
 
 
 def example_inputs(tensors: Iterable[TensorSpec], chunk: int) -> tuple[Tensor, ...]:
-    """Zeros of the declared shapes at the `chunk`-th enumerated length."""
+    """Zeros of the declared shapes, with enumerated axes at their `chunk`-th length."""
     dtypes = {"float32": torch.float32, "int32": torch.int32, "compute": torch.float32}
     return tuple(torch.zeros(t.shape_at(chunk), dtype=dtypes[t.dtype]) for t in tensors)

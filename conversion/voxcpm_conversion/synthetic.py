@@ -1,10 +1,10 @@
-"""Seeded synthetic checkpoints in upstream's layout, of any size, with activations of realistic scale.
+"""Checkpoints of any size with seeded random weights, in upstream's layout, with activations of realistic scale.
 
-Every weight is drawn by its own name and the seed, so its values depend neither on the order of writing nor on
-the other weights, and one weight at a time is in memory. The gains below follow from the shapes alone: a
-unit-variance input to a layer comes out at the stated scale. Such a checkpoint speaks noise, but behaves as a
-trained one does where arithmetic matters: outlier channels, attention that attends, a flow that contracts, and
-feedback from patch to patch that damps a small error instead of growing it.
+The random numbers of each weight depend only on the seed and the weight's name, not on the order of writing or on other
+weights, and only one weight at a time is in memory. The gains below depend only on shapes: a layer whose input has unit
+variance gives an output of the stated scale. Such a checkpoint speaks noise, but its arithmetic behaves like a trained
+one's: outlier channels, attention that is not uniform, a flow that contracts, and feedback from patch to patch that
+damps small errors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DTYPES: dict[Dtype, torch.dtype] = {
 }
 _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int32: "I32"}
 
-# Trained language models carry a few channels far above the rest, which is what strains fp16 and int8.
+# Trained language models have a few channels far larger than the others, which are the hard case for fp16 and int8.
 _OUTLIER = 8.0
 _CHANNELS_PER_OUTLIER = 256
 
@@ -54,7 +54,7 @@ _SNAKE_RMS = 1.15
 _TANH_RMS = 0.63
 _SILU_RMS = 0.6
 
-# Part of the velocity that is drawn, and part that points back along the noisy patch.
+# The random part of the velocity, and the part that points back along the noisy patch.
 _VELOCITY_GAIN = 0.7
 _CONTRACTION = 0.5
 
@@ -71,9 +71,8 @@ def write_synthetic_checkpoint(
 
     architecture_json: a `config.json` document, a preset's or a published one.
     tokenizer: the folder of a tokenizer, or its tokenizer.json, to copy.
-    Returns the folder. Raises CheckpointError for a config that is not VoxCPM's, an absent tokenizer, a folder
-    that has a file of these names already: none is ever overwritten. config.json comes last: without it an
-    interrupted write is no checkpoint.
+    Returns the folder. Raises CheckpointError for a config that is not VoxCPM's, an absent tokenizer, or a folder
+    that already has a file of these names. config.json is written last, so that an interrupted write leaves no checkpoint.
     """
     architecture = Architecture.from_document(dict(architecture_json))
     source = tokenizer if tokenizer.is_dir() else tokenizer.parent
@@ -101,7 +100,7 @@ def write_synthetic_checkpoint(
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One entry of a file to write: its data is made when its turn comes."""
+    """One tensor of a file to write; `make` returns its data and is called just before writing."""
 
     shape: Shape
     dtype: torch.dtype
@@ -109,7 +108,7 @@ class StoredTensor:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Write a safetensors file one tensor at a time; the library's own writer wants all of them in memory.
+    """Write a safetensors file one tensor at a time; the library's own writer needs all of them in memory.
 
     Format: https://huggingface.co/docs/safetensors (length of the header, JSON header, data without gaps).
     """
@@ -133,14 +132,14 @@ def write_safetensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 class _Weights:
-    """The weights of one seed, by upstream's names."""
+    """The random weights for one seed, by upstream's names."""
 
     def __init__(self, architecture: Architecture, seed: int) -> None:
         self.architecture = architecture
         self._seed = seed
 
     def stored(self, dtype: torch.dtype) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
-        """What model.safetensors and audiovae.safetensors hold."""
+        """The contents of model.safetensors and of audiovae.safetensors, by name."""
         model: dict[str, StoredTensor] = {}
         vae: dict[str, StoredTensor] = {}
         for name, shape in expected_shapes(self.architecture).items():
@@ -158,20 +157,20 @@ class _Weights:
         if not (name.endswith(".weight") and len(shape) == 3):
             yield name, StoredTensor(shape, torch.float32, lambda: self.drawn(VAE_PREFIX + name, shape))
             return
-        # Convolutions are weight-normed, as published: a direction of any length, and the length by itself.
+        # Convolutions have weight norm, as in published checkpoints: a direction, and its length as a separate tensor.
         stem, rows = name.removesuffix(".weight"), (shape[0], 1, 1)
         yield f"{stem}.weight_g", StoredTensor(rows, torch.float32, lambda: self._magnitude(name, shape))
         yield f"{stem}.weight_v", StoredTensor(shape, torch.float32, lambda: self._direction(name, shape))
 
     def normal(self, name: str, shape: Shape) -> Tensor:
-        """Standard normal float32 values that the seed and the name determine."""
+        """Standard normal float32 values, determined by the seed and the name."""
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
         return torch.randn(
             shape, generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         )
 
     def drawn(self, name: str, shape: Shape) -> Tensor:
-        """The weight `name`, by the first rule that fits it."""
+        """The values of the weight `name`, from the first rule that matches it."""
         rule = next(rule for pattern, rule in _RULES if pattern.search(name))
         return rule(self, name, shape)
 
@@ -199,15 +198,15 @@ _STACKS: dict[str, Callable[[Architecture], Transformer]] = {
 
 
 def _linear(gain: float) -> Rule:
-    """Unit-variance input gives outputs of standard deviation `gain`."""
+    """A rule for matrices: an input of unit variance gives outputs of standard deviation `gain`."""
     return lambda weights, name, shape: weights.normal(name, shape).mul_(gain / math.sqrt(shape[1]))
 
 
 def _branch(gain: float) -> Rule:
-    """The last matrix of a residual branch: undoes muP's scale, and drives the outlier channels.
+    """A rule for the last matrix of a residual branch, which undoes muP's scale and feeds the outlier channels.
 
-    All branches of a stack together add gain² to the stream's variance: with as much from each layer, a stack of 24
-    would be chaotic, which trained ones are not.
+    All branches of a stack together add gain² to the stream's variance. If each layer added as much, a stack of 24
+    layers would be chaotic, unlike trained ones.
     """
 
     def rule(weights: _Weights, name: str, shape: Shape) -> Tensor:
@@ -231,21 +230,26 @@ def _norm(weights: _Weights, name: str, shape: Shape) -> Tensor:
 
 
 def _damping_norm(weights: _Weights, name: str, shape: Shape) -> Tensor:
-    """Norms in front of a branch damp the outlier channels, as trained ones do."""
+    """The norm in front of a residual branch, which damps the outlier channels, as in trained models."""
     scale = _norm(weights, name, shape)
     scale[weights.outliers(shape[0])] /= _OUTLIER
     return scale
 
 
 def _velocity(weights: _Weights, name: str, shape: Shape) -> Tensor:
-    """A trained velocity is noise minus data: in part it points along its input, so that the flow contracts."""
+    """The DiT's output projection, which contains a multiple of the input projection's transpose.
+
+    A trained velocity is noise minus data: it points partly along its input, so that the flow contracts.
+    """
     latent_dim, hidden = shape
     back = weights.drawn(name.replace("out_proj", "in_proj"), (hidden, latent_dim)).T * (latent_dim / hidden)
     return weights.normal(name, shape).mul_(_VELOCITY_GAIN / math.sqrt(hidden)) + _CONTRACTION * back
 
 
 def _stop_head(weights: _Weights, name: str, shape: Shape) -> Tensor:
-    """Logits of standard deviation near 1 with "continue" well ahead: silu's outputs have a positive mean."""
+    """The stop head: logits of standard deviation near 1, "continue" well above "stop", as silu's outputs have a
+    positive mean.
+    """
     matrix = weights.normal(name, shape).div_(math.sqrt(shape[1]))
     matrix[0] += 20.0 / shape[1]
     matrix[1] -= 20.0 / shape[1]
@@ -290,12 +294,12 @@ _RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
 
 
 def _transposed(shape: Shape) -> float:
-    """(inputs, outputs, 2 strides): each output sums two taps of every input."""
+    """The row length for a transposed convolution (inputs, outputs, 2·stride): each output sums two taps per input."""
     inputs, outputs, taps = shape
     return math.sqrt(outputs * taps / (2 * inputs)) / (_SNAKE_RMS * 1.15)
 
 
-# Length of a weight-normed row, so that typical input gives unit variance; speech has a level near 0.1.
+# Length of a row with weight norm, such that typical input gives unit variance; the level of speech is near 0.1.
 _ROW_NORMS: tuple[tuple[re.Pattern[str], float | Callable[[Shape], float]], ...] = tuple(
     (re.compile(pattern), gain)
     for pattern, gain in (

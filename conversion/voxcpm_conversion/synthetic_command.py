@@ -1,4 +1,4 @@
-"""`voxcpm-coreml synthetic`: a synthetic checkpoint from a preset's name or a published config.json."""
+"""The command `voxcpm-coreml synthetic`: a synthetic checkpoint from a preset's name or a published config.json."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ def synthesize_checkpoint(
     config: Annotated[str, typer.Argument(help=f"A config.json, or a preset: {', '.join(presets())}.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the checkpoint into.")],
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
-    dtype: Annotated[str, typer.Option(help=f"Of the model's weights: {', '.join(DTYPES)}.")] = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help=f"Data type of the model's weights: {', '.join(DTYPES)}.")
+    ] = "bfloat16",
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder of a tokenizer to copy; without one, a small one is made.")
+        Path | None,
+        typer.Option(help="Folder of a tokenizer to copy. Default: a small tokenizer is generated."),
     ] = None,
 ) -> None:
     """Write a checkpoint of seeded random weights: it loads, converts and runs, and speaks noise."""

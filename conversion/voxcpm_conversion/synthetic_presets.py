@@ -1,7 +1,7 @@
-"""Small configurations, and a small tokenizer, for synthetic checkpoints.
+"""Configurations for synthetic checkpoints, and a small tokenizer for them.
 
-Each preset is a `config.json` document with something in it that the published sizes have only at great size:
-grouped queries, a head dimension that is not hidden/heads, long rope factors, odd and even strides.
+The tiny presets have the properties of published configurations in a small size: grouped queries, a head dimension
+that is not hidden/heads, long rope factors, odd and even strides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SPECIAL_TOKENS = {
 _FIRST_BYTE_TOKEN = 105
 _CHARACTERS = "▁" + "".join(chr(code) for code in range(ord("!"), ord("~") + 1))
 _CHINESE = "你好世界今天气很，。"
-# Merges in order of rank; the words of Chinese characters are the ones that upstream splits again.
+# Merges in order of rank. Upstream splits the merged Chinese words into single characters again.
 _MERGES = (
     ("▁", "t"),
     ("h", "e"),
@@ -71,7 +71,7 @@ def _language_model(*, kv_channels: int | None, head_dim: int, **overrides: Any)
 
 
 def _kv_channels(channels: int | None) -> dict[str, int]:
-    # Upstream accepts an absent kv_channels and refuses a null one.
+    # Upstream accepts a missing kv_channels, but not null.
     return {} if channels is None else {"kv_channels": channels}
 
 
@@ -99,7 +99,7 @@ def _config(
 
 
 def presets() -> dict[str, dict[str, Any]]:
-    """`config.json` documents by name: "tiny" (voxcpm, as 1.5), "tiny-kv" (odd sizes), "tiny-2" (voxcpm2)."""
+    """`config.json` documents by name: "tiny" (like 1.5), "tiny-kv" (unusual sizes), "tiny-2" (like VoxCPM2)."""
     rates_of_1_5 = {"encoder_rates": [2, 3, 7], "decoder_rates": [7, 3, 2], "sample_rate": 16000}
     long_rope = {**_language_model(kv_channels=24, head_dim=24), "max_position_embeddings": 2 * _POSITIONS}
     rates_of_2 = {
@@ -139,7 +139,7 @@ def presets() -> dict[str, dict[str, Any]]:
 def write_tokenizer(folder: Path) -> dict[str, Path]:
     """Write a small tokenizer in the published form: byte-fallback BPE over characters with Llama's `▁` prefix.
 
-    Ids 0 to 2 and 101 to 104 are the special ones; some tokens are words of several Chinese characters.
+    Ids 0 to 2 and 101 to 104 are the special tokens; some tokens are words of several Chinese characters.
     Returns the paths of `tokenizer.json`, `tokenizer_config.json` and `special_tokens_map.json` by name.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
@@ -177,7 +177,7 @@ def write_tokenizer(folder: Path) -> dict[str, Path]:
 
 
 def _vocabulary() -> dict[str, int]:
-    """Characters fill the ids around the special ones; byte tokens, Chinese characters and merges follow."""
+    """Ids by token: characters around the special tokens, then bytes, Chinese characters and merged tokens."""
     tokens = [*_CHARACTERS]
     ids = dict(zip(tokens, range(3, AUDIO_START), strict=False))
     rest = [*tokens[len(ids) :], *(f"<0x{byte:02X}>" for byte in range(256)), *_CHINESE]

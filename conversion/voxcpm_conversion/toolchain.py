@@ -1,4 +1,4 @@
-"""coremltools, brought to heel: imported quietly, its progress bars turned into calls of ours."""
+"""coremltools without its output: warnings are suppressed, and progress bars become calls of a function."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 StageReport = Callable[[str, int, int], None]
-"""report(stage, done, total): which pass over the program runs, and how far it is."""
+"""report(stage, done, total): the current pass over the program, and how many of its items are done."""
 
-# Where coremltools 9 binds a progress bar, and under which name.
+# The modules in which coremltools 9 uses a progress bar, and its name there.
 _PROGRESS_BARS = (
     ("coremltools.converters.mil.frontend.torch.ops", "_tqdm"),
     ("coremltools.converters.mil.mil.passes.pass_pipeline", "tqdm"),
@@ -23,7 +23,7 @@ _PROGRESS_BARS = (
 
 
 def import_coremltools() -> ModuleType:
-    """coremltools without its warnings about untested versions and absent Mac libraries."""
+    """Import coremltools without its warnings about untested versions and missing macOS libraries."""
     logging.getLogger("coremltools").setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -34,7 +34,7 @@ def import_coremltools() -> ModuleType:
 
 @contextmanager
 def stages_reported(report: StageReport) -> Iterator[None]:
-    """While open, coremltools' bars call `report`, and its warnings do not reach the terminal."""
+    """A context in which coremltools' progress bars call `report`, and its warnings are suppressed."""
 
     def bar(items: Iterable[Any], desc: str = "", **_: Any) -> Iterator[Any]:
         total = len(items) if isinstance(items, Sized) else 0

@@ -1,6 +1,6 @@
-"""The files that hold a checkpoint's weights: safetensors, whole or sharded, and PyTorch pickles.
+"""Files with a checkpoint's weights: safetensors, single or sharded, and PyTorch pickles.
 
-They are read tensor by tensor, under the names in the file; what the names mean is `checkpoint`'s business.
+They are read tensor by tensor, by the names in the file; `checkpoint` interprets the names.
 """
 
 from __future__ import annotations
@@ -18,27 +18,34 @@ from voxcpm_constants.errors import CheckpointError
 
 Shape = tuple[int, ...]
 
-# A training run's file wraps the weights in a dictionary of its own; upstream unwraps `state_dict` only.
+# Keys under which files of a training run nest the weights; upstream itself unwraps `state_dict` only.
 _CONTAINERS = ("state_dict", "model", "module")
 _AGAIN = "download it again"
 
 
 class WeightFile(Protocol):
-    """Named tensors in one or several files; shapes are known without reading data."""
+    """Named tensors in one or several files; their shapes are known without reading data."""
 
     @property
-    def paths(self) -> tuple[Path, ...]: ...
+    def paths(self) -> tuple[Path, ...]:
+        """The files, the index first if there is one."""
+        ...
 
     @property
-    def shapes(self) -> dict[str, Shape]: ...
+    def shapes(self) -> dict[str, Shape]:
+        """Shape of each tensor, by name."""
+        ...
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor as it is stored. Raises CheckpointError if its data cannot be read."""
+        """The tensor in its stored dtype. Raises CheckpointError if its data cannot be read."""
         ...
 
 
 def open_weight_file(path: Path) -> WeightFile:
-    """Open by the file's name. Raises CheckpointError for a damaged file or one without a state dict."""
+    """Open a weight file; its name decides its format.
+
+    Raises CheckpointError for a damaged file or one without a state dict.
+    """
     if path.name.endswith(".safetensors.index.json"):
         return _Shards(path)
     return _Safetensors(path) if path.suffix == ".safetensors" else _Pickle(path)
@@ -57,7 +64,7 @@ class _Safetensors:
 
     def read(self, name: str) -> torch.Tensor:
         try:
-            # Opened for each tensor: a map that stays open keeps every page that was read in memory.
+            # Opened for each tensor: a memory map that stays open holds every page that was read in memory.
             with _safetensors(self.paths[0]) as file:
                 tensor: torch.Tensor = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
@@ -70,7 +77,7 @@ def _safetensors(path: Path) -> Any:
 
 
 class _Shards:
-    """`model.safetensors.index.json` and the files that its `weight_map` names."""
+    """`model.safetensors.index.json` and the files in its `weight_map`."""
 
     def __init__(self, index: Path) -> None:
         try:
@@ -93,7 +100,7 @@ class _Shards:
 
 def _shard_path(index: Path, file: str) -> Path:
     path = index.parent / file
-    # A name with folders in it could point anywhere; upstream's and the hub's shards lie beside their index.
+    # A name with folders could point anywhere. Upstream's and the hub's shards are in the folder of their index.
     if Path(file).name != file or not path.is_file():
         raise CheckpointError(f"{index}: expected the shard {file} beside it, but there is no such file")
     return path
@@ -103,8 +110,8 @@ class _Pickle:
     def __init__(self, path: Path) -> None:
         self.paths: tuple[Path, ...] = (path,)
         try:
-            # weights_only: a pickle can run code, and a voice from the internet must not.
-            # Files older than PyTorch 1.6 are no zip archives and cannot be memory-mapped.
+            # weights_only: a pickle can run code, and a downloaded checkpoint must not.
+            # Files older than PyTorch 1.6 are not zip archives and cannot be memory-mapped.
             document = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except Exception as error:  # noqa: BLE001 - a damaged or hostile pickle raises nearly anything
             raise _unreadable(path, "a PyTorch state dict of plain tensors", error) from None
@@ -116,7 +123,7 @@ class _Pickle:
 
 
 def _state_dict(path: Path, document: object) -> dict[str, torch.Tensor]:
-    """Unwrap the containers around a state dict. Raises CheckpointError if there is none inside."""
+    """The state dict inside any containers. Raises CheckpointError if there is none."""
     while isinstance(document, Mapping):
         inner = next((document[key] for key in _CONTAINERS if isinstance(document.get(key), Mapping)), None)
         if inner is None:
@@ -137,7 +144,7 @@ def _describe(value: object) -> str:
 
 
 def _unreadable(path: Path, expected: str, error: Exception) -> CheckpointError:
-    """One line, though the libraries' messages may have many."""
+    """An error with the first line of the library's message, which may have many."""
     lines = str(error).strip().splitlines()
     reason = lines[0].strip().rstrip(".:") if lines else type(error).__name__
     return CheckpointError(f"{path}: expected {expected}, but it cannot be read ({reason}); {_AGAIN}")

@@ -37,6 +37,7 @@ class Workspace:
             raise InputError(f"{bundle.parent}: cannot write a bundle there ({error.strerror})") from None
 
     def has(self, part: str) -> bool:
+        """Whether a part, by its path relative to the bundle, is finished."""
         return (self.folder / part).exists()
 
     def add(self, part: str, write: Callable[[Path], object]) -> None:

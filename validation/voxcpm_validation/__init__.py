@@ -1,1 +1,1 @@
-"""Proof: each step model and the whole loop against upstream's PyTorch code."""
+"""Validation of a bundle: each step model and the whole loop, compared with upstream's PyTorch code."""

@@ -1,4 +1,4 @@
-"""The command line's `validate`."""
+"""The command `voxcpm-coreml validate`."""
 
 from __future__ import annotations
 
@@ -17,40 +17,45 @@ _PATCHES = 12
 
 def validate(
     bundle: Annotated[
-        str | None, typer.Argument(help="Bundle. Default with --golden: the one that comes along.")
+        str | None, typer.Argument(help="Bundle folder. Default with --golden: the built-in voice.")
     ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="The checkpoint that the bundle was converted from.")
     ] = None,
     lora: Annotated[
-        Path | None, typer.Option(help="The LoRA that was merged into the bundle: folder or weight file.")
+        Path | None, typer.Option(help="The LoRA that was merged into the bundle: its folder or weight file.")
     ] = None,
     precision: Annotated[
-        list[str] | None, typer.Option(help="fp16, int8, int4 or fp32; all that are there by default.")
+        list[str] | None,
+        typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: all that the bundle has."),
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Folder for validation.json and validation.md.")] = None,
-    text: Annotated[str | None, typer.Option(help="What to say.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Folder to write validation.json and validation.md into.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="Text to speak.")] = None,
     prompt: Annotated[Path | None, typer.Option(help="Prompt audio of the continuation case.")] = None,
-    prompt_text: Annotated[str | None, typer.Option(help="Its transcript.")] = None,
+    prompt_text: Annotated[str | None, typer.Option(help="Transcript of the prompt audio.")] = None,
     patches: Annotated[
         int | None, typer.Option(help=f"Patches to speak in each case. Default: {_PATCHES}.", min=2)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the noise. Default: 0.", min=0)] = None,
     backend: Annotated[
-        str, typer.Option(help="auto, coreml or portable: what the end-to-end cases run on.")
+        str, typer.Option(help="Backend of the end-to-end cases: auto, coreml or portable.")
     ] = "auto",
     golden: Annotated[
-        bool, typer.Option("--golden", help="Compare with recorded hashes and figures in place of upstream.")
+        bool, typer.Option("--golden", help="Compare with recorded hashes and figures instead of upstream.")
     ] = False,
-    record: Annotated[bool, typer.Option("--record", help="With --golden: record instead.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="With --golden: write new records instead of comparing.")
+    ] = False,
     records: Annotated[
-        Path | None, typer.Option(help="With --golden: folder of records. Default: those that come along.")
+        Path | None, typer.Option(help="With --golden: folder of records. Default: the built-in voice's.")
     ] = None,
 ) -> None:
     """Compare each step model and the whole loop with upstream's PyTorch code. Exit code 1: a figure is too low.
 
-    With --golden: speak fixed texts, and compare their samples with recorded ones, between runs, processes and chunks,
-    and over the chunks' boundaries. Exit code 1: something differs.
+    With --golden: speak fixed texts and compare the samples with golden records, and between runs, processes and chunk
+    sizes. Exit code 1: something differs.
     """
     unknown = [p for p in precision or () if p not in PRECISIONS]
     if unknown:

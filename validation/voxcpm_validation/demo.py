@@ -1,6 +1,6 @@
-"""`make demo`: the small checkpoint that comes along becomes a bundle, is validated, and speaks.
+"""The demonstration of `make demo`: convert the built-in voice's checkpoint, validate the bundle, and speak.
 
-A recogniser reads back what was said, and a picture shows it.
+A speech recogniser transcribes the result, and a picture shows its waveform and spectrogram.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder for the bundle, the speech and its picture.")] = Path(
         "demo"
     ),
-    text: Annotated[str, typer.Option(help="What to say.")] = _SENTENCE,
+    text: Annotated[str, typer.Option(help="Text to speak.")] = _SENTENCE,
     seed: Annotated[int, typer.Option(help="Seed of the noise.", min=0)] = 0,
 ) -> None:
-    """Convert, validate, speak."""
+    """Convert the built-in voice, validate the bundle, and speak."""
     console = Console()
     output.mkdir(parents=True, exist_ok=True)
     bundle = output / "bundle"
-    console.print("[bold]1. Converting[/bold] the small checkpoint that comes along into six step models")
+    console.print("[bold]1. Converting[/bold] the built-in voice's checkpoint into six step models")
     with console.status("") as status:
         convert(
             Checkpoint.open(str(DEFAULT_CHECKPOINT)),
@@ -68,7 +68,7 @@ def demo(
 
 
 def draw(speech: Speech, path: Path) -> None:
-    """Waveform and mel spectrogram, as PNG."""
+    """Write a PNG with the waveform and the mel spectrogram of a speech."""
     from matplotlib.figure import Figure
     from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 

@@ -1,4 +1,4 @@
-"""The whole loop against upstream: the same text, prompt and noise, and then patch by patch."""
+"""The whole loop compared with upstream's: with the same text, prompt and noise, free-running and teacher-forced."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Case:
-    """One utterance. patches: so many are spoken whatever the stop head says; None leaves it to the stop head."""
+    """One utterance. patches: exactly so many are generated; with None the stop head decides."""
 
     name: str
     text: str
@@ -40,23 +40,25 @@ class Case:
 
     @property
     def min_len(self) -> int:
+        """Patches that are generated at least."""
         return 2 if self.patches is None else self.patches
 
     @property
     def max_len(self) -> int:
+        """Patches that are generated at most."""
         return 2000 if self.patches is None else self.patches
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """What upstream said: audio (samples,), latents (patches, frames, latent_dim)."""
+    """Speech by upstream: audio (samples,) at the model's output rate, and latents (patches, frames, latent_dim)."""
 
     audio: FloatArray
     latents: FloatArray
 
 
 class EndToEnd(BaseModel):
-    """A bundle beside upstream in one case. Free-running values are compared over the patches that both have."""
+    """A bundle compared with upstream in one case. Free-running values are compared over the patches that both have."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -67,7 +69,7 @@ class EndToEnd(BaseModel):
     free_running_latents: Agreement
     waveform: Agreement
     teacher_forced_worst: float
-    """Lowest correlation of any one patch, when every patch before it is upstream's."""
+    """Lowest correlation of any patch when all patches before it are upstream's."""
 
 
 @contextmanager
@@ -80,11 +82,11 @@ def cases(
     prompt_wav: Path | None = None,
     prompt_text: str | None = None,
 ) -> Iterator[list[Case]]:
-    """Zero-shot, and continuation: of the given prompt, or else of what upstream itself just said (`prompt_text` then
-    writes `text` as a transcript).
+    """A context with the cases that `model`'s generation supports; `patches` of each are generated.
 
-    Where the generation has them, also a designed voice, a reference voice with and without a style, and a reference
-    together with a prompt; all audio is the prompt's.
+    Always zero-shot and continuation. Without `prompt_wav`, the prompt is upstream's own zero-shot speech of `text`;
+    its transcript is `prompt_text`, or else `text`. VoxCPM2 also has voice design, a reference voice with and without
+    a style, and a reference voice together with a prompt; the prompt's audio is the reference.
     """
     zero_shot = Case("zero-shot", text, seed, patches=patches)
     with tempfile.TemporaryDirectory() as folder:
@@ -102,12 +104,13 @@ def cases(
                 Case("voice design", styled, seed + 4, patches=patches),
                 Case("style control", styled, seed + 5, **reference),
             ]
-        # Whoever goes on without upstream is to have its memory.
+        # If the caller drops upstream's model, this context must not hold it in memory.
         del model
         yield spoken
 
 
 def speak_upstream(model: Any, case: Case) -> Spoken:
+    """Speak a case with upstream's model and the noise of the case's seed."""
     rng = np.random.default_rng(case.seed)
     spoken = upstream_generate(
         model,
@@ -123,7 +126,7 @@ def speak_upstream(model: Any, case: Case) -> Spoken:
 
 
 def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
-    """Speak a case freely with the same noise, then with upstream's patches fed back in place of its own."""
+    """Speak a case with upstream's noise, first free-running, then with teacher forcing by upstream's patches."""
     asked: dict[str, Any] = {
         "prompt_wav_path": case.prompt_wav,
         "prompt_text": case.prompt_text,

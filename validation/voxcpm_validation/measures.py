@@ -1,4 +1,4 @@
-"""How far one array is from another."""
+"""Measures of the agreement between two arrays."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ Array = npt.NDArray[np.floating]
 
 
 class Agreement(BaseModel):
-    """Comparison of values with a reference, over all elements in float64."""
+    """The agreement of values with a reference, over all elements, computed in float64."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     correlation: float
-    """Pearson's r. 1 for two equal constants; 0 where a value is not finite or only one side is constant."""
+    """Pearson's r. 1 for two equal constants; 0 if a value is not finite or only one array is constant."""
     max_abs_error: float
     snr_db: float
-    """Power of the reference over power of the difference; infinite for equal arrays."""
+    """Power of the reference over power of the difference, in dB; infinite for equal arrays."""
     finite: bool
 
 
 def agreement(values: Array, reference: Array) -> Agreement:
-    """Raises ValueError for arrays of different shape."""
+    """The agreement of values with a reference of the same shape. Raises ValueError for another shape."""
     if values.shape != reference.shape:
         raise ValueError(f"expected shape {reference.shape}, got {values.shape}")
     got, want = values.astype(np.float64).ravel(), reference.astype(np.float64).ravel()
@@ -44,5 +44,5 @@ def _correlation(got: Array, want: Array) -> float:
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     if norms == 0:
         return float(np.array_equal(got, want))
-    # Rounding may put the quotient of two equal arrays a hair above 1.
+    # For equal arrays, rounding may make the quotient slightly larger than 1.
     return min(1.0, float(a @ b) / norms)

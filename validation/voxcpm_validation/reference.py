@@ -1,8 +1,8 @@
-"""What upstream's fp32 modules compute on a real utterance: the calls that each step model must reproduce.
+"""Reference calls for each step model: inputs and outputs of upstream's fp32 modules on a real utterance.
 
-The utterance is upstream's own: its text, its generated latents and waveform, its DiT calls. Language models see the
-whole sequence in one causal pass there; here the same sequence is cut into prefill chunks and single steps, so that
-agreement at a late position means that the cache was written and read right all along.
+Upstream speaks the utterance; its latents, waveform and DiT calls are recorded. Upstream's language models process the
+whole sequence in one causal pass. The reference cuts it into prefill chunks and single steps, so that agreement at a
+late position shows that the cache was written and read correctly at all earlier ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference b
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a step model: inputs, and the outputs that upstream gives for them. State flows between calls."""
+    """One call of a step model: its inputs, and upstream's outputs for them. State passes from call to call."""
 
     inputs: dict[str, npt.NDArray[Any]]
     outputs: dict[str, FloatArray]
@@ -46,7 +46,10 @@ def record_reference(
     patches: int = 12,
     seed: int = 0,
 ) -> dict[str, list[Call]]:
-    """Calls of all six step models from one utterance of `patches` patches spoken by upstream's fp32 `model`."""
+    """Calls of all six step models by name, from one utterance of `patches` patches by upstream's fp32 `model`.
+
+    The noise is that of `seed`. The calls of a language model start with the text's positions.
+    """
     with _recorded_estimator(model) as dit_calls:
         audio, latents = upstream_generate(
             model, text, rng=np.random.default_rng(seed), min_len=patches, max_len=patches
@@ -77,7 +80,7 @@ def record_reference(
 
 
 def cut_plan(units: int, chunks: Sequence[int], single: int) -> list[int]:
-    """Chunk lengths that add up to `units`: the largest that fit, and the last `single` units one by one."""
+    """Chunk lengths that add up to `units`: the largest that fit, then the last `single` units one by one."""
     plan: list[int] = []
     while sum(plan) < units - single:
         plan.append(max(c for c in chunks if c <= units - single - sum(plan)))
@@ -90,7 +93,11 @@ def cut_calls(
     outputs: Mapping[str, FloatArray],
     plan: Sequence[int],
 ) -> list[Call]:
-    """Cut whole sequences along each tensor's enumerated axis; `position` counts the units before a call."""
+    """Cut whole sequences into calls, along the enumerated axis of each tensor.
+
+    plan: units (patches, or positions of a language model) of each call. `position`, if the declaration has it, is the
+    number of units before the call.
+    """
     specs = {spec.name: spec for spec in (*declaration.inputs, *declaration.outputs)}
 
     def cut(name: str, array: npt.NDArray[Any], start: int, length: int) -> npt.NDArray[Any]:
@@ -154,7 +161,7 @@ def _language_models(model: Any, a: Architecture, text: str, latents: FloatArray
 
 @contextmanager
 def _recorded_estimator(model: Any) -> Iterator[list[Call]]:
-    """The DiT's calls while open, in the order of the solver's steps."""
+    """A context that records the DiT's calls in a list, in the order of the solver's steps."""
     calls: list[Call] = []
 
     def record(_: object, inputs: tuple[torch.Tensor, ...], velocity: torch.Tensor) -> None:

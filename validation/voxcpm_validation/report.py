@@ -1,4 +1,4 @@
-"""The findings of a validation: what passes, and the tables in JSON, Markdown and on the terminal."""
+"""The report of a validation: all figures, those below their floors, and tables as JSON, Markdown and text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from voxcpm_constants.step_models import Precision
 from voxcpm_validation.end_to_end import EndToEnd
 from voxcpm_validation.step_agreement import PUBLISHED_FP16, StepAgreement
 
-# Lowest correlations that a bundle must reach. int8 is a lossy format: it is reported as it is. So are int4's free and
-# forced runs, which depend on the voice; its step models have floors half as far again from 1 as was measured at worst.
+# Lowest correlations that a bundle must reach. int8 has no floors: it is lossy, and its figures are only reported. So
+# are those of int4's free-running and teacher-forced speech, which depend on the voice. The floors of int4's step
+# models are 1.5 times as far from 1 as the worst measured correlation.
 STEP_FLOORS: dict[Precision, dict[str, float]] = {
     "fp32": dict.fromkeys(PUBLISHED_FP16, 0.99999),
     # The published figures are rounded to six places.
@@ -31,6 +32,8 @@ TEACHER_FORCED_FLOORS: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.9999}
 
 
 class Report(BaseModel):
+    """All figures of one bundle, and the versions of the packages that computed them."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     bundle: str
@@ -40,7 +43,7 @@ class Report(BaseModel):
     end_to_end: tuple[EndToEnd, ...]
 
     def failures(self) -> list[str]:
-        """One line for each figure below its floor."""
+        """One line for each figure that is below its floor or not finite."""
         return [*self._step_failures(), *self._speech_failures()]
 
     def _step_failures(self) -> Iterable[str]:
@@ -64,12 +67,13 @@ class Report(BaseModel):
                     yield f"{speech.case} {speech.precision}: {what}: correlation {value:.6f} is below {floor}"
 
     def write(self, folder: Path) -> None:
-        """`validation.json` and `validation.md`."""
+        """Write `validation.json` and `validation.md` into a folder, which is created if it is absent."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "validation.json").write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
         (folder / "validation.md").write_text(self.markdown(), encoding="utf-8")
 
     def markdown(self) -> str:
+        """The report in Markdown: versions, tables, and the verdict."""
         lines = [f"# {Path(self.bundle).name} against {self.checkpoint}", ""]
         lines += [", ".join(f"{name} {version}" for name, version in self.tools.items()), ""]
         for title, header, rows in self.tables():

@@ -1,4 +1,4 @@
-"""Each step model of a bundle, in each precision and arithmetic, against its recorded reference."""
+"""Agreement of each step model of a bundle with its recorded reference, by precision and arithmetic."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.reference import Call
 
 Arithmetic = Literal["plain", "faithful"]
-"""plain: float32 on the same weights. faithful: every intermediate rounded to fp16."""
+"""plain: float32 arithmetic on the package's weights. faithful: every intermediate result is rounded to fp16."""
 
 FP16_LIMIT = 65504.0
 NEAR_LIMIT = FP16_LIMIT / 4
 
-# The published conversion's correlations with PyTorch for fp16, rounded there to six places.
+# Correlations with PyTorch that the published conversion states for fp16, rounded to six places.
 PUBLISHED_FP16 = {
     "audio_vae_encoder": 0.999989,
     "audio_vae_decoder": 0.999999,
@@ -36,7 +36,7 @@ PUBLISHED_FP16 = {
 
 
 class NearLimit(BaseModel):
-    """An operation whose largest magnitude is a quarter of fp16's limit or more."""
+    """An operation whose largest magnitude is at least a quarter of fp16's limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,6 +45,8 @@ class NearLimit(BaseModel):
 
 
 class StepAgreement(BaseModel):
+    """The agreement of one step model in one precision and arithmetic, for each output over all calls."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     step_model: str
@@ -56,16 +58,22 @@ class StepAgreement(BaseModel):
 
     @property
     def correlation(self) -> float:
-        """Of the model's first output, which is what the published figures are of."""
+        """Correlation of the first output, which the published figures refer to."""
         return next(iter(self.outputs.values())).correlation
 
 
 class StepRunner(Protocol):
-    def new_state(self) -> Any: ...
+    """A loaded step model."""
+
+    def new_state(self) -> Any:
+        """The state at the start of a stream."""
+        ...
 
     def __call__(
         self, inputs: Mapping[str, npt.NDArray[Any]], state: Any = None
-    ) -> dict[str, npt.NDArray[Any]]: ...
+    ) -> dict[str, npt.NDArray[Any]]:
+        """The outputs by name. `state`, from `new_state`, is updated in place."""
+        ...
 
 
 def measure_step(
@@ -76,10 +84,13 @@ def measure_step(
     arithmetic: Arithmetic,
     calls: Sequence[Call],
 ) -> StepAgreement:
-    """Replay the recorded calls, state flowing from call to call, and compare all outputs at once."""
+    """Replay the recorded calls, passing the state from call to call, and compare each output over all calls.
+
+    Runs on the portable executor. Raises what loading a step model raises.
+    """
     declaration = manifest.step_models[step_model]
     calls = [in_batch(call, declaration) for call in calls]
-    # Functions of one package name their operations each in its own way: peaks are told of packages with one.
+    # The functions of one package name their operations differently, so only packages with one function are probed.
     probe = arithmetic == "faithful" and len(package_form(declaration, manifest.target).functions) == 1
     runner: Any = load_portable_step_model(
         bundle, manifest, precision, step_model, mode=arithmetic, probe=probe
@@ -103,7 +114,7 @@ def measure_step(
 
 
 def in_batch(call: Call, declaration: StepModel) -> Call:
-    """The call of one utterance as that of so many utterances alike as the step model advances at once."""
+    """A call for one utterance, repeated along the first axis for as many utterances as the step model advances."""
     first = declaration.inputs[0]
     times = first.shape_at(0)[0] // len(call.inputs[first.name])
 
@@ -114,7 +125,7 @@ def in_batch(call: Call, declaration: StepModel) -> Call:
 
 
 def replay(runner: StepRunner, calls: Sequence[Call], *, stateful: bool) -> list[dict[str, npt.NDArray[Any]]]:
-    """Outputs of each call, from the start of a stream."""
+    """Outputs of each call, by name; the first call starts a stream."""
     state = runner.new_state() if stateful else None
     return [runner(call.inputs, state) for call in calls]
 
@@ -123,7 +134,7 @@ def _near_limit(
     operations: Sequence[str], results: Sequence[dict[str, npt.NDArray[Any]]]
 ) -> tuple[NearLimit, ...]:
     peaks = np.max([result[PROBE_OUTPUT] for result in results], axis=0)
-    # not (peak < limit): a NaN is listed too.
+    # `not peak < limit` also lists a NaN.
     near = [
         (float(peak), name) for name, peak in zip(operations, peaks, strict=True) if not peak < NEAR_LIMIT
     ]

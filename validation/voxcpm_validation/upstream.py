@@ -1,7 +1,6 @@
-"""The oracle: upstream's own PyTorch code (`voxcpm==2.0.3`), on the CPU, quiet, with our audio reading and noise.
+"""Upstream's PyTorch code (`voxcpm==2.0.3`) as the reference, on the CPU, with the runtime's audio reading and noise.
 
-Upstream imports packages of which speech needs a function or two: where torchaudio or librosa is not installed,
-a stub stands in.
+Upstream needs only one or two functions of torchaudio and librosa; if they are not installed, stubs replace them.
 """
 
 from __future__ import annotations
@@ -32,24 +31,26 @@ from voxcpm_runtime.audio.files import read_audio, resample
 
 VERSION = "2.0.3"
 
-# Default of `streaming_prefix_len` in VoxCPM 0.5B and 1.5: patches that the decoder sees at once.
+# Default of `streaming_prefix_len` in VoxCPM 0.5B and 1.5: the patches of one decoder call.
 _STREAMING_PREFIX = 3
 
 FloatArray = npt.NDArray[np.float32]
 
 
 class NoiseSource(Protocol):
-    """numpy's `Generator`, or recorded noise."""
+    """A source of random numbers: numpy's `Generator`, or recorded noise."""
 
-    def standard_normal(self, size: tuple[int, ...]) -> npt.NDArray[np.floating]: ...
+    def standard_normal(self, size: tuple[int, ...]) -> npt.NDArray[np.floating]:
+        """Standard normal values of shape `size`."""
+        ...
 
 
 def import_upstream() -> types.ModuleType:
-    """Import `voxcpm`, with stubs for torchaudio and librosa where they are absent.
+    """Import `voxcpm`, with stubs for torchaudio and librosa if they are not installed.
 
     Raises MissingExtraError if voxcpm itself is not installed.
     """
-    # transformers looks for optional packages when it is imported and must not find the stubs.
+    # transformers looks for optional packages when it is imported, and must not find the stubs.
     importlib.import_module("transformers")
     for name, make in _STUBS.items():
         if name not in sys.modules and importlib.util.find_spec(name) is None:
@@ -90,7 +91,7 @@ _STUBS: dict[str, Callable[[], dict[str, types.ModuleType]]] = {
 
 
 def _load_torchaudio(path: str) -> tuple[torch.Tensor, int]:
-    """As torchaudio.load: (channels, samples) in [-1, 1], and the sample rate in Hz."""
+    """The stub of torchaudio.load: (channels, samples) in [-1, 1], and the sample rate in Hz."""
     import soundfile
 
     audio, rate = soundfile.read(path, dtype="float32", always_2d=True)
@@ -98,13 +99,13 @@ def _load_torchaudio(path: str) -> tuple[torch.Tensor, int]:
 
 
 def _resample(audio: torch.Tensor, orig_freq: int, new_freq: int) -> torch.Tensor:
-    """As torchaudio.functional.resample, of (channels, samples), by the runtime's filter."""
+    """The stub of torchaudio.functional.resample on (channels, samples), with the runtime's filter."""
     channels = [resample(np.ascontiguousarray(channel), orig_freq, new_freq) for channel in audio.numpy()]
     return torch.from_numpy(np.stack(channels))
 
 
 def _load_librosa(path: str, *, sr: int, mono: bool) -> tuple[FloatArray, int]:
-    """As librosa.load with mono=True, the only way upstream calls it: (samples,) at `sr` Hz."""
+    """The stub of librosa.load with mono=True, the only use in upstream: (samples,) at `sr` Hz."""
     if not mono:
         raise NotImplementedError("upstream loads its prompts as mono")
     return read_audio(path, sr), sr
@@ -119,10 +120,10 @@ def load_upstream(
 ) -> Any:
     """Upstream's `VoxCPMModel` or `VoxCPM2Model` of a checkpoint folder, through its `from_local`.
 
-    dtype: arithmetic of everything but the AudioVAE, which upstream keeps in float32; config.json's is overridden.
-    max_length: positions of upstream's KV caches, where config.json's would only cost memory and time.
-    lora: what upstream runs beside the checkpoint's weights, by its own `LoRAConfig` and `load_lora_weights`.
-    Raises CheckpointError if config.json is not VoxCPM's, MissingExtraError without the packages.
+    dtype: arithmetic of everything but the AudioVAE, which is always float32 in upstream; overrides config.json's.
+    max_length: positions of upstream's KV caches; overrides config.json's, which may need much memory and time.
+    lora: a LoRA that upstream applies beside the checkpoint's weights, with its `LoRAConfig` and `load_lora_weights`.
+    Raises CheckpointError if config.json is not VoxCPM's, MissingExtraError if voxcpm is not installed.
     """
     folder = Path(folder).resolve()
     architecture = Architecture.from_file(folder / "config.json")
@@ -131,7 +132,7 @@ def load_upstream(
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config |= {"dtype": dtype, "device": "cpu", "max_length": max_length or architecture.max_length}
     with tempfile.TemporaryDirectory() as view, _quiet():
-        # The same files beside another config.json: nothing is written into the checkpoint.
+        # Links to the same files beside another config.json, so that nothing is written into the checkpoint.
         for path in folder.iterdir():
             if path.name != "config.json":
                 (Path(view) / path.name).symlink_to(path)
@@ -141,23 +142,23 @@ def load_upstream(
         if lora is not None:
             model.load_lora_weights(str(lora.weights))
         if _has_own_normalizer(view):
-            # Upstream's `LlamaTokenizerFast` keeps it with transformers 4; 5 builds Llama's pipeline instead, and
-            # a checkpoint that lower-cases would lose its capital letters.
+            # Upstream's `LlamaTokenizerFast` uses the normalizer with transformers 4. transformers 5 builds Llama's
+            # own pipeline instead: a tokenizer that lower-cases would then lose capital letters.
             model.text_tokenizer = _tokenizer_of_file(view)
     return model
 
 
 def _lora_config(model_class: Any, lora: Lora) -> Any:
-    """Upstream's `LoRAConfig`, read from lora_config.json by upstream's class and not by ours."""
+    """Upstream's `LoRAConfig`, which upstream's class and not ours reads from lora_config.json."""
     config_class = sys.modules[model_class.__module__].LoRAConfig
     if lora.config_file is not None:
         return config_class(**json.loads(lora.config_file.read_text(encoding="utf-8"))["lora_config"])
-    # As upstream's `VoxCPM(lora_weights_path=…)`, but for the rank: with any other one the weights would not load.
+    # The defaults of upstream's `VoxCPM(lora_weights_path=…)`, except for the rank: only the weights' own rank loads.
     return config_class(enable_lm=True, enable_dit=True, r=lora.config.r)
 
 
 def _has_own_normalizer(folder: str) -> bool:
-    """Whether tokenizer.json does more than Llama's word prefix before BPE, such as lower-casing."""
+    """Whether tokenizer.json normalizes text beyond Llama's word prefix, for example to lower case."""
     document = json.loads((Path(folder) / "tokenizer.json").read_text(encoding="utf-8"))
     normalizer = document.get("normalizer") or {}
     steps = normalizer.get("normalizers", [normalizer])
@@ -165,7 +166,7 @@ def _has_own_normalizer(folder: str) -> bool:
 
 
 def _tokenizer_of_file(folder: str) -> Any:
-    """Upstream's character wrapper around tokenizer.json as it stands."""
+    """The tokenizer of tokenizer.json, unchanged, in upstream's wrapper for Chinese characters."""
     from transformers import PreTrainedTokenizerFast
     from voxcpm.model.utils import mask_multichar_chinese_tokens
 
@@ -175,9 +176,9 @@ def _tokenizer_of_file(folder: str) -> Any:
 
 @contextlib.contextmanager
 def recorded_noise(rng: NoiseSource) -> Iterator[None]:
-    """Give upstream's solver the runtime's noise: one draw a patch of shape (1, feat_dim, patch_size), in its order.
+    """A context in which upstream's solver uses the runtime's noise: (1, feat_dim, patch_size) for each patch in turn.
 
-    While it lasts `torch.randn` is replaced, in all threads: upstream's release takes no seed.
+    Upstream's release takes no seed, so the context replaces `torch.randn`, in all threads.
     """
 
     def draw(
@@ -203,12 +204,13 @@ def upstream_generate(
     inference_timesteps: int = 10,
     cfg_value: float = 2.0,
 ) -> tuple[FloatArray, FloatArray]:
-    """Speak with upstream's public path, `build_prompt_cache` and `generate_with_prompt_cache`, without retries.
+    """Speak with upstream's public methods, `build_prompt_cache` and `generate_with_prompt_cache`, without retries.
 
-    Returns the audio (samples,) at the model's output rate, and the generated latents (patches, patch_size,
-    feat_dim) without the prompt's. Upstream stops at 6 patches a text token + 10 whatever `max_len` says. After a
-    prompt of one patch, VoxCPM 0.5B and 1.5 cut two patches of context from the audio though they put only one
-    in: there the audio lacks the first generated patch, and the latents have it.
+    Returns the audio (samples,) at the model's output rate, and the generated latents (patches, patch_size, feat_dim)
+    without the prompt's. Upstream generates at most 6 patches for each text token + 10, whatever `max_len` is. After a
+    prompt of one patch, VoxCPM 0.5B and 1.5 cut two patches of context from the audio although they put in only one:
+    the audio then lacks the first generated patch, but the latents contain it.
+    Raises InputError for a reference voice on VoxCPM 0.5B and 1.5.
     """
     cache = _prompt_cache(model, prompt_wav, prompt_text, reference_wav)
     with recorded_noise(rng), _quiet():
@@ -244,19 +246,23 @@ def _prompt_cache(
 
 
 def _context_patches(model: Any, cache: dict[str, Any] | None) -> int:
-    """Prompt patches at the front of the features that upstream returns: VoxCPM2 cuts them off by itself."""
+    """Number of prompt patches at the start of the features that upstream returns; VoxCPM2 removes them itself."""
     if cache is None or is_second_generation(model):
         return 0
     return min(_STREAMING_PREFIX - 1, int(cache["audio_feat"].size(0)))
 
 
 def is_second_generation(model: Any) -> bool:
+    """Whether upstream's model is a VoxCPM2."""
     return bool(type(model).__name__ == "VoxCPM2Model")
 
 
 @contextlib.contextmanager
 def _our_audio() -> Iterator[None]:
-    """Read prompts as the runtime does even where torchaudio and librosa, whose filters differ, are installed."""
+    """A context in which upstream reads prompts as the runtime does, even if torchaudio and librosa are installed.
+
+    Their resampling filters differ from the runtime's.
+    """
     with contextlib.ExitStack() as patches:
         for module, name in (("voxcpm.model.voxcpm", "torchaudio"), ("voxcpm.model.voxcpm2", "librosa")):
             patches.enter_context(mock.patch.object(sys.modules[module], name, _STUBS[name]()[name]))
@@ -265,7 +271,7 @@ def _our_audio() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Upstream prints what it loads and draws a progress bar on stderr; its libraries warn about themselves."""
+    """A context that hides what upstream prints to stderr, such as progress bars, and the warnings of its libraries."""
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

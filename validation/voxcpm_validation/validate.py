@@ -1,4 +1,4 @@
-"""A bundle against the checkpoint it came from: step models, then the whole loop."""
+"""Validation of a bundle against its checkpoint: first the step models, then the whole loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from voxcpm_validation.upstream import load_upstream
 
 _TOOLS = ("voxcpm", "torch", "coremltools", "onnxruntime", "numpy")
 
-# fp16-faithful arithmetic says nothing about an fp32 package: none of its intermediates are fp16.
+# fp16-faithful arithmetic does not apply to an fp32 package, whose intermediate results are not fp16.
 ARITHMETICS: dict[Precision, tuple[Arithmetic, ...]] = {
     "fp32": ("plain",),
     "fp16": ("plain", "faithful"),
@@ -45,10 +45,11 @@ def validate_bundle(
     backend: Backend = "auto",
     report: Callable[[str], None] = lambda line: None,
 ) -> Report:
-    """Measure everything; `report` is told what runs.
+    """Compare every step model and the whole loop with upstream; `report` is called with the name of each part.
 
-    lora: the LoRA that was merged into the bundle; upstream runs it beside the checkpoint's weights.
-    Raises InputError for a checkpoint or LoRA of another bundle.
+    lora: the LoRA that was merged into the bundle; upstream applies it beside the checkpoint's weights.
+    patches: patches of each utterance. Raises InputError for a checkpoint or LoRA that the bundle was not made from, or
+    a precision that it lacks.
     """
     opened = open_bundle(bundle)
     manifest, folder = opened.manifest, opened.folder
@@ -59,7 +60,7 @@ def validate_bundle(
         raise InputError(
             f"{bundle} has the precisions {', '.join(manifest.precisions)}; asked for {', '.join(precisions or ())}"
         )
-    # Both sides get what the runtime would say; it leaves published vocabularies' texts as they are.
+    # Both sides get the text as the runtime spells it; for published vocabularies that is the text itself.
     text = spelled(text, opened.tokenizer)
     transcript = spelled_transcript(prompt_text or text, opened.tokenizer)
     report("upstream")
@@ -72,7 +73,7 @@ def validate_bundle(
         model, text, patches=patches, seed=seed, prompt_wav=prompt_wav, prompt_text=transcript
     ) as utterances:
         expected = [speak_upstream(model, case) for case in utterances]
-        # What the bundle's models need is the room that upstream takes: VoxCPM2 would need more than 22 GB for both.
+        # The bundle's models need the memory that upstream uses: VoxCPM2 would need more than 22 GB for both.
         del model
         steps = _measure_steps(folder, manifest, chosen, reference, report)
         for precision in chosen:
@@ -101,7 +102,7 @@ def _check_source(bundle: Path, recorded: Source, given: Source, checkpoint: str
         )
     if merged is not None and offered is None:
         raise InputError(f"{bundle} was converted with the LoRA {merged.name}; give it with --lora")
-    # Compared without the name: a folder may have moved.
+    # The name is not compared, as the LoRA's folder may have been renamed.
     if (
         merged is not None
         and offered is not None

@@ -1,7 +1,9 @@
 """The AudioVAE with its left contexts as inputs and outputs (upstream `modules/audiovae/`).
 
-Every convolution is causal: given the samples just before a chunk, a chunk gives exactly what it gives within
-the whole. `Contexts` hands each convolution its samples in order and collects the new ones.
+Every convolution is causal: with the samples just before a chunk as left context, the chunk's result equals that of
+the whole signal. `Contexts` gives each convolution its left context, in order of execution, and collects the new ones.
+
+Shapes below: C channels, L samples at the current rate; the batch is 1.
 """
 
 from __future__ import annotations
@@ -20,20 +22,22 @@ _LARGEST_RECIPROCAL = 6.0e4
 
 
 class Contexts:
-    """Left contexts of one call: taken in order of execution, replaced by the ones after the chunk."""
+    """The left contexts of one call, in order of execution: those before the chunk, and those after it."""
 
     def __init__(self, before: tuple[Tensor, ...]) -> None:
         self._before: Iterator[Tensor] = iter(before)
         self.after: list[Tensor] = []
 
     def extend(self, x: Tensor, width: int) -> Tensor:
-        """x (1, C, L) with its `width` samples of context in front; remembers its last `width` samples."""
+        """x (1, C, L) after its `width` samples of left context: (1, C, width + L). Stores the last `width` samples."""
         extended = torch.cat((next(self._before), x), dim=-1)
         self.after.append(extended[..., -width:])
         return extended
 
 
 class CausalConv1d(nn.Conv1d):
+    """A convolution whose padding is `context` samples on the left, taken from the `Contexts` of the call."""
+
     def __init__(
         self,
         inputs: int,
@@ -49,28 +53,31 @@ class CausalConv1d(nn.Conv1d):
         self.context = context
 
     def forward(self, x: Tensor, contexts: Contexts) -> Tensor:  # type: ignore[override]
+        """x (1, inputs, L) -> (1, outputs, L / stride)."""
         return super().forward(contexts.extend(x, self.context) if self.context else x)
 
 
 class CausalConvTranspose1d(nn.ConvTranspose1d):
-    """Kernel 2·stride: an output block sees its own frame and the one before."""
+    """A transposed convolution with a kernel of 2·stride: each output depends on its own frame and the one before."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__(inputs, outputs, 2 * stride, stride=stride)
 
     def forward(self, x: Tensor, contexts: Contexts) -> Tensor:  # type: ignore[override]
+        """x (1, inputs, L) -> (1, outputs, L·stride)."""
         stride = self.stride[0]
         return super().forward(contexts.extend(x, 1))[..., stride:-stride]
 
 
 class Snake(nn.Module):
-    """x + sin²(alpha·x) / alpha."""
+    """The activation x + sin²(alpha·x) / alpha, with one alpha for each channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.ones(1, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (1, C, L) -> (1, C, L)."""
         # Not 1 / alpha: coremltools turns that into `inverse`, which adds 1e-4 to the divisor.
         reciprocal = torch.ones_like(self.alpha) / (self.alpha + 1e-9)
         sine = torch.sin(self.alpha * x)
@@ -78,16 +85,17 @@ class Snake(nn.Module):
 
 
 class Chain(nn.ModuleList):
-    """Modules in a row, of which some take contexts. Indexed as upstream's Sequential, so names agree."""
+    """A sequence of modules, some of which take contexts; the indices in parameter names are upstream's."""
 
     def forward(self, x: Tensor, contexts: Contexts) -> Tensor:
+        """x (1, C, L) -> the result of the last module."""
         for module in self:
             x = module(x) if isinstance(module, (Snake, nn.Tanh)) else module(x, contexts)
         return x
 
 
 class _Block(nn.Module):
-    """Upstream wraps every block's layers in an attribute `block`."""
+    """A `Chain` in an attribute `block`, as upstream names it."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -98,6 +106,8 @@ class _Block(nn.Module):
 
 
 class ResidualUnit(_Block):
+    """Two convolutions, the first one dilated, beside an identity branch."""
+
     def __init__(self, channels: int, dilation: int, groups: int) -> None:
         super().__init__(
             Snake(channels),
@@ -107,6 +117,7 @@ class ResidualUnit(_Block):
         )
 
     def forward(self, x: Tensor, contexts: Contexts) -> Tensor:
+        """x (1, C, L) -> (1, C, L)."""
         return x + super().forward(x, contexts)
 
 
@@ -115,6 +126,8 @@ def _residual_units(channels: int, depthwise: bool) -> list[nn.Module]:
 
 
 class Encoder(nn.Module):
+    """Audio -> latent frames. Each downsampling block doubles the channels."""
+
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         vae = a.audio_vae_config
@@ -127,22 +140,27 @@ class Encoder(nn.Module):
             channels *= 2
         self.block = Chain(blocks)
         self.fc_mu = CausalConv1d(channels, vae.latent_dim, 3, context=2)
-        # Read by upstream's training only; here for its name.
+        # Only upstream's training uses it; it is declared because checkpoints contain its weights.
         self.fc_logvar = CausalConv1d(channels, vae.latent_dim, 3, context=2)
 
     def forward(self, audio: Tensor, contexts: Contexts) -> Tensor:
-        """audio (1, 1, frames·hop) -> latents (1, latent_dim, frames): the mean, as upstream's `encode`."""
+        """audio (1, 1, frames·hop) -> latents (1, latent_dim, frames): the mean, as in upstream's `encode`."""
         return self.fc_mu(self.block(audio, contexts), contexts)
 
 
 class DecoderBlock(_Block):
+    """Upsampling by `stride`, then three residual units: (1, inputs, L) -> (1, outputs, L·stride)."""
+
     def __init__(self, inputs: int, outputs: int, stride: int, depthwise: bool) -> None:
         units = _residual_units(outputs, depthwise)
         super().__init__(Snake(inputs), CausalConvTranspose1d(inputs, outputs, stride), *units)
 
 
 class SampleRateCondition(nn.Module):
-    """VoxCPM2: a learned scale and bias per channel, by bucket of the output sample rate, fixed at conversion."""
+    """VoxCPM2's learned scale and bias of each channel, one pair for each range of output sample rates.
+
+    The rate is fixed at conversion, and with it the index `bucket` of its range.
+    """
 
     def __init__(self, channels: int, buckets: int, bucket: int) -> None:
         super().__init__()
@@ -151,11 +169,17 @@ class SampleRateCondition(nn.Module):
         self.bias_embed = nn.Embedding(buckets, channels)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (1, C, L) -> (1, C, L)."""
         scale, bias = self.scale_embed.weight[self.bucket], self.bias_embed.weight[self.bucket]
         return x * scale[:, None] + bias[:, None]
 
 
 class Decoder(nn.Module):
+    """Latent frames -> audio. Each upsampling block halves the channels.
+
+    Raises CheckpointError for a sample-rate condition that is not supported.
+    """
+
     def __init__(self, vae: AudioVAEConfig) -> None:
         super().__init__()
         channels = vae.decoder_dim
@@ -188,7 +212,7 @@ class Decoder(nn.Module):
 def _sample_rate_conditions(
     vae: AudioVAEConfig, length: int, channels: dict[int, int]
 ) -> nn.ModuleList | None:
-    """One entry a decoder layer, None where there is no condition, as upstream's `sr_cond_model`."""
+    """Upstream's `sr_cond_model`: one entry for each decoder layer, None for a layer without a condition."""
     if vae.sr_bin_boundaries is None:
         return None
     if not vae.cond_type.startswith("scale_bias") or vae.cond_out_layer:
@@ -207,6 +231,8 @@ def _sample_rate_conditions(
 
 
 class AudioVAE(nn.Module):
+    """Encoder and decoder under upstream's names. Raises CheckpointError for `use_noise_block`."""
+
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         if a.audio_vae_config.use_noise_block:

@@ -1,4 +1,4 @@
-"""The two small transformers around a patch: the local encoder and the local DiT.
+"""The modules that process one patch: the local encoder, the local DiT and the scalar quantiser.
 
 Upstream: `modules/locenc/local_encoder.py`, `modules/locdit/local_dit.py` and `local_dit_v2.py`.
 """
@@ -15,7 +15,7 @@ from voxcpm_conversion.modules.minicpm4 import Rope, Stack
 
 
 class LocalEncoder(nn.Module):
-    """A patch of latent frames -> one vector: the output at a learned first token."""
+    """A transformer from a patch of latent frames to one vector: the output at a learned first token."""
 
     def __init__(self, t: Transformer, feat_dim: int, patch_size: int) -> None:
         super().__init__()
@@ -26,23 +26,26 @@ class LocalEncoder(nn.Module):
     def forward(self, patches: Tensor, rope: Rope) -> Tensor:
         """patches (1, T, P, feat_dim) -> (1, T, hidden)."""
         frames = self.in_proj(patches.squeeze(0))
-        # A product with zeros repeats the token once a patch without asking the graph for T.
+        # A product with zeros repeats the token for every patch without shape arithmetic on T.
         token = frames[:, :1] * 0.0 + self.special_token[0]
         return self.encoder(torch.cat((token, frames), dim=1), rope, keep=slice(0, 1)).transpose(0, 1)
 
 
 class TimestepMLP(nn.Module):
+    """Two linear layers on a sinusoidal time embedding."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear_1 = nn.Linear(width, width)
         self.linear_2 = nn.Linear(width, width)
 
     def forward(self, embedding: Tensor) -> Tensor:
+        """embedding (N, width) -> (N, width)."""
         return self.linear_2(nn.functional.silu(self.linear_1(embedding)))
 
 
 class LocalDiT(nn.Module):
-    """Velocity of a noisy patch, given the LM condition, the time and the patch before."""
+    """The diffusion transformer: velocity of a noisy patch, given the LM condition, the time and the previous patch."""
 
     def __init__(self, t: Transformer, feat_dim: int, patch_size: int, mu_tokens: int) -> None:
         super().__init__()
@@ -52,14 +55,14 @@ class LocalDiT(nn.Module):
         self.out_proj = nn.Linear(t.hidden_size, feat_dim)
         self.time_mlp = TimestepMLP(t.hidden_size)
         self.delta_time_mlp = TimestepMLP(t.hidden_size)
-        # The time token is one of its own only beside several mu tokens.
+        # The time is a separate token only if there are several mu tokens.
         self.length = mu_tokens + (mu_tokens > 1) + 2 * patch_size
         self.decoder = Stack(t, self.length)
 
     def forward(self, x: Tensor, mu: Tensor, t: Tensor, cond: Tensor, dt: Tensor, rope: Rope) -> Tensor:
         """x, cond (N, feat_dim, P); mu (N, mu_tokens·hidden); t, dt (N,) -> velocity (N, feat_dim, P).
 
-        One mu token is added to the time token (0.5B, 1.5); two stand before it (VoxCPM2).
+        One mu token is added to the time token (0.5B, 1.5); two precede it (VoxCPM2).
         """
         width = self.in_proj.out_features
         time = self.time_mlp(sinusoidal(t, width)) + self.delta_time_mlp(sinusoidal(dt, width))
@@ -72,7 +75,10 @@ class LocalDiT(nn.Module):
 
 
 def sinusoidal(t: Tensor, width: int) -> Tensor:
-    """(N,) -> (N, width): sin and cos of 1000·t at geometric frequencies. fp16 cannot hold these angles."""
+    """Time embedding, (N,) -> (N, width): sine and cosine of 1000·t at geometric frequencies, in float32.
+
+    fp16 cannot represent these angles.
+    """
     half = width // 2
     frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000) / (half - 1)))
     angles = 1000 * t.unsqueeze(1) * frequencies.unsqueeze(0)
@@ -89,4 +95,5 @@ class ScalarQuantizer(nn.Module):
         self.out_proj = nn.Linear(latent, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, hidden) -> (B, S, hidden)."""
         return self.out_proj(torch.round(torch.tanh(self.in_proj(x)) * self.scale) / self.scale)

@@ -1,7 +1,7 @@
-"""The MiniCPM4 transformer stack, with an explicit KV cache or none (upstream `modules/minicpm4/model.py`).
+"""The MiniCPM4 transformer stack, with or without an explicit KV cache (upstream `modules/minicpm4/model.py`).
 
-Formulations are chosen for fp16: the norm never squares a large value, queries are scaled before the product,
-and the mask is a finite number.
+It is written for fp16: the norm never squares a large value, queries are scaled before the product, and the mask is a
+finite number. Shapes below: B sequences of S positions.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from voxcpm_constants.architecture import LanguageModelConfig, Transformer
 
 Rope = tuple[Tensor, Tensor]
-"""(cos, sin), each (positions, head_dim); of a batch over caches, (B, S, 1, head_dim)."""
+"""(cos, sin), each (positions, head_dim), or (B, S, 1, head_dim) for a batch with caches."""
 
 EVERY = slice(None)
 
-# Added to masked scores. Finite in fp16 with room for the score itself; exp() of it is zero in every precision.
+# Added to masked scores. The sum stays finite in fp16; its exp() is zero in every precision.
 MASKED = -1.0e4
-# Floor of a vector's largest magnitude: below it the norm's epsilon decides anyway.
+# Lower bound of a vector's largest magnitude: for smaller vectors the norm's epsilon dominates anyway.
 _SMALLEST_PEAK = 1e-3
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis.
+    """Root mean square norm over the last axis: x / rms(x) * weight.
 
     mean(x²) leaves fp16 at |x| > 255, so x is first divided by its largest magnitude m:
     x / sqrt(mean(x²) + eps) = y / sqrt(mean(y²) + eps / m²) with y = x / m.
@@ -44,6 +44,7 @@ class RMSNorm(nn.Module):
         self.register_buffer("smallest_peak", torch.tensor([_SMALLEST_PEAK], device="cpu"), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, size) -> (B, S, size)."""
         peak = torch.maximum(x.abs().amax(dim=-1, keepdim=True), self.smallest_peak)
         y = x / peak
         mean_square = (y * y).mean(dim=-1, keepdim=True)
@@ -52,25 +53,25 @@ class RMSNorm(nn.Module):
 
 
 Cached = tuple[Tensor, Tensor]
-"""Keys and values of one layer, each (1, kv_heads, positions, head_dim), the utterances' one after another."""
+"""Keys and values of one layer, each (1, kv_heads, positions, head_dim); those of several utterances concatenated."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """What a step of one layer attends to beside itself, and where it writes."""
+    """The cache of one layer, the positions at which a step writes to it, and the mask of what it can see."""
 
     cached: Cached
     places: Tensor
-    """(B · S,): where on the caches' axis of positions the step's embeddings lie."""
+    """Indices (B · S,) of the step's embeddings on the position axis of the caches."""
     mask: Tensor
-    """(S, cache positions), of a batch (B, S, 1, cache positions): 0 where visible, else MASKED; added to scores."""
+    """Added to scores, 0 where visible, else MASKED: (S, cache positions), for a batch (B, S, 1, cache positions)."""
     batch: int = 1
-    """Utterances that are advanced at once."""
+    """Utterances that are advanced together."""
 
     def updated(self, keys: Tensor, values: Tensor) -> Cached:
-        """The cache with the step's rows, written in place.
+        """The cache after keys and values, each (1, kv_heads, B · S, head_dim), are written to it in place.
 
-        In a traced graph a write to an input is a new value, and one to a buffer an update of a Core ML state.
+        In a traced graph, writing to an input makes a new value, and writing to a buffer updates a Core ML state.
         """
         cached_keys, cached_values = self.cached
         return (
@@ -82,8 +83,8 @@ class Past:
 class Attention(nn.Module):
     """Grouped-query attention: the heads that share a key head are rows of one matrix product.
 
-    length: positions of every sequence, of which there may be any number; None for one sequence of any length. One
-    of the two axes is open, each reshape infers it, and so the graph does no shape arithmetic.
+    length: positions of every sequence, with any number of sequences; or None for one sequence of any length. Only one
+    of the two axes is unknown, so every reshape can infer it, and the graph contains no shape arithmetic.
     """
 
     def __init__(self, t: Transformer, length: int | None) -> None:
@@ -103,11 +104,11 @@ class Attention(nn.Module):
         past: Past | None = None,
         keep: slice = EVERY,
     ) -> tuple[Tensor, Cached]:
-        """x (B, S, hidden) -> (B, kept, hidden), and the keys and values attended to."""
+        """x (B, S, hidden) -> (B, kept, hidden), and the keys and values that were attended to."""
         if past is not None and past.batch > 1:
             return self._in_a_batch(x, rope, past)
         heads, width = self.kv_heads * self.groups, self.head_dim
-        # -1 in either place: inferred.
+        # reshape infers the axis that is -1.
         batch, total = (1, -1) if self.length is None else (-1, self.length)
         kept = total if self.length is None else len(range(self.length)[keep])
         rows = -1 if kept == -1 else self.groups * kept
@@ -130,9 +131,9 @@ class Attention(nn.Module):
         return self.o_proj(attended.reshape(batch, kept, heads * width)), (k, v)
 
     def _in_a_batch(self, x: Tensor, rope: Rope | None, past: Past) -> tuple[Tensor, Cached]:
-        """As `forward`; every utterance attends to its own part of the cache, which is seen without being moved.
+        """`forward` for several utterances, each attending to its own part of the cache, which is viewed, not copied.
 
-        Key heads come first, as they do in the cache; rows of the product are (S, heads that share a key head).
+        Key heads are the first axis, as in the cache; rows of the product are (S, heads that share a key head).
         """
         batch, kv_heads, groups, width = past.batch, self.kv_heads, self.groups, self.head_dim
         q = self.q_proj(x).reshape(batch, -1, kv_heads * groups, width)
@@ -162,6 +163,8 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
 
 
 class MLP(nn.Module):
+    """The gated feed-forward block: down(silu(gate(x)) · up(x))."""
+
     def __init__(self, t: Transformer) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(t.hidden_size, t.intermediate_size, bias=False)
@@ -169,10 +172,13 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(t.intermediate_size, t.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, hidden) -> (B, S, hidden)."""
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
+    """Attention and feed-forward block, each after a norm and beside an identity branch."""
+
     def __init__(self, t: Transformer, length: int | None) -> None:
         super().__init__()
         self.residual_scale = t.residual_scale
@@ -188,7 +194,7 @@ class Layer(nn.Module):
         past: Past | None = None,
         keep: slice = EVERY,
     ) -> tuple[Tensor, Cached]:
-        """x (B, S, hidden) -> (B, kept, hidden): all positions are attended to, the kept ones are computed."""
+        """x (B, S, hidden) -> (B, kept, hidden): the positions `keep` attend to all, and only they are computed."""
         attended, cached = self.self_attn(self.input_layernorm(x), rope, past, keep)
         x = _kept(x, keep) + self._scaled(attended)
         return x + self._scaled(self.mlp(self.post_attention_layernorm(x))), cached
@@ -198,7 +204,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers and final norm. length: as of `Attention`."""
+    """The layers and the final norm. length: see `Attention`."""
 
     def __init__(self, t: Transformer, length: int | None = None) -> None:
         super().__init__()
@@ -206,9 +212,9 @@ class Stack(nn.Module):
         self.norm = RMSNorm(t.hidden_size, t.rms_norm_eps)
 
     def forward(self, x: Tensor, rope: Rope | None, keep: slice) -> Tensor:
-        """Bidirectional attention within each sequence of x (B, S, hidden); outputs at the positions `keep` only.
+        """Bidirectional attention within each sequence: x (B, S, hidden) -> (B, kept, hidden), the positions `keep`.
 
-        The last layer computes no others: a fourteenth of the DiT's work, which upstream does and drops.
+        The last layer computes only these. Upstream computes all and drops the others, a fourteenth of the DiT's work.
         """
         *layers, last = self.layers
         for layer in layers:
@@ -217,7 +223,10 @@ class Stack(nn.Module):
         return self.norm(x)
 
     def step(self, x: Tensor, rope: Rope | None, pasts: list[Past]) -> tuple[Tensor, list[Cached]]:
-        """Attention of x (B, S, hidden) over everything in the layers' caches so far, which it is written into."""
+        """Causal attention over the caches, one `Past` for each layer: x (B, S, hidden) -> (B, S, hidden).
+
+        Also returns the updated cache of each layer.
+        """
         updated = []
         for layer, past in zip(self.layers, pasts, strict=True):
             x, present = layer(x, rope, past)
@@ -226,9 +235,9 @@ class Stack(nn.Module):
 
 
 def rope_table(lm: LanguageModelConfig, head_dim: int, length: int) -> Rope:
-    """LongRoPE factors of the first `length` positions, in float32 and in upstream's order of operations.
+    """Cosines and sines of LongRoPE, each (length, head_dim), in float32 and in upstream's order of operations.
 
-    Raises ValueError when the checkpoint's factors do not fit the head dimension.
+    Raises ValueError if the checkpoint's factors do not fit the head dimension.
     """
     scaling = lm.rope_scaling
     original = scaling.original_max_position_embeddings

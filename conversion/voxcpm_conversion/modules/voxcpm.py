@@ -1,4 +1,4 @@
-"""All of VoxCPM's modules under upstream's names, so that a state dict says which weights are missing or unexpected."""
+"""All of VoxCPM's modules under upstream's names, so that missing and unexpected weights of a checkpoint are found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from voxcpm_conversion.modules.minicpm4 import Stack
 
 
 class FlowMatching(nn.Module):
-    """Upstream keeps the DiT as the `estimator` of its solver; the solver itself is the numpy driver's."""
+    """The DiT as the `estimator` of a solver, as upstream names it; the solver itself is part of the runtime."""
 
     def __init__(self, estimator: LocalDiT) -> None:
         super().__init__()
@@ -20,11 +20,11 @@ class FlowMatching(nn.Module):
 
 
 EMBED_TOKENS = "base_lm.embed_tokens.weight"
-"""The text embedding table: (vocabulary, hidden). The driver looks tokens up in it, so it is no module here."""
+"""Name of the text embedding table (vocabulary, hidden). It is not a module: the runtime itself looks tokens up."""
 
 
 class VoxCPMModules(nn.Module):
-    """A tree of parameters; it has no forward, the step models in `step_modules` have."""
+    """All modules with their parameters. It has no `forward`; the step models in `step_modules` have one each."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ class VoxCPMModules(nn.Module):
 
 
 def empty_modules(a: Architecture) -> VoxCPMModules:
-    """The tree without data (on torch's meta device): names and shapes cost nothing at any size."""
+    """All modules without data, on torch's meta device: names and shapes cost no memory at any size."""
     with torch.device("meta"):
         return VoxCPMModules(a).eval().requires_grad_(False)
 
 
 def expected_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every weight that a checkpoint of this architecture has."""
+    """Shape of every weight of a checkpoint of this architecture, by name."""
     shapes = {name: tuple(parameter.shape) for name, parameter in empty_modules(a).named_parameters()}
     return {EMBED_TOKENS: (a.lm_config.vocab_size, a.lm_config.hidden_size), **shapes}

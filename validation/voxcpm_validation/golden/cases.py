@@ -1,4 +1,4 @@
-"""Golden cases: fixed texts, prompts and seeds, and what is recorded of the speech that a bundle makes of them."""
+"""Golden cases: fixed texts, prompts and seeds, and the hashes and figures that are recorded of their speech."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.listening.material import material, prompt_clip
 
 LENGTHS: dict[str, Any] = {"min_len": 8, "max_len": 12}
-"""Patches: few, and the stop head may have a say."""
+"""Smallest and largest number of patches: low, for speed, and different, so that the stop head has an effect."""
 SEGMENT_TOKENS = 200
 """A case is one utterance, whatever the default is."""
 CHUNKING = {"chunk_patches": 5, "first_chunk_patches": 1}
-"""Of the recorded chunks."""
+"""Patches in each recorded chunk."""
 THREADS = 2
-"""Of one operation, portable only: with another number the AudioVAE encoder's convolutions round differently."""
+"""Threads of one operation on the portable backend. The AudioVAE encoder's rounding depends on their number."""
 
 
 class GoldenCase(BaseModel):
-    """One utterance. voice: of the listening test, to be continued."""
+    """One utterance. voice: name of a voice of the listening test whose prompt is continued; None for zero-shot."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,22 +51,24 @@ CASES = (
 
 
 class SpeechRecord(BaseModel):
-    """What is recorded of a speech."""
+    """Hashes and figures of one utterance's audio."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     samples: int
     boundaries: tuple[int, ...]
-    """Where each chunk but the last ends, in samples."""
+    """The end of each chunk except the last, in samples."""
     chunks: tuple[str, ...]
     """SHA-256 of each chunk's 16-bit little-endian samples."""
     peak: float
+    """Largest magnitude; full scale is 1."""
     rms: float
-    """Both linear."""
+    """Root mean square; full scale is 1."""
     silence_ratio: float
 
     @classmethod
     def of(cls, chunks: Sequence[Audio], sample_rate: int) -> SpeechRecord:
+        """The record of the chunks (samples,) of one utterance. sample_rate: in Hz."""
         found = levels(np.concatenate(chunks), sample_rate)
         *boundaries, samples = accumulate(len(chunk) for chunk in chunks)
         return cls(
@@ -80,15 +82,17 @@ class SpeechRecord(BaseModel):
 
 
 def pcm16_digest(audio: Audio) -> str:
+    """SHA-256 of audio (samples,) as 16-bit little-endian samples."""
     return hashlib.sha256(pcm16(audio).astype("<i2").tobytes()).hexdigest()
 
 
 def open_voice(bundle: Path, precision: str, backend: Backend) -> VoxCPM:
+    """A bundle opened with the number of threads that records are made with. Raises what opening a bundle raises."""
     return VoxCPM.from_bundle(bundle, precision, backend, threads=THREADS)
 
 
 def case_arguments(case: GoldenCase) -> dict[str, Any]:
-    """Of `VoxCPM.speak`, but for the seed."""
+    """The arguments of a case for `VoxCPM.speak`, without the seed."""
     arguments: dict[str, Any] = {
         "text": case.text,
         "retry_badcase": False,
@@ -102,17 +106,17 @@ def case_arguments(case: GoldenCase) -> dict[str, Any]:
 
 
 def streamed(tts: VoxCPM, case: GoldenCase, **chunking: Any) -> list[Audio]:
-    """The chunks of a case."""
+    """The chunks (samples,) of a case. chunking: the options of `VoxCPM.generate_streaming` for chunk sizes."""
     return list(tts.generate_streaming(**case_arguments(case), seed=case.seed, **chunking))
 
 
 def recorded(tts: VoxCPM, cases: Iterable[GoldenCase]) -> dict[str, SpeechRecord]:
-    """Each case's record, by name."""
+    """The record of each case, by name."""
     return {case.name: SpeechRecord.of(streamed(tts, case, **CHUNKING), tts.sample_rate) for case in cases}
 
 
-class _Errand(BaseModel):
-    """What another process is asked for."""
+class _Order(BaseModel):
+    """The cases that another process speaks, as it reads them from standard input."""
 
     bundle: Path
     precision: str
@@ -126,22 +130,25 @@ _RECORDS = TypeAdapter(dict[str, SpeechRecord])
 def recorded_elsewhere(
     bundle: Path, precision: str, backend: Backend, cases: Iterable[GoldenCase]
 ) -> Mapping[str, SpeechRecord]:
-    """As `recorded`, by another process. Raises CalledProcessError, whose errors are on standard error."""
-    errand = _Errand(bundle=bundle, precision=precision, backend=backend, cases=tuple(cases))
+    """The records that `recorded` makes, but in another process.
+
+    Raises CalledProcessError if that process fails; it prints the reason to standard error.
+    """
+    order = _Order(bundle=bundle, precision=precision, backend=backend, cases=tuple(cases))
     finished = subprocess.run(  # noqa: S603 - this module itself
         [sys.executable, "-m", __name__],
-        input=errand.model_dump_json().encode(),
+        input=order.model_dump_json().encode(),
         stdout=subprocess.PIPE,
         check=True,
     )
     return _RECORDS.validate_json(finished.stdout)
 
 
-def _run_errand() -> None:
-    errand = _Errand.model_validate_json(sys.stdin.buffer.read())
-    tts = open_voice(errand.bundle, errand.precision, errand.backend)
-    sys.stdout.buffer.write(_RECORDS.dump_json(recorded(tts, errand.cases)))
+def _carry_out_order() -> None:
+    order = _Order.model_validate_json(sys.stdin.buffer.read())
+    tts = open_voice(order.bundle, order.precision, order.backend)
+    sys.stdout.buffer.write(_RECORDS.dump_json(recorded(tts, order.cases)))
 
 
 if __name__ == "__main__":
-    _run_errand()
+    _carry_out_order()

@@ -1,4 +1,4 @@
-"""`validate --golden`: the correctness harness on the terminal."""
+"""The command `voxcpm-coreml validate --golden`: the examination of a bundle, printed as a table."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def check_golden(
     record: bool = False,
     records: Path | None = None,
 ) -> None:
-    """Check every precision that was asked for, or is there, and print what was found.
+    """Examine a bundle in the given precisions, or in all that it has, and print the results.
 
-    record: write what was spoken as the record, in place of comparing with it. records: folder of records.
+    record: write new records instead of comparing with the existing ones. records: folder of records.
 
-    Raises typer.Exit(1) where anything differs, InputError and BundleError.
+    Raises typer.Exit(1) if anything differs, InputError and BundleError.
     """
     folder = locate_bundle(bundle, precisions[0] if precisions else None)
     manifest = Manifest.read(folder)

@@ -1,4 +1,4 @@
-"""Streamed audio beside the same latents decoded in chunks as large as the decoder takes."""
+"""Continuity of streamed audio: comparison with the same latents decoded in the largest possible chunks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from voxcpm_validation.measures import agreement
 
 @dataclass(frozen=True)
 class Continuity:
-    """Streamed audio against the monolithic waveform. A step is the difference of two samples in succession."""
+    """Streamed audio compared with the monolithic waveform. A step is the difference between successive samples."""
 
     correlation: float
     boundary_error: float
-    """Largest difference of a step over a chunk's boundary; 0 of a single chunk."""
+    """Largest difference between the two waveforms' steps across a chunk boundary; 0 for a single chunk."""
     elsewhere_error: float
-    """And of all other steps."""
+    """Largest difference between the two waveforms' steps anywhere else."""
 
 
 NO_CONTINUITY = Continuity(correlation=0.0, boundary_error=0.0, elsewhere_error=0.0)
-"""Of waveforms that are not of one length."""
+"""The result for waveforms of different length."""
 
 
 def monolithic(driver: Driver, latents: Latents, context: Latents) -> Audio:
-    """Audio (samples,) of patches (patches, frames, latent_dim), after patches of context that are only heard."""
+    """Audio (samples,) of patches (patches, frames, latent_dim), decoded in the largest possible chunks.
+
+    context (patches, frames, latent_dim): decoded before, without contributing audio.
+    """
     decoder, most = driver.models[AUDIO_VAE_DECODER], max(driver.sizes.vae_patches)
     state = decoder.new_state()
     for patch in context:
@@ -38,7 +41,7 @@ def monolithic(driver: Driver, latents: Latents, context: Latents) -> Audio:
     parts = []
     for start in range(0, len(latents), most):
         chunk = latents[start : start + most]
-        # Zeros after the last patch: the decoder is causal, what comes before does not hear them.
+        # Zeros after the last patch do not change the audio before them, because the decoder is causal.
         padded = np.pad(chunk, ((0, most - len(chunk)), (0, 0), (0, 0)))
         audio = decoder({"latents": _frames(padded)}, state)["audio"][0, 0]
         parts.append(audio[: len(audio) // most * len(chunk)])
@@ -46,7 +49,7 @@ def monolithic(driver: Driver, latents: Latents, context: Latents) -> Audio:
 
 
 def continuity(streamed: Audio, whole: Audio, boundaries: Sequence[int]) -> Continuity:
-    """Of two waveforms (samples,) of one length. boundaries: first samples of the chunks after the first."""
+    """Comparison of two waveforms (samples,) of equal length. boundaries: first sample of each chunk but the first."""
     errors = np.abs(np.diff(streamed.astype(np.float64)) - np.diff(whole.astype(np.float64)))
     at_boundary = np.zeros(len(errors), np.bool_)
     at_boundary[np.array(boundaries, np.int64) - 1] = True
@@ -58,5 +61,5 @@ def continuity(streamed: Audio, whole: Audio, boundaries: Sequence[int]) -> Cont
 
 
 def _frames(patches: Latents) -> Latents:
-    """(patches, frames, latent_dim) as the decoder takes it, (1, latent_dim, patches * frames)."""
+    """The decoder's input (1, latent_dim, patches * frames) for patches (patches, frames, latent_dim)."""
     return np.ascontiguousarray(np.concatenate(patches).T[np.newaxis], np.float32)

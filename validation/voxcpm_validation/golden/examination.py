@@ -1,4 +1,4 @@
-"""The correctness harness: a bundle against its golden record, and against itself."""
+"""Examination of a bundle: its speech compared with a golden record, and between processes and chunk sizes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from voxcpm_validation.golden.record import (
 )
 
 OTHER_CHUNKS = (1, 2, LENGTHS["max_len"])
-"""Patches in a chunk, beside the recorded chunking; the last is all of them."""
+"""Patches in a chunk that are tried beside the recorded chunking; the last number makes a single chunk."""
 CORRELATION_FLOOR = 0.99999
-"""Of streamed audio with the monolithic waveform. In fp32 arithmetic 1 - 2e-13 was measured, in fp16's 1 - 3e-7."""
+"""Lowest correlation of streamed audio with the monolithic waveform; measured: fp32 1 - 2e-13, fp16 1 - 3e-7."""
 _PCM16_STEP = 1 / 32767
 
 
@@ -50,37 +50,38 @@ class ExaminedCase:
     record: SpeechRecord
     continuity: Continuity
     failures: tuple[str, ...]
-    """Where it is not itself: offline and in other chunks, in another process, at its boundaries."""
+    """Differences between offline, other chunk sizes and another process, and discontinuities at chunk boundaries."""
 
 
 @dataclass(frozen=True)
 class Examination:
-    """All cases in one precision, each spoken in every way."""
+    """All cases in one precision, each spoken offline, in several chunk sizes and in another process."""
 
     key: GoldenKey
     voice: str
-    """`voice_digest`"""
+    """The result of `voice_digest`."""
     cases: tuple[ExaminedCase, ...]
 
     @property
     def is_consistent(self) -> bool:
+        """Whether no case has failures, which is required for a record."""
         return not any(case.failures for case in self.cases)
 
     def record(self, date: dt.date) -> GoldenRecord:
-        """Of what was spoken."""
+        """The golden record of these cases."""
         cases = {case.case: case.record for case in self.cases}
         return GoldenRecord(key=self.key, voice=self.voice, date=date, cases=cases)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """An examination beside the nearest record of its voice."""
+    """Comparison of an examination with the nearest record of its voice."""
 
     record: GoldenRecord | None
     exact: bool
-    """Whether hashes were compared, as the keys are equal; else figures."""
+    """Whether the keys are equal, so that hashes were compared; otherwise figures were."""
     differences: Mapping[str, tuple[str, ...]]
-    """By case."""
+    """One line for each difference, by case."""
 
 
 def examine(
@@ -91,7 +92,10 @@ def examine(
     cases: Sequence[GoldenCase] = CASES,
     report: Callable[[str], None] = lambda line: None,
 ) -> Examination:
-    """Speak every case in every way. Raises what opening a bundle raises."""
+    """Speak every case offline, in several chunk sizes and in another process; `report` is called with each part.
+
+    Raises what opening a bundle raises, and CalledProcessError if the other process fails.
+    """
     tts = open_voice(bundle, precision, backend)
     report(f"{precision}: another process")
     elsewhere = recorded_elsewhere(bundle, precision, backend, cases)
@@ -107,6 +111,7 @@ def examine(
 
 
 def compare(examination: Examination, records: Sequence[GoldenRecord]) -> Comparison:
+    """Compare an examination with the nearest of the records; without one for its voice, there are no differences."""
     key = examination.key
     record = nearest(key, examination.voice, records)
     exact = record is not None and record.key == key
@@ -138,14 +143,14 @@ def _examined(tts: VoxCPM, case: GoldenCase, elsewhere: SpeechRecord) -> Examine
     sequence = utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver)).sequence
     context = sequence.decoder_context(tts.bundle.architecture.traits.decoder_context_patches)
     whole = monolithic(tts.driver, speech.latents, context)
-    # Audio of another length has been told of.
+    # Audio of another length is already among the failures.
     measured = continuity(audio, whole, record.boundaries) if len(whole) == len(audio) else NO_CONTINUITY
     failures += continuity_failures(measured)
     return ExaminedCase(case.name, record, measured, tuple(failures))
 
 
 def _unequal(audio: Audio, expected: Audio, record: SpeechRecord, how: str) -> Iterator[str]:
-    """How audio spoken in another way differs from the recorded, in which chunk first."""
+    """A line that says how audio spoken in another way differs from the expected, and in which chunk first."""
     if len(audio) != len(expected):
         yield f"{how} {len(audio)} samples, streamed {len(expected)}"
         return
@@ -156,7 +161,11 @@ def _unequal(audio: Audio, expected: Audio, record: SpeechRecord, how: str) -> I
 
 
 def continuity_failures(measured: Continuity) -> Iterator[str]:
-    """A jump at a boundary is larger than all others, which come of rounding, and can be heard."""
+    """One line for each discontinuity of streamed audio.
+
+    A step across a boundary may be wrong by one step of 16 bits, or by twice as much as any other step, as rounding
+    makes them. An audible jump is larger.
+    """
     if measured.correlation < CORRELATION_FLOOR:
         yield f"correlation with the monolithic waveform {measured.correlation:.7f}, expected {CORRELATION_FLOOR}"
     most = max(2 * measured.elsewhere_error, _PCM16_STEP)

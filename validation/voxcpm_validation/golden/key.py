@@ -1,4 +1,4 @@
-"""What PCM16 depends on beside text, prompt and seed: hashes are compared where all of it is equal."""
+"""The key of a golden record: everything that 16-bit samples depend on beside text, prompt and seed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from voxcpm_runtime.bundle.opening import Bundle
 
 _MACHINES = {"AMD64": "x86_64", "aarch64": "arm64"}
 
-# The instruction sets by which ONNX Runtime (mlas/lib/platform.cpp) and numpy's OpenBLAS choose their kernels, as Linux
-# calls them.
+# Linux's names of the instruction sets by which ONNX Runtime (mlas/lib/platform.cpp) and numpy's OpenBLAS choose their
+# kernels.
 _INSTRUCTION_SETS = (
     "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx_vnni_int8", "amx_int8",
     "asimd", "asimddp", "i8mm", "sve", "svei8mm", "sme",
 )  # fmt: skip
 
-# And as macOS does, which does not list what all of its machines have.
+# The same instruction sets by their names on macOS, which does not list those that all of its machines have.
 _ON_MACOS = {
     "hw.optional.avx2_0": "avx2",
     "hw.optional.avx512f": "avx512f",
@@ -43,6 +43,8 @@ _ON_MACOS = {
 
 
 class GoldenKey(BaseModel):
+    """Backend, machine, software and model files. Hashes are compared only between equal keys."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     backend: Literal["portable", "coreml"]
@@ -51,26 +53,28 @@ class GoldenKey(BaseModel):
     processor: str
     """Portable: the instruction sets by which kernels are chosen. Core ML: the chip."""
     engine: str
-    """What computes, with its version, and numpy's."""
+    """ONNX Runtime or macOS, and numpy, with their versions."""
     precision: Precision
     content: str
-    """`content_digest`"""
+    """The result of `content_digest`."""
 
     def likeness(self, other: GoldenKey) -> int:
-        """How many fields are equal."""
+        """The number of equal fields."""
         return sum(getattr(self, name) == getattr(other, name) for name in GoldenKey.model_fields)
 
     @property
     def title(self) -> str:
+        """All fields but the content, for messages."""
         return f"{self.backend}, {self.machine}, {self.processor}, {self.engine}, {self.precision}"
 
     @property
     def file_name(self) -> str:
+        """The file name of the record with this key."""
         return re.sub(r"[^\w.]+", "-", self.title) + ".json"
 
 
 def golden_key(bundle: Bundle, backend: Backend) -> GoldenKey:
-    """Of an open bundle on this machine. Raises InputError for a backend that it lacks."""
+    """The key of an open bundle on this machine. Raises InputError for a backend that the machine lacks."""
     chosen = choose_backend(backend, sys.platform)
     numpy = f"numpy {_minor(version('numpy'))}"
     if chosen == "coreml":
@@ -90,10 +94,10 @@ def golden_key(bundle: Bundle, backend: Backend) -> GoldenKey:
 
 
 def content_digest(folder: Path, files: Mapping[str, FileRecord]) -> str:
-    """Of what a bundle's files say, which is the same whenever one checkpoint is converted with the same tools.
+    """SHA-256 over the parts of a bundle's files that are the same in every conversion with the same tools.
 
-    The files themselves are not: packages get identifiers drawn by chance (Manifest.json), programs a date, and the
-    order of their maps.
+    Whole files differ between conversions: packages contain random identifiers (Manifest.json); programs contain a
+    date, and maps in any order.
     """
     digests = {}
     for name, record in files.items():
@@ -106,13 +110,13 @@ def content_digest(folder: Path, files: Mapping[str, FileRecord]) -> str:
 
 
 def linux_instruction_sets(cpuinfo: str) -> tuple[str, ...]:
-    """Those that matter here, of /proc/cpuinfo's text."""
+    """The instruction sets in the text of /proc/cpuinfo by which kernels are chosen."""
     line = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
     return _known(line[1].split() if line else ())
 
 
 def macos_instruction_sets(sysctl: str) -> tuple[str, ...]:
-    """Those that matter here, of the output of `sysctl hw.optional`."""
+    """The instruction sets in the output of `sysctl hw.optional` by which kernels are chosen, by Linux's names."""
     given = re.findall(r"^([\w.]+): 1$", sysctl, re.MULTILINE)
     return _known(_ON_MACOS[name] for name in given if name in _ON_MACOS)
 

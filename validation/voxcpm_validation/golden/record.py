@@ -1,4 +1,4 @@
-"""Golden records: one JSON file for a key, and the comparison with what was spoken now."""
+"""Golden records: one JSON file for each key, and the comparison of new speech with a record."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from voxcpm_validation.golden.cases import SpeechRecord
 from voxcpm_validation.golden.key import GoldenKey
 
 RECORDS = Path(__file__).with_name("records")
-"""Of the voice that comes along."""
+"""Folder of the built-in voice's records."""
 
 
 class GoldenRecord(BaseModel):
+    """The recorded speech of all cases for one key."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     key: GoldenKey
     voice: str
-    """Digest of the checkpoint, and of its LoRA after a plus sign."""
+    """The result of `voice_digest`."""
     date: dt.date
     cases: dict[str, SpeechRecord]
 
     def write(self, folder: Path) -> Path:
-        """The file, which replaces an earlier one of the same machine and precision. Raises InputError."""
+        """Write the record and return its path; an earlier record of the same machine and precision is replaced.
+
+        Raises InputError if the file cannot be written.
+        """
         path = folder / self.key.file_name
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -40,22 +45,26 @@ class GoldenRecord(BaseModel):
 
 
 def voice_digest(source: Source) -> str:
+    """Digest of the checkpoint, followed by a plus sign and the LoRA's digest if one was merged."""
     return source.sha256 if source.lora is None else f"{source.sha256}+{source.lora.sha256}"
 
 
 def read_records(folder: Path) -> tuple[GoldenRecord, ...]:
-    """All of a folder, by file name; none of one that is not there. Raises InputError for what is no record."""
+    """All records of a folder, sorted by file name; none if the folder is absent.
+
+    Raises InputError for a JSON file that is not a golden record.
+    """
     return tuple(_read(path) for path in sorted(folder.glob("*.json")))
 
 
 def nearest(key: GoldenKey, voice: str, records: Iterable[GoldenRecord]) -> GoldenRecord | None:
-    """Of the records of this voice and precision the one whose key has most in common."""
+    """The record of this voice and precision whose key has most fields in common with `key`, if there is one."""
     of_voice = (r for r in records if (r.voice, r.key.precision) == (voice, key.precision))
     return max(of_voice, key=lambda record: record.key.likeness(key), default=None)
 
 
 def hash_differences(found: SpeechRecord, record: SpeechRecord, beside: str) -> Iterator[str]:
-    """What is not equal, one line each; beside: what `record` is of."""
+    """One line for each difference between `found` and `record`. beside: what the lines call `record`."""
     if found.samples != record.samples:
         yield f"{found.samples} samples, {beside} has {record.samples}"
     if found.boundaries != record.boundaries:
@@ -77,11 +86,11 @@ class _Figure(NamedTuple):
 
 
 def figure_differences(found: SpeechRecord, record: SpeechRecord, beside: str) -> Iterator[str]:
-    """Figures that are further apart than another machine's rounding explains, one line each.
+    """One line for each figure that differs by more than another machine's rounding explains.
 
-    A rounding may send a free run its own way (TRIALS.md). fp16 arithmetic, int8 in place of fp16 and other numbers of
-    threads left the lengths as they were, and changed RMS by 0.86 dB, the peak by 0.81 dB and the silence by 0.021 at
-    most; these tolerances are for what is plainly wrong.
+    Free-running speech may diverge after a rounding difference (TRIALS.md). fp16 arithmetic, int8 instead of fp16 and
+    other numbers of threads did not change the lengths; they changed RMS by at most 0.86 dB, the peak by 0.81 dB and
+    the silence ratio by 0.021. These wider tolerances detect only speech that is plainly wrong.
     """
     figures = (
         _Figure("length", found.samples, record.samples, 0.2 * record.samples, " samples"),
@@ -97,7 +106,7 @@ def figure_differences(found: SpeechRecord, record: SpeechRecord, beside: str) -
 
 
 def _decibels(level: float) -> float:
-    """Silence is as low as one step of 16 bits."""
+    """A linear level in dB, at least that of one step of 16 bits."""
     return 20.0 * math.log10(max(level, 1 / 32767))
 
 

@@ -1,4 +1,4 @@
-"""The command line's `listen`."""
+"""The command `voxcpm-coreml listen`."""
 
 from __future__ import annotations
 
@@ -21,22 +21,29 @@ HEADER = (
 
 def listen(
     bundle: Annotated[
-        str | None, typer.Argument(help="Bundle of an English voice. Default: the one that comes along.")
+        str | None, typer.Argument(help="Bundle of an English voice. Default: the built-in voice.")
     ] = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(help="Its checkpoint: upstream's PyTorch code speaks too, with the same noise."),
+        typer.Option(
+            help="The bundle's checkpoint, to test upstream's PyTorch code too, with the same noise."
+        ),
     ] = None,
     precision: Annotated[
-        list[str] | None, typer.Option(help="Repeat for several. Default: all it has.")
+        list[str] | None,
+        typer.Option(help="Precision to test; repeat for several. Default: all that the bundle has."),
     ] = None,
-    sentences: Annotated[int | None, typer.Option(help="The first so many. Default: all.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Of the first sentence; the next has the next.", min=0)] = 0,
+    sentences: Annotated[
+        int | None, typer.Option(help="Number of sentences, from the first. Default: all.", min=1)
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first sentence; each next one has the next seed.", min=0)
+    ] = 0,
     report: Annotated[
-        Path | None, typer.Option(help="Folder for listening.json, with what was heard.")
+        Path | None, typer.Option(help="Folder to write listening.json into, with all transcripts.")
     ] = None,
 ) -> None:
-    """Have a recogniser listen: word error rate, length, ends and likeness of voice, over unseen sentences."""
+    """Test speech with a recogniser: word error rate, length, cut ends and likeness of voice, over unseen sentences."""
     from pydantic import TypeAdapter
 
     from voxcpm_constants.manifest import Manifest

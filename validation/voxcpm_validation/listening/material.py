@@ -1,4 +1,4 @@
-"""The listening test's material: sentences that no voice was trained on, and prompts of four voices."""
+"""Material of the listening test: sentences that no voice was trained on, and prompts of four voices."""
 
 from __future__ import annotations
 
@@ -19,37 +19,44 @@ _MATERIAL = files("voxcpm_validation") / "listening_test"
 
 
 class Voice(BaseModel):
-    """A prompt, and how long its speaker takes for each sentence."""
+    """A prompt, and the time that its speaker takes for each sentence."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     audio: str
+    """File name of the prompt."""
     transcript: str
     natural_seconds: tuple[float, ...]
+    """Duration of each sentence as the speaker says it."""
     continued: bool
-    """Whether it is spoken with; else it is only one of the voices that a clone is compared with."""
+    """Whether the prompt is continued; otherwise the voice is only compared with the clones of others."""
 
 
 class Clip(NamedTuple):
+    """Audio (samples,), and its sample rate in Hz."""
+
     audio: FloatArray
     sample_rate: int
 
 
 @dataclass(frozen=True)
 class Material:
+    """The sentences and voices of a test."""
+
     sentences: Sequence[str]
     voices: Sequence[Voice]
 
 
 def material(count: int | None = None) -> Material:
-    """The sentences and voices of the test, of sentences the first `count`."""
+    """The first `count` sentences, or all, and the voices of the test."""
     lines = (_MATERIAL / "sentences.txt").read_text(encoding="utf-8").split("\n")
     voices = json.loads((_MATERIAL / "voices.json").read_text(encoding="utf-8"))
     return Material([line for line in lines if line][:count], [Voice(**voice) for voice in voices])
 
 
 def prompt_clip(voice: Voice) -> Clip:
+    """The prompt's audio."""
     with as_file(_MATERIAL / voice.audio) as path:
         audio, rate = soundfile.read(path, dtype="float32")
     return Clip(audio, rate)

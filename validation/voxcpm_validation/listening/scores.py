@@ -1,6 +1,6 @@
-"""A listening test without listeners: sentences never trained on, spoken by upstream and by each precision of a bundle.
+"""Scores of a listening test by machine: sentences never trained on, spoken by upstream and by a bundle's precisions.
 
-Measured: word error rate, length beside the natural one, ends, and whose voice it is.
+Measured are the word error rate, the length relative to the natural one, cut ends, and the likeness of the voice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from voxcpm_validation.listening.material import Clip, FloatArray, Material, Voi
 from voxcpm_validation.listening.recognition import Recogniser, word_errors
 from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
 
-# An utterance that is still this loud at its end, relative to its peak, was cut.
+# The end of an utterance counts as cut if its level, relative to the peak, is higher than this.
 _CUT_DB = -26.0
 _END_SECONDS = 0.03
 _NATURAL = 0.15
@@ -23,11 +23,11 @@ _RUNAWAY = 2.0
 
 
 Speak = Callable[[str, "Voice | None", int], Clip]
-"""A sentence, in a prompt's voice or none, with a seed."""
+"""speak(sentence, voice, seed): a sentence as a continuation of the voice's prompt, or zero-shot for None."""
 
 
 class Scores(BaseModel):
-    """One way to speak by one speaker, over all sentences."""
+    """One system's scores over all sentences, zero-shot or as a continuation of one prompt."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,18 +36,22 @@ class Scores(BaseModel):
     sentences: int
     word_error_rate: float
     length_ratio: float
-    """Total length over the natural one; of zero-shot speech, over the mean of the voices'."""
+    """Total length divided by the natural one; for zero-shot speech, by the mean of the continued voices'."""
     within_natural: float
     """Share of sentences whose length is within 15 % of natural."""
     longest_ratio: float
+    """Largest length of a sentence divided by its natural one."""
     runaways: int
+    """Number of sentences more than twice as long as natural."""
     cut_ends: int
     similarity: float | None = None
-    """Mean cosine to the prompt's voice, and to the nearest other."""
+    """Mean cosine similarity to the prompt's voice."""
     other_similarity: float | None = None
+    """Mean cosine similarity to the most similar of the other voices."""
     right_voice: float | None = None
-    """Share of sentences that are nearer to the prompt than to any other voice."""
+    """Share of sentences that are more similar to the prompt than to any other voice."""
     heard: tuple[str, ...]
+    """The transcript of each sentence."""
 
 
 def listen(
@@ -57,9 +61,10 @@ def listen(
     seed: int = 0,
     report: Callable[[str], None] = lambda _: None,
 ) -> list[Scores]:
-    """Scores of each system and case: zero-shot, and in the voice of each continued prompt.
+    """Scores of each system and case: zero-shot, and continuation of each prompt that the test continues.
 
-    Sentence i is spoken with seed `seed` + i by every system.
+    Every system speaks sentence i with seed `seed` + i. `report` is called with the current system, case and sentence.
+    Raises ModuleNotFoundError without the recogniser's packages, MissingExtraError without the speaker encoder's.
     """
     recogniser, encoder = Recogniser(), SpeakerEncoder()
     gallery = {voice.name: encoder.embed(*prompt_clip(voice)) for voice in test.voices}

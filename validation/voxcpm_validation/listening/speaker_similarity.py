@@ -1,7 +1,7 @@
-"""How alike two voices are: cosine of speaker embeddings (generalised end-to-end loss, Wan et al. 2018).
+"""Similarity of two voices: the cosine of speaker embeddings (generalised end-to-end loss, Wan et al. 2018).
 
-The trained network is the one in the wheel `Resemblyzer` (Apache-2.0). Its code is not used: it asks for librosa with
-numba, and for a voice activity detector that has to be compiled, for one spectrogram.
+The trained network is in the wheel `Resemblyzer` (Apache-2.0). Its code is not used: for one spectrogram it needs
+librosa with numba, and a voice activity detector that has to be compiled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WIDTH = 256
 
 
 class SpeakerEncoder(torch.nn.Module):
-    """Audio → speaker embedding (256,) of length 1. Raises MissingExtraError where Resemblyzer is not installed."""
+    """The network from audio to speaker embedding. Raises MissingExtraError if Resemblyzer is not installed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,10 @@ class SpeakerEncoder(torch.nn.Module):
 
     @torch.inference_mode()
     def embed(self, audio: npt.NDArray[np.float32], sample_rate: int) -> npt.NDArray[np.float32]:
-        """Mean over windows of 1.6 s, half overlapping, of audio (samples,)."""
+        """Speaker embedding (256,) of audio (samples,), with length 1.
+
+        It is the mean over windows of 1.6 s that overlap by half.
+        """
         mel = _mel_power(_at_level(resample(audio, sample_rate, _RATE)))
         mel = np.pad(mel, ((0, max(0, _PARTIAL_FRAMES - len(mel))), (0, 0)))
         starts = range(0, len(mel) - _PARTIAL_FRAMES + 1, _PARTIAL_STEP)
@@ -56,13 +59,13 @@ def _weights() -> Path:
 
 
 def _at_level(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Audio as loud as the network was trained on."""
+    """Audio at the level that the network was trained with."""
     rms = float(np.sqrt(np.mean(audio**2))) or 1.0
     return audio * np.float32(10 ** (_LEVEL_DBFS / 20) / rms)
 
 
 def _mel_power(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """(frames, mels)"""
+    """Mel power spectrogram (frames, mels) of audio (samples,)."""
     from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
     filters = mel_filter_bank(

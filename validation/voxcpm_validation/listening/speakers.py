@@ -1,4 +1,4 @@
-"""Who speaks in a listening test: upstream's PyTorch code, or a bundle in one precision."""
+"""The speakers of a listening test: upstream's PyTorch code, and a bundle in one precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from voxcpm_validation.upstream import load_upstream, upstream_generate
 
 
 def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
-    """A bundle on this machine's backend, without retries."""
+    """A speaker from a bundle on this machine's backend, without retries. Raises what opening a bundle raises."""
     tts = VoxCPM.from_bundle(bundle, precision)
 
     def speak(text: str, voice: Voice | None, seed: int) -> Clip:
@@ -26,7 +26,7 @@ def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
 
 
 def upstream_speaker(checkpoint: str | Path) -> Speak:
-    """Upstream in float32, with the noise that a bundle of the same seed gets."""
+    """A speaker from upstream's model in float32, with the noise that a bundle gets for the same seed."""
     model = load_upstream(checkpoint)
 
     def speak(text: str, voice: Voice | None, seed: int) -> Clip:
