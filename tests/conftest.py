@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Recorded speech and published configurations and vocabularies, kept beside the repository."""
+    """Folder of recorded speech, published configurations and vocabularies, beside the repository."""
     folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"needs the recordings and configurations of ../{folder.relative_to(REPOSITORY.parent)}")
@@ -24,7 +24,7 @@ def shared_data() -> Path:
 
 
 def _once(factory: pytest.TempPathFactory, worker_id: str, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that `make(folder)` fills once a run, whichever worker asks first."""
+    """A folder that `make(folder)` fills once for all workers of a test run."""
     base = factory.getbasetemp()
     shared = base if worker_id == "master" else base.parent
     with FileLock(shared / f"{name}.lock"):
@@ -57,7 +57,7 @@ def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory,
 
 @pytest.fixture(scope="session")
 def tiny_bundle_15(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """As `tiny_bundle`, for macOS 15."""
+    """A bundle like `tiny_bundle`, for macOS 15."""
     make = _convert(tiny_checkpoint, StepSizes(kv_length=128), ("fp16", "int8"), "macOS15")
     return _once(tmp_path_factory, worker_id, "bundle-tiny-15", make)
 
@@ -66,7 +66,7 @@ def tiny_bundle_15(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
 def tiny_batch_bundle(
     tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
 ) -> Path:
-    """As `tiny_bundle`, for three utterances at once."""
+    """A bundle like `tiny_bundle`, for three utterances at once."""
     make = _convert(tiny_checkpoint, StepSizes(kv_length=128, batch=3))
     return _once(tmp_path_factory, worker_id, "bundle-tiny-batch", make)
 
@@ -79,14 +79,14 @@ def second_checkpoint(tmp_path_factory: pytest.TempPathFactory, worker_id: str) 
 
 @pytest.fixture(scope="session")
 def second_bundle(second_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """That checkpoint in fp32."""
+    """The bundle of `second_checkpoint` in fp32."""
     make = _convert(second_checkpoint, StepSizes(kv_length=128), ("fp32",))
     return _once(tmp_path_factory, worker_id, "bundle-tiny-2", make)
 
 
 @pytest.fixture(scope="session")
 def speaking_bundle(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """The small speaking checkpoint of the tree in all three precisions."""
+    """The built-in voice in fp16, int8 and fp32."""
     from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
 
     return _once(tmp_path_factory, worker_id, "bundle-speaking", _convert(DEFAULT_CHECKPOINT, SIZES))
@@ -94,8 +94,9 @@ def speaking_bundle(tmp_path_factory: pytest.TempPathFactory, worker_id: str) ->
 
 @pytest.fixture(scope="session")
 def write_lora() -> Callable[..., Path]:
-    """write_lora(folder, checkpoint, form="safetensors", seed=0, **config): a LoRA of that checkpoint as upstream's
-    training writes it, with A and B drawn by chance and strong enough to be heard.
+    """The function write_lora(folder, checkpoint, form="safetensors", seed=0, **config).
+
+    It writes a LoRA for the checkpoint in the form of upstream's training, with random A and B that change the speech.
     """
     return _write_lora
 
@@ -112,7 +113,7 @@ def _write_lora(
     model.lora_config = sys.modules[type(model).__module__].LoRAConfig(**config)
     model._apply_lora()
     generator = torch.Generator().manual_seed(seed)
-    # Sizes that make the update a third of a typical weight, whose entries are of 1 / sqrt(in).
+    # With these gains the update is a third of a typical weight, whose entries are about 1 / sqrt(in).
     gains = {"lora_A": 1.0, "lora_B": 0.33 * model.lora_config.r / model.lora_config.alpha}
     weights = {
         name: torch.randn(t.shape, generator=generator) * gains[name.rpartition(".")[2]] / t.shape[1] ** 0.5

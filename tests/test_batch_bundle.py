@@ -1,4 +1,4 @@
-"""A bundle converted for a batch: utterances at once, each equal to its single run, with the step models themselves."""
+"""A bundle converted for a batch speaks several utterances at once, each equal to its single run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One loaded model for many threads, and what is left of it when it is closed."""
+"""One loaded model used by many threads, and its memory after it is closed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = (
 def test_eight_threads_speak_as_each_would_alone(
     request: pytest.FixtureRequest, speaking_bundle: Path, target: str
 ) -> None:
-    """Both forms: one function a model, and functions by length that load when they are first called."""
+    """A bundle of each form: one function in each model, and functions by length that load at their first call."""
     bundle = speaking_bundle if target == "macOS14" else request.getfixturevalue("tiny_bundle_15")
     options = {"max_len": 12, "min_len": 12, "retry_badcase": False}
     with VoxCPM.from_bundle(bundle, precision="int8") as tts:
@@ -61,13 +61,13 @@ def test_closing_a_voice_frees_its_step_models(tiny_bundle: Path) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_closing_a_voice_gives_its_memory_back(tiny_bundle: Path) -> None:
-    """With a cache of a hundred megabytes that nothing else holds."""
+    """The test leaves 100 MB of freed memory in the allocator, which closing must return."""
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     tts = VoxCPM.from_bundle(tiny_bundle, precision="int8")
-    # Freed, and kept by the allocator: pieces below the size that is mapped by itself.
+    # The allocator does not return these pieces when they are freed, because they are too small to be mapped alone.
     pieces = [np.ones(10_000, np.uint8) for _ in range(10_000)]
     last = np.ones(10_000, np.uint8)
     del pieces

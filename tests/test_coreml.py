@@ -1,4 +1,4 @@
-"""The same packages on Core ML itself, against the portable executor. On a Mac only."""
+"""The same packages on Core ML and on the portable executor. These tests run on a Mac only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The arrows: constants ← runtime, constants ← conversion, everything ← validation; training stands alone.
+"""Import directions: constants ← runtime, constants ← conversion, everything ← validation; training stands alone.
 
-coremltools imports torch by itself where it finds it, so `sys.modules` proves nothing: sources are read with `ast`,
-and the runtime is started where torch cannot be imported.
+coremltools itself imports torch if it is installed, so `sys.modules` proves nothing. Sources are read with `ast`, and
+the runtime is started in an environment where torch cannot be imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOTS = {
     "voxcpm_training": REPOSITORY / "training",
     "voxcpm_validation": REPOSITORY / "validation",
 }
-# Imported package → the packages that may import it, beside itself.
+# Imported package → the other packages that may import it.
 IMPORTERS = {
     "voxcpm_constants": {"voxcpm_conversion", "voxcpm_runtime", "voxcpm_validation"},
     "voxcpm_conversion": {"voxcpm_validation"},
@@ -43,7 +43,7 @@ def modules_of(package: str) -> list[Path]:
 
 
 def imports(source: str) -> Iterator[tuple[int, str]]:
-    """(line, top-level package) of each absolute import, inside functions and by name too."""
+    """(line, top-level package) of each absolute import, also inside functions and with import_module."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)

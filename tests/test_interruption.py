@@ -1,4 +1,4 @@
-"""Ctrl-C, and a pipe in place of a file, at the command line's own process with the small voice."""
+"""Ctrl-C, and output to a pipe, in a process of the command line with the built-in voice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def interrupted(given: list[str], folder: Path, ready: str) -> tuple[int, str, str]:
-    """Interrupt the command once `ready` matches a file in the folder, hidden ones too."""
+    """Interrupt the command when `ready` matches a file in the folder, hidden or not."""
     with subprocess.Popen(
         given, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -64,7 +64,9 @@ def test_an_interrupted_book_leaves_no_half_file_and_goes_on(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt", "book.wav"]
 
 
-def test_what_was_spoken_until_then_may_be_kept(speaking_bundle: Path, book: Path, tmp_path: Path) -> None:
+def test_what_was_spoken_before_an_interruption_can_be_saved(
+    speaking_bundle: Path, book: Path, tmp_path: Path
+) -> None:
     speak = command(
         "generate", speaking_bundle, "--text-file", book, "--keep-partial", "--seed", 4, "-o", "a.wav"
     )

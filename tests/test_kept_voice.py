@@ -1,4 +1,4 @@
-"""One voice's file for every bundle of its generation: other precisions, another target, a batch."""
+"""A saved voice works with every bundle of its generation: other precisions, another target, a batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def clip() -> tuple[np.ndarray, int]:
 
 @pytest.fixture
 def path(tiny_bundle: Path, tmp_path: Path, clip: tuple[np.ndarray, int]) -> Path:
-    """A voice that the int8 bundle made."""
+    """The file of a voice made with the int8 bundle."""
     with VoxCPM.from_bundle(tiny_bundle, precision="int8") as tts:
         tts.create_voice(clip, "the you and ", name="ada").save(tmp_path / "ada.voice")
     return tmp_path / "ada.voice"
@@ -46,12 +46,12 @@ def test_a_voice_speaks_on_every_bundle_of_its_generation(
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(first, from_file)
     assert len(list(prefix_files(path))) == 1
-    # Its latents are an int8 encoder's; beside the bundle's own they differ by rounding.
+    # The voice's latents are from an int8 encoder; they differ from the bundle's own by rounding.
     assert agreement(first, own).correlation > 0.95
     assert not np.array_equal(first, other)
 
 
-def test_what_is_kept_beside_it_is_for_one_bundle_each(tiny_bundle: Path, path: Path) -> None:
+def test_saved_states_beside_a_voice_belong_to_one_bundle_each(tiny_bundle: Path, path: Path) -> None:
     for precision in ("int8", "fp16", "int8"):
         with VoxCPM.from_bundle(tiny_bundle, precision=precision) as tts:
             tts.generate("and", voice=path, **GIVEN)

@@ -33,7 +33,7 @@ def checkpoint(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def converted(checkpoint: Path) -> tuple[Path, float, int]:
-    """The bundle, the seconds that its conversion took, and the bytes."""
+    """The bundle, the seconds of its conversion, and the peak memory in bytes."""
     bundle = checkpoint.with_name("bundle")
     program = "from voxcpm_runtime.commands.cli import main; import sys; sys.exit(main())"
     options = ["--precision", "fp16", "--precision", "int8"]

@@ -1,4 +1,4 @@
-"""The command line's `convert`."""
+"""The command `voxcpm-coreml convert`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def convert(
     prefill_chunk: Annotated[
         list[int] | None,
         typer.Option(
-            help="Embeddings an LM step takes at once; repeat for several. 1 alone gives fixed shapes."
+            help="Embeddings in one call of an LM step; repeat for several. With 1 alone, shapes are fixed."
         ),
     ] = None,
     target: Annotated[
@@ -99,7 +99,7 @@ def convert(
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Report]:
-    """A bar a step model. It begins with the first report, so that an error before any work is one line."""
+    """A progress bar for each step model. It starts at the first report, so that an earlier error is one line."""
     progress = Progress(
         TextColumn("{task.description:>18}"), BarColumn(), TextColumn("{task.fields[stage]}"), TimeElapsedColumn(),
         console=console,
@@ -137,7 +137,7 @@ def _sizes(batch: int, max_length: int, prefill_chunks: list[int] | None) -> Ste
     if prefill_chunks is None:
         chunks = tuple(c for c in StepSizes().prefill_chunks if c <= max_length)
     else:
-        # One embedding at a time is how speech is decoded, so 1 is always among them.
+        # Speech is decoded one embedding at a time, so 1 is always one of the chunks.
         chunks = tuple(sorted({1, *prefill_chunks}))
     if chunks[0] < 1:
         raise InputError(f"--prefill-chunk {chunks[0]}: expected at least 1")

@@ -1,4 +1,4 @@
-"""Checkpoint -> bundle, one step model at a time, so that memory holds one model's weights and not all."""
+"""Conversion of a checkpoint into a bundle, one step model at a time, so that only its weights are in memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from voxcpm_conversion.toolchain import stages_reported
 from voxcpm_conversion.workspace import Workspace
 
 Report = Callable[[str, str, int, int], None]
-"""report(step model, stage, done, total)"""
+"""report(step model, stage, done, total): called when a stage of a step model progresses."""
 
 _TOOLS = ("coremltools", "torch", "numpy", "voxcpm-coreml")
 
@@ -52,7 +52,7 @@ def convert(
     overwrite: bool = False,
     report: Report = lambda model, stage, done, total: None,
 ) -> Manifest:
-    """Write `bundle`. What an interrupted run of the same plan had finished is kept; an error leaves no bundle.
+    """Write `bundle`, continuing an interrupted run with the same arguments; an error leaves no bundle.
 
     overwrite: replace a bundle that exists; nothing but a bundle is ever replaced (`replacing`).
     Raises InputError for sizes the checkpoint does not allow, a precision that the target does not or an output that

@@ -36,7 +36,7 @@ def synthesize_checkpoint(
 
 
 def _document(config: str) -> dict[str, Any]:
-    named = presets().get(config)
+    named = presets().get(config.lower())
     if named is not None:
         return named
     path = Path(config)

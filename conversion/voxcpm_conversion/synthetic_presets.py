@@ -1,4 +1,4 @@
-"""Configurations for synthetic checkpoints, and a small tokenizer for them.
+"""Configurations for synthetic checkpoints, tiny and of published sizes, and a small tokenizer for them.
 
 The tiny presets have the properties of published configurations in a small size: grouped queries, a head dimension
 that is not hidden/heads, long rope factors, odd and even strides.
@@ -7,6 +7,8 @@ that is not hidden/heads, long rope factors, odd and even strides.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,100 +42,181 @@ _MERGES = (
 )
 
 
-def _language_model(*, kv_channels: int | None, head_dim: int, **overrides: Any) -> dict[str, Any]:
-    long = [1.0 + 0.5 * index for index in range(head_dim // 2)]
-    short = [1.0 + 0.05 * index for index in range(head_dim // 2)]
+def presets() -> dict[str, dict[str, Any]]:
+    """`config.json` documents by name: tiny ones, and "0.5b", "1.5" and "2" with the sizes of published checkpoints."""
+    return {**_tiny_presets(), **_published_presets()}
+
+
+def _config(
+    architecture: str, lm: dict[str, Any], local: dict[str, Any], vae: dict[str, Any], **sizes: Any
+) -> dict[str, Any]:
+    """A document. local: sizes of the local encoder and of the local DiT."""
+    cfm = {"sigma_min": 1e-06, "solver": "euler", "t_scheduler": "log-norm", "inference_cfg_rate": 2.0}
+    return {
+        "architecture": architecture,
+        "lm_config": lm,
+        "scalar_quantization_scale": 9,
+        "encoder_config": local,
+        "dit_config": {**local, "cfm_config": cfm},
+        "audio_vae_config": vae,
+        "dtype": "bfloat16",
+        **sizes,
+    }
+
+
+def _language_model(
+    long_factor: Sequence[float], short_factor: Sequence[float], positions: int, **sizes: Any
+) -> dict[str, Any]:
+    """`lm_config`. The two lists of factors have one element for each rotated pair of a head's dimensions."""
     return {
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "max_position_embeddings": _POSITIONS,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
+        "max_position_embeddings": positions,
         "num_key_value_heads": 2,
         "rms_norm_eps": 1e-05,
         "rope_theta": 10000,
         "rope_scaling": {
             "type": "longrope",
-            "long_factor": long,
-            "short_factor": short,
-            "original_max_position_embeddings": _POSITIONS,
+            "long_factor": list(long_factor),
+            "short_factor": list(short_factor),
+            "original_max_position_embeddings": positions,
         },
-        "vocab_size": VOCABULARY,
         "use_mup": False,
         "scale_emb": 12,
         "dim_model_base": 256,
         "scale_depth": 1.4,
-        **_kv_channels(kv_channels),
-        **overrides,
+        **sizes,
     }
 
 
-def _kv_channels(channels: int | None) -> dict[str, int]:
-    # Upstream accepts a missing kv_channels, but not null.
-    return {} if channels is None else {"kv_channels": channels}
-
-
-def _config(
-    architecture: str, lm: dict[str, Any], vae: dict[str, Any], *, kv_channels: int | None, **overrides: Any
-) -> dict[str, Any]:
-    local = {"hidden_dim": 64, "ffn_dim": 128, "num_heads": 4, "num_layers": 2, **_kv_channels(kv_channels)}
-    cfm = {"sigma_min": 1e-06, "solver": "euler", "t_scheduler": "log-norm", "inference_cfg_rate": 2.0}
-    return {
-        "architecture": architecture,
-        "lm_config": lm,
-        "patch_size": 2,
-        "feat_dim": 16,
-        "residual_lm_num_layers": 1,
-        "scalar_quantization_latent_dim": 128,
-        "scalar_quantization_scale": 9,
-        "encoder_config": local,
-        "dit_config": {**local, "cfm_config": cfm},
-        "audio_vae_config": {"latent_dim": 16, "encoder_dim": 8, "decoder_dim": 64, **vae},
-        "max_length": _POSITIONS,
-        "device": "cpu",
-        "dtype": "bfloat16",
-        **overrides,
-    }
-
-
-def presets() -> dict[str, dict[str, Any]]:
-    """`config.json` documents by name: "tiny" (like 1.5), "tiny-kv" (unusual sizes), "tiny-2" (like VoxCPM2)."""
-    rates_of_1_5 = {"encoder_rates": [2, 3, 7], "decoder_rates": [7, 3, 2], "sample_rate": 16000}
-    long_rope = {**_language_model(kv_channels=24, head_dim=24), "max_position_embeddings": 2 * _POSITIONS}
+def _tiny_presets() -> dict[str, dict[str, Any]]:
+    """Presets that convert in seconds: "tiny" (like 1.5), "tiny-kv" (unusual sizes), "tiny-2" (like VoxCPM2)."""
     rates_of_2 = {
         "encoder_rates": [2, 5, 4],
         "decoder_rates": [5, 4, 3, 2],
-        "sample_rate": 16000,
         "out_sample_rate": 48000,
         "sr_bin_boundaries": [20000, 30000, 40000],
     }
     return {
-        "tiny": _config(
-            "voxcpm", _language_model(kv_channels=None, head_dim=16), rates_of_1_5, kv_channels=None
-        ),
-        "tiny-kv": _config(
+        "tiny": _tiny(
             "voxcpm",
-            {**long_rope, "use_mup": True, "num_key_value_heads": 1},
-            {
-                "encoder_rates": [2, 5, 4],
-                "decoder_rates": [4, 5, 2],
-                "sample_rate": 16000,
-                "depthwise": False,
-            },
+            _tiny_language_model(16),
+            {"encoder_rates": [2, 3, 7], "decoder_rates": [7, 3, 2]},
+        ),
+        "tiny-kv": _tiny(
+            "voxcpm",
+            _tiny_language_model(
+                24,
+                max_position_embeddings=2 * _POSITIONS,
+                use_mup=True,
+                num_key_value_heads=1,
+                kv_channels=24,
+            ),
+            {"encoder_rates": [2, 5, 4], "decoder_rates": [4, 5, 2], "depthwise": False},
             kv_channels=24,
             patch_size=4,
         ),
-        "tiny-2": _config(
+        "tiny-2": _tiny(
             "voxcpm2",
-            _language_model(kv_channels=16, head_dim=16),
+            _tiny_language_model(16, kv_channels=16),
             rates_of_2,
             kv_channels=16,
             patch_size=4,
             residual_lm_no_rope=True,
         ),
     }
+
+
+def _tiny_language_model(head_dim: int, **sizes: Any) -> dict[str, Any]:
+    pairs = range(head_dim // 2)
+    defaults = {
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "vocab_size": VOCABULARY,
+    }
+    return _language_model(
+        [1.0 + 0.5 * pair for pair in pairs],
+        [1.0 + 0.05 * pair for pair in pairs],
+        _POSITIONS,
+        **defaults | sizes,
+    )
+
+
+def _tiny(
+    architecture: str,
+    lm: dict[str, Any],
+    vae: dict[str, Any],
+    *,
+    patch_size: int = 2,
+    kv_channels: int | None = None,
+    **sizes: Any,
+) -> dict[str, Any]:
+    local = {"hidden_dim": 64, "ffn_dim": 128, "num_heads": 4, "num_layers": 2}
+    if kv_channels is not None:  # upstream accepts a missing kv_channels, but not null
+        local["kv_channels"] = kv_channels
+    return _config(
+        architecture,
+        lm,
+        local,
+        {"latent_dim": 16, "encoder_dim": 8, "decoder_dim": 64, "sample_rate": 16000, **vae},
+        patch_size=patch_size,
+        feat_dim=16,
+        residual_lm_num_layers=1,
+        scalar_quantization_latent_dim=128,
+        max_length=_POSITIONS,
+        device="cpu",
+        **sizes,
+    )
+
+
+def _published_presets() -> dict[str, dict[str, Any]]:
+    """The sizes of the published checkpoints. In bfloat16 these take 1.6, 1.9 and 5.0 GB."""
+    minicpm4 = {"num_attention_heads": 16, "vocab_size": 73448}
+    small_factors = _logistic(32, 0.85382356, 50.0, 2.667)
+    small_lm = _language_model(
+        small_factors, small_factors, 32768,
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, **minicpm4,
+    )  # fmt: skip
+    large_factors = _logistic(64, 0.915773467047734, 31.105949332194012, 5.334)
+    large_lm = _language_model(
+        large_factors, large_factors, 32768,
+        hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, kv_channels=128, **minicpm4,
+    )  # fmt: skip
+    local = {"hidden_dim": 1024, "ffn_dim": 4096, "num_heads": 16}
+    common = {"feat_dim": 64, "device": "cuda"}
+    return {
+        "0.5b": _config(
+            "voxcpm", small_lm, {**local, "num_layers": 4}, {},
+            patch_size=2, residual_lm_num_layers=6, scalar_quantization_latent_dim=256, max_length=4096, **common,
+        ),
+        # The rope factors of 1.5 are assumed to be those of 0.5B.
+        "1.5": _config(
+            "voxcpm", small_lm, {**local, "num_layers": 8},
+            {
+                "latent_dim": 64, "encoder_dim": 64, "encoder_rates": [2, 3, 6, 7, 7],
+                "decoder_dim": 2048, "decoder_rates": [7, 7, 6, 3, 2], "sample_rate": 44100,
+            },
+            patch_size=4, residual_lm_num_layers=8, scalar_quantization_latent_dim=256, max_length=8192, **common,
+        ),
+        "2": _config(
+            "voxcpm2", large_lm, {**local, "num_layers": 12, "kv_channels": 128},
+            {
+                "latent_dim": 64, "encoder_dim": 128, "encoder_rates": [2, 5, 8, 8],
+                "decoder_dim": 2048, "decoder_rates": [8, 6, 5, 2, 2, 2], "sample_rate": 16000,
+                "out_sample_rate": 48000, "sr_bin_boundaries": [20000, 30000, 40000],
+            },
+            patch_size=4, residual_lm_num_layers=8, scalar_quantization_latent_dim=512, max_length=8192,
+            residual_lm_no_rope=True, **common,
+        ),
+    }  # fmt: skip
+
+
+def _logistic(count: int, low: float, high: float, width: float) -> list[float]:
+    """Values on a logistic curve from `low` to `high`: the published rope factors, to the precision of float32."""
+    centre = (count - 1) / 2
+    return [low + (high - low) / (1 + math.exp((centre - index) / width)) for index in range(count)]
 
 
 def write_tokenizer(folder: Path) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""A bundle in the making: a sibling folder that keeps finished parts across interruptions and is renamed when whole."""
+"""The folder of an unfinished bundle: finished parts survive an interruption, and it is renamed when complete."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Workspace:
     """
 
     def __init__(self, bundle: Path, plan: dict[str, object]) -> None:
-        """Continue the workspace of the same plan, or start anew. Raises InputError where it cannot be written."""
+        """Continue a workspace with the same plan, or start a new one. Raises InputError if it cannot be written."""
         self.bundle = bundle
         self.folder = partial_folder(bundle)
-        # Packages are content of a plan: another checkpoint, size or tool version makes what lies there worthless.
+        # Parts of another plan (checkpoint, sizes, versions of tools) cannot be used.
         text = json.dumps(plan, indent=1, sort_keys=True)
         plan_file = self.folder / PLAN_FILE
         try:
@@ -41,9 +41,9 @@ class Workspace:
         return (self.folder / part).exists()
 
     def add(self, part: str, write: Callable[[Path], object]) -> None:
-        """Let `write(path)` make a file or folder, then give it its name."""
+        """Let `write(path)` make a file or folder under a temporary path, then rename it."""
         final = self.folder / part
-        # The suffix stays the last one: coremltools saves by it.
+        # coremltools decides the format by the suffix, so it stays at the end.
         unfinished = final.with_name(f".unfinished-{final.name}")
         final.parent.mkdir(parents=True, exist_ok=True)
         if unfinished.is_dir():
@@ -53,7 +53,7 @@ class Workspace:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder for what a part is made from; it goes when it is left, or with the next one."""
+        """A context with an empty temporary folder, which is removed afterwards, or by the next run."""
         folder = self.folder / _SCRATCH_FOLDER
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -63,7 +63,7 @@ class Workspace:
             shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self) -> None:
-        """Give the finished folder the bundle's name; a bundle that was there goes only now."""
+        """Rename the finished folder to the bundle's name; an existing bundle is removed only now."""
         (self.folder / PLAN_FILE).unlink()
         old = replaced_folder(self.bundle)
         remove_leftover(old)

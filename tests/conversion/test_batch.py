@@ -1,4 +1,4 @@
-"""Step models converted for several utterances at once: each is advanced as if it were alone."""
+"""Step models for several utterances at once advance each utterance as if it were alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALONE, TOGETHER = StepSizes(kv_length=128), StepSizes(kv_length=128, batch=3)
 # float32 through a few layers; the values compared are of order 1.
 TOLERANCE = 5e-5
 
-# Chunk length, and position of each utterance's first embedding: they never are at the same place.
+# Chunk length, and position of each utterance's first embedding; the positions always differ.
 STREAM = ((16, (0, 5, 40)), (1, (16, 21, 56)), (1, (17, 22, 57)), (16, (18, 23, 112)))
 
 Inputs = dict[str, np.ndarray]
@@ -43,7 +43,7 @@ Outputs = dict[str, np.ndarray]
 
 
 class Generation:
-    """One checkpoint: its step models for one utterance in torch, and for three as packages."""
+    """The step models of one checkpoint: for one utterance in torch, and for three as packages."""
 
     def __init__(self, checkpoint: Path, package: Callable[[str], Path]) -> None:
         self.checkpoint = Checkpoint.open(checkpoint)
@@ -57,7 +57,7 @@ class Generation:
 
     @torch.inference_mode()
     def stream(self, name: str, calls: list[Inputs]) -> list[Outputs]:
-        """Outputs, and the state after it, of each call of the step model for one utterance."""
+        """The outputs of each call of the step model for one utterance, and the state after the call."""
         a, declared = self.checkpoint.architecture, self.alone[name]
         modules = empty_modules(a)
         self.checkpoint.load_into(modules, step_parameter_names(name, modules, a, ALONE))
@@ -80,7 +80,7 @@ def _packages(
     precision: Precision = "fp32",
     target: Target = "macOS14",
 ) -> Callable[[str], Path]:
-    """Step models for three utterances; the function tells where one lies."""
+    """Step models for three utterances; the function gives the path of a package."""
     opened, workspace = Checkpoint.open(checkpoint), Workspace(folder / "bundle", {})
     declared = declare_step_models(opened.architecture, TOGETHER)
     for name in names:
@@ -116,11 +116,11 @@ def _of(call: Inputs, item: int, rows: int = 1) -> Inputs:
 
 
 def _cache_of(cache: np.ndarray, item: int) -> np.ndarray:
-    """An utterance's part: the caches lie one after another on the axis of positions."""
+    """One utterance's part of the caches, which are concatenated on the axis of positions."""
     return cache[:, :, item * TOGETHER.kv_length : (item + 1) * TOGETHER.kv_length]
 
 
-def test_what_a_batch_changes_in_the_interfaces(tiny_batch_bundle: Path) -> None:
+def test_a_batch_changes_only_these_interfaces(tiny_batch_bundle: Path) -> None:
     manifest = Manifest.read(tiny_batch_bundle)
     alone = declare_step_models(manifest.architecture, ALONE)
     shapes = {
@@ -197,7 +197,7 @@ def test_an_utterance_is_bit_for_bit_the_same_beside_any_other(
     beside = [np.arange(TOGETHER.batch) != item, 1e3]
 
     def said(calls: list[Inputs], *, filled: float) -> tuple[list[Outputs], list[np.ndarray]]:
-        """What one utterance says, beside others whose caches are filled, and its caches."""
+        """Outputs and caches of one utterance, while the caches of the others are filled."""
         state = model.new_state()
         for tensor in manifest.step_models[name].state:
             caches = np.full(tensor.shape_at(0), filled, np.float32)
@@ -208,7 +208,7 @@ def test_an_utterance_is_bit_for_bit_the_same_beside_any_other(
 
     alone, cached = said(calls, filled=0.0)
     for call in calls:
-        # Large, all of one sign, and elsewhere.
+        # The other utterances have large values of one sign, at other positions.
         call["embeddings"][beside[0]] = np.abs(call["embeddings"][beside[0]]) * beside[1]
         call["position"][beside[0]] = 100
     among, cached_among = said(calls, filled=6e4)
@@ -245,7 +245,7 @@ def test_caches_are_written_in_place(tiny_batch_bundle: Path, name: str) -> None
 def test_macos_15_keeps_the_caches_of_all_utterances(
     tiny_checkpoint: Path, tiny_batch_bundle: Path, tmp_path: Path
 ) -> None:
-    """The same arithmetic as for macOS 14, so the same bits."""
+    """The arithmetic is that of macOS 14, so the bits are equal."""
     name, manifest = RESIDUAL_LM_STEP, Manifest.read(tiny_batch_bundle)
     declared = manifest.step_models[name]
     package = _packages(tiny_checkpoint, tmp_path, (name,), "fp16", "macOS15")(name)

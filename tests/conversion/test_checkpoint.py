@@ -200,7 +200,7 @@ def test_a_full_fine_tune_as_upstream_saves_it_opens_as_any_other(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.01)
-    # Upstream's training saves what its modules hold but the AudioVAE, whose file it copies beside its own state.
+    # Upstream's training saves the state of all modules except the AudioVAE, whose file it copies.
     trained = {name: t for name, t in model.state_dict().items() if not name.startswith("audio_vae.")}
     latest.mkdir()
     if form == "model.safetensors":
@@ -230,7 +230,7 @@ def test_digest_changes_with_a_weight_and_not_with_the_folder(tiny: Path, copy: 
 
 
 class Payload:
-    """Runs when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace

@@ -1,4 +1,4 @@
-"""What a conversion leaves behind: a whole bundle, or nothing that looks like one."""
+"""A conversion leaves either a whole bundle or nothing that looks like one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_package_has_the_declared_interface(tiny_bundle: Path, precision: str, n
 def test_int8_quantises_every_large_matrix_but_no_rotary_table(tiny_bundle: Path) -> None:
     operations = _operations(tiny_bundle / package_path("int8", "base_lm_step"))
     types = Counter(op.type for op in operations)  # type: ignore[attr-defined]
-    # In two layers q, o, gate, up and down (k and v have too few elements); the quantiser's two, and stop_proj.
+    # q, o, gate, up and down of two layers (k and v have too few elements), two of the quantiser, and stop_proj.
     assert types["constexpr_affine_dequantize"] == 2 * 5 + 3
     quantised = {op.outputs[0].name for op in operations if op.type == "constexpr_affine_dequantize"}  # type: ignore[attr-defined]
     gathered = {

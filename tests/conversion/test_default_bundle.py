@@ -1,4 +1,4 @@
-"""Speaking without naming a bundle."""
+"""Commands without a bundle use the built-in voice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_generate_speaks_without_a_bundle(tmp_path, monkeypatch, capsys):
 
     assert soundfile.info(output).duration > 0.3
     assert "seed 1" in capsys.readouterr().out
-    # The second time the bundle is there.
+    # The second time the bundle exists already.
     monkeypatch.setattr(default_bundle, "convert", None)
     assert found() == default_bundle.default_bundle()
 

@@ -1,4 +1,4 @@
-"""A LoRA merged at conversion, beside upstream running it, layer by layer; `validation/test_lora.py` has the speech."""
+"""A LoRA merged at conversion, compared with upstream layer by layer; `validation/test_lora.py` compares speech."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Tensors = dict[str, torch.Tensor]
 
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, write_lora: Any) -> Path:
-    """Of the "tiny" checkpoint: upstream's default layers of LMs and DiT, r 8 and alpha 16."""
+    """A LoRA of the "tiny" checkpoint: upstream's default layers of LMs and DiT, r 8 and alpha 16."""
     folder = tmp_path_factory.mktemp("lora") / "attention"
     return write_lora(folder, tiny_checkpoint, enable_lm=True, enable_dit=True)
 
@@ -55,12 +55,15 @@ def edit_config(folder: Path, **changes: object) -> None:
 
 
 def lora_layers(model: Any) -> dict[str, Any]:
-    """Upstream's layers that compute something beside their weight."""
+    """Upstream's layers whose LoRA changes their result."""
     return {n: m for n, m in model.named_modules() if type(m).__name__ == "LoRALinear" and m.lora_B.any()}
 
 
 def assert_same_as_upstream(checkpoint: Path, lora: Path) -> list[str]:
-    """Each layer computes what upstream's LoRALinear does, every other weight is the checkpoint's. The layers."""
+    """Check that merged layers compute what upstream's LoRALinear does, and that all other weights are unchanged.
+
+    Returns the names of the merged layers.
+    """
     merged, base = Checkpoint.open(checkpoint, lora=lora), Checkpoint.open(checkpoint)
     layers = lora_layers(load_upstream(checkpoint, max_length=64, lora=merged.lora))
     generator = torch.Generator().manual_seed(1)
@@ -100,7 +103,7 @@ def test_merged_weights_compute_what_upstream_computes(
 
 @pytest.fixture(scope="module")
 def everywhere(tmp_path_factory: pytest.TempPathFactory, second_checkpoint: Path, write_lora: Any) -> Path:
-    """Of a checkpoint of the second generation, with weights for linear layers of every kind."""
+    """A LoRA of a VoxCPM2 checkpoint, with weights for linear layers of every kind."""
     stack = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     dit = [*stack, "in_proj", "cond_proj", "out_proj", "linear_1", "linear_2"]
     projections = ["enc_to_lm_proj", "lm_to_dit_proj", "fusion_concat_proj", "stop_proj", "stop_head"]

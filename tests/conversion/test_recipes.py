@@ -1,4 +1,4 @@
-"""Mixed precisions: which weight gets which format, in the table and in the packages."""
+"""The format of each weight, in the recipes and in the packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from voxcpm_runtime.voxcpm import VoxCPM
 SIZES = StepSizes(kv_length=128, prefill_chunks=(1,))
 DEQUANTIZE = "constexpr_blockwise_shift_scale"
 
-# What int4 keeps at 8 bits or more, as the step models' modules call it.
+# Weights that have 8 bits or more in int4, by their names in the step modules.
 SENSITIVE = (
     "*stop_proj*",
     "*stop_head*",
@@ -43,7 +43,7 @@ def _names(a: Architecture) -> Iterator[tuple[str, str]]:
     modules = empty_modules(a)
     for step_model in STEP_MODEL_NAMES:
         for name, parameter in build_step(step_model, modules, a, SIZES).named_parameters():
-            # The encoder's variance is read by training only; the special token and the alphas are no factors.
+            # The encoder's variance is used in training only; the special token and the alphas are not multiplied with.
             if (
                 parameter.ndim > 1
                 and not name.startswith("network.fc_logvar")
@@ -62,7 +62,7 @@ def bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def _formats(package: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """Element type, shape and number of scales a row of each compressed weight in a package; others as FLOAT16."""
+    """Element type, shape and scales per row of each compressed weight in a package; FLOAT16 for the other weights."""
     types = import_coremltools().proto.MIL_pb2.DataType
     spec = import_coremltools().utils.load_spec(str(package))
     found = {}
@@ -146,7 +146,7 @@ def test_sensitive_weights_have_8_bits_or_more(any_architectures: list[Architect
 
 @pytest.fixture(scope="module")
 def any_architectures(tmp_path_factory: pytest.TempPathFactory) -> list[Architecture]:
-    """Of each generation."""
+    """The architectures of all presets, of each generation."""
     import json
 
     from voxcpm_conversion.synthetic_presets import presets

@@ -1,4 +1,4 @@
-"""The step modules, in fp32, against upstream's own modules with the same weights, for each generation."""
+"""The step modules in fp32, compared with upstream's modules with the same weights, for each generation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCE = 5e-5
 
 
 class Pair:
-    """Upstream's model and our step modules of one checkpoint."""
+    """Upstream's model and the step modules of one checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.checkpoint = Checkpoint.open(folder)
@@ -43,7 +43,7 @@ class Pair:
     def stream(
         self, name: str, inputs: Sequence[tuple[Tensor, ...]], outputs: int
     ) -> list[tuple[Tensor, ...]]:
-        """Outputs of successive calls, the state flowing from one to the next."""
+        """Outputs of successive calls; the state passes from one to the next."""
         declared, step = declare_step_models(self.architecture, SIZES)[name], self.step(name)
         state = example_inputs(declared.state, 0)
         results = []
@@ -106,7 +106,7 @@ def test_base_lm_over_a_filled_cache_equals_upstream_at_once(pair: Pair) -> None
     hidden, quantized, stop = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
     expected, _ = model.base_lm(inputs_embeds=embeddings, is_causal=True)
     _assert_close(hidden, expected)
-    # Quantised levels are 1/9 apart: a level flipped by rounding would show far above the tolerance.
+    # Quantised levels are 1/9 apart: if rounding changed a level, the error would be far above the tolerance.
     _assert_close(quantized, model.fsq_layer(expected))
     _assert_close(stop, model.stop_head(model.stop_actn(model.stop_proj(model.fsq_layer(expected)))))
 

@@ -11,12 +11,17 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
+from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import CheckpointError
 from voxcpm_conversion.checkpoint import Checkpoint, check_weights
+from voxcpm_conversion.modules.minicpm4 import rope_table
 from voxcpm_conversion.modules.voxcpm import expected_shapes
 from voxcpm_conversion.synthetic import StoredTensor, write_safetensors, write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_command import synthesize_checkpoint
 from voxcpm_conversion.synthetic_presets import VOCABULARY, presets, write_tokenizer
+
+TINY = ("tiny", "tiny-2", "tiny-kv")
+PUBLISHED = ("0.5b", "1.5", "2")
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +29,60 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))["tokenizer.json"]
 
 
-@pytest.mark.parametrize("name", sorted(presets()))
-def test_every_preset_gives_the_weights_of_its_architecture(
+@pytest.mark.parametrize("name", TINY)
+def test_every_tiny_preset_gives_the_weights_of_its_architecture(
     name: str, tmp_path: Path, tokenizer: Path
 ) -> None:
     write_synthetic_checkpoint(tmp_path, presets()[name], seed=0, tokenizer=tokenizer)
     checkpoint = Checkpoint.open(tmp_path)
     check_weights(checkpoint.shapes(), expected_shapes(checkpoint.architecture))
     assert all(checkpoint.tensor(name).isfinite().all() for name in checkpoint.shapes())
+
+
+def test_presets_are_tiny_or_of_published_size() -> None:
+    assert sorted(presets()) == sorted(TINY + PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_of_published_size_has_the_published_configuration(name: str, shared_data: Path) -> None:
+    published = Architecture.from_file(shared_data / "config" / f"voxcpm-{name}.json").model_dump()
+    preset = Architecture.from_document(presets()[name]).model_dump()
+    for key in ("long_factor", "short_factor"):
+        expected = published["lm_config"]["rope_scaling"].pop(key)
+        # Angles are computed in float32, whose rounding is 6e-8.
+        assert preset["lm_config"]["rope_scaling"].pop(key) == pytest.approx(expected, rel=2e-7), key
+    assert preset == published
+
+
+@pytest.mark.parametrize(
+    # Sizes of the embedding table and of the residual LM's last feed-forward matrix, from the published shapes.
+    ("name", "embeddings", "last_layer", "down_proj"),
+    [
+        ("0.5b", (73448, 1024), 5, (1024, 4096)),
+        ("1.5", (73448, 1024), 7, (1024, 4096)),
+        ("2", (73448, 2048), 7, (2048, 6144)),
+    ],
+)
+def test_a_preset_of_published_size_declares_the_published_weights(
+    name: str, embeddings: tuple[int, int], last_layer: int, down_proj: tuple[int, int]
+) -> None:
+    architecture = Architecture.from_document(presets()[name])
+    shapes = expected_shapes(architecture)
+
+    assert architecture.unknown_keys() == []
+    assert shapes["base_lm.embed_tokens.weight"] == embeddings
+    assert shapes[f"residual_lm.layers.{last_layer}.mlp.down_proj.weight"] == down_proj
+    assert f"residual_lm.layers.{last_layer + 1}.mlp.down_proj.weight" not in shapes
+    # Raises unless there is a factor for each rotated pair.
+    rope_table(architecture.lm_config, architecture.base_lm.head_dim, 2)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_published_size_is_written(tmp_path: Path) -> None:
+    assert command("0.5B", "-o", str(tmp_path))[0] == 0
+    checkpoint = Checkpoint.open(tmp_path)
+    check_weights(checkpoint.shapes(), expected_shapes(checkpoint.architecture))
+    assert checkpoint.tensor("base_lm.layers.23.mlp.down_proj.weight").isfinite().all()
 
 
 def test_files_are_in_the_published_form(tmp_path: Path, tokenizer: Path) -> None:
@@ -150,8 +201,8 @@ def command(*arguments: str) -> tuple[int, BaseException | None]:
     return result.exit_code, result.exception
 
 
-def test_command_takes_a_preset_or_a_config(tmp_path: Path) -> None:
-    assert command("tiny", "-o", str(tmp_path / "a"), "--seed", "3")[0] == 0
+def test_command_takes_a_preset_in_either_case_or_a_config(tmp_path: Path) -> None:
+    assert command("Tiny", "-o", str(tmp_path / "a"), "--seed", "3")[0] == 0
     config = tmp_path / "config.json"
     config.write_text(json.dumps(presets()["tiny"]))
     assert command(str(config), "-o", str(tmp_path / "b"), "--seed", "3")[0] == 0

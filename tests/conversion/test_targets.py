@@ -63,7 +63,7 @@ def test_functions_share_their_weights(bundle: Path, tiny_bundle: Path, name: st
     def size(folder: Path) -> int:
         return sum(p.stat().st_size for p in (folder / package_path(precision, name)).rglob("weight.bin"))
 
-    # Three copies would be three times; rotary tables, which each function has for itself, are large here only.
+    # Three copies would be three times as large. Each function has its own rotary tables, which are large only here.
     assert size(bundle) < 1.7 * size(tiny_bundle)
 
 
@@ -84,7 +84,7 @@ def test_speech_is_that_of_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) 
 
 
 def test_quantised_speech_follows_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) -> None:
-    """Not bit for bit: a prefill of known length has its products chosen for that many rows."""
+    """Speech is not bit-identical: with a known length, prefill uses other kernels for its products."""
     ours, theirs = (
         VoxCPM.from_bundle(folder, "int8").speak(TEXT, seed=1, min_len=8, max_len=8).latents.ravel()
         for folder in (bundle, tiny_bundle)

@@ -36,7 +36,7 @@ def ct() -> Any:
 
 @pytest.fixture(autouse=True)
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test lowers anew."""
+    """An empty cache, so that every test lowers its programs."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(directory))
     return directory
@@ -44,7 +44,7 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass(frozen=True)
 class Laboratory:
-    """Builds and runs programs of one or a few operations."""
+    """A builder and runner of programs with one or a few operations."""
 
     ct: Any
     directory: Path
@@ -57,7 +57,7 @@ class Laboratory:
         return Builder
 
     def convert(self, build: Build, inputs: Mapping[str, np.ndarray | tuple[str, tuple[Any, ...]]]) -> Any:
-        """The converted model of a function from MIL inputs to MIL outputs, precision as the inputs'."""
+        """The converted model of a function from MIL inputs to MIL outputs, in the precision of the inputs."""
         from coremltools.converters.mil.mil import types
 
         def spec(value: Any) -> Any:
@@ -92,7 +92,7 @@ class Laboratory:
     def run(
         self, build: Build, inputs: Mapping[str, np.ndarray], kind: str, **options: Any
     ) -> list[np.ndarray]:
-        """Outputs in order; the package is required to contain the operation under test."""
+        """The outputs in order. The package must contain the operation under test."""
         package = self.package(build, inputs)
         assert kind in {op.kind for op in read_package(package).operations}
         return list(PortableStepModel(package, threads=1, **options)(inputs).values())
@@ -105,7 +105,7 @@ def lab(ct: Any, tmp_path: Path) -> Laboratory:
 
 @pytest.fixture
 def later_lab(ct: Any, tmp_path: Path) -> Laboratory:
-    """Programs for macOS 15."""
+    """A builder of programs for macOS 15."""
     return Laboratory(ct, tmp_path, "macOS15")
 
 

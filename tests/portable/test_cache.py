@@ -29,7 +29,7 @@ print(float(y[0, 0]), sorted({"coremltools", "onnx", "torch"} & set(sys.modules)
 
 @pytest.fixture
 def package(lab: Any) -> Path:
-    """y = 64 · 2 from each of 64 outputs."""
+    """A linear layer whose 64 outputs are 64 · 2 for an input of ones."""
     weight = np.full((64, 64), 2, np.float32)
     return lab.package(lambda x: lab.mb.linear(x=x, weight=weight), {"x": X})
 
@@ -84,7 +84,7 @@ def test_changed_weights_get_another_key(package: Path) -> None:
 
 
 def test_an_entry_for_a_package_of_another_size_is_not_used(lab: Any, package: Path) -> None:
-    """A caller whose key does not change with the content gets the package, not the entry."""
+    """If a caller's key does not change with the content, the package is used and not the entry."""
     load_lowered(package, cache_key="model")
     weight = np.full((64, 128), 2, np.float32)
     x = np.ones((1, 128), np.float32)

@@ -1,4 +1,4 @@
-"""Weights in blocks, as macOS 15 has them, against numpy's own dequantisation."""
+"""Block-wise quantised weights of macOS 15, compared with dequantisation in numpy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from voxcpm_runtime.backends.portable import PackageError, PortableStepModel
 from voxcpm_runtime.backends.portable.cache import load_lowered
 
-# Relative: what 8-bit activations cost, and a little.
+# Relative error: that of 8-bit activations, and a margin.
 ACTIVATION_NOISE = 0.015
 
 RANGES = {"int4": (-8, 7), "uint4": (0, 15), "int8": (-128, 127), "uint8": (0, 255)}
 
 
 class Weight:
-    """Random integers with a scale, and perhaps an offset, a block; `dense` is (integers − offset) · scale."""
+    """Random integers with a scale, and possibly an offset, for each block; `dense` is (integers − offset) · scale."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ def test_weights_in_blocks_keep_their_bits(
     later_lab: Any, rng: np.random.Generator, dtype: str, scales: tuple[int, int], offset: bool, rows: int
 ) -> None:
     weight = Weight(rng, dtype, (48, 128), scales, offset)
-    # Rows of different size: one scale for all of them would lose the small ones.
+    # Rows of different magnitude: with one scale for all, the small ones would be lost.
     x = (rng.standard_normal((1, rows, 128)) * np.logspace(-3, 1, rows)[:, None]).astype(np.float32)
     result, expected = linear(later_lab, weight, x), x @ weight.dense.T
     for row in range(rows):
@@ -111,7 +111,7 @@ def test_faithful_mode_unpacks_weights(
     assert b"MatMulNBits" not in nodes(later_lab, "faithful")
 
 
-# Odd element counts, given in place, one scale for all, blocks of rows, blocks that no product knows.
+# Odd element counts, inline values, one scale for all, blocks of rows, block sizes without a product.
 UNUSUAL = [((7, 9), (7, 3)), ((2, 3), (2, 1)), ((7, 9), (1, 1)), ((8, 96), (2, 3)), ((6, 40), (6, 5))]
 UNPACKED = [(dtype, *sizes) for dtype in ("int4", "uint4", "int8") for sizes in UNUSUAL]
 # Zero points that end within a byte.

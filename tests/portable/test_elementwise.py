@@ -36,7 +36,7 @@ COMPARISONS = {
     "greater": np.greater,
     "greater_equal": np.greater_equal,
 }
-# Halves tell round-half-to-even from round-half-up.
+# Halves distinguish round-half-to-even from round-half-up.
 POINTS = np.array([[-2.5, -1.5, -0.5, 0.0, 0.5, 1.5], [2.5, 0.3, -7.25, 3.0, -3.0, 9.0]], np.float32)
 
 

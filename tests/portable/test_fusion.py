@@ -1,4 +1,4 @@
-"""The rewrites of fusion.py: applied where the formula is exactly theirs, and equal to it."""
+"""The rewrites of fusion.py apply only to their exact formulas, and do not change results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EPSILON = 1e-5
 
 
 def rms_norm(mb: Any, x: Any, weight: np.ndarray, **changes: Any) -> Any:
-    """The fp16-safe RMSNorm that the step models contain, one property changed at a time."""
+    """The fp16-safe RMSNorm of the step models, with one property changed."""
     axes = changes.get("axes", [-1])
     peak = mb.reduce_max(x=mb.abs(x=x), axes=axes, keep_dims=True)
     peak = mb.maximum(x=peak, y=np.array([1e-3], np.float32))

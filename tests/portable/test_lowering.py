@@ -1,4 +1,4 @@
-"""Precision modes, 8-bit weights, the probe, and what cannot be lowered."""
+"""Precision modes, 8-bit weights, the probe, and programs that cannot be lowered."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from voxcpm_runtime.backends.portable import PROBE_OUTPUT, PackageError, PortableStepModel
 from voxcpm_runtime.backends.portable.cache import load_lowered
 
-INT8_NOISE = 0.015  # relative: what quantising unit-variance activations to 8 bits costs, and a little
+INT8_NOISE = 0.015  # relative error of unit-variance activations in 8 bits, and a margin
 
 
 def quantized(model: Any) -> Any:
-    """The model with int8 weights, as the conversion makes them."""
+    """The model with int8 weights, quantised in the conversion's way."""
     import coremltools.optimize.coreml as cto
 
     settings = cto.OpLinearQuantizerConfig(mode="linear_symmetric", weight_threshold=512)
@@ -65,7 +65,7 @@ def test_truncated_weights_are_named(lab: Any, rng: np.random.Generator) -> None
 
 @pytest.mark.parametrize("mode", ["plain", "faithful"])
 def test_only_faithful_mode_rounds_to_fp16(lab: Any, mode: str) -> None:
-    """1 + 2^-12 is 1 in fp16, and 300² is beyond its range."""
+    """In fp16, 1 + 2^-12 is 1, and 300² overflows."""
 
     def build(x: Any) -> tuple[Any, Any]:
         near_one = lab.mb.add(x=x, y=np.float16(2**-12))
@@ -91,7 +91,7 @@ def test_faithful_mode_rounds_inputs_and_leaves_fp32_operations_alone(lab: Any) 
 
 
 def test_faithful_mode_rounds_after_every_operation(lab: Any, rng: np.random.Generator) -> None:
-    """A chain long enough for optimisers to try, against numpy's own fp16 arithmetic."""
+    """A chain that optimisers might fuse, compared with numpy's fp16 arithmetic."""
     x = rng.standard_normal(500).astype(np.float16)
     weight = rng.standard_normal(500).astype(np.float16)
 
@@ -106,7 +106,7 @@ def test_faithful_mode_rounds_after_every_operation(lab: Any, rng: np.random.Gen
         expected = expected * weight + np.float16(0.1)
         expected = np.tanh(expected.astype(np.float32)).astype(np.float16)
     (result,) = lab.run(build, {"x": x}, "mul", mode="faithful")
-    # One unit in the last place where float32's tanh itself falls next to a rounding boundary.
+    # Results may differ by one unit in the last place if float32's tanh is close to a rounding boundary.
     np.testing.assert_allclose(result, expected.astype(np.float32), rtol=1e-3, atol=0)
     assert np.mean(result == expected) > 0.98
 
@@ -133,7 +133,7 @@ def test_int8_linear_stays_8_bit_in_plain_mode(
         rng.standard_normal((64, 96)).astype(np.float32),
         rng.standard_normal(64).astype(np.float32),
     )
-    # Rows of different size: one scale for all of them would lose the small ones.
+    # Rows of different magnitude: with one scale for all, the small ones would be lost.
     x = (rng.standard_normal((1, rows, 96)) * np.logspace(-3, 1, rows)[:, None]).astype(np.float32)
     model = lab.convert(lambda x: lab.mb.linear(x=x, weight=weight, bias=bias), {"x": x})
     package = lab.save(quantized(model))
@@ -169,7 +169,7 @@ def test_int8_product_with_a_row_of_zeros(lab: Any, rng: np.random.Generator) ->
 def test_a_row_of_a_product_does_not_depend_on_the_others(
     lab: Any, rng: np.random.Generator, rows: int, dtype: str, others: float
 ) -> None:
-    """Rows may be of different utterances. The first has no negative number, a range of its own."""
+    """Rows may belong to different utterances. The first row has no negative number, so its range is different."""
     weight = rng.standard_normal((64, 96)).astype(np.float32)
     x = np.abs(rng.standard_normal((rows, 96))).astype(np.float32)
     model = lab.convert(lambda x: lab.mb.linear(x=x, weight=weight), {"x": x})
@@ -217,7 +217,7 @@ def test_int8_convolution_weights_are_unpacked(lab: Any, rng: np.random.Generato
 def test_int8_transposed_convolution(
     lab: Any, rng: np.random.Generator, shape: tuple[int, int, int], bias: bool
 ) -> None:
-    """Large weights stay 8-bit in a product of whole rows, small ones are unpacked; the result is the same."""
+    """Large weights stay 8-bit and small ones are unpacked; the results are the same."""
     torch = pytest.importorskip("torch")
     weight = rng.standard_normal(shape).astype(np.float32)
     x = rng.standard_normal((1, shape[0], 5)).astype(np.float32)

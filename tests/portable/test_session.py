@@ -16,7 +16,7 @@ LENGTH, HEADS, WIDTH = 12, 2, 3
 
 @pytest.fixture
 def cache_package(lab: Any) -> Path:
-    """Writes `new` rows at `position` of a KV cache and returns the sums of what the cache then holds."""
+    """A model that writes `new` rows at `position` of a KV cache and returns the sums of the updated cache."""
 
     def build(cache: Any, new: Any, position: Any) -> tuple[Any, Any]:
         mb = lab.mb
@@ -33,7 +33,7 @@ def cache_package(lab: Any) -> Path:
 
 @pytest.fixture
 def context_package(lab: Any) -> Path:
-    """A causal convolution of taps (1, 10, 100), its left context of two frames as state."""
+    """A causal convolution with taps (1, 10, 100), whose left context of two frames is state."""
 
     def build(context: Any, x: Any) -> tuple[Any, Any]:
         joined = lab.mb.concat(values=[context, x], axis=2)

@@ -94,7 +94,7 @@ def test_scalars_join_to_a_vector(lab: Any) -> None:
 
 
 def test_positions_from_an_open_length(lab: Any) -> None:
-    """range_1d and shape of a length known at run time: the position arithmetic of a chunk."""
+    """The position arithmetic of a chunk: range_1d and shape with a length that is known only at run time."""
     from coremltools.converters.mil import mil
 
     frames = mil.get_new_symbol()

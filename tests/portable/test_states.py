@@ -15,7 +15,7 @@ POSITIONS = 6
 
 
 def _cache_program(ct: Any, rows: int) -> Any:
-    """`rows` rows of x are written into a cache at `position`; y is the sum of the cache before, z after."""
+    """A function that writes `rows` rows of x to a cache at `position`; y is the cache's sum before, z after that."""
     from coremltools.converters.mil import Builder
     from coremltools.converters.mil.mil import types
 

@@ -1,4 +1,4 @@
-"""What training writes is what upstream and the conversion read; which phrases it may learn from."""
+"""Training's checkpoint is readable by upstream and the conversion; its phrases exclude the evaluation's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from voxcpm_validation.upstream import load_upstream
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[AudioVAE, VoxCPM, Path]:
-    """Networks of random weights that have seen a little noise, and the checkpoint they are exported to."""
+    """Networks with random weights and running statistics of noise, and the checkpoint that they are exported to."""
     folder = tmp_path_factory.mktemp("training")
     torch.manual_seed(0)
     vae, model = AudioVAE(CONFIG["audio_vae_config"]), VoxCPM(CONFIG)
@@ -95,7 +95,7 @@ def test_phrases_of_a_sentence(sentence: str, expected: list[str]) -> None:
     assert all(is_speakable(phrase) for phrase in found)
 
 
-def test_what_is_listened_to_is_never_trained_on():
+def test_held_out_sentences_are_never_trained_on():
     known = frozenset(
         [
             "the",
@@ -125,7 +125,7 @@ def test_what_is_listened_to_is_never_trained_on():
 
 
 def test_batches_hold_text_then_audio_then_the_stop() -> None:
-    """A packed batch read back by hand: every patch follows its text, and the last one stops."""
+    """Decode a packed batch by hand: every patch follows its text, and the last one stops."""
     from voxcpm_training.batches import Sampler
     from voxcpm_training.speech import Utterances
 

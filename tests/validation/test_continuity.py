@@ -1,4 +1,4 @@
-"""Streamed audio beside all latents decoded at once: a seam at a boundary is seen."""
+"""Continuity of streamed audio: a discontinuity at a chunk boundary is detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_decoder_that_forgets_between_chunks_is_not_continuous(speaking_bundle
     assert first.startswith("correlation with the monolithic waveform 0.")
 
 
-def test_a_jump_at_a_boundary_is_told() -> None:
+def test_a_jump_at_a_boundary_is_reported() -> None:
     rng = np.random.default_rng(0)
     whole = (0.1 * rng.standard_normal(4000)).astype(np.float32)
     rounded = whole + (1e-5 * rng.standard_normal(4000)).astype(np.float32)
@@ -43,5 +43,5 @@ def test_a_jump_at_a_boundary_is_told() -> None:
     assert list(continuity_failures(continuity(rounded, whole, [1000, 2000]))) == []
     (line,) = continuity_failures(continuity(stepped, whole, [1000, 2000]))
     assert line.startswith("a step at a chunk's boundary is 0.0001")
-    # Elsewhere it would be a rounding like others; it is the boundaries that are looked at.
+    # Away from a boundary, the same jump counts as rounding.
     assert continuity(stepped, whole, [500]).boundary_error < 1e-4

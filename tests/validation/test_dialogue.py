@@ -1,4 +1,4 @@
-"""A dialogue against upstream's `merge_prompt_cache`: each utterance becomes part of the prompt of the next."""
+"""A dialogue compared with upstream's `merge_prompt_cache`: each utterance becomes part of the next one's prompt."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_dialogue_is_upstreams(
         speech = tts.speak(text, voice=voice, rng=np.random.default_rng(seed), retry_badcase=False, **KEPT)
         with recorded_noise(np.random.default_rng(seed)):
             _, _, features = model.generate_with_prompt_cache(text, cache, **KEPT)
-        # VoxCPM 0.5B and 1.5 give patches of the prompt with the generated ones: see `upstream_generate`.
+        # VoxCPM 0.5B and 1.5 return patches of the prompt with the generated ones: see `upstream_generate`.
         generated = features.float().numpy().reshape(-1, model.patch_size, model.feat_dim)[-KEPT["max_len"] :]
         assert agreement(speech.latents, generated).correlation >= 0.99999
 

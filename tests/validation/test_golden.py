@@ -1,4 +1,4 @@
-"""The correctness harness: what it holds of the small voice, and that it fails where it must."""
+"""The examination of golden cases: the built-in voice passes it, and every kind of difference fails it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def changed(record: GoldenRecord, case: str, **speech: object) -> GoldenRecord:
 
 
 def elsewhere(record: GoldenRecord, **key: str) -> GoldenRecord:
-    """The record of a machine whose every hash is another."""
+    """The record of another machine, with other hashes for all chunks."""
     cases = {
         name: speech.model_copy(update={"chunks": tuple("0" * 64 for _ in speech.chunks)})
         for name, speech in record.cases.items()
@@ -65,7 +65,9 @@ def differences(examination: Examination, *records: GoldenRecord) -> list[str]:
     return [f"{case}: {line}" for case, lines in found.items() for line in lines]
 
 
-def test_the_small_voice_says_the_same_in_every_process_and_every_chunking(examination: Examination) -> None:
+def test_the_built_in_voice_says_the_same_in_every_process_and_every_chunking(
+    examination: Examination,
+) -> None:
     assert [case.case for case in examination.cases] == ["short", "numbers"]
     assert [case.failures for case in examination.cases] == [(), ()]
     assert examination.is_consistent
@@ -74,7 +76,7 @@ def test_the_small_voice_says_the_same_in_every_process_and_every_chunking(exami
         assert case.continuity.boundary_error < 1 / 32767
 
 
-def test_the_small_voice_is_as_the_tree_has_it_on_record(examination: Examination) -> None:
+def test_the_built_in_voice_is_as_the_tree_has_it_on_record(examination: Examination) -> None:
     comparison = compare(examination, read_records(RECORDS))
 
     assert comparison.record is not None
@@ -82,7 +84,7 @@ def test_the_small_voice_is_as_the_tree_has_it_on_record(examination: Examinatio
     assert not any(comparison.differences.values()), comparison.differences
 
 
-def test_what_is_recorded_of_a_speech(examination: Examination, speaking_bundle: Path) -> None:
+def test_a_record_describes_the_speech(examination: Examination, speaking_bundle: Path) -> None:
     tts = open_voice(speaking_bundle, "int8", "portable")
     case = EXAMINED[0]
     audio = tts.speak(**case_arguments(case), seed=case.seed).audio
@@ -100,7 +102,7 @@ def test_what_is_recorded_of_a_speech(examination: Examination, speaking_bundle:
     assert record.rms == pytest.approx(np.sqrt(np.mean(audio.astype(np.float64) ** 2)), abs=1e-6)
 
 
-def test_the_records_of_the_tree_are_of_all_cases() -> None:
+def test_the_records_of_the_tree_contain_all_cases() -> None:
     records = read_records(RECORDS)
 
     assert {record.key.precision for record in records} == {"fp16", "int8"}
@@ -117,7 +119,7 @@ def test_a_record_is_read_back_as_it_was_written(record: GoldenRecord, tmp_path:
     read = read_records(tmp_path / "records")
     assert {entry.key.processor for entry in read} == {record.key.processor, "avx512f+avx512bw"}
     assert record in read
-    # The same machine after a change of the voice: in place of the old one.
+    # A new record of the same machine replaces the old one.
     assert changed(record, "short", samples=1).write(tmp_path / "records") == first
     assert record not in read_records(tmp_path / "records")
 
@@ -142,7 +144,7 @@ def test_a_record_of_the_same_key_must_be_equal(examination: Examination, record
         ({"rms": 0.9}, "equal hashes, but RMS"),
     ],
 )
-def test_whatever_of_a_record_is_another_is_told(
+def test_every_difference_from_a_record_is_reported(
     examination: Examination, record: GoldenRecord, speech: dict[str, object], message: str
 ) -> None:
     (line,) = differences(examination, changed(record, "short", **speech))
@@ -200,7 +202,7 @@ def test_another_voice_is_compared_with_itself_only(examination: Examination, re
     assert differences(stranger, record) == []
 
 
-def test_a_case_that_is_not_on_record_is_told(examination: Examination, record: GoldenRecord) -> None:
+def test_a_case_that_is_not_on_record_is_reported(examination: Examination, record: GoldenRecord) -> None:
     cases = {"short": record.cases["short"]}
 
     assert differences(examination, record.model_copy(update={"cases": cases})) == [
@@ -216,10 +218,10 @@ def test_a_merged_lora_makes_another_voice() -> None:
     assert voice_digest(Source(checkpoint="a", sha256="1", lora=lora)) == "1+2"
 
 
-def test_speech_that_is_not_the_same_twice_is_told_by_case_and_chunk(
+def test_speech_that_is_not_repeatable_is_reported_by_case_and_chunk(
     speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch, examination: Examination
 ) -> None:
-    """A decoder whose every stream is a little louder than the one before, from its third patch on."""
+    """The decoder here is louder in each stream than in the one before, from the third patch on."""
     tts = open_voice(speaking_bundle, "int8", "portable")
     decoder = tts.driver.models["audio_vae_decoder"]
 
@@ -249,7 +251,7 @@ def test_speech_that_is_not_the_same_twice_is_told_by_case_and_chunk(
         assert f"chunk 1: {how} " in told
 
 
-def test_another_process_is_asked_for_any_cases(speaking_bundle: Path, examination: Examination) -> None:
+def test_another_process_records_any_cases(speaking_bundle: Path, examination: Examination) -> None:
     found = recorded_elsewhere(speaking_bundle, "int8", "portable", EXAMINED[:1])
 
     assert found == {"short": examination.cases[0].record}
@@ -348,7 +350,7 @@ def test_bad_input_is_one_line_and_exit_code_two(
     assert err.count("\n") == 1
 
 
-def test_without_a_bundle_the_small_voice_is_examined(
+def test_without_a_bundle_the_built_in_voice_is_examined(
     speaking_bundle: Path, examination: Examination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -371,7 +373,7 @@ def test_a_record_that_cannot_be_written_is_one_line(record: GoldenRecord, tmp_p
         record.write(tmp_path / "file")
 
 
-def test_silence_is_on_record_as_any_speech() -> None:
+def test_silence_has_a_record_like_any_speech() -> None:
     record = SpeechRecord.of([np.zeros(160, np.float32), np.zeros(80, np.float32)], 16000)
 
     assert (record.samples, record.boundaries, record.silence_ratio) == (240, (160,), 1.0)

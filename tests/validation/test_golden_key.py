@@ -1,4 +1,4 @@
-"""What makes two golden records comparable: a bundle's content and the machine's instruction sets."""
+"""The key of a golden record: a bundle's content and the machine's instruction sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listening test: its measures, and the small voice heard by a recogniser."""
+"""The listening test: its measures, and the built-in voice transcribed by a recogniser."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_scores_tell_a_runaway_a_cut_end_and_another_voice():
     female, male = (voice for voice in test.voices if voice.continued)
 
     def speak(_, voice, seed):
-        """A recording of the other voice that stops abruptly; for the second sentence far too long."""
+        """A recording of the other voice that stops abruptly and, for the second sentence, is far too long."""
         audio, rate = prompts[male.name if voice is female else female.name]
         repeated = np.tile(audio, 5 if seed == 1 else 1)
         return Clip(repeated[: int(len(repeated) * 0.75)], rate)
@@ -63,7 +63,7 @@ def test_scores_tell_a_runaway_a_cut_end_and_another_voice():
 
 
 @pytest.mark.parametrize("precision", ["int8", pytest.param("fp16", marks=pytest.mark.slow)])
-def test_the_small_voice_is_understood(speaking_bundle: Path, precision: str, record_property: object):
+def test_the_built_in_voice_is_understood(speaking_bundle: Path, precision: str, record_property: object):
     for score in listen({precision: bundle_speaker(speaking_bundle, precision)}, material(SENTENCES)):
         record_property(score.case, score.model_dump_json())
         assert score.word_error_rate <= 0.12, (score.case, score.heard)

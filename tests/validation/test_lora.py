@@ -1,4 +1,4 @@
-"""A bundle with a LoRA merged, against upstream running that LoRA: layers are compared in `conversion/test_lora.py`."""
+"""Speech of a bundle with a merged LoRA, compared with upstream; `conversion/test_lora.py` compares layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from voxcpm_validation.validate import validate_bundle
 
 TEXT = "the you and the world"
 EVERYWHERE = {"enable_lm": True, "enable_dit": True, "enable_proj": True}
-# One embedding at a time: what a LoRA changes does not depend on chunks, and fixed shapes convert faster.
+# One embedding at a time: the effect of a LoRA does not depend on chunks, and fixed shapes convert faster.
 SIZES = StepSizes(kv_length=128, prefill_chunks=(1,))
 
 
@@ -34,7 +34,7 @@ def lora(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, write_
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, lora: Path) -> Path:
-    """Written by the command itself."""
+    """A bundle with the LoRA, converted by the command."""
     folder = tmp_path_factory.mktemp("bundle") / "bundle"
     sizes = {"max_length": SIZES.kv_length, "prefill_chunk": [1]}
     cli.convert(str(tiny_checkpoint), folder, precision=["fp32"], lora=lora, **sizes)
@@ -42,7 +42,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, lora
 
 
 def assert_speaks_with_the_lora(bundle: Path, folder: Path, lora: Lora | None) -> None:
-    """As upstream with it, over 12 patches of its own; and unlike upstream without it."""
+    """Check that a bundle speaks like upstream with the LoRA, over 12 patches, and unlike upstream without it."""
     case = Case("zero-shot", TEXT, seed=0, patches=12)
     tts = VoxCPM.from_bundle(bundle)
     model = load_upstream(folder, max_length=SIZES.kv_length, lora=lora)
@@ -86,7 +86,7 @@ def test_the_manifest_says_what_was_merged(bundle: Path, tiny_checkpoint: Path, 
 
 
 def without_a_lora(bundle: Path, folder: Path) -> Path:
-    """The bundle with a manifest of before there were LoRAs."""
+    """The bundle with a manifest from a release without LoRAs."""
     shutil.copytree(bundle, folder)
     document = json.loads((folder / MANIFEST_FILE).read_text())
     del document["source"]["lora"]
@@ -126,7 +126,7 @@ def test_an_interrupted_conversion_with_another_lora_starts_anew(
         raise _InterruptedError
 
     def interrupted(given: Path) -> set[str]:
-        """What of an earlier run is kept; its mark lies beside the finished parts."""
+        """Interrupt a conversion, return the marks beside its finished parts, and add one for this LoRA."""
         checkpoint = Checkpoint.open(tiny_checkpoint, lora=given)
         with pytest.raises(_InterruptedError):
             convert(checkpoint, tmp_path / "bundle", precisions=["fp32"], sizes=SIZES, report=interrupt)

@@ -1,4 +1,4 @@
-"""Texts in words, against upstream's own `TextNormalizer` with the same wetext."""
+"""Texts in words, compared with upstream's `TextNormalizer` on the same wetext."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ CHINESE = [
 
 @pytest.fixture(scope="module")
 def upstream():
-    """Its one module, without the packages that the rest of upstream imports."""
+    """Upstream's normalizer module, loaded without the packages that the rest of upstream imports."""
     package = importlib.util.find_spec("voxcpm")
     path = Path(package.origin).parent / "utils" / "text_normalize.py"
     spec = importlib.util.spec_from_file_location("upstream_text_normalize", path)

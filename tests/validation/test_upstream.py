@@ -25,7 +25,7 @@ PATCHES = 6
 
 
 class Speaker:
-    """A synthetic checkpoint in upstream's hands, and what a zero-shot run of it gave."""
+    """Upstream's model of a synthetic checkpoint, and the results of a zero-shot run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class Speaker:
         return float(torch.cat(self.activations[name]).pow(2).mean().sqrt())
 
 
-@pytest.fixture(scope="module", params=sorted(presets()))
+@pytest.fixture(scope="module", params=["tiny", "tiny-2", "tiny-kv"])
 def speaker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Speaker:
     folder = tmp_path_factory.mktemp(request.param)
     tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))["tokenizer.json"]
@@ -53,7 +53,7 @@ def speaker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def prompt(speaker: Speaker, tmp_path: Path) -> Path:
-    """Two and a half patches of stereo noise at a rate that is not the model's."""
+    """A prompt of two and a half patches of stereo noise, at another sample rate than the model's."""
     model = speaker.model
     seconds = 2.5 * model.patch_size * model.chunk_size / model.audio_vae.sample_rate
     samples = 0.1 * np.random.default_rng(3).standard_normal((round(seconds * 48000), 2))
@@ -125,7 +125,7 @@ def test_a_small_error_does_not_grow_from_patch_to_patch(speaker: Speaker) -> No
     clean, disturbed = (
         upstream_generate(speaker.model, TEXT, rng=Disturbed(level), max_len=16)[1] for level in (0.0, 1e-3)
     )
-    # With the DiT's condition six times as strong, these fall to 0.9991–0.9997.
+    # With the DiT's condition six times as strong, the correlations would be 0.9991–0.9997.
     assert 0.9998 < np.corrcoef(clean.ravel(), disturbed.ravel())[0, 1] < 1.0
 
 
@@ -157,7 +157,7 @@ def test_latents_after_a_prompt_are_the_generated_ones_alone(speaker: Speaker, p
     )
     assert latents.shape == speaker.latents.shape
     assert audio.shape == speaker.audio.shape
-    # The last samples are decoded from the last latents: in upstream's own decoder, those give the same sound.
+    # The last samples come from the last latents: upstream's decoder gives the same audio for these.
     frames = torch.from_numpy(latents.reshape(-1, speaker.model.feat_dim).T.copy())[None]
     with torch.no_grad():
         decoded = speaker.model.audio_vae.decode(frames).numpy().reshape(-1)

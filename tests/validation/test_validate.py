@@ -1,4 +1,4 @@
-"""A bundle against upstream itself, step by step and end to end."""
+"""A bundle compared with upstream, step by step and end to end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_step_model_is_measured_in_every_precision(report: Report) -> None
         ("int8", "faithful"),
     ]
     assert measured == {(name, *kind) for name in STEP_MODEL_NAMES for kind in kinds}
-    # A single position with an empty cache would prove little.
+    # One call with an empty cache would prove little.
     assert min(s.calls for s in report.steps) >= 4
 
 
@@ -80,7 +80,7 @@ def test_step_models_for_several_utterances_equal_upstream(
 
 
 def test_faithful_arithmetic_is_coarser_than_plain(report: Report) -> None:
-    # Of the first output: in the others one flipped level of the scalar quantiser outweighs all rounding.
+    # Only the first outputs: in the others, one changed level of the scalar quantiser outweighs all rounding.
     noise = {
         (s.step_model, s.arithmetic): next(iter(s.outputs.values()))
         for s in report.steps
@@ -171,15 +171,15 @@ def test_says_what_upstream_says(
         assert found.patches == found.upstream_patches, case.text
         waveforms.append(found.waveform.correlation)
         forced.append(found.teacher_forced_worst)
-    # One level of the scalar quantiser that rounds the other way sends a free run its own way: upstream itself does so
-    # when its noise is changed by 1e-4 (TRIALS.md). So single waveforms may differ, the median less, and each patch
-    # after upstream's own still less.
+    # If one level of the scalar quantiser rounds differently, free-running speech diverges; upstream's own does so when
+    # its noise changes by 1e-4 (TRIALS.md). So single waveforms may differ; the median differs less, and teacher-forced
+    # patches least.
     assert np.median(waveforms) > {"fp32": 0.99999, "fp16": 0.99, "int8": 0.95}[precision], waveforms
     assert min(forced) > {"fp32": 0.9999, "fp16": 0.998, "int8": 0.9}[precision], forced
 
 
 def test_sampling_options_reach_the_solver(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
-    """Upstream's public call has no such arguments; its solver does."""
+    """Upstream's solver has these arguments, although its public method does not."""
     model, tts = load_upstream(tiny_checkpoint), VoxCPM.from_bundle(tiny_bundle, precision="fp32")
     options = {"temperature": 0.6, "sway_sampling_coef": 0.3, "use_cfg_zero_star": False}
     case = Case("zero-shot", "the you and the world", 4, patches=8)
