@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +113,67 @@ def test_an_allowed_import_is_allowed(package: str, source: str) -> None:
     assert not forbidden(package, source)
 
 
+# The runtime's rooms, and its modules without one, in the order in which text becomes speech: each imports only from
+# those before it.
+ROOMS = (
+    "storage",
+    "options",
+    "text",
+    "audio",
+    "bundle",
+    "backends",
+    "model",
+    "voices",
+    "speech",
+    "session",
+    "voxcpm",
+    "commands",
+)
+
+
+def runtime_imports() -> dict[str, set[str]]:
+    """Each module of the runtime and the modules of the runtime that it imports, inside functions too."""
+    root = ROOTS["voxcpm_runtime"]
+    paths = {".".join(p.relative_to(root).with_suffix("").parts): p for p in modules_of("voxcpm_runtime")}
+    paths = {name: path for name, path in paths.items() if name != "voxcpm_runtime.__init__"}
+    found: dict[str, set[str]] = {name: set() for name in paths}
+    for name, path in paths.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                package = name.rsplit(".", node.level)[0] if node.level else ""
+                module = f"{package}.{node.module or ''}".strip(".")
+                named = {module, *(f"{module}.{alias.name}" for alias in node.names)}
+                found[name] |= {m for n in named for m in (n, f"{n}.__init__") if m in paths}
+    return found
+
+
+def room(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_the_runtimes_rooms_are_in_the_order_of_the_datas_way() -> None:
+    imported = runtime_imports()
+    assert {room(module) for module in imported} == set(ROOMS)
+
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in imported.items()
+        for other in others
+        if ROOMS.index(room(other)) > ROOMS.index(room(module))
+    ]
+
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_of_the_runtime_imports_itself_by_way_of_others() -> None:
+    left = runtime_imports()
+    while leaves := [module for module, others in left.items() if not others & left.keys() - {module}]:
+        for module in leaves:
+            del left[module]
+
+    assert not left, f"a circle within {sorted(left)}"
+
+
 # Library → the only files that import it: in these its telemetry is off first.
 AFTER_TELEMETRY = {
     "onnxruntime": {
@@ -118,7 +181,7 @@ AFTER_TELEMETRY = {
         "training/voxcpm_training/onnx_runtime.py",
     },
     # These import onnxruntime.
-    "faster_whisper": {"validation/voxcpm_validation/recognition.py"},
+    "faster_whisper": {"validation/voxcpm_validation/listening/recognition.py"},
     "hibari": {"training/voxcpm_training/voices.py"},
 }
 
@@ -194,3 +257,49 @@ def test_the_command_line_starts_without_torch() -> None:
 
     assert started.returncode == 0, started.stderr
     assert "--text" in started.stdout
+
+
+HEAVY = {"numpy", "pydantic", "onnxruntime", "coremltools", "soundfile", "safetensors", "tokenizers"}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import voxcpm_runtime",
+        "import voxcpm_runtime\nassert 'VoxCPM' in dir(voxcpm_runtime)",
+        "import voxcpm_runtime\nvoxcpm_runtime.GenerationOptions(cfg_value=1.5)",
+        "from voxcpm_runtime.commands.cli import main\nassert main(['--help']) == 0",
+    ],
+)
+def test_the_package_and_its_help_import_nothing_heavy(program: str) -> None:
+    """With the package's own `__init__`."""
+    started = subprocess.run(
+        [sys.executable, "-c", f"{program}\nimport sys\nprint({HEAVY!r} & set(sys.modules))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert started.stdout.splitlines()[-1] == "set()"
+
+
+def test_every_public_name_is_found_when_it_is_asked_for() -> None:
+    import voxcpm_runtime
+
+    for name in voxcpm_runtime.__all__:
+        assert getattr(voxcpm_runtime, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Narrator'"):
+        voxcpm_runtime.Narrator  # noqa: B018 - asking is the test
+
+
+def test_help_takes_no_more_than_three_times_an_import_of_typer() -> None:
+    help_ = "from voxcpm_runtime.commands.cli import main\nmain(['--help'])"
+
+    def seconds(program: str) -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+        return time.perf_counter() - began
+
+    ratios = [seconds(help_) / seconds("import typer") for _ in range(5)]
+
+    assert statistics.median(ratios) <= 3, ratios

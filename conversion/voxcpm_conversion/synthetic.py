@@ -72,7 +72,8 @@ def write_synthetic_checkpoint(
     architecture_json: a `config.json` document, a preset's or a published one.
     tokenizer: the folder of a tokenizer, or its tokenizer.json, to copy.
     Returns the folder. Raises CheckpointError for a config that is not VoxCPM's, an absent tokenizer, or a folder
-    that already has a file of these names. config.json is written last, so that an interrupted write leaves no checkpoint.
+    that already has a file of these names. config.json is written last, so that an interrupted write leaves no
+    checkpoint.
     """
     architecture = Architecture.from_document(dict(architecture_json))
     source = tokenizer if tokenizer.is_dir() else tokenizer.parent
