@@ -109,11 +109,11 @@ class StepSizes(_Declared):
     kv_length: int = Field(default=1024, gt=0)
     """Positions of one utterance in both KV caches: text tokens, prompt patches and generated patches together."""
     prefill_chunks: tuple[int, ...] = (1, 16, 64)
-    """How many embeddings one call of an LM step may take."""
+    """The possible numbers of embeddings in one call of an LM step."""
     encode_patches: tuple[int, ...] = Field(default=(1, 16), validate_default=True)
-    """How many patches one call of the feat encoder may take, ascending; `batch` is always one of the numbers."""
+    """The possible numbers of patches in one call of the feat encoder, ascending; `batch` is always one of them."""
     vae_patches: tuple[int, ...] = (1, 8)
-    """How many patches one call of the AudioVAE encoder or decoder may take; both process one utterance."""
+    """The possible numbers of patches in one call of the AudioVAE encoder or decoder, which process one utterance."""
 
     @field_validator("encode_patches")
     @classmethod

@@ -16,7 +16,13 @@ from voxcpm_conversion.synthetic_presets import VOCABULARY, presets, write_token
 
 
 def synthesize_checkpoint(
-    config: Annotated[str, typer.Argument(help=f"A config.json, or a preset: {', '.join(presets())}.")],
+    config: Annotated[
+        str,
+        typer.Argument(
+            help=f"A config.json, or a preset: {', '.join(presets())}. The last three have the sizes of published "
+            "checkpoints, 1.6 to 5.0 GB."
+        ),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the checkpoint into.")],
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
     dtype: Annotated[
