@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import re
 import runpy
@@ -22,8 +21,9 @@ import voxcpm_conversion.default_bundle
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import BASE_LM_STEP, StepModel, StepSizes, TensorSpec, declare_step_models
 from voxcpm_conversion.synthetic_presets import presets
-from voxcpm_runtime import GenerationOptions, VoxCPM
+from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.commands import cli
+from voxcpm_runtime.options import option_table
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MANUALS = sorted((REPOSITORY / "docs").glob("*.md"))
@@ -141,7 +141,7 @@ def test_every_command_parses(document: Path) -> None:
         if words[:2] == SCRIPT and "--bundle" in arguments:
             at = arguments.index("--bundle")
             arguments = [arguments[0], *arguments[1:at], *arguments[at + 1 :]]
-        assert arguments[0] in cli.command_names(), words
+        assert arguments[0] in cli.commands(), words
         try:
             parse(command_line(arguments[0]), PROGRAM, arguments)
         except Exception as error:  # noqa: BLE001 - click's, of whichever copy typer uses
@@ -156,13 +156,13 @@ def test_a_wrong_command_is_found(wrong: str) -> None:
 
 
 def test_the_command_line_manual_has_every_option_and_no_other() -> None:
-    known = set().union(*(options(parse_root(name)) for name in cli.command_names())) - {"--help"}
+    known = set().union(*(options(parse_root(name)) for name in cli.commands())) - {"--help"}
     manual = BY_NAME["command-line.md"].read_text(encoding="utf-8")
     told = set(re.findall(r"`(--[a-z][a-z-]*)", manual))
 
     assert known - told == set()
     assert told - known - {"--help"} == set()
-    for name in cli.command_names():
+    for name in cli.commands():
         assert f"| [`{name}`](#" in manual, name
 
 
@@ -178,28 +178,28 @@ def table(path: Path, marker: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-def test_the_table_of_options_is_that_of_the_code() -> None:
-    told = {row[0].strip("`"): row[1] for row in table(BY_NAME["python.md"], "options")}
+def options_table() -> str:
+    """The table of generation options as the manual is to have it."""
+    rows = ["| option | default | range | meaning |", "|---|---|---|---|"]
+    for name, _, default, option in option_table():
+        low, high = option.bounds or (None, None)
+        span = "" if low is None else f"{low:g} to {high:g} {option.unit}".strip()
+        shown = option.default if default is None else default
+        rows.append(f"| `{name}` | {shown} | {span} | {option.help} |")
+    return "\n".join(rows)
 
-    assert told == {field.name: str(field.default) for field in dataclasses.fields(GenerationOptions)}
+
+def test_the_table_of_options_is_that_of_the_code() -> None:
+    text = BY_NAME["python.md"].read_text(encoding="utf-8")
+    _, between, _ = re.split(r"<!-- /?options -->", text)
+
+    # To mend it: copy what is expected here.
+    assert between.strip() == options_table()
 
 
 def voxcpm_1_5() -> dict[str, StepModel]:
-    """The step models of 1.5, by its published figures where its shapes depend on them."""
-    small = presets()["tiny"]
-    lm = {
-        **small["lm_config"], "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-    }  # fmt: skip
-    dit = {**small["dit_config"], "hidden_dim": 1024}
-    vae = {
-        "latent_dim": 64, "encoder_dim": 64, "encoder_rates": [2, 3, 6, 7, 7], "decoder_dim": 2048,
-        "decoder_rates": [7, 7, 6, 3, 2], "sample_rate": 44100,
-    }  # fmt: skip
-    document = {
-        **small, "lm_config": lm, "dit_config": dit, "audio_vae_config": vae, "patch_size": 4, "feat_dim": 64,
-        "residual_lm_num_layers": 8,
-    }  # fmt: skip
+    """The step models of 1.5."""
+    document = presets()["1.5"]
     return declare_step_models(Architecture.from_document(document), StepSizes())
 
 
