@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import soundfile
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.text.control import controlled
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -22,8 +22,6 @@ from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.upstream import is_second_generation, upstream_generate
 
 _CONTROL = "a calm voice, slow"
-
-FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,8 @@ class Case:
 class Spoken:
     """Speech by upstream: audio (samples,) at the model's output rate, and latents (patches, frames, latent_dim)."""
 
-    audio: FloatArray
-    latents: FloatArray
+    audio: Floats
+    latents: Floats
 
 
 class EndToEnd(BaseModel):

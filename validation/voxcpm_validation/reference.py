@@ -21,19 +21,18 @@ from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models
 from voxcpm_runtime.audio.files import resample
+from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_validation.upstream import upstream_generate
-
-FloatArray = npt.NDArray[np.float32]
 
 DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """One call of a step model: its inputs, and upstream's outputs for them. State passes from call to call."""
 
     inputs: dict[str, npt.NDArray[Any]]
-    outputs: dict[str, FloatArray]
+    outputs: dict[str, Floats]
 
 
 @torch.inference_mode()
@@ -45,7 +44,7 @@ def record_reference(
     text: str = DEFAULT_TEXT,
     patches: int = 12,
     seed: int = 0,
-) -> dict[str, list[Call]]:
+) -> dict[str, list[RecordedCall]]:
     """Calls of all six step models by name, from one utterance of `patches` patches by upstream's fp32 `model`.
 
     The noise is that of `seed`. The calls of a language model start with the text's positions.
@@ -90,9 +89,9 @@ def cut_plan(units: int, chunks: Sequence[int], single: int) -> list[int]:
 def cut_calls(
     declaration: StepModel,
     inputs: Mapping[str, npt.NDArray[Any]],
-    outputs: Mapping[str, FloatArray],
+    outputs: Mapping[str, Floats],
     plan: Sequence[int],
-) -> list[Call]:
+) -> list[RecordedCall]:
     """Cut whole sequences into calls, along the enumerated axis of each tensor.
 
     plan: units (patches, or positions of a language model) of each call. `position`, if the declaration has it, is the
@@ -111,15 +110,17 @@ def cut_calls(
         fed = {name: cut(name, array, start, length) for name, array in inputs.items()}
         if "position" in specs:
             fed["position"] = np.array([start], np.int32)
-        calls.append(Call(fed, {name: cut(name, array, start, length) for name, array in outputs.items()}))
+        calls.append(
+            RecordedCall(fed, {name: cut(name, array, start, length) for name, array in outputs.items()})
+        )
         start += length
     return calls
 
 
-Sequences = tuple[dict[str, FloatArray], dict[str, FloatArray]]
+Sequences = tuple[dict[str, Floats], dict[str, Floats]]
 
 
-def _vae_encoder(model: Any, a: Architecture, audio: FloatArray) -> Sequences:
+def _vae_encoder(model: Any, a: Architecture, audio: Floats) -> Sequences:
     at_input_rate = resample(audio, a.output_sample_rate, a.input_sample_rate)
     samples = len(at_input_rate) // a.patch_input_samples * a.patch_input_samples
     heard = at_input_rate[None, None, :samples]
@@ -127,17 +128,17 @@ def _vae_encoder(model: Any, a: Architecture, audio: FloatArray) -> Sequences:
     return {"audio": heard}, {"latents": encoded.numpy()}
 
 
-def _vae_decoder(model: Any, latents: FloatArray) -> Sequences:
+def _vae_decoder(model: Any, latents: Floats) -> Sequences:
     frames = latents.reshape(-1, latents.shape[-1]).T[None]
     return {"latents": frames}, {"audio": model.audio_vae.decode(torch.from_numpy(frames.copy())).numpy()}
 
 
-def _feat_encoder(model: Any, latents: FloatArray) -> Sequences:
+def _feat_encoder(model: Any, latents: Floats) -> Sequences:
     embedded = model.enc_to_lm_proj(model.feat_encoder(torch.from_numpy(latents[None])))
     return {"patches": latents[None]}, {"embeddings": embedded.numpy()}
 
 
-def _language_models(model: Any, a: Architecture, text: str, latents: FloatArray) -> dict[str, Sequences]:
+def _language_models(model: Any, a: Architecture, text: str, latents: Floats) -> dict[str, Sequences]:
     tokens = torch.tensor([[*model.text_tokenizer(text), special_tokens.AUDIO_START]])
     embedded_text = model.base_lm.embed_tokens(tokens) * a.text_embedding_scale
     embedded_audio = model.enc_to_lm_proj(model.feat_encoder(torch.from_numpy(latents[None])))
@@ -160,13 +161,13 @@ def _language_models(model: Any, a: Architecture, text: str, latents: FloatArray
 
 
 @contextmanager
-def _recorded_estimator(model: Any) -> Iterator[list[Call]]:
+def _recorded_estimator(model: Any) -> Iterator[list[RecordedCall]]:
     """A context that records the DiT's calls in a list, in the order of the solver's steps."""
-    calls: list[Call] = []
+    calls: list[RecordedCall] = []
 
     def record(_: object, inputs: tuple[torch.Tensor, ...], velocity: torch.Tensor) -> None:
         fed = {name: t.numpy().copy() for name, t in zip(("x", "mu", "t", "cond", "dt"), inputs, strict=True)}
-        calls.append(Call(fed, {"velocity": velocity.numpy().copy()}))
+        calls.append(RecordedCall(fed, {"velocity": velocity.numpy().copy()}))
 
     handle = model.feat_decoder.estimator.register_forward_hook(record)
     try:

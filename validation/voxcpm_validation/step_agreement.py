@@ -16,7 +16,7 @@ from voxcpm_constants.targets import package_form
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.backends.portable import PROBE_OUTPUT
 from voxcpm_validation.measures import Agreement, agreement
-from voxcpm_validation.reference import Call
+from voxcpm_validation.reference import RecordedCall
 
 Arithmetic = Literal["plain", "faithful"]
 """plain: float32 arithmetic on the package's weights. faithful: every intermediate result is rounded to fp16."""
@@ -82,7 +82,7 @@ def measure_step(
     precision: Precision,
     step_model: str,
     arithmetic: Arithmetic,
-    calls: Sequence[Call],
+    calls: Sequence[RecordedCall],
 ) -> StepAgreement:
     """Replay the recorded calls, passing the state from call to call, and compare each output over all calls.
 
@@ -113,7 +113,7 @@ def measure_step(
     )
 
 
-def in_batch(call: Call, declaration: StepModel) -> Call:
+def in_batch(call: RecordedCall, declaration: StepModel) -> RecordedCall:
     """A call for one utterance, repeated along the first axis for as many utterances as the step model advances."""
     first = declaration.inputs[0]
     times = first.shape_at(0)[0] // len(call.inputs[first.name])
@@ -121,10 +121,12 @@ def in_batch(call: Call, declaration: StepModel) -> Call:
     def repeated(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         return {name: np.concatenate([array] * times) for name, array in arrays.items()}
 
-    return Call(repeated(call.inputs), repeated(call.outputs))
+    return RecordedCall(repeated(call.inputs), repeated(call.outputs))
 
 
-def replay(runner: StepRunner, calls: Sequence[Call], *, stateful: bool) -> list[dict[str, npt.NDArray[Any]]]:
+def replay(
+    runner: StepRunner, calls: Sequence[RecordedCall], *, stateful: bool
+) -> list[dict[str, npt.NDArray[Any]]]:
     """Outputs of each call, by name; the first call starts a stream."""
     state = runner.new_state() if stateful else None
     return [runner(call.inputs, state) for call in calls]

@@ -17,32 +17,23 @@ import warnings
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError, MissingExtraError
 from voxcpm_conversion.lora import Lora
 from voxcpm_runtime.audio.files import read_audio, resample
+from voxcpm_runtime.backends.step_function import Floats
+from voxcpm_runtime.model.driver import NoiseSource
 
 VERSION = "2.0.3"
 
 # Default of `streaming_prefix_len` in VoxCPM 0.5B and 1.5: the patches of one decoder call.
 _STREAMING_PREFIX = 3
-
-FloatArray = npt.NDArray[np.float32]
-
-
-class NoiseSource(Protocol):
-    """A source of random numbers: numpy's `Generator`, or recorded noise."""
-
-    def standard_normal(self, size: tuple[int, ...]) -> npt.NDArray[np.floating]:
-        """Standard normal values of shape `size`."""
-        ...
 
 
 def import_upstream() -> types.ModuleType:
@@ -104,7 +95,7 @@ def _resample(audio: torch.Tensor, orig_freq: int, new_freq: int) -> torch.Tenso
     return torch.from_numpy(np.stack(channels))
 
 
-def _load_librosa(path: str, *, sr: int, mono: bool) -> tuple[FloatArray, int]:
+def _load_librosa(path: str, *, sr: int, mono: bool) -> tuple[Floats, int]:
     """The stub of librosa.load with mono=True, the only use in upstream: (samples,) at `sr` Hz."""
     if not mono:
         raise NotImplementedError("upstream loads its prompts as mono")
@@ -203,7 +194,7 @@ def upstream_generate(
     max_len: int = 2000,
     inference_timesteps: int = 10,
     cfg_value: float = 2.0,
-) -> tuple[FloatArray, FloatArray]:
+) -> tuple[Floats, Floats]:
     """Speak with upstream's public methods, `build_prompt_cache` and `generate_with_prompt_cache`, without retries.
 
     Returns the audio (samples,) at the model's output rate, and the generated latents (patches, patch_size, feat_dim)

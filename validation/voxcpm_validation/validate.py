@@ -15,7 +15,7 @@ from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.text.letters import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import EndToEnd, cases, compare_speech, speak_upstream
-from voxcpm_validation.reference import DEFAULT_TEXT, Call, record_reference
+from voxcpm_validation.reference import DEFAULT_TEXT, RecordedCall, record_reference
 from voxcpm_validation.report import Report
 from voxcpm_validation.step_agreement import Arithmetic, StepAgreement, measure_step
 from voxcpm_validation.upstream import load_upstream
@@ -119,7 +119,7 @@ def _measure_steps(
     folder: Path,
     manifest: Manifest,
     precisions: Sequence[Precision],
-    reference: Mapping[str, Sequence[Call]],
+    reference: Mapping[str, Sequence[RecordedCall]],
     report: Callable[[str], None],
 ) -> tuple[StepAgreement, ...]:
     measured = []

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import soundfile
 from pydantic import BaseModel, ConfigDict
 
-FloatArray = npt.NDArray[np.float32]
+from voxcpm_runtime.backends.step_function import Floats
 
 _MATERIAL = files("voxcpm_validation") / "listening_test"
 
 
-class Voice(BaseModel):
+class PromptVoice(BaseModel):
     """A prompt, and the time that its speaker takes for each sentence."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,7 +34,7 @@ class Voice(BaseModel):
 class Clip(NamedTuple):
     """Audio (samples,), and its sample rate in Hz."""
 
-    audio: FloatArray
+    audio: Floats
     sample_rate: int
 
 
@@ -45,17 +43,17 @@ class Material:
     """The sentences and voices of a test."""
 
     sentences: Sequence[str]
-    voices: Sequence[Voice]
+    voices: Sequence[PromptVoice]
 
 
 def material(count: int | None = None) -> Material:
     """The first `count` sentences, or all, and the voices of the test."""
     lines = (_MATERIAL / "sentences.txt").read_text(encoding="utf-8").split("\n")
     voices = json.loads((_MATERIAL / "voices.json").read_text(encoding="utf-8"))
-    return Material([line for line in lines if line][:count], [Voice(**voice) for voice in voices])
+    return Material([line for line in lines if line][:count], [PromptVoice(**voice) for voice in voices])
 
 
-def prompt_clip(voice: Voice) -> Clip:
+def prompt_clip(voice: PromptVoice) -> Clip:
     """The prompt's audio."""
     with as_file(_MATERIAL / voice.audio) as path:
         audio, rate = soundfile.read(path, dtype="float32")

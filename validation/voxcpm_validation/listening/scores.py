@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from voxcpm_validation.listening.material import Clip, FloatArray, Material, Voice, prompt_clip
+from voxcpm_runtime.backends.step_function import Floats
+from voxcpm_validation.listening.material import Clip, Material, PromptVoice, prompt_clip
 from voxcpm_validation.listening.recognition import Recogniser, word_errors
 from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
 
@@ -22,7 +23,7 @@ _NATURAL = 0.15
 _RUNAWAY = 2.0
 
 
-Speak = Callable[[str, "Voice | None", int], Clip]
+Speak = Callable[[str, "PromptVoice | None", int], Clip]
 """speak(sentence, voice, seed): a sentence as a continuation of the voice's prompt, or zero-shot for None."""
 
 
@@ -88,7 +89,7 @@ def _scored(
     system: str,
     case: str,
     test: Material,
-    voice: Voice | None,
+    voice: PromptVoice | None,
     clips: Sequence[Clip],
     heard: Sequence[str],
     likeness: Mapping[str, Any],
@@ -113,7 +114,7 @@ def _scored(
 
 
 def _likeness(
-    voice: Voice, gallery: Mapping[str, FloatArray], clones: Sequence[FloatArray]
+    voice: PromptVoice, gallery: Mapping[str, Floats], clones: Sequence[Floats]
 ) -> dict[str, float]:
     own = np.array([clone @ gallery[voice.name] for clone in clones])
     others = np.array([[clone @ e for name, e in gallery.items() if name != voice.name] for clone in clones])

@@ -9,7 +9,7 @@ import numpy as np
 import soundfile
 
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.listening.material import Clip, Voice, prompt_clip
+from voxcpm_validation.listening.material import Clip, PromptVoice, prompt_clip
 from voxcpm_validation.listening.scores import Speak
 from voxcpm_validation.upstream import load_upstream, upstream_generate
 
@@ -18,7 +18,7 @@ def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
     """A speaker from a bundle on this machine's backend, without retries. Raises what opening a bundle raises."""
     tts = VoxCPM.from_bundle(bundle, precision)
 
-    def speak(text: str, voice: Voice | None, seed: int) -> Clip:
+    def speak(text: str, voice: PromptVoice | None, seed: int) -> Clip:
         prompt = (None, None) if voice is None else (tuple(prompt_clip(voice)), voice.transcript)
         return Clip(tts.generate(text, *prompt, seed=seed, retry_badcase=False), tts.sample_rate)
 
@@ -29,7 +29,7 @@ def upstream_speaker(checkpoint: str | Path) -> Speak:
     """A speaker from upstream's model in float32, with the noise that a bundle gets for the same seed."""
     model = load_upstream(checkpoint)
 
-    def speak(text: str, voice: Voice | None, seed: int) -> Clip:
+    def speak(text: str, voice: PromptVoice | None, seed: int) -> Clip:
         with tempfile.TemporaryDirectory() as folder:
             wav = transcript = None
             if voice is not None:
