@@ -16,6 +16,8 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.generations import GENERATIONS, Generation
 
+WITH_REFERENCE = tuple(name for name, traits in GENERATIONS.items() if traits.takes_reference)
+"""The generations that have references and controls."""
 DEFAULT_MAX_LEN = 4096
 """Patches; upstream's default, which the ratio of audio to text undercuts for all but the longest texts."""
 

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.commands.arguments import Engine, Quiet, VoiceArguments
 from voxcpm_runtime.commands.batch_lines import Defaults, read_lines
 from voxcpm_runtime.commands.batch_run import BatchRun, check_outputs, output_folder
 from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.interruption import interruptible
 from voxcpm_runtime.commands.parameters import takes_groups
+from voxcpm_runtime.commands.shared_arguments import Engine, Quiet, VoiceArguments
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.cancellation import CancelToken
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError, VoxCPMError, os_reason
 from voxcpm_runtime.audio.files import FORMATS
-from voxcpm_runtime.commands.arguments import VoiceArguments, stored_voice
+from voxcpm_runtime.commands.shared_arguments import VoiceArguments, stored_voice
 from voxcpm_runtime.options import GenerationOptions, option_table, whole_number
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.plan import check_generation
-from voxcpm_runtime.text.words import checked_text, one_line
+from voxcpm_runtime.text.words import one_line
 from voxcpm_runtime.voices.recordings import Recordings
 
 STANDARD_INPUT = "-"
@@ -173,14 +173,13 @@ def _batch_line(number: int, given: dict[str, Any], defaults: Defaults, folder: 
         "seed": given.get("seed", defaults.seed),
         **options,
     }
-    text = one_line(checked_text(given["text"], "text"))
-    arguments = Arguments.of(text, _recordings(given, defaults.recordings, folder), named)
+    arguments = Arguments.of(given["text"], _recordings(given, defaults.recordings, folder), named)
     check_generation(defaults.architecture, arguments.recordings, arguments.control)
     output = given.get("output")
     return BatchLine(
         line=number,
         output=_output_name(f"output_{number:03d}.wav" if output is None else output),
-        arguments=arguments,
+        arguments=replace(arguments, text=one_line(given["text"])),
     )
 
 

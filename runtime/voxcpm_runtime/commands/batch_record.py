@@ -12,7 +12,7 @@ from voxcpm_constants.errors import InputError, os_reason
 RECORD_FILE = "spoken.jsonl"
 
 
-class Spoken(BaseModel):
+class SpokenLine(BaseModel):
     """One utterance that was spoken; the last one of a file is what the file holds."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -50,7 +50,7 @@ class Record:
         """The digest of the line that a file was made from; None for a file that is not on record."""
         return self._digests.get(output)
 
-    def add(self, entry: Spoken) -> None:
+    def add(self, entry: SpokenLine) -> None:
         """Raises InputError when it cannot be written."""
         try:
             with self._path.open("a", encoding="utf-8") as file:
@@ -60,9 +60,9 @@ class Record:
         self._digests[entry.output] = entry.digest
 
 
-def _entry(line: bytes) -> Spoken | None:
+def _entry(line: bytes) -> SpokenLine | None:
     """None for what is no whole entry: its file counts as not on record."""
     try:
-        return Spoken.model_validate_json(line)
+        return SpokenLine.model_validate_json(line)
     except ValidationError:
         return None

@@ -15,7 +15,7 @@ import typer
 from voxcpm_constants.errors import InputError, VoxCPMError, os_reason
 from voxcpm_runtime.audio.files import check_output_path, write_audio
 from voxcpm_runtime.commands.batch_lines import BatchLine, Failure
-from voxcpm_runtime.commands.batch_record import RECORD_FILE, Record, Spoken
+from voxcpm_runtime.commands.batch_record import RECORD_FILE, Record, SpokenLine
 from voxcpm_runtime.commands.generate import spoken_line
 from voxcpm_runtime.commands.status_line import Notes, progress_text, status_line
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
@@ -112,7 +112,7 @@ class BatchRun:
             raise speech
         path = self.folder / utterance.output
         clipped = write_audio(path, speech.audio, speech.sample_rate)
-        spoken = Spoken(
+        spoken = SpokenLine(
             line=utterance.line,
             output=utterance.output,
             digest=digest,

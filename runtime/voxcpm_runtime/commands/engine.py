@@ -7,7 +7,7 @@ from typing import Any
 
 from voxcpm_runtime.backends.loading import check_engine
 from voxcpm_runtime.bundle.opening import Bundle, locate_bundle, open_bundle
-from voxcpm_runtime.commands.arguments import Engine
+from voxcpm_runtime.commands.shared_arguments import Engine
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.voxcpm import VoxCPM
 

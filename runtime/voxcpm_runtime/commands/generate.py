@@ -10,7 +10,11 @@ import typer
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.files import check_output_path, write_audio
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.commands.arguments import (
+from voxcpm_runtime.commands.engine import loaded, opened
+from voxcpm_runtime.commands.interruption import interruptible
+from voxcpm_runtime.commands.parameters import takes_groups
+from voxcpm_runtime.commands.raw_pcm import STANDARD_OUTPUT, check_standard_output, write_raw_pcm
+from voxcpm_runtime.commands.shared_arguments import (
     BundleArgument,
     Delivery,
     Engine,
@@ -18,10 +22,6 @@ from voxcpm_runtime.commands.arguments import (
     VoiceArguments,
     Words,
 )
-from voxcpm_runtime.commands.engine import loaded, opened
-from voxcpm_runtime.commands.interruption import interruptible
-from voxcpm_runtime.commands.parameters import takes_groups
-from voxcpm_runtime.commands.raw_pcm import STANDARD_OUTPUT, check_standard_output, write_raw_pcm
 from voxcpm_runtime.commands.status_line import progress_text, status_line
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments

@@ -16,8 +16,8 @@ from voxcpm_constants.manifest import FileRecord, Manifest, check_files, package
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import package_form
 from voxcpm_runtime.bundle.opening import choose_precision
-from voxcpm_runtime.commands.arguments import BundleArgument
 from voxcpm_runtime.commands.engine import located
+from voxcpm_runtime.commands.shared_arguments import BundleArgument
 
 _SYSTEMS = {"macOS14": "macOS 14, iOS 17", "macOS15": "macOS 15, iOS 18"}
 _SHOWN_FIRST = ("checkpoint", "licence")

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.commands.arguments import BundleArgument, Engine, Quiet, RecordingArguments
 from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.parameters import takes_groups
+from voxcpm_runtime.commands.shared_arguments import BundleArgument, Engine, Quiet, RecordingArguments
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.speech.plan import check_generation
 from voxcpm_runtime.voices.recordings import Recordings

@@ -30,7 +30,7 @@ _ORDER = (LOCDIT_STEP, FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP)
 
 def lone_slot(driver: Driver) -> Driver:
     """A driver for one utterance on its own, whatever batch the step models were converted for."""
-    return driver if driver.sizes.batch == 1 else Batch(driver, 1).driver(0)
+    return driver if driver.sizes.batch == 1 else BatchSlots(driver, 1).driver(0)
 
 
 @dataclass
@@ -56,7 +56,7 @@ class _Ask:
 _CHUNKED = {FEAT_ENCODER: "patches", BASE_LM_STEP: "embeddings", RESIDUAL_LM_STEP: "embeddings"}
 
 
-class Batch:
+class BatchSlots:
     """Slots 0..live, which all are under way from the start."""
 
     def __init__(self, driver: Driver, live: int) -> None:
@@ -191,7 +191,7 @@ class Batch:
 class _SlotModel:
     """A step model as one slot sees it."""
 
-    def __init__(self, batch: Batch, name: str, slot: int) -> None:
+    def __init__(self, batch: BatchSlots, name: str, slot: int) -> None:
         self._batch = batch
         self._name = name
         self._slot = slot

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import TypeVar
 
-from voxcpm_runtime.model.batch_slots import Batch
+from voxcpm_runtime.model.batch_slots import BatchSlots
 from voxcpm_runtime.model.driver import Driver
 
 Result = TypeVar("Result")
@@ -37,7 +37,7 @@ def completed_jobs(
         waiting.put(index)
     ended: queue.SimpleQueue[tuple[int, Future[Result]]] = queue.SimpleQueue()
     closed = threading.Event()
-    batch = Batch(driver, at_once) if driver.sizes.batch > 1 and jobs else None
+    batch = BatchSlots(driver, at_once) if driver.sizes.batch > 1 and jobs else None
 
     def work(slot: int) -> None:
         own = driver if batch is None else batch.driver(slot)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from voxcpm_constants.errors import InputError, os_reason
-from voxcpm_runtime.options import Option
+from voxcpm_runtime.options import WITH_REFERENCE, Option
 from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore
@@ -88,7 +88,7 @@ class RecordingArguments:
         Option(
             "Audio of a voice to speak with.",
             flags=("--reference", "--reference-audio", "-ra"),
-            generations=("voxcpm2",),
+            generations=WITH_REFERENCE,
         ),
     ] = None
 
@@ -111,7 +111,7 @@ class VoiceArguments(RecordingArguments):
         str | None,
         Option(
             'Voice or style in words, as "warm, slow"; it goes before the text in parentheses.',
-            generations=("voxcpm2",),
+            generations=WITH_REFERENCE,
         ),
     ] = None
 
