@@ -1,9 +1,14 @@
+import dataclasses
+import inspect
+
 import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.options import GenerationOptions, checked_options
+from voxcpm_runtime.commands.batch_lines import json_line
+from voxcpm_runtime.options import GenerationOptions, checked_options, option_table
 from voxcpm_runtime.speech.kv_room import patch_bound, patch_limit
+from voxcpm_runtime.voxcpm import VoxCPM
 
 
 @pytest.mark.parametrize(
@@ -89,3 +94,28 @@ def test_a_length_that_was_asked_for_must_fit():
 def test_not_even_the_shortest_speech_fits():
     with pytest.raises(InputError, match="101 needed, but the KV cache has 100"):
         patch_limit(97, 5, GenerationOptions(), capacity=100)
+
+
+def test_keywords_and_jsonl_keys_are_read_from_the_one_declaration():
+    declared = {field.name: field.default for field in dataclasses.fields(GenerationOptions)}
+
+    for method in (VoxCPM.generate, VoxCPM.speak, VoxCPM.generate_streaming, VoxCPM.session, VoxCPM.plan):
+        keywords = inspect.signature(method).parameters
+        assert {name: keywords[name].default for name in declared} == declared
+        assert all(keywords[name].kind is inspect.Parameter.KEYWORD_ONLY for name in declared)
+        assert {"voice", "control", "seed", "rng", "progress", "cancel", "keep_partial"} <= set(keywords)
+    assert set(declared) <= set(line_keys())
+
+
+def line_keys():
+    """The keys of a batch's JSONL, as its error names them."""
+    with pytest.raises(InputError, match="expected some of") as caught:
+        json_line('{"text": "a", "no_such_key": 1}')
+    return str(caught.value).partition("expected some of ")[2].split(", ")
+
+
+@pytest.mark.parametrize("declared", option_table(), ids=lambda declared: declared.name)
+def test_each_option_says_what_it_is(declared):
+    assert declared.option.help.endswith(".")
+    assert (declared.option.bounds is None) == (declared.type is bool)
+    assert declared.default is not None or declared.option.default

@@ -136,14 +136,14 @@ def _read(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> 
             text = line.decode().strip()
         except UnicodeDecodeError:
             raise InputError("expected UTF-8 text") from None
-        given = {"text": text} if folder is None else _json_line(text)
+        given = {"text": text} if folder is None else json_line(text)
         return _batch_line(number, given, defaults, folder or Path())
     except VoxCPMError as error:
         return Failure(number, str(error))
 
 
-def _json_line(text: str) -> dict[str, Any]:
-    """The keys that a line gives."""
+def json_line(text: str) -> dict[str, Any]:
+    """The keys that a JSONL line gives, and their values. Raises InputError for any that a line does not have."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,0 +1,78 @@
+"""Where files are written for a user: two variables, and what happens when they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.user_folders import cache_folder, voices_folder
+from voxcpm_runtime.backends.portable.cache import load_lowered
+from voxcpm_runtime.commands import cli
+
+KINDS = ("lowered", "verified", "bundles")
+
+
+@pytest.fixture(autouse=True)
+def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("VOXCPM_COREML_CACHE", "VOXCPM_COREML_VOICES"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def test_one_variable_holds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "all"))
+
+    assert [cache_folder(kind) for kind in KINDS] == [tmp_path / "all" / kind for kind in KINDS]
+    assert voices_folder() == tmp_path / "all" / "voices"
+    assert not (tmp_path / "all").exists()
+
+
+def test_voices_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "all"))
+    monkeypatch.setenv("VOXCPM_COREML_VOICES", str(tmp_path / "mine"))
+
+    assert voices_folder() == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("value", [None, "", "  "])
+def test_without_a_value_the_platform_decides(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("VOXCPM_COREML_CACHE", "VOXCPM_COREML_VOICES"):
+        if value is not None:
+            monkeypatch.setenv(variable, value)
+
+    assert cache_folder("lowered") == Path(platformdirs.user_cache_dir("voxcpm-coreml")) / "lowered"
+    assert voices_folder() == Path(platformdirs.user_data_dir("voxcpm-coreml")) / "voices"
+
+
+def test_a_home_folder_and_a_relative_one_are_resolved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    for value in ("~/all", "all"):
+        monkeypatch.setenv("VOXCPM_COREML_CACHE", value)
+        assert cache_folder("lowered") == tmp_path / "all" / "lowered"
+
+
+@pytest.mark.parametrize("variable", ["VOXCPM_COREML_CACHE", "VOXCPM_COREML_VOICES"])
+def test_a_file_is_one_line_and_exit_code_two(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(variable, str(tmp_path / "file"))
+
+    assert cli.main(["voices", "list"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {variable}={tmp_path / 'file'}: expected a folder, but it is a file; name another or unset it\n"
+    )
+
+
+def test_lowered_graphs_are_refused_a_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "file"))
+
+    with pytest.raises(InputError, match=r"VOXCPM_COREML_CACHE=.*: expected a folder, but it is a file"):
+        load_lowered(tmp_path / "some.mlpackage", cache_key="key")
