@@ -12,8 +12,6 @@ from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.manifest import MANIFEST_FILE
 from voxcpm_constants.step_models import Precision, StepSizes
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
-from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import convert
 
 DEFAULT_CHECKPOINT = Path(__file__).with_name("default_checkpoint")
 SIZES = StepSizes(kv_length=512)
@@ -27,7 +25,7 @@ def default_bundle() -> Path:
     ModuleNotFoundError if PyTorch is not installed.
     """
     cache = cache_folder("bundles")
-    folder = cache / _key()
+    folder = cache / bundle_name()
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -38,11 +36,15 @@ def default_bundle() -> Path:
     # Several processes may call this at the same time.
     with FileLock(cache / f"{folder.name}.lock"):
         if not (folder / MANIFEST_FILE).is_file():
+            # Two seconds of importing PyTorch, which a bundle that is there already does not need.
+            from voxcpm_conversion.checkpoint import Checkpoint
+            from voxcpm_conversion.convert import convert
+
             convert(Checkpoint.open(str(DEFAULT_CHECKPOINT)), folder, precisions=PRECISIONS, sizes=SIZES)
     return folder
 
 
-def _key() -> str:
+def bundle_name() -> str:
     """A name that changes with the checkpoint, the code of this package and the versions of its tools."""
     digest = hashlib.sha256("|".join(version(p) for p in ("coremltools", "torch", "voxcpm-coreml")).encode())
     sources = Path(__file__).parent.rglob("*.py")

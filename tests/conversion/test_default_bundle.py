@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
+import sys
 
 import pytest
 import soundfile
@@ -14,7 +16,7 @@ from voxcpm_runtime.commands.cli import main
 
 
 def test_generate_speaks_without_a_bundle(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(default_bundle.platformdirs, "user_cache_dir", lambda _: str(tmp_path / "cache"))
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
     output = tmp_path / "speech.wav"
 
     assert main(["generate", "--text", "Hello there", "-o", str(output), "--seed", "1"]) == 0
@@ -22,8 +24,24 @@ def test_generate_speaks_without_a_bundle(tmp_path, monkeypatch, capsys):
     assert soundfile.info(output).duration > 0.3
     assert "seed 1" in capsys.readouterr().out
     # The second time the bundle exists already.
-    monkeypatch.setattr(default_bundle, "convert", None)
+    monkeypatch.setattr("voxcpm_conversion.convert.convert", None)
     assert found() == default_bundle.default_bundle()
+    assert found().parent == tmp_path / "cache" / "bundles"
+
+
+def test_a_bundle_that_is_there_needs_no_pytorch(tmp_path, monkeypatch):
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
+    folder = tmp_path / "bundles" / default_bundle.bundle_name()
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    program = (
+        "import sys; from voxcpm_runtime.bundle.default import default_bundle; "
+        "print(default_bundle(), 'torch' in sys.modules)"
+    )
+
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert ran.stdout == f"{folder} False\n"
 
 
 def test_without_the_conversion_extra_the_error_says_what_to_install(monkeypatch):
