@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from voxcpm_runtime.cli import main
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
@@ -18,6 +17,7 @@ from voxcpm_conversion import convert as conversion
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.replacing import bundle_folder
 from voxcpm_conversion.workspace import Workspace
+from voxcpm_runtime.commands.cli import main
 
 PLAN: dict[str, object] = {"schema": 1, "source": "", "tools": {}}
 

@@ -35,7 +35,7 @@ def package(lab: Any) -> Path:
 
 
 def the_entry(directory: Path) -> Path:
-    (entry,) = directory.iterdir()
+    (entry,) = (directory / "lowered").iterdir()
     return entry
 
 
@@ -97,9 +97,10 @@ def test_modes_have_entries_of_their_own(package: Path, private_cache: Path) -> 
     for mode in ("plain", "faithful"):
         for probe in (False, True):
             load_lowered(package, cache_key="model", mode=mode, probe=probe)
-    assert len(list(private_cache.iterdir())) == 4
+    assert len(list((private_cache / "lowered").iterdir())) == 4
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(package: Path, private_cache: Path) -> None:
-    private_cache.write_text("a file where the directory should be")
+    private_cache.mkdir()
+    (private_cache / "lowered").write_text("a file where the directory should be")
     assert y(package) == 128

@@ -19,7 +19,7 @@ from voxcpm_runtime.backends.portable import PortableStepModel
 print(*PortableStepModel(Path(sys.argv[1]))({"x": np.ones(4, np.float32)}).values())
 """
 LISTEN = """
-import voxcpm_validation.recognition
+import voxcpm_validation.listening.recognition
 import faster_whisper.vad
 import onnxruntime
 """
