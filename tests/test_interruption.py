@@ -51,7 +51,7 @@ def test_an_interrupted_book_leaves_no_half_file_and_goes_on(
     code, _, err = interrupted(speak, tmp_path, ".book.wav.segments/00001.segment")
     assert code == 130
     assert "error: interrupted: book.wav was not written; " in err
-    assert "segments are kept: the same command goes on" in err
+    assert "segments are saved: the same command resumes" in err
     assert not (tmp_path / "book.wav").exists()
 
     done = subprocess.run(speak, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)

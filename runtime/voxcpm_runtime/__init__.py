@@ -1,6 +1,6 @@
 """Speak with a bundle: `VoxCPM.from_bundle(path).generate("Hello.")`. numpy, no PyTorch.
 
-Names are imported when they are first asked for (PEP 562): importing the package alone imports neither numpy nor a
+Names are imported when they are first used (PEP 562): importing the package alone imports neither numpy nor a
 backend.
 """
 

@@ -1,8 +1,8 @@
 """The options of generation, declared once: `GenerationOptions`.
 
-Each field's annotation says what it is, in which range, in which unit and under which flag. Python's keywords, the
-flags of the command line, the keys of a batch's JSONL, their checks and the table in docs/python.md are all read from
-it. numpy is not imported here, so that the command line can be listed without it.
+Each field's annotation gives its help text, range, unit and flag. The keywords in Python, the flags of the command
+line, the keys of a batch's JSONL, their checks and the table in docs/python.md all come from it. numpy is not imported
+here, so that the command line starts fast.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from voxcpm_constants.generations import GENERATIONS, Generation
 WITH_REFERENCE = tuple(name for name, traits in GENERATIONS.items() if traits.takes_reference)
 """The generations that have references and controls."""
 DEFAULT_MAX_LEN = 4096
-"""Patches; upstream's default, which the ratio of audio to text undercuts for all but the longest texts."""
+"""Upstream's default, in patches; `retry_badcase_ratio_threshold` gives a lower limit except for very long texts."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What an option means, for people and for checks."""
+    """The help text, range, unit, flags and generations of one option."""
 
     help: str
     bounds: tuple[float, float] | None = None
-    """Least and greatest number allowed; None for a switch."""
+    """Smallest and largest allowed number; None for a switch."""
     unit: str = ""
     flags: tuple[str, ...] = ()
-    """The command line's names, where they are not the field's own."""
+    """Flags of the command line, if they differ from the field's name."""
     default: str = ""
-    """What stands for None, in words."""
+    """What the default None means, in words."""
     generations: tuple[Generation, ...] = tuple(GENERATIONS)
-    """Which generations have it; the others refuse it with a clear error."""
+    """Generations that have the option; others refuse it with a clear error."""
 
     @property
     def full_help(self) -> str:
-        """The help text with range, unit, default in words, and the generations that have it where that is not all."""
+        """The help text with range, unit and default, and a note if only VoxCPM2 has the option."""
         parts = [self.help]
         if self.bounds is not None:
             low, high = self.bounds
@@ -52,11 +52,11 @@ class Option:
 
 
 class Declared(NamedTuple):
-    """One row of the table: a field of `GenerationOptions` with everything that is known of it."""
+    """One row of the option table: the name, type, default and declaration of a field of `GenerationOptions`."""
 
     name: str
     type: Any
-    """int, float or bool, or one of them with None."""
+    """int, float or bool, or one of them or None."""
     default: Any
     option: Option
 
@@ -167,14 +167,14 @@ class GenerationOptions:
             raise InputError(f"max_len ({self.max_len} patches) must be at least min_len ({self.min_len})")
 
     def changed(self) -> dict[str, Any]:
-        """The options that are not at their defaults, by name."""
+        """The options that differ from their defaults, by name."""
         values = {declared.name: getattr(self, declared.name) for declared in option_table()}
         return {d.name: values[d.name] for d in option_table() if values[d.name] != d.default}
 
 
 @functools.cache
 def option_table() -> tuple[Declared, ...]:
-    """The rows of the table, in the order of declaration."""
+    """The rows of the option table, in the order of declaration."""
     hints = get_type_hints(GenerationOptions, include_extras=True)
     return tuple(
         Declared(field.name, get_args(hints[field.name])[0], field.default, get_args(hints[field.name])[1])
@@ -183,9 +183,9 @@ def option_table() -> tuple[Declared, ...]:
 
 
 def checked_options(given: Mapping[str, Any]) -> GenerationOptions:
-    """The options of a call, by name. Raises InputError for a wrong value, TypeError for an unknown name.
+    """The options of a call, from keywords. Raises InputError for a wrong value, TypeError for an unknown name.
 
-    Upstream's `denoise` is known, and must stay off.
+    Upstream's `denoise` is accepted only if it is off.
     """
     options = dict(given)
     if options.pop("denoise", False):
@@ -196,7 +196,7 @@ def checked_options(given: Mapping[str, Any]) -> GenerationOptions:
 
 
 def whole_number(value: object, name: str, least: int, unit: str = "") -> int:
-    """The value as an int. Raises InputError for anything but a whole number from `least`."""
+    """The value as an int. Raises InputError for anything except a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         of = f" of {unit}" if unit else ""
         raise InputError(f"{name} must be a whole number{of} from {least}, got {value!r}")

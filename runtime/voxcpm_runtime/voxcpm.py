@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 AnyArguments = str | Mapping[str, Any] | Arguments
-"""What one utterance of several is given as: its text, arguments of `speak` by name, or `Arguments`."""
+"""One utterance of several: its text, arguments of `speak` by name, or `Arguments`."""
 
 
 class VoxCPM:
     """A checkpoint's step models, ready to speak; make one with `from_bundle`.
 
-    Any number of threads may call one: each call has its own caches, and nothing else is written.
+    Any number of threads may use it at the same time: each call has its own caches, and nothing else is written.
     """
 
     def __init__(self, bundle: Bundle, driver: Driver, arithmetic: str = "") -> None:
-        """driver: over the bundle's step models. arithmetic: `arithmetic_key` of their backend."""
+        """Make one from loaded step models. driver: over them. arithmetic: `arithmetic_key` of their backend."""
         self.bundle = bundle
         self._batch_driver: Driver | None = driver
         self._key = f"{bundle.digest}|{arithmetic}"
@@ -67,13 +67,12 @@ class VoxCPM:
     ) -> Self:
         """Open a bundle and load its step models.
 
-        path: a bundle's folder, one of the hub (`organisation/name`), an open bundle, or None for the built-in voice.
+        path: a bundle's folder, a hub id (`organisation/name`), an open bundle, or None for the built-in voice.
         precision: "int8", "int4", "fp16" or "fp32"; by default the first of these that the bundle has.
-        backend: "coreml", "portable", or "auto", Core ML on a Mac. threads: of one operation, portable only.
-        verify: hash every file.
-        compute_units: "all", "cpu", "cpu_and_gpu" or "cpu_and_ne", Core ML only.
+        backend: "coreml", "portable", or "auto": Core ML on a Mac. threads: threads of one operation (portable backend
+        only). verify: hash every file. compute_units: "all", "cpu", "cpu_and_gpu" or "cpu_and_ne" (Core ML only).
 
-        Raises BundleError and InputError.
+        Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument.
         """
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
         models = load_step_models(bundle, backend, threads=threads, compute_units=compute_units)
@@ -82,7 +81,7 @@ class VoxCPM:
         return cls(bundle, driver, arithmetic_key(backend, compute_units))
 
     def close(self) -> None:
-        """Let go of the step models and their memory. Calls that are under way end as they would have."""
+        """Release the step models and their memory. Calls that are running finish normally."""
         self._batch_driver = None
         self._prefix.cache_clear()
         return_freed_memory()
@@ -97,19 +96,19 @@ class VoxCPM:
 
     @property
     def driver(self) -> Driver:
-        """The loop of one utterance over the step models, with caches of its own. Raises InputError after `close`."""
+        """A driver for one utterance, with its own caches. Raises InputError after `close`."""
         return lone_slot(self.batch_driver)
 
     @property
     def batch_driver(self) -> Driver:
-        """The step models as they were converted: for `sizes.batch` utterances. Raises InputError after `close`."""
+        """A driver of the step models as converted: for `sizes.batch` utterances. Raises InputError after `close`."""
         if self._batch_driver is None:
             raise InputError("this voice was closed; open the bundle again")
         return self._batch_driver
 
     @property
     def sample_rate(self) -> int:
-        """Hz of the generated audio."""
+        """The sample rate of the generated audio in Hz."""
         return self.bundle.architecture.output_sample_rate
 
     @with_keywords
@@ -121,7 +120,7 @@ class VoxCPM:
         reference_wav_path: AudioSource | None = None,
         **given: Any,
     ) -> Audio:
-        """Speech (samples,) in [-1, 1] at `sample_rate` Hz. Arguments and errors: `speak`."""
+        """Speech (samples,) in [-1, 1] at `sample_rate` Hz. Arguments and errors: see `speak`."""
         return self.speak(text, prompt_wav_path, prompt_text, reference_wav_path, **given).audio
 
     @with_keywords
@@ -157,17 +156,16 @@ class VoxCPM:
         return plan(self.bundle, Arguments.of(text, recordings, given))
 
     def speak_plan(self, plan: Plan) -> Speech:
-        """The speech of a plan that was made for this bundle. Errors and warnings: `speak`."""
+        """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
         return self._spoken(plan, lone_slot(self.batch_driver), plan.parallel_segments)
 
     def batch(self, utterances: Iterable[AnyArguments]) -> list[Speech]:
-        """Speak several utterances, each with its own text, voice, seed and options, and each as it would alone.
+        """Speak several utterances with their own texts, voices, seeds and options; each sounds as it would alone.
 
-        utterances: texts, or arguments of `speak` by name, `text` among them. They run at once, as many as the bundle
-        was converted for (`convert --batch`), or one after another.
+        utterances: texts, or arguments of `speak` by name, including `text`. As many run at the same time as the bundle
+        was converted for (`convert --batch`).
 
-        Raises what `speak` raises: InputError for any of them before there is work on one, other errors when all have
-        ended.
+        Raises what `speak` raises: InputError for any utterance before work begins, other errors when all have ended.
         """
         plans: list[Plan] = []
         try:
@@ -178,9 +176,9 @@ class VoxCPM:
         return run_jobs(self.batch_driver, jobs, len(jobs))
 
     def speak_each(self, utterances: Sequence[AnyArguments]) -> Iterator[tuple[int, Speech | VoxCPMError]]:
-        """The speeches of `batch`, each as soon as it is spoken, with its index, or the error that came in its place.
+        """The index and speech of each utterance as soon as it is spoken, or its error if it failed.
 
-        An utterance is planned, its recordings read, when its turn comes.
+        utterances: see `batch`. An utterance is planned, and its recordings are read, when its turn comes.
         """
 
         def job(given: AnyArguments, driver: Driver) -> Speech:
@@ -205,13 +203,13 @@ class VoxCPM:
         first_chunk_patches: int | None = None,
         **given: Any,
     ) -> Iterator[Audio]:
-        """The speech of `speak`, in chunks (samples,) of `chunk_patches` patches, as soon as they are known.
+        """The speech of `speak`, in chunks (samples,) of `chunk_patches` patches, as soon as they are ready.
 
-        first_chunk_patches: patches of the first chunk; fewer are heard sooner.
+        first_chunk_patches: patches of the first chunk; with fewer, audio starts sooner.
 
-        What has been heard cannot be taken back: there is no retry, but TooLongWarning says, as soon as it is known,
-        that the speech is suspiciously long for its text. With the seed of a speech that was not tried again, the
-        samples are exactly its. Errors are raised by the call itself, not by the first chunk. Closing the iterator
+        There is no retry, since audio that was heard cannot be taken back; TooLongWarning says, as soon as it is known,
+        that the speech is suspiciously long for its text. The samples are exactly those of `speak` with the same seed,
+        if that needed no retry. Errors are raised by the call itself, not by the first chunk. Closing the iterator
         ends the generation between two Euler steps.
         """
         first, others = checked_chunking(chunk_patches, first_chunk_patches)
@@ -222,7 +220,7 @@ class VoxCPM:
     def stream_plan(
         self, plan: Plan, first_chunk_patches: int = 1, chunk_patches: int = DEFAULT_CHUNK_PATCHES
     ) -> Iterator[Audio]:
-        """The speech of a plan in chunks (samples,). Errors and warnings: `generate_streaming`."""
+        """The speech of a plan in chunks (samples,). Errors and warnings: see `generate_streaming`."""
         pieces = stream(plan, self._narrator(plan, lone_slot(self.batch_driver)), plan.segments)
         return chunked(pieces, first_chunk_patches, chunk_patches)
 
@@ -236,7 +234,7 @@ class VoxCPM:
         buffer_seconds: float = BUFFER_SECONDS,
         **given: Any,
     ) -> Session:
-        """Speech while its text is being written, a chunk of 16-bit samples a patch: see `Session`.
+        """A `Session`, which speaks text while it is being written, in one chunk of 16-bit samples for each patch.
 
         Arguments are those of `speak`. buffer_seconds: seconds of audio that may wait to be read; then speaking pauses.
         """
@@ -268,11 +266,12 @@ class VoxCPM:
         reference: AudioSource | None = None,
         trim_silence_vad: bool = False,
     ) -> Voice:
-        """A voice to save (`Voice.save`), and to give as `voice` in place of recordings.
+        """Make a voice, to save (`Voice.save`) and to give as `voice` instead of recordings.
 
-        audio: with a transcript a prompt to continue; without one a reference (VoxCPM2). reference: beside a prompt.
+        audio: with a transcript, a prompt to continue; without one, a reference (VoxCPM2). reference: in addition to a
+        prompt. trim_silence_vad: cut silence from both ends of the recordings.
 
-        Raises InputError.
+        Raises InputError for recordings that are missing, cannot be read or are too short, or need VoxCPM2.
         """
         recordings = Recordings.of_a_new_voice(audio, transcript, reference)
         check_generation(self.bundle.architecture, recordings, None)

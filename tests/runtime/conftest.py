@@ -75,7 +75,7 @@ def architecture(request: pytest.FixtureRequest) -> Architecture:
 
 @pytest.fixture(autouse=True)
 def _swift(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A patch of the tiny architectures is 20 ms, so that a token as published models say it would take 25."""
+    """Shorten the estimates: with the tiny architectures' patches of 20 ms, a token would need 25 patches."""
     monkeypatch.setattr(kv_room, "SECONDS_PER_TOKEN", 0.01)
 
 
@@ -92,7 +92,7 @@ def constants(architecture: Architecture) -> dict[str, np.ndarray]:
 
 
 class FakeState(dict[str, np.ndarray]):
-    """What a step model keeps, by whatever name it likes; a KV cache is `cache` (positions, hidden)."""
+    """The state of a fake step model, under any names; a KV cache is `cache` (positions, hidden)."""
 
     def rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
         whole = self.get("cache", np.zeros((SIZES.kv_length, HIDDEN), np.float32))
@@ -105,7 +105,7 @@ class FakeState(dict[str, np.ndarray]):
 
 @dataclass
 class FakeStep:
-    """Checks every call against the declaration, counts it, and hands (inputs, state) to a numpy function."""
+    """Checks every call against the declaration, counts it, and passes (inputs, state) to a numpy function."""
 
     declared: StepModel
     function: Callable[[Mapping[str, np.ndarray], dict[str, np.ndarray]], dict[str, np.ndarray]]
@@ -147,7 +147,7 @@ class FakeNetwork:
         self.stop_bias = np.array([1e3, 0], np.float32)
 
     def causal(self, name: str, embeddings: np.ndarray) -> np.ndarray:
-        """Row p depends on rows 0..p and on p itself, so that a wrong position or a wrong cache row shows."""
+        """Row p depends on rows 0..p and on p itself, so that a wrong position or cache row changes the result."""
         count = len(embeddings)
         decay = np.array(
             [[0.7 ** (p - q) if q <= p else 0 for q in range(count)] for p in range(count)], np.float32
@@ -175,7 +175,7 @@ class FakeNetwork:
 def _cached(network: FakeNetwork, name: str) -> Callable[..., np.ndarray]:
     def run(inputs: Mapping[str, np.ndarray], state: dict[str, np.ndarray]) -> np.ndarray:
         embeddings, position = inputs["embeddings"][0], int(inputs["position"][0])
-        # What was never written is NaN, as padding that is attended to must show.
+        # Rows that were never written are NaN, so that attending to them shows in the result.
         cache = state.setdefault("cache", np.full((SIZES.kv_length, HIDDEN), np.nan, np.float32))
         assert position + len(embeddings) <= SIZES.kv_length
         cache[position : position + len(embeddings)] = embeddings
@@ -282,7 +282,7 @@ def bundle_folder(
     constants: dict[str, np.ndarray],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """A whole bundle but for its step models, whose packages hold a few bytes each."""
+    """A complete bundle, except that the packages of its step models are a few bytes each."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "bundle"
     (folder / "constants").mkdir(parents=True)
@@ -325,7 +325,7 @@ def speaking(
     models: dict[str, FakeStep],
     network: FakeNetwork,
 ) -> str:
-    """A bundle whose step models are the tiny ones, and which stops as soon as it may."""
+    """A bundle with the tiny step models, whose stop head ends the speech as soon as it may."""
     monkeypatch.setattr(voxcpm, "load_step_models", lambda *_, **__: models)
     network.stop_bias = np.array([-1e3, 0], np.float32)
     return str(bundle_folder)
@@ -344,7 +344,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def batch(
     speaking: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    """Writes the lines, speaks them into out/, and gives (exit code, standard output, standard error)."""
+    """Writes the lines, speaks them into out/, and returns (exit code, standard output, standard error)."""
 
     def run(lines: list[Any] | None, *options: str, name: str = "lines.jsonl") -> tuple[int, str, str]:
         if lines is not None:
@@ -359,7 +359,7 @@ def batch(
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """How often a voice was opened."""
+    """A list that gets an entry each time a voice is opened."""
     opened: list[Any] = []
     from_bundle = voxcpm.VoxCPM.from_bundle
 

@@ -73,7 +73,7 @@ def test_a_pipe_is_read_as_a_file_is(tmp_path, ending):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_named_pipe_is_read_as_a_file_is(tmp_path):
-    """What a shell makes of `--prompt <(…)`."""
+    """A shell passes such a pipe for `--prompt <(…)`."""
     path, fifo = tmp_path / "prompt.wav", tmp_path / "fifo"
     write_audio(path, sine(RATE), RATE)
     os.mkfifo(fifo)
@@ -116,7 +116,7 @@ def test_every_width_and_number_of_channels_of_a_wav_file(tmp_path, subtype, err
 
 
 def test_a_stream_whose_header_does_not_know_its_length():
-    """As ffmpeg writes into a pipe."""
+    """ffmpeg writes such a header into a pipe."""
     wav = io.BytesIO()
     soundfile.write(wav, sine(RATE), RATE, format="WAV", subtype="PCM_16")
     content = bytearray(wav.getvalue())

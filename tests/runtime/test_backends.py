@@ -21,7 +21,7 @@ def declared(architecture, sizes):
 
 
 class Predictor:
-    """Gives ones of the right shapes, and caches that count the calls."""
+    """Returns ones of the right shapes, and caches that count the calls."""
 
     def __init__(self, declared):
         self.declared = declared
@@ -129,7 +129,7 @@ def test_a_missing_input_or_state_is_told(declared):
 
 @pytest.fixture
 def coreml(monkeypatch, declared):
-    """A coremltools that is on a Mac, as far as loading goes."""
+    """A stand-in for coremltools that can load models, as on a Mac."""
     loaded = []
 
     def ml_model(path, compute_units):
@@ -232,7 +232,7 @@ def test_an_interface_of_other_names_is_refused(declared, tmp_path):
 
 @pytest.mark.parametrize("keeps_state", [False, True])
 def test_rows_of_a_cache_are_read_and_overwritten(declared, keeps_state):
-    """As a kept voice's prefix is, in either form of Core ML's state; the rest of the cache stays."""
+    """A voice's prefix needs this, in either form of Core ML's state; the rest of the cache stays unchanged."""
     model = declared[BASE_LM_STEP]
     kept = {t.name: np.zeros(t.shape_at(0), np.float16) for t in model.state}
     native = SimpleNamespace(read_state=lambda name: kept[name], write_state=kept.__setitem__)

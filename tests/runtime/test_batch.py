@@ -61,7 +61,7 @@ def test_a_line_without_a_seed_gets_a_fresh_one_that_is_recorded(batch, folder, 
 
 @second_generation
 def test_a_line_has_its_own_voice_seed_options_and_name(batch, folder, speaking):
-    """Paths of a line are relative to the JSONL file, those of the command line to the working directory."""
+    """Paths in a line are relative to the JSONL file, paths on the command line to the working directory."""
     recording(folder / "set" / "a.wav", 1)
     recording(folder / "b.wav", 2)
     lines = [
@@ -156,7 +156,7 @@ def test_a_line_that_is_not_utf_8_is_a_bad_line(batch, folder):
     code, _, err = batch(None, name="lines.txt")
 
     assert code == 1
-    # And nothing else: no warning of the byte-order mark.
+    # Nothing else is printed, such as a warning of the byte-order mark.
     assert err == "line 2: expected UTF-8 text\nfailed: line 2: expected UTF-8 text\n"
     assert [entry["line"] for entry in record(folder)] == [1, 3]
 

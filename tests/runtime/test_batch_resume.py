@@ -1,4 +1,4 @@
-"""A batch that is run again: what is there, what is missing, what has changed."""
+"""A batch that runs again: with files that exist, are missing or have changed."""
 
 import numpy as np
 import pytest
@@ -120,7 +120,7 @@ def test_a_record_cut_short_is_gone_on_with(batch, folder):
 
 
 def test_ctrl_c_keeps_what_is_finished(batch, folder, models):
-    """Interrupted in the third utterance; the same command then speaks it and the fourth."""
+    """The batch is interrupted in the third utterance; the same command then speaks it and the fourth."""
     velocity = models["locdit_step"].function
 
     def interrupted(inputs, state):
@@ -135,7 +135,7 @@ def test_ctrl_c_keeps_what_is_finished(batch, folder, models):
     assert (code, err) == (130, "error: interrupted\n")
     assert (
         out.splitlines()[-1]
-        == "2 spoken, 0 skipped (already there), 0 failed, 2 left: the same command goes on"
+        == "2 spoken, 0 skipped (already there), 0 failed, 2 left: the same command resumes"
     )
     assert len(list((folder / "out").iterdir())) == 3
     assert batch(None, name="lines.txt")[1].splitlines()[-1].startswith("2 spoken, 2 skipped")

@@ -1,4 +1,4 @@
-"""Utterances that share the calls of step models: each as it would be alone, whatever the others do."""
+"""Utterances that share calls of step models: each is the same as alone, whatever the others do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITH_CACHE = ("base_lm_step", "residual_lm_step")
 
 
 class BatchState(dict):
-    """A cache a slot, their positions one after another."""
+    """A cache for each slot, with their positions one after another."""
 
     def __init__(self, model):
         super().__init__({slot: model.new_state() for slot in range(BATCH)})
@@ -55,7 +55,7 @@ class BatchStep:
         outputs = []
         for slot in range(BATCH):
             own = {name: array[rows * slot : rows * (slot + 1)] for name, array in inputs.items()}
-            # Idle slots get zeros, which the tiny network keeps as NaN: whoever attends to them is found out.
+            # Idle slots get zeros, which the tiny network stores as NaN, so that attending to them shows in the result.
             outputs.append(self.model.function(own, None if state is None else state[slot]))
         return {name: np.concatenate([output[name] for output in outputs]) for name in outputs[0]}
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_spoken_is_refused_by_its_number_before_any_work(batched,
 
 
 def test_an_error_of_one_leaves_the_others_alone(tts, batched, batch_models):
-    """The second utterance, known by its Euler steps, gets NaN; that is told once the others are done."""
+    """The second utterance, known by its Euler steps, gets NaN; the error is raised when the others are done."""
     step = batch_models["locdit_step"]
     healthy, sick_time = step.model.function, time_span(3)[2]
     step.model.function = lambda inputs, state: {
@@ -206,7 +206,7 @@ def test_after_a_cancellation_no_other_is_begun(tts, models, prompt_audio):
 
 
 def test_a_slot_near_the_end_of_its_cache_keeps_its_rows_while_another_is_prefilled(tts, batched):
-    """A chunk of 16 for one, with 47 of 48 positions taken in the other."""
+    """One slot prefills a chunk of 16 while 47 of the other's 48 positions are taken."""
     given = [
         {"text": "a", "seed": 1, "min_len": 45, "max_len": 45, "retry_badcase": False, "segment_tokens": 1000,
          "retry_badcase_ratio_threshold": 99.0},

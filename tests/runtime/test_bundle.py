@@ -20,7 +20,7 @@ def edit_manifest(folder, change):
 
 @pytest.fixture
 def hashed(monkeypatch):
-    """Names of the files that are hashed, as they are."""
+    """A list that gets the name of each file that is hashed."""
     names = []
     record = manifests.record_file
     monkeypatch.setattr(manifests, "record_file", lambda path: names.append(path.name) or record(path))
@@ -154,7 +154,7 @@ def test_a_damaged_record_of_digests_only_costs_time(bundle_folder, hashed, dama
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(bundle_folder, monkeypatch):
-    # Below a file there can be no folder, whoever the user is.
+    # No user, not even root, can create a folder below a file.
     (bundle_folder.parent / "file").write_text("")
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(bundle_folder.parent / "file" / "cache"))
 

@@ -184,7 +184,7 @@ def shout(word: Annotated[str, typer.Argument()]) -> None:
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Other packages' commands: one that works, one that needs torch, one that is broken."""
+    """Commands of other packages: one works, one needs torch, one is broken."""
     for name, imports in (
         ("loud", ""),
         ("needy", "import torch.absent"),
@@ -251,7 +251,7 @@ def test_the_script_is_the_command(tmp_path, arguments):
 
 
 def test_commands_bring_in_no_numpy_by_themselves():
-    """The package's own `__init__`, which does, is left out: a stand-in takes its place."""
+    """A stand-in replaces the package's own `__init__`."""
     program = (
         "import sys, types; package = types.ModuleType('voxcpm_runtime'); package.__path__ = [sys.argv[1]]; "
         "sys.modules['voxcpm_runtime'] = package; import voxcpm_runtime.commands.cli; "

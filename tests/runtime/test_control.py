@@ -15,7 +15,7 @@ def written(text, control):
 
 @pytest.fixture(scope="module")
 def upstreams_cli():
-    """Upstream's `cli.py` by itself: importing its package would import torch."""
+    """Upstream's `cli.py` alone, since importing its package would import torch."""
     package = importlib.util.find_spec("voxcpm")
     if package is None:
         pytest.skip("needs upstream's voxcpm")

@@ -1,4 +1,4 @@
-"""The loop against a straightforward one: whole sequences, no caches, no chunks, as upstream's `_inference` reads."""
+"""The loop against a simple one in the form of upstream's `_inference`: whole sequences, no caches, no chunks."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def driver(architecture, sizes, constants, models):
 
 @pytest.fixture
 def loop(architecture, network, constants):
-    """`patches` of latents from (tokens, is_audio, patches so far), every step over the whole sequence."""
+    """A function that generates patches; every step runs over the whole sequence so far."""
 
     def linear(name, rows):
         return rows @ constants[f"{name}_w"].T + constants[f"{name}_b"]

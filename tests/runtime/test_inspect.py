@@ -14,7 +14,7 @@ MEGABYTES = {"fp16": 2656.4, "int8": 1330.0, "fp32": 5312.6, "int4": 748.1}
 
 @pytest.fixture(params=["macOS14", "macOS15"])
 def real_size(tmp_path, architecture, request):
-    """A bundle of VoxCPM2's widths in all precisions; its files are holes of the right length."""
+    """A bundle of VoxCPM2's widths in all precisions, whose files are sparse and of the right length."""
     document = architecture.model_dump(mode="json", exclude_none=True, by_alias=True)
     document["lm_config"] |= {
         "hidden_size": 2048,
@@ -81,7 +81,7 @@ def test_a_real_bundle_fits_eighty_columns_without_losing_a_word(real_size, caps
     target = Manifest.read(real_size).target
     system = {"macOS14": ["macOS", "14,", "iOS", "17"], "macOS15": ["macOS", "15,", "iOS", "18"]}[target]
     assert rows(text, "target") == [["target", *system]]
-    # Only for macOS 15 have the LM steps a function for each length.
+    # Only for macOS 15 do the LM steps have a function for each length.
     functions = [name for _, name in rows(text, "func")]
     assert functions == (["decode", "prefill_16", "prefill_64"] * 2 if target == "macOS15" else [])
 
@@ -117,7 +117,7 @@ def test_inspect_tells_what_a_bundle_is(bundle_folder, capsys, architecture):
     assert facts["architecture"] == architecture.generation
     assert facts["sizes"]["kv_length"] == 48
     assert facts["step_models"]["locdit_step"]["inputs"]["t"] == [2, "float32"]
-    # The package's one file holds its precision and its name.
+    # The package's only file contains its precision and its name.
     assert facts["step_models"]["locdit_step"]["bytes"] == {"fp16": 15, "int8": 15}
     assert set(facts["precisions"]) == {"fp16", "int8"}
 

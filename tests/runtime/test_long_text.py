@@ -1,4 +1,4 @@
-"""Text of any length: segments that the cache holds, one voice, pauses, progress, going on after an interruption."""
+"""Text of any length: segments that fit the cache, one voice, pauses, progress, resuming after an interruption."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prompt_audio():
 
 @pytest.fixture
 def book(tmp_path):
-    """Where a speech is written to, and nothing else."""
+    """The path for a speech, in an empty folder."""
     (tmp_path / "books").mkdir()
     return tmp_path / "books" / "book.wav"
 
@@ -154,7 +154,7 @@ def test_progress_counts_segments_and_estimates_what_is_left(tts):
     assert told[-1].audio_seconds == pytest.approx(
         len(speech.latents) * tts.bundle.architecture.patch_seconds
     )
-    # Half way, what is left is told within a factor of four of what it then takes.
+    # Half way, the estimate of the remaining time is right within a factor of four.
     half = next(p for p in told if p.segment == count // 2)
     took = told[-1].elapsed_seconds - half.elapsed_seconds
     assert took / 4 < half.remaining_seconds < took * 4
@@ -223,7 +223,7 @@ def test_segments_of_another_speech_are_dropped(tts, book):
 
 @pytest.mark.usefixtures("stopping")
 def test_segments_that_were_cut_elsewhere_are_spoken_again(tts, book):
-    """As an earlier release's may be."""
+    """An earlier release may have cut the same text elsewhere."""
 
     def speak(tokens, saved):
         return tts.speak(CHAPTER, seed=3, segment_tokens=tokens, saved_segments=saved)
@@ -242,7 +242,7 @@ def test_of_a_short_text_nothing_is_saved(tts, book):
 
 
 def test_speech_that_the_cache_cuts_off_is_tried_again(tts):
-    """It is shorter than six patches a token, and bad all the same."""
+    """Such speech is bad although it has less than six patches for each token."""
     assert isinstance(tts, VoxCPM)
     with pytest.warns(UserWarning, match="cut off after 34 patches"):
         speech = tts.speak("hello there.", seed=1)
@@ -262,7 +262,7 @@ def test_cancelling_before_the_first_segment_leaves_nothing_saved(tts, book):
 
 @pytest.mark.usefixtures("stopping")
 def test_the_transcript_of_the_first_segment_is_what_was_said(tts, monkeypatch):
-    """With numbers in words, as the model read it."""
+    """The transcript has numbers in words, as the model read them."""
     read = []
 
     def normalized(text):

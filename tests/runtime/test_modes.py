@@ -1,4 +1,4 @@
-"""`generate`, `design` and `clone`: which arguments make which mode, against the library's call of it."""
+"""`generate`, `design` and `clone`: which arguments select which mode, against the same call of the library."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def spoken(command, bundle, *options):
-    """Samples of the command's file, int16."""
+    """The samples of the file that the command writes, int16."""
     given = [*command.split(), bundle, *options, "--seed", "3", "--quiet", "-o", "spoken.wav"]
     assert cli.main(given) == 0
     samples, _ = soundfile.read("spoken.wav", dtype="int16")
@@ -78,7 +78,7 @@ def test_each_mode_is_one_command(speaking, mode, command):
 @second_generation
 @pytest.mark.usefixtures("folder")
 def test_no_two_modes_sound_the_same(speaking):
-    """Else the test above would not tell them apart."""
+    """Otherwise the test above could not tell them apart."""
     speeches = {expected(speaking, *arguments).tobytes() for _, arguments, _ in MODES.values()}
 
     assert len(speeches) == len(MODES)
@@ -160,7 +160,7 @@ def test_each_option_reaches_the_library(speaking, monkeypatch, name):
 
 
 REFUSALS = [
-    # What no bundle can do.
+    # Requests that no bundle can fulfil.
     (
         "generate",
         ["--text", "a", *PROMPT, "--prompt-file", "prompt.txt"],
@@ -215,7 +215,7 @@ def test_what_no_bundle_can_do_is_refused_before_one_is_opened(folder, capsys, c
     ],
 )
 def test_what_the_second_generation_cannot_do(bundle_folder, folder, capsys, command, options, message):
-    """Before its step models, which this bundle has none of, are loaded."""
+    """The error comes before step models are loaded: this bundle has none."""
     refused(str(bundle_folder), folder, capsys, command, options, message)
 
 
@@ -232,7 +232,7 @@ def test_what_the_second_generation_cannot_do(bundle_folder, folder, capsys, com
     ],
 )
 def test_what_the_first_generation_lacks_is_named(bundle_folder, folder, capsys, command, options, message):
-    """Before its step models, which this bundle has none of, are loaded."""
+    """The error comes before step models are loaded: this bundle has none."""
     refused(str(bundle_folder), folder, capsys, command, options, message)
 
 

@@ -30,14 +30,14 @@ def test_levels_of_a_sine():
 
     assert found.peak == pytest.approx(0.5, abs=1e-4)
     assert found.rms == pytest.approx(0.5 / np.sqrt(2), abs=1e-4)
-    # 20 log10 of a half, and a sine's 3.01 dB below that.
+    # 20 log10 of 0.5, and 3.01 dB less for a sine.
     assert found.peak_dbfs == pytest.approx(-6.02, abs=0.01)
     assert found.rms_dbfs == pytest.approx(-9.03, abs=0.01)
     assert (found.silence_ratio, found.clipped) == (0.0, 0)
 
 
 def test_frames_below_fifty_decibels_are_silence():
-    # Of a second, 300 ms of nothing and 200 ms at -60 dBFS; 500 ms at -40.
+    # One second: 300 ms of zeros, 200 ms at -60 dBFS, 500 ms at -40 dBFS.
     audio = np.concatenate(
         [
             np.zeros(int(0.3 * RATE), np.float32),
@@ -47,7 +47,7 @@ def test_frames_below_fifty_decibels_are_silence():
     )
 
     assert levels(audio, RATE).silence_ratio == pytest.approx(0.5)
-    # 10 ms more are a frame of their own: 26 of 51.
+    # Another 10 ms are a frame of their own: 26 of 51.
     assert levels(np.append(audio, np.zeros(RATE // 100)), RATE).silence_ratio == pytest.approx(26 / 51)
 
 

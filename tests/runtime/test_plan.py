@@ -1,4 +1,4 @@
-"""Where a call's text is normalised and its audio trimmed; what that does is tested with the modules that do it."""
+"""Which texts of a call are normalised and which audio is trimmed; the tests of those modules check how."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RATE = 1000  # of the tiny architectures, whose patch is 20 samples
 
 @pytest.fixture
 def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch):
-    """With room for seconds of audio, which is counted in place of being encoded."""
+    """A voice with room for seconds of audio, which is counted instead of encoded."""
     bundle = open_bundle(bundle_folder)
     manifest = bundle.manifest.model_copy(update={"sizes": StepSizes(kv_length=1024)})
     driver = Driver(architecture, sizes, constants, models)
@@ -33,27 +33,27 @@ def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch):
 
 
 def sequence(tts: VoxCPM, *arguments, **options) -> Sequence:
-    """What is prefilled for the first segment."""
+    """The sequence that is prefilled for the first segment."""
     plan = tts.plan(*arguments, **options)
     return utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver)).sequence
 
 
 def text_of(prefilled: Sequence) -> str:
-    """Letters of its text tokens (see `conftest.write_tokenizer`)."""
+    """The letters of the sequence's text tokens (see `conftest.write_tokenizer`)."""
     return "".join(
         "▁abcdefghijklmnopqrstuvwxyz0123456789.,!?()"[i - 3] for i in prefilled.tokens if 3 <= i < 46
     )
 
 
 def sound(silence_before: int) -> tuple[np.ndarray, int]:
-    """A second of it, after silence."""
+    """One second of sound after silence, and its sample rate."""
     return np.repeat(np.float32([0, 0.5]), [silence_before, RATE]), RATE
 
 
 def test_the_target_alone_is_normalised(tts):
     arguments = {"text": "- 5\n\n🙂 cats", "prompt_wav_path": sound(0), "prompt_text": "5  x "}
 
-    # White space is one space before: nothing is an item of a list but at the start.
+    # White space becomes one space before, so that only the start of a text can be a list item.
     assert text_of(sequence(tts, **arguments, normalize=True)) == "▁5▁▁x▁five▁cats"
     with pytest.warns(UserWarning, match="no token for"):
         assert text_of(sequence(tts, **arguments)) == "▁5▁▁x▁▁5▁▁cats"
@@ -109,7 +109,7 @@ def test_silence_throughout_is_refused_when_it_is_to_be_trimmed(tts):
 
 
 def test_less_than_a_patch_of_sound_is_refused(tts, monkeypatch):
-    """200 ms stay at either end: a patch longer than that is needed, or none."""
+    """A stand-in trims: the 200 ms of silence that really stay are longer than a patch here."""
     monkeypatch.setattr(recordings, "trim_silence", lambda audio, rate: audio[:19])
 
     with pytest.raises(

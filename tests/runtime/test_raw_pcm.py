@@ -9,7 +9,7 @@ import pytest
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.commands.raw_pcm import check_standard_output
 
-# Chunks of 1000 samples, less than the buffer holds: -0.5, 0, 0.5, …, each made after a line of input if it waits.
+# Chunks of 1000 samples, less than the buffer holds: -0.5, 0, 0.5, …; if it waits, each comes after a line of input.
 PROGRAM = """
 import sys
 import numpy as np
@@ -31,7 +31,7 @@ typer.run(command)
 
 
 def run(*arguments, **streams):
-    # Standard output as it is by default, buffered.
+    # Standard output is buffered, as by default.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", PROGRAM, *arguments]
     return subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, **streams)
@@ -81,11 +81,11 @@ def test_a_reader_that_goes_ends_the_command_without_a_word():
     err = process.stderr.read().decode()
     process.stderr.close()
 
-    # What a shell gives for `yes | head`: 128 + 13.
+    # A shell reports the same for `yes | head`: 128 + 13.
     assert process.wait(timeout=60) == 141
     said = [line for line in err.splitlines() if not line.startswith("chunk ")]
     assert said == ["raw PCM: 16-bit little-endian, mono, 16000 Hz"]
-    # A pipe holds 64 KiB or so: of a thousand chunks a few are made at most.
+    # A pipe holds about 64 KiB, so at most a few of a thousand chunks are made.
     assert len(err.splitlines()) < 200
 
 

@@ -1,4 +1,4 @@
-"""First in, first out, over the end and from the beginning again."""
+"""The ring buffer is first in, first out, also when it wraps around at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an utterance is unless asked otherwise: a voice of letters has heard short sentences only."""
+"""The default length of an utterance: a voice of letters was trained on short sentences only."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PROSE = SENTENCE * 3 + LONG_SENTENCE + " " + SENTENCE * 5
 
 @pytest.fixture
 def letters() -> Any:
-    """What a bundle of the built-in voice's vocabulary is asked for here, with room for any text."""
+    """A stand-in for a bundle with the built-in voice's vocabulary and room for any text."""
     return with_vocabulary(TextTokenizer.from_folder(DEFAULT_CHECKPOINT))
 
 
 @pytest.fixture
 def published(tts) -> Any:
-    """Likewise of a vocabulary with digits, as published ones have."""
+    """The same with a vocabulary that has digits, as published ones do."""
     return with_vocabulary(tts.bundle.tokenizer)
 
 
@@ -45,12 +45,12 @@ def longest(bundle: Any, parts: list[Segment]) -> int:
 
 
 def plan_of(bundle: Any, **options: Any) -> Plan:
-    """Without a text."""
+    """A plan without a text."""
     return plan(bundle, Arguments(options=GenerationOptions(**options)))
 
 
 def planned(bundle: Any, **options: Any) -> int:
-    """Tokens of the longest segment."""
+    """The number of tokens of the longest segment."""
     return longest(bundle, plan_of(bundle, **options).split(PROSE))
 
 

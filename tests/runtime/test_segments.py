@@ -1,4 +1,4 @@
-"""Long texts in parts: none too long, nothing lost, cut where a reader would take breath."""
+"""Long texts in segments: none is too long, nothing is lost, and cuts are where a reader would take breath."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_text_within_the_target_is_one_segment_a_paragraph() -> None:
 def test_sentences_are_kept_whole_and_parts_are_of_about_one_length() -> None:
     text = "One two three four. " * 6
     assert spoken(text, 12) == ["One two three four. One two three four. One two three four."] * 2
-    # 16 words: greedily 12 and 4.
+    # 16 words, which a greedy cut would split into 12 and 4.
     assert spoken("One two three four. " * 4, 12) == ["One two three four. One two three four."] * 2
     assert spoken("One two three four five. Six seven. Eight nine ten eleven twelve.", 6) == [
         "One two three four five.",
@@ -98,7 +98,7 @@ def test_no_segment_is_too_long_and_nothing_is_lost_or_doubled(target: int, coun
     kept = bare("".join(s.text for s in found))
     if target > 5:
         assert kept == bare(STORY.replace("***", ""))
-    # Marks alone have no room of their own in the smallest segments.
+    # The smallest segments have no room for marks beside their word.
     assert re.sub(r"\W", "", kept) == re.sub(r"\W", "", STORY)
 
 

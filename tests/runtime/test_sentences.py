@@ -1,4 +1,4 @@
-"""Where sentences end, that fragments make no difference, and how early a sentence comes out."""
+"""Sentence ends: where they are, that fragments make no difference, and how early a sentence is returned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from voxcpm_runtime.text.sentences import SentenceCutter, sentences
 
-# | is where one sentence ends and the next begins.
+# A | marks where one sentence ends and the next begins.
 CUT = [
     "Mr. Smith met Mrs. Jones.| They talked.",
     "Dr. Who is here.| He waits.",
@@ -166,7 +166,7 @@ def test_any_mixture_of_marks_is_cut_the_same_in_fragments() -> None:
 
 
 def _known_after(text: str) -> list[str]:
-    """What has been read when each sentence comes out."""
+    """The text that has been read when each sentence is returned."""
     cutter = SentenceCutter()
     return [text[: at + 1] for at, char in enumerate(text) for _ in cutter.push(char)]
 
@@ -221,7 +221,7 @@ def test_after_a_flush_a_new_sentence_begins() -> None:
 
 @pytest.mark.parametrize("text", [ENGLISH, CHINESE, "e.g. ", "…", " ", "a"])
 def test_time_grows_with_the_length_of_the_text(text: str) -> None:
-    """Quadratic, this would take minutes."""
+    """In quadratic time this would take minutes."""
     text = (text * (500_000 // len(text) + 1))[:500_000]
     cutter, length, started = SentenceCutter(), 0, time.perf_counter()
     for at in range(0, len(text), 5):

@@ -1,4 +1,4 @@
-"""Sessions, with a stand-in that speaks: what is heard follows from the text alone, whatever the timing."""
+"""Sessions, with a stand-in that speaks: the audio depends on the text alone, not on the timing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 class Speaker:
-    """A patch for every two characters of a segment; its samples tell the segment and the place."""
+    """Speaks one patch for every two characters of a segment; its samples encode the segment and the place in it."""
 
     def __init__(self, pause: Callable[[], float] = lambda: 0.0, patch: int = PATCH) -> None:
         self.segments: list[Segment] = []

@@ -21,7 +21,7 @@ def stopping(network):
 
 @pytest.mark.usefixtures("stopping")
 def test_a_session_speaks_as_streaming_its_sentences_does(tts):
-    """Whatever the fragments; each sentence is a segment, the first one the voice of the others."""
+    """Fragments make no difference; each sentence is a segment, and the first one is the voice of the others."""
     heard = []
     for size in (1, 7, 1000):
         with tts.session(seed=3) as session:

@@ -21,7 +21,7 @@ PROMPTS = Path(voxcpm_validation.__file__).parent / "listening_test"
 
 
 def sound(samples: int, level: float = 0.5) -> np.ndarray:
-    """A square wave: its level is its peak, and exact in float32."""
+    """A square wave, whose level is its peak and is exact in float32."""
     return (level * np.where(np.arange(samples) // 20 % 2, -1, 1)).astype(np.float32)
 
 
@@ -53,7 +53,7 @@ SHAPES = {
         (4992, 29824),
     ),
     "a click alone": ([click(20000, 9000)], (7992, 10440), (4992, 13440)),
-    # Of the loudest frame the rest is no silence, but of the highest peak it is.
+    # The rest is silence relative to the highest peak, but not relative to the loudest frame.
     "a click before a murmur": ([click(9000, 10), sound(8000, 0.01), silence(9000)], (0, 2248), (0, 5248)),
     "a click amid a murmur": (
         [silence(5000), sound(3000, 0.01), click(9000, 10), sound(6000, 0.01)],
@@ -69,7 +69,7 @@ SHAPES = {
 
 
 def taken(audio: np.ndarray, rate: int) -> tuple[int, int]:
-    """First and end sample of the part that is kept."""
+    """Start and end of the samples that remain."""
     part = trim_silence(audio, rate)
     start = (part.__array_interface__["data"][0] - audio.__array_interface__["data"][0]) // audio.itemsize
     np.testing.assert_array_equal(part, audio[start : start + len(part)])
@@ -110,7 +110,7 @@ def test_of_recordings_the_part_kept_is_upstreams(shared_data, name, alone, with
 
 
 def check(path, alone, with_silence):
-    """The recording as it is, and with a second of silence on each side."""
+    """Compare upstream's boundaries for the recording alone and with a second of silence on each side."""
     rate = soundfile.info(path).samplerate
     audio = read_audio(path, rate)
     padded = np.concatenate([silence(rate), audio, silence(rate)])

@@ -1,4 +1,4 @@
-"""Streaming gives what offline generation gives, in chunks of any size, and can be ended."""
+"""Streaming gives the same samples as offline generation, in chunks of any size, and can be ended."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_first_chunk_is_there_after_prefill_and_its_patches(tts, models):
 
 
 def test_each_patch_is_decoded_once_whatever_the_length(tts, models):
-    """Work that is linear in the length: calls of each model, for so many patches."""
+    """The work is linear in the length: the number of calls of each model is given by the number of patches."""
     counted = []
     for patches in (4, 8, 16):
         before = {name: len(model.calls) for name, model in models.items()}
@@ -82,7 +82,7 @@ def test_chunks_of_no_patches_are_refused(tts, given):
 
 
 class _Counting:
-    """A DiT that cancels at its `at`-th call."""
+    """A DiT that cancels a token at its call number `at`."""
 
     def __init__(self, model, token, at):
         self.calls, self.token, self.at, self.function = 0, token, at, model.function
@@ -96,7 +96,7 @@ class _Counting:
 
 @pytest.fixture
 def cancelling(models):
-    """A token that the DiT cancels at a call of it; 9 of them make a patch."""
+    """A token that the DiT cancels at a given call; a patch takes 9 calls."""
 
     def make(at):
         token = CancelToken()
@@ -125,7 +125,7 @@ def test_what_was_spoken_may_be_kept(tts, cancelling, architecture):
 
     patches, left = divmod(len(speech.audio), architecture.patch_output_samples)
     assert (speech.cancelled, speech.stopped, left) == (True, False, 0)
-    # The third may be in its decoder when the fourth is given up.
+    # The third patch may be in the decoder when the fourth is given up.
     assert patches in (2, 3)
     np.testing.assert_array_equal(speech.audio, whole[: len(speech.audio)])
 
@@ -215,7 +215,7 @@ def test_a_cancelled_generation_frees_its_caches(tts, models, cancelling, monkey
     with pytest.raises(Cancelled) as held:
         tts.generate(TEXT, seed=1, cancel=token)
 
-    # Even while the error is held, and its traceback with it.
+    # This holds even while the error is alive, and its traceback with it.
     gc.collect()
     assert held.value is not None
     assert len(states) > 2

@@ -1,4 +1,4 @@
-"""What is beyond upstream, whose own results `tests/validation/test_text_normalization.py` compares with."""
+"""Differences from upstream; `tests/validation/test_text_normalization.py` compares with upstream's own results."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_threads_may_share_it():
 
 @pytest.mark.parametrize("module", ["wetext", "kaldifst", "regex"])
 def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch, module):
-    """As where it is not installed: nothing of wetext is imported yet."""
+    """The package counts as not installed, and nothing of wetext is imported yet."""
     for name in [name for name in sys.modules if name.partition(".")[0] in {"wetext", module}]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)

@@ -127,7 +127,7 @@ def test_a_tokeniser_with_its_own_normaliser_runs_as_it_stands(as_it_stands, lla
     for text in TEXTS:
         assert ours(text) == theirs(text), text
     assert ours("Hello There.") == ours("hello there.")
-    # What transformers 5 makes of it is the same where it loses nothing.
+    # transformers 5 gives the same tokens where it loses no letters.
     assert ours("they went in opposite directions.") == fifth("they went in opposite directions.")
 
 

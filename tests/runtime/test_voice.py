@@ -1,4 +1,4 @@
-"""Voices that are kept: they speak as the recordings that they are made of, from memory and from files."""
+"""Saved voices sound like the recordings that they are made from, from memory and from files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_was_kept_of_a_voice_is_not_computed_again(tts, recordings, tmp_pat
         return count() - before
 
     def anew():
-        """As in another process, which has nothing in memory."""
+        """The bundle opened again with nothing in memory, as in another process."""
         return VoxCPM(tts.bundle, tts.batch_driver)
 
     in_memory, from_file = again(tts), again(anew())
@@ -91,7 +91,7 @@ def test_what_was_kept_of_a_voice_is_not_computed_again(tts, recordings, tmp_pat
 
 
 def test_a_text_that_changes_the_transcripts_last_token_is_spoken_right(tts, audio):
-    """A tokeniser that joins the ends of transcript and target: the lead must not be used beyond what is common."""
+    """The tokeniser joins the ends of transcript and text, so only the common positions of the lead may be used."""
     plain = tts.bundle.tokenizer
     voice = tts.create_voice(audio[0], "so it is", name="ada")
 
@@ -101,7 +101,7 @@ def test_a_text_that_changes_the_transcripts_last_token_is_spoken_right(tts, aud
         def __call__(self, text):
             ids = plain(text)
             if text != "so it is" and text.startswith("so it is"):
-                ids[7:9] = [40]  # "is" + "h": one token in place of two
+                ids[7:9] = [40]  # "is" + "h": one token instead of two
             return ids
 
     tts.bundle.__dict__["tokenizer"] = Joining()
@@ -223,7 +223,7 @@ def test_a_dialogue_is_bounded_by_its_window_and_keeps_the_recording(tts, audio)
 
     assert voice.transcript == "so it is turn 3. turn 4. "
     np.testing.assert_array_equal(voice.prompt, np.concatenate([recorded, turns[3], turns[4]]))
-    # What does not fit even so changes nothing.
+    # A turn that does not fit even then changes nothing.
     assert voice.extended("long. ", np.zeros((20, 2, 4), np.float32), window_patches=11) == voice
 
 

@@ -1,4 +1,4 @@
-"""`voices add | list | show | remove`, and `--voice` wherever there is a prompt."""
+"""The commands `voices add | list | show | remove`, and `--voice` wherever a prompt can be given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from voxcpm_runtime.voxcpm import VoxCPM
 
 @pytest.fixture(autouse=True)
 def _recordings(folder, monkeypatch):
-    """In the working directory, and a store of voices beside them."""
+    """Put recordings into the working directory, and a store of voices beside them."""
     monkeypatch.setenv("VOXCPM_COREML_VOICES", str(folder / "voices"))
     rng = np.random.default_rng(0)
     for name in ("prompt.wav", "voice.wav"):

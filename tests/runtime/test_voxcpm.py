@@ -23,14 +23,14 @@ def prompt_audio():
 
 
 def asked(tts, *arguments, **options):
-    """What is prefilled for the first segment, and how much may follow it."""
+    """The utterance of the first segment: what is prefilled, and how much may follow it."""
     plan = tts.plan(*arguments, **options)
     return utterance(plan, 0, plan.segments[0], plan.encoded_voice(tts.driver))
 
 
 @pytest.fixture
 def chatty(network):
-    """A stop head that ends the speech as soon as it is asked."""
+    """Sets a stop head that ends the speech as soon as it is asked."""
     network.stop_bias = np.array([-1e3, 0], np.float32)
 
 
@@ -123,7 +123,7 @@ def test_a_speech_too_long_for_its_text_is_tried_again_with_the_next_seeds(tts):
 
 
 def test_the_seed_told_is_the_one_that_succeeded(tts, network):
-    """A stop head that first speaks on the second attempt."""
+    """The stop head ends the speech only at the second attempt."""
     bias, asked = np.array([1e3, 0], np.float32), []
     network.stop_logits = lambda hidden: (
         asked.append(1) or np.broadcast_to(bias * (1 if len(asked) < 40 else -1), (*hidden.shape[:-1], 2))
@@ -159,7 +159,7 @@ def test_bad_is_from_six_patches_a_token_on(tts, length, attempts):
 
 
 def test_the_first_generation_counts_the_decoders_context_too(tts, prompt_audio, architecture):
-    """Upstream's voxcpm returns prompt patches with the generated ones, and counts both; voxcpm2 does not."""
+    """Upstream's voxcpm returns prompt patches with the generated ones and counts both; voxcpm2 does not."""
     counts_context = architecture.generation == "voxcpm"
     with _too_long_expected(counts_context):
         speech = tts.speak("hi", prompt_audio, "a ", seed=5, max_len=16)

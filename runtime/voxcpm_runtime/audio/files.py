@@ -1,4 +1,4 @@
-"""Prompt audio in, speech out: read as mono at the wanted rate, written whole or not at all."""
+"""Audio files: prompts are read as mono at a given rate, speech is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from voxcpm_runtime.storage.whole_file import whole_file
 AudioSource = str | Path | bytes | bytearray | memoryview | BinaryIO | tuple[npt.NDArray[np.generic], int]
 """A path, a file's bytes, an open binary file, or (samples, sample rate in Hz).
 
-A path may be a pipe, and so may a file, which is read from its position on. Samples are (samples,) or (samples,
-channels), floating point in [-1, 1], int16, int32 or, as in 8-bit WAV files, uint8.
+A path or an open file may be a pipe; an open file is read from its current position. Samples are (samples,) or
+(samples, channels), floating point in [-1, 1], int16, int32 or, as in 8-bit WAV files, uint8.
 """
 
 
 class _Format(NamedTuple):
-    """libsndfile's names, and the rates in Hz that the codec takes (none: any)."""
+    """libsndfile's names for a format, and the sample rates in Hz that its codec takes (empty: any)."""
 
     container: str
     subtype: str
@@ -43,9 +43,9 @@ FORMATS = {
     ".opus": _Format("OGG", "OPUS", (8000, 12000, 16000, 24000, 48000)),
     ".mp3": _Format("MP3", "MPEG_LAYER_III", (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)),
 }
-# What is zero, and what is 1.
+# dtype -> (sample value of silence, difference from it at full scale).
 _PCM_SCALES = {"uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
-# Linear: 40 dB above full scale is not loud but scaled wrongly. Hz: above that of any converter.
+# Linear: a peak 40 dB above full scale means wrong scaling. Hz: above the rate of any converter.
 _GREATEST_PEAK = 100.0
 _GREATEST_RATE = 1_000_000
 
@@ -53,12 +53,12 @@ _GREATEST_RATE = 1_000_000
 def read_audio(
     source: AudioSource, sample_rate: int, *, least_samples: int = 1, what: str = "audio"
 ) -> Audio:
-    """Mono float32 (samples,) at `sample_rate` Hz: channels averaged, then a polyphase resampling filter.
+    """Read audio as mono float32 (samples,) at `sample_rate` Hz: channels averaged, then a polyphase resampling filter.
 
-    least_samples: at `sample_rate`. what: the word for it in messages, such as "prompt audio".
+    least_samples: smallest allowed length at `sample_rate`. what: its name in messages, such as "prompt audio".
 
-    Raises InputError for what is no audio, is empty, has NaN or infinite samples, is far beyond full scale, or is too
-    short.
+    Raises InputError for a source that is no audio, is empty, has NaN or infinite samples, is far beyond full scale,
+    or is too short.
     """
     name = f"{what} {source}" if isinstance(source, str | Path) else what
     if isinstance(source, tuple) and len(source) != 2:
@@ -80,7 +80,10 @@ def read_audio(
 
 
 def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> Audio:
-    """From `rate` to `wanted` Hz (scipy's polyphase filter, Kaiser window)."""
+    """The samples (samples,) resampled from `rate` to `wanted` Hz (scipy's polyphase filter, Kaiser window).
+
+    name: the name of the audio in the message. Raises InputError for a rate that is not a whole number in range.
+    """
     if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= _GREATEST_RATE:
         raise InputError(
             f"{name}: the sample rate must be a whole number of Hz from 1 to {_GREATEST_RATE}, got {rate!r}"
@@ -88,7 +91,7 @@ def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> 
     if rate == wanted:
         return samples
     from scipy.signal import (
-        resample_poly,  # half a second at every start, for other rates than the bundle's only
+        resample_poly,  # takes half a second, and is needed only if the rates differ
     )
 
     divisor = math.gcd(int(rate), wanted)
@@ -96,7 +99,7 @@ def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> 
 
 
 def check_output_path(path: str | Path) -> Path:
-    """The path, if a file can be written there, tried in the folder itself. Raises InputError."""
+    """The path with ~ expanded. Raises InputError if no audio file can be written there, by a test file."""
     path = _expanded(path)
     _format(path)
     if path.is_dir():
@@ -114,11 +117,11 @@ def check_output_path(path: str | Path) -> Path:
 
 
 def write_audio(path: str | Path, audio: Audio, sample_rate: int) -> int:
-    """Write mono audio (samples,) in [-1, 1], beyond which it is clipped, in the format of the path's extension.
+    """Write mono audio (samples,) in the format of the path's extension; samples outside [-1, 1] are clipped.
 
-    WAV and the other lossless formats hold 16-bit samples. The file appears when it is complete. A codec that does
-    not take `sample_rate` gets the next higher rate it takes. Returns how many samples were clipped. Raises InputError
-    when it cannot be written, and for NaN or infinite samples.
+    WAV and the other lossless formats hold 16-bit samples. The file appears when it is complete. For a codec that does
+    not take `sample_rate`, audio is resampled to the next higher rate. Returns the number of clipped samples. Raises
+    InputError if the file cannot be written, and for NaN or infinite samples.
     """
     path = _expanded(path)
     form = _format(path)
@@ -168,7 +171,7 @@ def _decoded(source: object, name: str) -> tuple[Audio, int]:
 
 
 def _content(source: object, name: str) -> bytes:
-    """Read here: libsndfile would seek, which pipes cannot, and go by a file's name."""
+    """The bytes of a source. libsndfile itself would seek, which pipes cannot do, and rely on a file's name."""
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     try:
@@ -205,7 +208,7 @@ def _mono(samples: npt.NDArray[np.generic], name: str) -> Audio:
             f"{name}: expected floating point, int16, int32 or uint8 samples, got {samples.dtype}"
         )
     zero, one = (0, 1) if is_floating else _PCM_SCALES[samples.dtype.name]
-    # What is too large for float32 becomes infinite, which is refused.
+    # A value too large for float32 becomes infinite, which `require_finite` refuses.
     with np.errstate(over="ignore"):
         values = (np.asarray(samples, np.float32) - np.float32(zero)) / np.float32(one)
     return values if values.ndim == 1 else values.mean(axis=1, dtype=np.float32)

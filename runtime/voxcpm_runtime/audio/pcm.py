@@ -16,35 +16,37 @@ Pcm = npt.NDArray[np.int16]
 """16-bit mono samples (samples,)."""
 
 SILENCE_DBFS = -50.0
-"""What a frame's RMS is below when the frame counts as silence."""
+"""A frame whose RMS is below this level counts as silence."""
 FRAME_SECONDS = 0.02
 _PEAK = 32767
 
 
 @dataclass(frozen=True)
 class Levels:
-    """How loud audio is. dBFS: decibels relative to a constant 1, so that a full-scale sine's RMS is -3.01."""
+    """Peak, RMS, silence and clipping of audio. dBFS is relative to a constant 1: a full-scale sine has RMS -3.01."""
 
     peak: float
-    """Largest absolute sample, which is above 1 where `clipped` is not 0."""
+    """Largest absolute sample; above 1 if there are samples outside [-1, 1]."""
     rms: float
     """Root mean square of all samples."""
     silence_ratio: float
-    """Share of frames of 20 ms, a shorter last one among them, whose RMS is below SILENCE_DBFS; 1 of no samples."""
+    """Share of 20 ms frames, a shorter last one included, whose RMS is below SILENCE_DBFS; 1 without samples."""
     clipped: int
-    """Samples outside [-1, 1]."""
+    """Number of samples outside [-1, 1]."""
 
     @property
     def peak_dbfs(self) -> float:
+        """`peak` in dBFS; -inf for zero."""
         return _dbfs(self.peak)
 
     @property
     def rms_dbfs(self) -> float:
+        """`rms` in dBFS; -inf for zero."""
         return _dbfs(self.rms)
 
 
 def pcm16(audio: Audio) -> Pcm:
-    """The samples (samples,) times 32767, rounded to the nearest, those outside [-1, 1] clipped.
+    """16-bit samples (samples,): audio clipped to [-1, 1], times 32767, rounded to the nearest integer.
 
     Raises InputError for samples that are NaN or infinite.
     """
@@ -64,7 +66,7 @@ def require_finite(audio: Audio, name: str) -> None:
 
 
 def levels(audio: Audio, sample_rate: int) -> Levels:
-    """Of finite audio (samples,) at `sample_rate` Hz; computed in float64."""
+    """The levels of finite audio (samples,) at `sample_rate` Hz, computed in float64."""
     if not len(audio):
         return Levels(peak=0.0, rms=0.0, silence_ratio=1.0, clipped=0)
     power = np.square(audio, dtype=np.float64)

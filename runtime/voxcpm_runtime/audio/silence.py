@@ -1,6 +1,6 @@
 """Silence before and after speech, cut to 200 ms, as upstream does (`_trim_audio_silence_vad`, model/voxcpm2.py).
 
-Upstream asks librosa 0.11 (`effects.trim`) for both ends, and then may pull in the latter end by a test of its own.
+Upstream finds both ends with librosa 0.11 (`effects.trim`), and may then choose an earlier end by a test of its own.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import numpy.typing as npt
 from voxcpm_runtime.audio.pcm import Audio
 
 FRAME = 2048
-"""Samples whose level is taken together, at any sample rate."""
+"""Samples in a frame, for which one level is computed, at any sample rate."""
 HOP = 512
-"""Samples from one frame to the next."""
+"""Samples from the start of one frame to the start of the next."""
 RANGE_DB = 35.0
-"""What is so far below the loudest is silence."""
+"""A frame that is this many decibels below the loudest one is silence."""
 KEPT_MS = 200
-"""Of silence at either end."""
+"""Milliseconds of silence that stay at either end."""
 _LEAST_LEVEL = np.float32(1e-5)  # librosa's floor: below it all frames are equally loud
 
 
 def trim_silence(audio: Audio, sample_rate: int) -> Audio:
-    """The part of audio (samples,) at `sample_rate` Hz from 200 ms before its first sound to 200 ms after its last.
+    """A view of audio (samples,) at `sample_rate` Hz from 200 ms before its first sound to 200 ms after its last.
 
-    A view. Audio that is silence throughout, all zeros, is returned whole.
+    Audio that is all zeros is returned whole.
     """
     if not audio.any():
         return audio
@@ -34,7 +34,7 @@ def trim_silence(audio: Audio, sample_rate: int) -> Audio:
 
 
 def _sounding(audio: Audio) -> tuple[int, int]:
-    """First and end sample of what is within RANGE_DB of the loudest frame, the end not beyond `_last_voice`."""
+    """Start and end of the samples within RANGE_DB of the loudest frame; the end is at most `_last_voice`."""
     centred = np.pad(audio, FRAME // 2)
     decibels = _decibels(_levels(centred))
     loud = np.flatnonzero(decibels > -RANGE_DB)
@@ -57,6 +57,6 @@ def _levels(audio: Audio) -> npt.NDArray[np.float32]:
 
 
 def _decibels(levels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Relative to the highest of the levels (frames,)."""
+    """The levels (frames,) in decibels relative to the highest one."""
     floored = np.maximum(levels, _LEAST_LEVEL)
     return 20.0 * np.log10(floored / floored.max())

@@ -15,17 +15,18 @@ from voxcpm_constants.targets import MAIN
 from voxcpm_runtime.backends.step_function import Array, StepState
 
 COMPUTE_UNITS = {"all": "ALL", "cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", "cpu_and_ne": "CPU_AND_NE"}
-"""Our spelling -> coremltools.ComputeUnit."""
+"""The names used here -> names in `coremltools.ComputeUnit`."""
 
 
 class PassedState:
-    """State tensors in numpy: inputs of one prediction, replaced by its outputs."""
+    """State tensors in numpy: inputs of a prediction, then replaced by its outputs."""
 
     def __init__(self, declared: StepModel, arrays: dict[str, Array]) -> None:
         self._declared = declared
         self.arrays = arrays
 
     def predict(self, predictor: Any, features: dict[str, Array]) -> dict[str, Array]:
+        """Predict from the inputs `features` and this state, which is updated; all outputs by name."""
         results: dict[str, Array] = predictor.predict(features | self.arrays)
         self.arrays = {t.name: results[t.output_name] for t in self._declared.state}
         return results
@@ -35,13 +36,13 @@ class PassedState:
         return self.arrays[name].astype(np.float32)
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
-        """Copies of positions start..stop of every KV cache (1, heads, positions, width), by name."""
+        """Copies of positions start..stop of every KV cache (1, kv_heads, positions, head_dim), by tensor name."""
         return {name: array[:, :, start:stop].copy() for name, array in self.arrays.items()}
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
-        """Overwrites positions from `start` on."""
+        """Overwrite positions from `start` on with arrays (1, kv_heads, positions, head_dim), by tensor name."""
         for name, array in rows.items():
-            # What a prediction gave may be read-only.
+            # Outputs of a prediction may be read-only.
             self.arrays[name] = _with_rows(self.arrays[name], start, array)
 
 
@@ -53,6 +54,7 @@ class NativeState:
         self._names = names
 
     def predict(self, predictor: Any, features: dict[str, Array]) -> dict[str, Array]:
+        """Predict from the inputs `features` and this state, which Core ML updates; the outputs by name."""
         results: dict[str, Array] = predictor.predict(features, state=self._native)
         return results
 
@@ -61,19 +63,20 @@ class NativeState:
         return np.asarray(self._native.read_state(name), np.float32)
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
-        """The same as `PassedState` has."""
+        """Copies of positions start..stop of every KV cache, as in `PassedState.rows`."""
         return {name: self._native.read_state(name)[:, :, start:stop].copy() for name in self._names}
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
-        """The same as `PassedState` has."""
+        """Overwrite positions from `start` on, as in `PassedState.set_rows`."""
         for name, array in rows.items():
             self._native.write_state(name, _with_rows(self._native.read_state(name), start, array))
 
 
 class CoreMLStepModel:
-    """A step model, or one function of it. predictor: coremltools' MLModel or CompiledMLModel.
+    """A step model, or one function of it, on Core ML.
 
-    Any number of threads may call it, each with its own state: Core ML takes one prediction of a model at a time.
+    predictor: coremltools' MLModel or CompiledMLModel. keeps_state: whether Core ML owns the state (macOS 15). Any
+    number of threads may call it, each with its own state; calls wait for each other, as Core ML requires.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ def load_predictor(package: Path, function: str, compute_units: str) -> tuple[An
     import coremltools as ct
 
     unit = getattr(ct.ComputeUnit, COMPUTE_UNITS[compute_units])
-    # A package with one function is loaded without naming it: earlier systems than macOS 15 know no names.
+    # The only function of a package is loaded without its name: systems before macOS 15 know no names.
     named = {} if function == MAIN else {"function_name": function}
     compiled = package.with_suffix(".mlmodelc")
     if compiled.is_dir():

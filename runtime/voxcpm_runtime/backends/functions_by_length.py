@@ -1,4 +1,4 @@
-"""A step model whose package has one function a length: each call goes to the function for its length."""
+"""A step model whose package has one function for each length: a call runs the function for its length."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
 
 class FunctionsByLength:
-    """All but the first load when they are first called, by whichever thread; they share one state.
+    """A step model of one function for each length. All functions except the first load when first called.
 
-    declared: the whole step model. first: the function of its first length. load: index of a length -> its function.
+    The functions share one state. declared: the whole step model. first: the function for its first length. load:
+    a function from the index of a length to the function for it.
     """
 
     def __init__(self, declared: StepModel, first: StepFunction, load: Callable[[int], StepFunction]) -> None:
@@ -25,7 +26,7 @@ class FunctionsByLength:
         self._loaded = {0: first}
 
     def new_state(self) -> StepState:
-        """The start of a stream."""
+        """The state at the start of a stream: zeros."""
         return self._loaded[0].new_state()
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:

@@ -31,7 +31,7 @@ def load_step_models(
 ) -> dict[str, StepFunction]:
     """The named step models of an open bundle, in its precision.
 
-    threads: of one operation, portable only. compute_units: a key of COMPUTE_UNITS, Core ML only.
+    threads: threads of one operation (portable backend only). compute_units: a key of COMPUTE_UNITS (Core ML only).
 
     Raises InputError for a backend that this machine lacks, BundleError for a package that cannot be loaded or
     whose inputs and outputs are not the declared ones.
@@ -50,13 +50,13 @@ def load_step_models(
 def load_portable_step_model(
     folder: Path, manifest: Manifest, precision: Precision, name: str, **options: Any
 ) -> StepFunction:
-    """One step model on ONNX Runtime. options: of `portable.PortableStepModel`. Raises BundleError."""
+    """One step model on ONNX Runtime. options: keywords of `portable.PortableStepModel`. Raises BundleError."""
     load = partial(_load_portable, cache_key=manifest.package_key(precision, name), **options)
     return _load_step_model(folder, manifest, precision, name, load)
 
 
 def arithmetic_key(backend: str, compute_units: str) -> str:
-    """Equal where the same step models give the same numbers, but for rounding by the number of threads."""
+    """A key that is equal if the same step models give the same numbers, up to rounding by the number of threads."""
     if choose_backend(backend, sys.platform) == "coreml":
         return f"coreml {compute_units}"
     from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
@@ -75,7 +75,7 @@ def check_engine(backend: str, threads: int | None, compute_units: str) -> Liter
 
 
 def choose_backend(backend: str, platform: str) -> Literal["coreml", "portable"]:
-    """What "auto" means on a platform (`sys.platform`). Raises InputError for Core ML anywhere but on a Mac."""
+    """The backend on a platform (`sys.platform`), "auto" resolved. Raises InputError for Core ML off the Mac."""
     if backend not in BACKENDS:
         raise InputError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     on_mac = platform == "darwin"
@@ -96,9 +96,9 @@ def check_interface(
     *,
     states: Iterable[str] | None = None,
 ) -> None:
-    """Raises BundleError when a package's tensors are not named as declared.
+    """Raises BundleError if a package's tensors are not named as declared.
 
-    states: names of Core ML's own states; None where state goes in and out.
+    states: names of Core ML's own states; None if state is passed as inputs and outputs.
     """
     state = {t.name for t in declared.state}
     expected = {"inputs": {t.name for t in declared.inputs}, "outputs": {t.name for t in declared.outputs}}
@@ -118,7 +118,7 @@ def check_interface(
 
 
 class _Function(NamedTuple):
-    """What is loaded at a time."""
+    """One function of a package, the unit of loading."""
 
     package: Path
     name: str
@@ -138,7 +138,7 @@ def _load_step_model(
     name: str,
     load: Callable[[_Function], StepFunction],
 ) -> StepFunction:
-    """In the form that the bundle's target gave it. The function for one embedding is loaded now, to be checked."""
+    """A step model in the form of the bundle's target. Its first function is loaded now, to check the package."""
     declared = manifest.step_models[name]
     form = package_form(declared, manifest.target)
     package = folder / package_path(precision, name)

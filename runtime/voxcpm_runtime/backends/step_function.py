@@ -1,4 +1,4 @@
-"""What every backend gives: a step model as a function, and the state of one stream of its calls."""
+"""What every backend provides: a step model as a function, and the state of one stream of its calls."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 """A tensor of a step model, float32 or int32."""
 Floats = npt.NDArray[np.float32]
-"""A float32 array whose shape is said where it is used."""
+"""A float32 array, whose shape is documented where it is used."""
 
 
 class StepState(Protocol):
-    """KV caches or convolution contexts of one stream; a call of the step model moves it on in place."""
+    """KV caches or convolution contexts of one stream; a call of the step model updates it in place."""
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
         """Copies of positions start..stop of every KV cache (1, kv_heads, positions, head_dim), by tensor name."""

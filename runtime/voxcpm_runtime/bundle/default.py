@@ -1,4 +1,4 @@
-"""The bundle that is spoken with when none is named; who makes it is found by entry point, as commands are."""
+"""The bundle to use if none is named; the function that makes it is found by entry point, as commands are."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ GROUP = "voxcpm_coreml.default_bundle"
 
 
 def default_bundle() -> Path:
-    """Its folder; the first call on a machine converts it. Raises InputError where it cannot be made."""
+    """Folder of the default bundle, which the first call on a machine converts. Raises InputError if that fails."""
     makers = tuple(entry_points(group=GROUP))
     if not makers:
-        raise InputError("no bundle was given, and none comes along with this installation; name one")
+        raise InputError("no bundle was given, and this installation has no built-in voice; name a bundle")
     try:
         return Path(makers[0].load()())
     except ModuleNotFoundError as error:

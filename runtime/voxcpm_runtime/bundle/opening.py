@@ -26,38 +26,39 @@ from voxcpm_runtime.bundle.verified_files import check_digests
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 DEFAULT_ORDER: tuple[Precision, ...] = ("int8", "int4", "fp16", "fp32")
-"""The precision spoken with when none is asked for: the first that the bundle has."""
+"""Order of preference: if no precision is asked for, the first of these that the bundle has is used."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """An open bundle; the step models are loaded by `backends.load_step_models`."""
+    """An open bundle without its step models, which `backends.loading.load_step_models` loads."""
 
     folder: Path
     manifest: Manifest
     precision: Precision
     constants: Mapping[str, npt.NDArray[np.floating]]
-    """Arrays of `voxcpm_constants.arrays`, the embedding table memory-mapped."""
+    """The arrays of `voxcpm_constants.arrays` by name; the embedding table is memory-mapped."""
     tokenizer: TextTokenizer
 
     @property
     def architecture(self) -> Architecture:
+        """The architecture of the converted checkpoint, from the manifest."""
         return self.manifest.architecture
 
     @property
     def digest(self) -> str:
-        """Of all files that the precision is spoken with."""
+        """SHA-256 over every file that this precision uses."""
         return self.manifest.digest(self.precision)
 
 
 def open_bundle(path: str | Path | None, precision: str | None = None, *, verify: bool = False) -> Bundle:
-    """Open a bundle's folder, download one of the hub (`organisation/name`), or take the default one.
+    """Open a bundle from a folder or from the hub (`organisation/name`); None opens the default bundle.
 
-    Sizes of all files of the precision are compared with the manifest, and their digests too: each file is hashed
-    once, and again when it has changed. verify: hash all files now, of every precision.
+    Sizes and digests of the precision's files are compared with the manifest; a file is hashed again only if it has
+    changed since. verify: hash every file of every precision now.
 
-    Raises BundleError, naming the file, for anything absent, truncated, altered or of a newer schema, and InputError
-    for a precision that the bundle lacks.
+    Raises BundleError, naming the file, for a file that is missing, truncated, altered or of a newer schema, and
+    InputError for a precision that the bundle lacks.
     """
     folder = locate_bundle(path, precision)
     manifest = Manifest.read(folder)
@@ -79,7 +80,7 @@ def open_bundle(path: str | Path | None, precision: str | None = None, *, verify
 
 
 def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Precision:
-    """The precision asked for, or the first of DEFAULT_ORDER. Raises InputError, naming those present."""
+    """The precision asked for, or the first of DEFAULT_ORDER in the bundle. Raises InputError if it is not there."""
     for precision in DEFAULT_ORDER:
         if precision in manifest.precisions and asked in (None, precision):
             return precision
@@ -94,9 +95,9 @@ def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Pre
 
 
 def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path:
-    """The folder of a bundle; one of the hub is downloaded, in one precision; None is the default bundle.
+    """The folder of a bundle. One from the hub is downloaded, in one precision; None is the default bundle.
 
-    Raises BundleError, and InputError where there is no default.
+    Raises BundleError if the download fails, and InputError if the precision or the default bundle is missing.
     """
     if path is None:
         return default_bundle()
@@ -123,7 +124,7 @@ def _download(repository: str, patterns: list[str]) -> Path:
 
 
 def _check_declaration(folder: Path, manifest: Manifest) -> None:
-    """The manifest's step models must be what this release drives; then no later check of a shape is needed."""
+    """Raises BundleError unless the step models are those that this release runs; later code checks no shapes."""
     for name, model in declare_step_models(manifest.architecture, manifest.sizes).items():
         if manifest.step_models.get(name) != model:
             raise BundleError(

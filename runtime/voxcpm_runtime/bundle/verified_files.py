@@ -1,6 +1,6 @@
 """Digests of bundle files, computed once: a second start trusts a file whose size, time and inode are unchanged.
 
-One record a bundle, in the user's cache folder (`voxcpm_constants.user_folders`).
+Each bundle has one record in the user's cache folder (`voxcpm_constants.user_folders`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from voxcpm_runtime.storage.whole_file import whole_file
 
 
 def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:
-    """Hash the files that are not known to be right already. Raises BundleError naming the first wrong one."""
+    """Hash the files that changed since they were last verified. Raises BundleError, naming the first wrong one."""
     record = _record_path(bundle)
     known = _read(record)
     unknown = {name: file for name, file in expected.items() if known.get(name) != _mark(bundle / name, file)}

@@ -1,4 +1,4 @@
-"""`batch`: each line of a file spoken into a file of its own; what is done stays done."""
+"""`batch`: each line of a file is spoken into its own audio file; a second run skips finished lines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def batch(
     engine: Engine,
     quiet: Quiet = False,
 ) -> None:
-    """Speak each line of a file into an audio file of its own; the same command goes on where it was cut short."""
+    """Speak each line of a file into its own audio file; after an interruption the same command resumes."""
     name, source = _bundle_and_input(bundle_and_input)
     recordings = voice.recordings()
     bundle = opened(name, engine, shown=not quiet)
@@ -61,7 +61,7 @@ def batch(
             if pending := run.pending(lines, overwrite=overwrite):
                 run.speak(pending, loaded(bundle, engine), token)
         finally:
-            # After Ctrl-C too.
+            # After Ctrl-C, too.
             run.report(len(lines))
     token.check()
     if run.failures:

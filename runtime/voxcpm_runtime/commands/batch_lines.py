@@ -1,4 +1,4 @@
-"""What a batch is to speak: the lines of a text or JSONL file, each checked, or a failure with its reason."""
+"""The lines of a batch, from a text or JSONL file: each is checked, or becomes a failure with its reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RECORDINGS = ("prompt", "prompt_text", "reference")
 
 
 class _OwnKeys(BaseModel):
-    """The keys of a JSONL line that the command line has no option of the same meaning for."""
+    """The keys of a JSONL line that are not options of the command line with the same meaning."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -50,7 +50,7 @@ _Line = create_model(
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the command line gives to lines that leave it out."""
+    """Values from the command line for lines that leave them out."""
 
     architecture: Architecture
     recordings: Recordings
@@ -59,7 +59,7 @@ class Defaults:
     options: GenerationOptions
 
     def check(self) -> None:
-        """Raises InputError for what no line could be spoken with that says nothing of its own."""
+        """Raises InputError for values with which no line could be spoken that leaves them out."""
         check_generation(self.architecture, self.recordings, self.control)
         self.recordings.digests()
         if self.seed is not None:
@@ -68,12 +68,12 @@ class Defaults:
 
 @dataclass(frozen=True)
 class BatchLine:
-    """A line that can be spoken, as far as its arguments tell."""
+    """A line whose arguments are valid."""
 
     line: int
-    """Counted from 1, blank lines included."""
+    """Number of the line, from 1, blank lines included."""
     output: str
-    """POSIX path below the output folder."""
+    """Path of its audio file below the output folder, in POSIX form."""
     arguments: Arguments
 
 
@@ -88,7 +88,7 @@ class Failure(NamedTuple):
 
 
 def read_lines(source: str, defaults: Defaults) -> Iterator[BatchLine | Failure]:
-    """One for each line that is not blank: a text of a .txt file, a JSON object of a .jsonl file.
+    """The lines that are not blank, checked: a text in a .txt file, a JSON object in a .jsonl file.
 
     source: a path, or "-" for standard input, which is JSONL when its first line starts with a brace. Audio paths of
     a JSONL file are relative to its folder.
@@ -96,7 +96,7 @@ def read_lines(source: str, defaults: Defaults) -> Iterator[BatchLine | Failure]
     Raises InputError for a source that cannot be read, has another ending, or has no lines.
     """
     content = _content(source)
-    # Bytes, whose lines end where those of files do; a str has ends of line that JSON strings may contain.
+    # Split as bytes: str.splitlines also splits at characters that JSON strings may contain.
     lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
     if not lines:
         named = "standard input" if source == STANDARD_INPUT else source
@@ -130,7 +130,7 @@ def _is_jsonl(source: str, first_line: bytes) -> bool:
 
 
 def _read(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> BatchLine | Failure:
-    """folder: the one that a JSONL line's audio paths are relative to; None for a line of text."""
+    """One line, checked. folder: what the audio paths of a JSONL line are relative to; None for a line of text."""
     try:
         try:
             text = line.decode().strip()

@@ -1,4 +1,4 @@
-"""`spoken.jsonl`: which line of a batch each file in its folder was made from, so that a later run can go on."""
+"""`spoken.jsonl`: which line of a batch each file in its folder was made from, so that a later run can resume."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ RECORD_FILE = "spoken.jsonl"
 
 
 class SpokenLine(BaseModel):
-    """One utterance that was spoken; the last one of a file is what the file holds."""
+    """One utterance that was spoken; a file was made from the last entry with its name."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     line: int
     output: str
-    """POSIX path below the folder."""
+    """Path of the audio file below the folder, in POSIX form."""
     digest: str
-    """SHA-256 over what the speech followed from (`Arguments.digest`)."""
+    """SHA-256 over everything that determined the speech (`Arguments.digest`)."""
     seed: int
-    """The seed that made it, a fresh one where the line had none."""
+    """The seed of the speech; a fresh one if the line had none."""
     seconds: float
     """Seconds of speech."""
     samples: int
 
 
 class Record:
-    """The record of a folder. Raises InputError where it can be neither read nor written."""
+    """The record of a folder. Raises InputError if it cannot be read and written."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / RECORD_FILE
@@ -40,7 +40,7 @@ class Record:
                 file.seek(0)
                 content = file.read()
                 if content and not content.endswith(b"\n"):
-                    # A run was killed within a line.
+                    # A run was killed while it wrote a line.
                     file.write(b"\n")
         except OSError as error:
             raise InputError(f"{self._path}: cannot be written ({os_reason(error)})") from None
@@ -51,7 +51,7 @@ class Record:
         return self._digests.get(output)
 
     def add(self, entry: SpokenLine) -> None:
-        """Raises InputError when it cannot be written."""
+        """Append an entry. Raises InputError if it cannot be written."""
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry.model_dump()) + "\n")
@@ -61,7 +61,7 @@ class Record:
 
 
 def _entry(line: bytes) -> SpokenLine | None:
-    """None for what is no whole entry: its file counts as not on record."""
+    """The entry on a line; None for an incomplete one, whose file counts as not on record."""
     try:
         return SpokenLine.model_validate_json(line)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""One run over the lines of a batch: what is left to speak, speaking it, and what came of each line."""
+"""One run over the lines of a batch: what is left to speak, speaking it, and the result of each line."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from voxcpm_runtime.voxcpm import VoxCPM
 
 
 class BatchRun:
-    """Goes on after a line that fails; a file appears when it is whole, and on record right after."""
+    """One run over a batch. A line that fails is reported and the others continue; finished files are recorded."""
 
     def __init__(self, folder: Path, bundle: str, *, shown: bool) -> None:
-        """folder: where the audio files go. bundle: digest of what is spoken with. shown: whether to report success.
+        """Open the folder's record. bundle: digest of the bundle. shown: whether to report success.
 
         Raises InputError for a folder that cannot be written to.
         """
@@ -40,7 +40,7 @@ class BatchRun:
         self._spoken = self._skipped = 0
 
     def pending(self, lines: Iterable[BatchLine | Failure], *, overwrite: bool) -> list[BatchLine]:
-        """The lines still to be spoken; failures are reported at once."""
+        """The lines still to be spoken; failures are reported immediately."""
         pending = []
         for line in lines:
             if isinstance(line, Failure):
@@ -54,7 +54,7 @@ class BatchRun:
         return pending
 
     def speak(self, utterances: list[BatchLine], tts: VoxCPM, cancel: CancelToken) -> None:
-        """Speak them, as many at once as the bundle was converted for; what one of them cannot do, the rest may."""
+        """Speak the lines, as many at a time as the bundle was converted for. If one fails, the others continue."""
         ready = []
         for utterance in utterances:
             with self._going_on(utterance):
@@ -75,25 +75,25 @@ class BatchRun:
             for index, speech in tts.speak_each(asked):
                 utterance, digest = ready[index]
                 if isinstance(speech, Cancelled):
-                    # As all others that are under way: there is no more to wait for.
+                    # So are all others that run: a cancelled line is left, not failed.
                     continue
                 with self._going_on(utterance):
                     self._keep(utterance, digest, speech)
 
     def report(self, lines: int) -> None:
-        """Print how many of so many lines were spoken, skipped and failed, and the failures again."""
+        """Print how many of `lines` lines were spoken, skipped, failed and left, and the failures again."""
         if not self._shown:
             return
         left = lines - self._spoken - self._skipped - len(self.failures)
         typer.echo(
             f"{self._spoken} spoken, {self._skipped} skipped (already there), {len(self.failures)} failed"
-            + (f", {left} left: the same command goes on" if left else "")
+            + (f", {left} left: the same command resumes" if left else "")
         )
         for failure in sorted(self.failures):
             typer.echo(f"failed: {failure}", err=True)
 
     def _is_there(self, utterance: BatchLine) -> bool:
-        """Whether its file was made from this line; one made from another line of a batch is to be made again.
+        """Whether the line's file exists and was made from this line; one made from another line is made again.
 
         Raises InputError for a file that no batch made.
         """
@@ -138,7 +138,7 @@ class BatchRun:
 
 
 def check_outputs(lines: Iterable[BatchLine | Failure]) -> None:
-    """Raises InputError for two lines with one file, even if only a file system that ignores case says so."""
+    """Raises InputError for two lines with the same file, also if they differ only in case or Unicode form."""
     first: dict[str, int] = {}
     for line in lines:
         if isinstance(line, BatchLine):
@@ -150,7 +150,7 @@ def check_outputs(lines: Iterable[BatchLine | Failure]) -> None:
 
 
 def output_folder(folder: str, source: str) -> Path:
-    """The folder, made where it is not there yet. Raises InputError, also for an input that is its record."""
+    """The folder, created if needed. Raises InputError if that fails, and if the input is the folder's record."""
     path = Path(folder).expanduser()
     _make_folder(path)
     if Path(source).expanduser().resolve() == (path / RECORD_FILE).resolve():
@@ -167,7 +167,7 @@ def _make_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _warnings_as_lines(utterances: Sequence[BatchLine]) -> Iterator[None]:
-    """Warnings say which utterance they are of: that of the thread that warns."""
+    """Print each warning with the line of its utterance, which is the one that the warning thread speaks."""
 
     def show(message: Warning | str, category: type[Warning], *_: object) -> None:
         if issubclass(category, UserWarning):

@@ -32,7 +32,7 @@ _PREFILL_TOKENS = 128
 
 
 class Measurement(BaseModel):
-    """Seconds are wall-clock medians, unless the name says otherwise."""
+    """The figures of one bundle on one machine. Seconds are wall-clock time: medians, but one run for a start-up."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,17 +41,17 @@ class Measurement(BaseModel):
     machine: str
     threads: int | None
     startup_cold_seconds: float | None
-    """From a new process to a voice that can speak, nothing cached; None where it was not measured."""
+    """From a new process to a voice that can speak, with nothing cached; None if it was not measured."""
     startup_warm_seconds: float
     step_milliseconds: dict[str, float]
-    """Of one call, by step model and length of its enumerated axis."""
+    """Milliseconds of one call, by step model and length of its enumerated axis."""
     prefill_tokens_per_second: float
     """Both language models, in chunks."""
     patches_per_second: float
     batch: int
     """Utterances that the bundle was converted for."""
     batch_patches_per_second: float
-    """Of so many utterances at once, all together."""
+    """Patches per second of `batch` utterances spoken at the same time, all together."""
     real_time_factor: float
     """Seconds of work for a second of speech, prefill and decoder included."""
     time_to_first_audio_seconds: float
@@ -68,7 +68,11 @@ def measure(
     threads: int | None,
     cold: bool,
 ) -> Measurement:
-    """Load a bundle and time it. Raises what `VoxCPM.from_bundle` and `speak` raise."""
+    """Load a bundle and time it. Raises what `VoxCPM.from_bundle` and `speak` raise.
+
+    text, patches: what to speak, and how many patches of it. repeats: timed calls of each step model. cold: also time
+    a start with an empty cache.
+    """
     startups = _startup_seconds(bundle, precision, cold=cold)
     tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads)
     a = tts.bundle.architecture
@@ -104,7 +108,7 @@ def measure(
 
 
 def peak_memory_bytes() -> int:
-    """Largest resident size of this process so far."""
+    """Largest resident size of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # macOS counts bytes, Linux kibibytes.
     return peak if sys.platform == "darwin" else peak * 1024
@@ -122,7 +126,7 @@ def _step_seconds(tts: VoxCPM, declared: StepModel, repeats: int) -> dict[int, f
             for t in declared.inputs
         }
         state = model.new_state() if declared.state else None
-        timed[length] = _median_seconds(lambda: model(inputs, state), repeats)  # noqa: B023 - called at once
+        timed[length] = _median_seconds(lambda: model(inputs, state), repeats)  # noqa: B023 - called immediately
     return timed
 
 
@@ -155,7 +159,7 @@ def _batched(tts: VoxCPM, text: str, patches: int, batch: int) -> float:
 
 
 def _one_utterance(patches: int) -> dict[str, Any]:
-    """Of so many patches, whatever the text."""
+    """Options for one utterance of exactly `patches` patches, whatever the text."""
     return {"min_len": patches, "max_len": patches, "segment_tokens": SEGMENT_TOKENS}
 
 
@@ -170,7 +174,7 @@ def _median_seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def _startup_seconds(bundle: str | Path, precision: str | None, *, cold: bool) -> tuple[float | None, float]:
-    """Whole processes that open the bundle: with an empty cache, and with the one that this left."""
+    """Seconds of a new process that opens the bundle: with an empty cache if `cold`, and with a filled one."""
     program = (
         "import sys; from voxcpm_runtime.voxcpm import VoxCPM; "
         "VoxCPM.from_bundle(sys.argv[1], precision=sys.argv[2] or None)"
@@ -193,7 +197,7 @@ def _startup_seconds(bundle: str | Path, precision: str | None, *, cold: bool) -
 def benchmark(
     bundle: Annotated[
         str | None,
-        typer.Argument(help="Folder of a bundle, or its hub id (org/name). Default: a small voice."),
+        typer.Argument(help="Folder of a bundle, or its hub id (org/name). Default: the built-in voice."),
     ] = None,
     precision: Annotated[
         str | None, typer.Option(help="int8, int4, fp16 or fp32; the first that is there by default.")
@@ -206,7 +210,7 @@ def benchmark(
     cold: Annotated[bool, typer.Option(help="Also start with an empty cache of lowered graphs.")] = True,
 ) -> None:
     """Time a bundle: each step model, prefill, speech, start-up, memory."""
-    # Opened once before any timing: a bad bundle is one line, not a failed child process.
+    # Opened once before any timing: a bad bundle gives a one-line error, not a failed child process.
     folder = VoxCPM.from_bundle(bundle, precision=precision, threads=threads).bundle.folder
     measured = measure(
         folder, precision, text=text, patches=patches, repeats=repeats, threads=threads, cold=cold

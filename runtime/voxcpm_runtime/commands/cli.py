@@ -1,8 +1,8 @@
 """`voxcpm-coreml`: the runtime's commands, those of the entry-point group `voxcpm_coreml.commands`, and their errors.
 
 A command is a function with typer annotations, or a group of them (`typer.Typer`). Each is imported when it is called:
-help answers at once, the runtime knows neither conversion nor validation, and only the command that needs an extra
-fails without it.
+help is fast, the runtime knows neither conversion nor validation, and only a command that needs an extra fails
+without it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def commands() -> dict[str, EntryPoint]:
-    """Every command that can be called, by name, installed packages' among them; none of them imported."""
+    """Every command by name, including those of other installed packages; none of them is imported."""
     own = {name: EntryPoint(name, home, COMMAND_GROUP) for name, home in _OWN.items()}
     installed = {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
     return dict(sorted({**installed, **own}.items()))
@@ -90,7 +90,7 @@ def build_app(chosen: str | None) -> typer.Typer:
     # Panels are for a command's groups of options. The plain list of commands comes in half the time without them.
     style: dict[str, Any] = {} if chosen in known else {"rich_markup_mode": None}
     app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.", **style)
-    # A callback keeps the command's name in the usage line, were there only one.
+    # With a callback, the usage line has the command's name even if there is only one command.
     app.callback()(_no_options)
     for name, entry in known.items():
         command: Any = entry.load() if name == chosen else _no_options
@@ -109,11 +109,11 @@ def _run(arguments: list[str]) -> int:
         # Usage errors; newer releases of typer carry their own copy of click, so the class has two homes.
         if not hasattr(error, "format_message"):
             raise
-        # Nothing to say where a group of verbs was called without one: its help has been shown.
+        # The message is empty if a group was called without a verb: its help has been shown.
         message = error.format_message().strip()
         return _complain(f"{message} (see {PROGRAM} --help)", _USAGE_ERROR) if message else _USAGE_ERROR
     if result == INTERRUPTED:
-        # Ctrl-C, where typer makes an exit code of it by itself.
+        # typer has turned Ctrl-C into an exit code.
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 

@@ -1,4 +1,4 @@
-"""`generate`, and upstream's two verbs for parts of it: `design` and `clone`."""
+"""`generate`, and upstream's commands for parts of it: `design` and `clone`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from voxcpm_runtime.speech.results import Speech
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import require_references
 
-# `design` knows these in order to refuse them by name.
+# `design` has these parameters only to refuse them by name.
 _OF_A_VOICE = ("voice", *(field.name for field in fields(RecordingArguments)))
 
 
@@ -149,7 +149,7 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, engine: Engine, d
     if shown and writes:
         typer.echo(spoken_line(target, speech, clipped))
     if speech.cancelled:
-        done = f"; {saved.count} segments are kept: the same command goes on" if saved.count else ""
+        done = f"; {saved.count} segments are saved: the same command resumes" if saved.count else ""
         raise Cancelled(f"interrupted: {target} {'holds a part' if writes else 'was not written'}{done}")
 
 
@@ -170,7 +170,7 @@ def _stream(arguments: Arguments, bundle: Bundle, engine: Engine, delivery: Deli
 
 
 def spoken_line(target: Path, speech: Speech, clipped: int) -> str:
-    """What became of an utterance, on one line."""
+    """The result of an utterance, on one line."""
     return (
         f"{target}: {speech.audio_seconds:.2f} s of speech in {speech.elapsed_seconds:.2f} s "
         f"(real-time factor {speech.real_time_factor:.2f}), seed {speech.seed}{_clipped_text(clipped)}"

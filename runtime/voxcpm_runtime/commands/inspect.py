@@ -43,7 +43,7 @@ def inspect(
 
 
 def describe_manifest(manifest: Manifest) -> dict[str, Any]:
-    """What `inspect` shows, ready for JSON; sizes of files in bytes, rates in Hz."""
+    """The facts that `inspect` shows, ready for JSON; sizes of files in bytes, rates in Hz."""
     a = manifest.architecture
     return {
         "architecture": a.generation,
@@ -70,13 +70,13 @@ def describe_manifest(manifest: Manifest) -> dict[str, Any]:
 
 
 def _files_here(bundle: str | None, folder: Path, manifest: Manifest) -> dict[str, FileRecord]:
-    """All files of the bundle; where it came from the hub, those of the precision that was downloaded."""
+    """All files of the bundle; if it came from the hub, those of the precision that was downloaded."""
     downloaded = bundle is not None and folder != Path(bundle).expanduser()
     return manifest.files_of(choose_precision(folder, manifest, None)) if downloaded else manifest.files
 
 
 def _bytes_by_precision(manifest: Manifest, step_model: str) -> dict[str, int]:
-    """Bytes of the package, without what Apple's compiler made of it on the converting machine."""
+    """Bytes of the package in each precision, without the compiled form beside it (.mlmodelc)."""
     return {
         precision: _bytes_below(manifest, str(package_path(precision, step_model)))
         for precision in manifest.precisions

@@ -1,4 +1,4 @@
-"""Ctrl-C as a token that a generation is asked to watch."""
+"""Ctrl-C as a `CancelToken`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from voxcpm_runtime.speech.cancellation import CancelToken
 
 @contextlib.contextmanager
 def interruptible(token: CancelToken) -> Iterator[None]:
-    """While open, the first Ctrl-C cancels the token, so that what was done can be saved; a second one ends all."""
+    """While open, the first Ctrl-C cancels the token, so that finished work can be saved; a second one interrupts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

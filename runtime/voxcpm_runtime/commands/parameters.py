@@ -1,7 +1,7 @@
 """From declarations to command-line parameters: a command takes a dataclass, typer sees its fields.
 
-So an option that several commands share, its flags, help and default, is declared once: in `shared_arguments` or
-`options`. A field is annotated with typer's own `Option`, or with the runtime's, which Python and JSONL read as well.
+An option that several commands share is thus declared once, with flags, help and default: in `shared_arguments` or
+`options`. A field is annotated with typer's own `Option`, or with the runtime's, which Python and JSONL use as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`-o -`: speech on standard output as it comes, for a player at the other end of a pipe.
+"""`-o -`: speech on standard output as it is spoken, for a player at the other end of a pipe.
 
 voxcpm-coreml generate --text "Hello." -o - | aplay -f S16_LE -c 1 -r 44100
 """
@@ -17,17 +17,19 @@ from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16
 
 STANDARD_OUTPUT = "-"
 PIPE_CLOSED = 141
-"""Exit code when the reader has gone: 128 + SIGPIPE, what a shell tells of a program that the signal ended."""
+"""Exit code if the reader has closed the pipe: 128 + SIGPIPE, which a shell reports for a program ended by it."""
 
 
 class Written(NamedTuple):
+    """Counts of the samples that were written."""
+
     samples: int
     clipped: int
     """How many of them were outside [-1, 1]."""
 
 
 def check_standard_output(sample_rate: int) -> None:
-    """Raises InputError where nobody could listen: at a terminal, and without a standard output."""
+    """Raises InputError if standard output is a terminal, or is missing."""
     if sys.stdout is None or sys.stdout.closed:
         raise InputError("-o -: there is no standard output to write to; name a file")
     if sys.stdout.isatty():
@@ -38,10 +40,10 @@ def check_standard_output(sample_rate: int) -> None:
 
 
 def write_raw_pcm(chunks: Iterable[Audio], sample_rate: int, *, quiet: bool = False) -> Written:
-    """Write chunks (samples,) to standard output as 16-bit little-endian mono, each as soon as it is there.
+    """Write chunks (samples,) to standard output as 16-bit little-endian mono, each as soon as it is made.
 
-    Raw samples have no header, so a line on standard error tells their form, unless `quiet`. Ends the command with
-    PIPE_CLOSED (typer.Exit) when the reader has gone, and raises InputError when it cannot be written otherwise.
+    Raw samples have no header, so a line on standard error gives their format, unless `quiet`. Ends the command with
+    PIPE_CLOSED (typer.Exit) if the reader has closed the pipe, and raises InputError for another failure to write.
     """
     if not quiet:
         typer.echo(f"raw PCM: 16-bit little-endian, mono, {sample_rate} Hz", err=True)
@@ -65,7 +67,7 @@ def _write(content: bytes) -> None:
 
 
 def _discard_rest() -> None:
-    """What could not be written is tried once more when the interpreter ends; it would complain a second time."""
+    """Redirect standard output to nowhere: at exit Python writes the rest again, and would report the error again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -31,7 +31,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and
 
 @dataclass(frozen=True)
 class Words:
-    """What to say."""
+    """The text to speak, given directly or in a file."""
 
     text: Annotated[str | None, typer.Option("--text", "-t", help="What to say.")] = None
     text_file: Annotated[
@@ -39,7 +39,7 @@ class Words:
     ] = None
 
     def read(self) -> str:
-        """The text, paragraphs and all. Raises InputError for none, for both, and for a file without UTF-8 words."""
+        """The text with its paragraphs. Raises InputError for no text, for two, and for a file without UTF-8 text."""
         if (self.text is None) == (self.text_file is None):
             raise InputError("expected one of --text and --text-file")
         if self.text_file is None:
@@ -49,7 +49,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Delivery:
-    """Where the speech goes, and how it is made."""
+    """The output file, and how the speech is made."""
 
     output: Annotated[
         str,
@@ -70,7 +70,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class RecordingArguments:
-    """Recordings to speak like. A batch's JSONL has the same keys, except for `prompt_file`."""
+    """Recordings of the voice to speak in. A batch's JSONL has the same keys, except for `prompt_file`."""
 
     prompt: Annotated[
         str | None,
@@ -93,7 +93,7 @@ class RecordingArguments:
     ] = None
 
     def transcript(self) -> str | None:
-        """What is said in the prompt. Raises InputError for two transcripts and for a file without UTF-8."""
+        """What is said in the prompt. Raises InputError for two transcripts and for a file that is not UTF-8."""
         if self.prompt_text is not None and self.prompt_file is not None:
             raise InputError("expected one of --prompt-text and --prompt-file, got both")
         return self.prompt_text if self.prompt_file is None else _utf8_file(self.prompt_file)
@@ -101,7 +101,7 @@ class RecordingArguments:
 
 @dataclass(frozen=True)
 class VoiceArguments(RecordingArguments):
-    """The voice to speak in: none of these is the checkpoint's own."""
+    """The voice to speak in; with none of these, the checkpoint's own."""
 
     voice: Annotated[
         str | None,
@@ -116,9 +116,10 @@ class VoiceArguments(RecordingArguments):
     ] = None
 
     def recordings(self) -> Recordings:
-        """The recordings, or the voice in their place.
+        """The recordings, or the voice that is given instead.
 
-        Raises InputError for a prompt or transcript on its own, for both kinds, and for a voice that is not there.
+        Raises InputError for a prompt without a transcript or the reverse, for recordings together with a voice, and
+        for a voice that does not exist.
         """
         given = Recordings(self.prompt, self.transcript(), self.reference)
         return given.in_voice(stored_voice(self.voice))
@@ -126,7 +127,7 @@ class VoiceArguments(RecordingArguments):
 
 @dataclass(frozen=True)
 class Engine:
-    """With which step models to speak, and on what: keyword arguments of `VoxCPM.from_bundle`."""
+    """Which step models to load, and where to run them: keyword arguments of `VoxCPM.from_bundle`."""
 
     precision: Annotated[
         str | None, _engine(help="int8, int4, fp16 or fp32. Default: the first of these that the bundle has.")
@@ -138,7 +139,7 @@ class Engine:
 
 
 def stored_voice(name: str | None) -> Voice | None:
-    """The user's voice of that name, or of that file. Raises InputError for one that is not there."""
+    """The user's voice of that name, or from that file. Raises InputError for a voice that does not exist."""
     return None if name is None else VoiceStore().load(name)
 
 

@@ -15,7 +15,7 @@ Notes = Callable[[str], None]
 
 @contextlib.contextmanager
 def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
-    """A line on standard error that the function given changes; nothing where standard error is no terminal."""
+    """Show a line on standard error, which the yielded function changes; nothing if that is no terminal."""
     if not shown:
         yield lambda _: None
         return
@@ -24,7 +24,7 @@ def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
 
 
 def progress_text(progress: Progress) -> str:
-    """How far a speech is, on one line."""
+    """The progress of a speech, on one line."""
     parts = [
         f"{progress.patches} patches",
         f"{progress.audio_seconds:.1f} s of speech",

@@ -18,7 +18,7 @@ from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Voice
 
 voices = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="What --voice calls it.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="The voice's name, for --voice.")]
 
 
 @voices.command("add")
@@ -75,7 +75,7 @@ def show(name: _Name) -> None:
 
 @voices.command("remove")
 def remove(name: _Name) -> None:
-    """Delete a voice, and what bundles saved beside it."""
+    """Delete a voice, and the files that were cached beside it."""
     VoiceStore().remove(name)
 
 

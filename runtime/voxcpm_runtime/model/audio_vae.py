@@ -14,7 +14,7 @@ from voxcpm_runtime.model.sequence import Latents
 
 
 def pad_to_patches(audio: Audio, patch_samples: int, side: Literal["left", "right"]) -> Audio:
-    """Zeros up to a whole patch: on the left of a prompt, whose end is continued, on the right of a reference."""
+    """Audio (samples,) padded with zeros to whole patches: a prompt, whose end is continued, on the left."""
     missing = -len(audio) % patch_samples
     return np.pad(audio, (missing, 0) if side == "left" else (0, missing))
 
@@ -22,7 +22,10 @@ def pad_to_patches(audio: Audio, patch_samples: int, side: Literal["left", "righ
 def encode_audio(
     encoder: StepFunction, audio: Audio, patch_samples: int, chunk_patches: Sequence[int]
 ) -> Latents:
-    """Latent patches (patches, frames, latent_dim) of audio that is a whole number of patches long."""
+    """Latent patches (patches, frames, latent_dim) of audio (samples,) that is a whole number of patches long.
+
+    chunk_patches: numbers of patches that the encoder takes in one call.
+    """
     state = encoder.new_state()
     patches = []
     for start, length, size in plan_chunks(len(audio) // patch_samples, chunk_patches):
@@ -36,10 +39,10 @@ def encode_audio(
 
 
 def patch_decoder(decoder: StepFunction, context: Iterable[Latents] = ()) -> Callable[[Latents], Audio]:
-    """A function from each next patch (frames, latent_dim) to its audio, after patches of context that are only heard.
+    """A function that decodes one patch (frames, latent_dim) after another to audio (samples,).
 
-    One patch a call, also when all are known: longer chunks round differently, and streaming is to give exactly the
-    samples that offline generation gives.
+    context: patches to decode first, whose audio is dropped. A call always decodes one patch: longer chunks round
+    differently, and streaming must give exactly the samples of offline generation.
     """
     state = decoder.new_state()
 

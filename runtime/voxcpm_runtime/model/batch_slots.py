@@ -1,7 +1,7 @@
-"""Several utterances at once over step models that were converted for a batch.
+"""Several utterances spoken at the same time by step models that were converted for a batch.
 
-Each utterance has a slot, and runs the ordinary loop over step models that look as if they were its own. A call waits
-until every utterance that is under way has asked for something; then those that ask for the same are one call.
+Each utterance has a slot, and runs the ordinary loop over step models that look like its own. A call waits until every
+running utterance has a call waiting; then calls of the same kind are joined into one.
 
     utterance 0 ─ locdit_step ┐                      ┌ rows of slot 0
     utterance 1 ─ locdit_step ┼► one call of the   ──┼ rows of slot 1
@@ -23,13 +23,13 @@ from voxcpm_runtime.backends.step_function import Array, StepState
 from voxcpm_runtime.model.driver import Driver
 
 _WITH_CACHE = (BASE_LM_STEP, RESIDUAL_LM_STEP)
-# What is run first when utterances ask for different things: whoever is behind catches up, and from then on all ask
-# for the same. Chunks of more than one item are of prompts and texts.
+# What runs first if the waiting calls differ: an utterance that is behind catches up, and from then on all make the
+# same calls. Chunks of more than one item belong to prompts and texts.
 _ORDER = (LOCDIT_STEP, FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP)
 
 
 def lone_slot(driver: Driver) -> Driver:
-    """A driver for one utterance on its own, whatever batch the step models were converted for."""
+    """A driver for a single utterance, whatever batch the step models were converted for."""
     return driver if driver.sizes.batch == 1 else BatchSlots(driver, 1).driver(0)
 
 
@@ -44,12 +44,12 @@ class _Ask:
 
     @property
     def items(self) -> int:
-        """How many embeddings or patches it brings; 1 for the DiT."""
+        """Number of embeddings or patches in the call; 1 for the DiT."""
         return 1 if self.model == LOCDIT_STEP else self.inputs[_CHUNKED[self.model]].shape[1]
 
     @property
     def kind(self) -> tuple[bool, int, int]:
-        """Asks of one kind are one call; the least is run first."""
+        """A sort key: waiting calls of equal kind are joined into one, and the smallest kind runs first."""
         return (self.items == 1, _ORDER.index(self.model), -self.items)
 
 
@@ -57,7 +57,7 @@ _CHUNKED = {FEAT_ENCODER: "patches", BASE_LM_STEP: "embeddings", RESIDUAL_LM_STE
 
 
 class BatchSlots:
-    """Slots 0..live, which all are under way from the start."""
+    """Step models shared by slots 0 to live - 1, all of which are running from the start."""
 
     def __init__(self, driver: Driver, live: int) -> None:
         self._driver = driver
@@ -68,21 +68,21 @@ class BatchSlots:
         self._changed = threading.Condition()
         self._states = {name: driver.models[name].new_state() for name in _WITH_CACHE}
         self._ends = {name: [0] * self._size for name in _WITH_CACHE}
-        """First position of each slot's cache that holds nothing."""
+        """For each slot, the first cache position that has no row yet."""
 
     def driver(self, slot: int) -> Driver:
-        """The loop of one slot."""
+        """The driver of one slot."""
         shared = {name: _SlotModel(self, name, slot) for name in _ORDER}
         return self._driver.over({**self._driver.models, **shared})
 
     def leave(self, slot: int) -> None:
-        """The others wait for this slot no longer."""
+        """End a slot, so that the others no longer wait for its calls."""
         with self._changed:
             self._live.discard(slot)
             self._run_if_all_ask()
 
     def call(self, slot: int, model: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The slot's part of a call that it shares with others. Raises what the step model raises."""
+        """The slot's outputs of a call that it may share with others. Raises what the step model raises."""
         ask = _Ask(model, inputs)
         with self._changed:
             self._asks[slot] = ask
@@ -93,19 +93,19 @@ class BatchSlots:
         return ask.result or {}
 
     def rows(self, slot: int, model: str, start: int, stop: int) -> dict[str, Array]:
-        """Copies of positions start..stop of a slot's KV caches, as `StepState.rows`."""
+        """Copies of positions start..stop of a slot's KV caches, as in `StepState.rows`."""
         with self._changed:
             first = slot * self._length
             return self._states[model].rows(first + start, first + stop)
 
     def set_rows(self, slot: int, model: str, start: int, rows: Mapping[str, Array]) -> None:
-        """Overwrite positions of a slot's KV caches from `start` on, as `StepState.set_rows`."""
+        """Overwrite positions of a slot's KV caches from `start` on, as in `StepState.set_rows`."""
         with self._changed:
             self._states[model].set_rows(slot * self._length + start, rows)
             self._ends[model][slot] = start + max((array.shape[2] for array in rows.values()), default=0)
 
     def clear(self, slot: int, model: str) -> None:
-        """Fill a slot's KV caches with zeros: what is masked must still be finite."""
+        """Fill a slot's KV caches with zeros: masked positions must be finite, too."""
         rows = self.rows(slot, model, 0, self._length)
         self.set_rows(slot, model, 0, {name: np.zeros_like(array) for name, array in rows.items()})
         self._ends[model][slot] = 0
@@ -134,7 +134,7 @@ class BatchSlots:
             self._run_lm(model, asks)
 
     def _run_pairs(self, asks: Mapping[int, _Ask]) -> None:
-        """Rows 2b and 2b + 1 are slot b's."""
+        """One DiT call for all slots; rows 2b and 2b + 1 are slot b's."""
         inputs = {
             name: self._stacked({slot: ask.inputs[name] for slot, ask in asks.items()})
             for name in next(iter(asks.values())).inputs
@@ -144,7 +144,7 @@ class BatchSlots:
             ask.result = {name: array[2 * slot : 2 * slot + 2] for name, array in outputs.items()}
 
     def _run_patches(self, asks: Mapping[int, _Ask]) -> None:
-        """Patches are independent of each other: those of all slots are one chunk."""
+        """One encoder call for all slots: patches do not depend on each other, so they form one chunk."""
         encoder = self._driver.models[FEAT_ENCODER]
         if next(iter(asks.values())).items > 1:
             for ask in asks.values():
@@ -165,7 +165,7 @@ class BatchSlots:
                 positions[slot] = asks[slot].inputs["position"][0]
                 ends[slot] = int(positions[slot]) + count
                 continue
-            # Rows are written for a slot that asked for nothing, too: after its own, where they do no harm.
+            # Rows are also written for a slot without a call: after its own rows, where they do no harm.
             positions[slot] = min(ends[slot], self._length - count)
             if ends[slot] > positions[slot]:
                 crowded[slot] = self.rows(slot, model, int(positions[slot]), self._length)
@@ -180,7 +180,7 @@ class BatchSlots:
             ask.result = {name: array[slot : slot + 1] for name, array in outputs.items()}
 
     def _stacked(self, rows: Mapping[int, Array]) -> Array:
-        """The slots' arrays (n, ...) as one (batch · n, ...), zeros where there is none."""
+        """The slots' arrays (n, ...) as one (batch · n, ...), with zeros for slots without one."""
         some = next(iter(rows.values()))
         whole = np.zeros((self._size, *some.shape), some.dtype)
         for slot, array in rows.items():
@@ -197,7 +197,7 @@ class _SlotModel:
         self._slot = slot
 
     def new_state(self) -> _SlotModel:
-        """The slot's part of the caches, empty. It has one stream at a time."""
+        """The slot's part of the caches, cleared. A slot has one stream at a time."""
         self._batch.clear(self._slot, self._name)
         return self
 

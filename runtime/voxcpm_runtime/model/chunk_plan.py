@@ -1,4 +1,4 @@
-"""How many items go through a step model that takes a few fixed lengths only."""
+"""Splitting items into chunks for a step model that takes only a few fixed lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CALL_COST = 8
 
 
 class Chunk(NamedTuple):
-    """Items start..start+length, run as `size` of them: the last size - length are padding."""
+    """Items start to start + length - 1, run as `size` items, of which the last size - length are padding."""
 
     start: int
     length: int
@@ -22,13 +22,12 @@ def plan_chunks(
 ) -> tuple[Chunk, ...]:
     """The cheapest way to run `count` items in chunks of `sizes`; only the last chunk may be padded.
 
-    position, capacity: where the first item lies in a KV cache, and its length. Padding too is written there, so it
-    has to fit; whatever stands in it is overwritten before anything attends to it. Raises ValueError when `count`
-    items cannot be placed.
+    position: of the first item in the KV cache. capacity: positions in the cache. Padding is written there, too, so it
+    must fit; it is overwritten before anything attends to it. Raises ValueError if `count` items do not fit.
     """
     end = position + count
     best: list[tuple[int, int]] = [(0, 0)]
-    """(cost, first chunk's size) of the last `index` items."""
+    """(cost, size of the first chunk) for the last `index` items."""
     for left in range(1, count + 1):
         choices = [
             (_CALL_COST + size + best[max(0, left - size)][0], -size)

@@ -39,38 +39,40 @@ _STOP = 1
 
 
 class NoiseSource(Protocol):
-    """Where all randomness comes from; numpy's Generator is one."""
+    """The source of all random numbers; numpy's Generator is one."""
 
-    def standard_normal(self, size: tuple[int, ...]) -> npt.NDArray[np.floating]: ...
+    def standard_normal(self, size: tuple[int, ...]) -> npt.NDArray[np.floating]:
+        """Numbers from the standard normal distribution, of shape `size`."""
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """What the language models and the feat encoder make of a voice, whatever text follows."""
+    """What the language models and the feat encoder compute for a voice, independent of the text that follows."""
 
     base_rows: dict[str, Floats]
-    """Keys and values of the voice's own positions, by name of the state tensor (1, kv_heads, positions, head_dim)."""
+    """The base model's keys and values of the voice (1, kv_heads, positions, head_dim), by name of the state tensor."""
     residual_rows: dict[str, Floats]
+    """The residual model's keys and values, likewise."""
     prompt_embeddings: Floats
-    """(prompt patches, hidden)"""
+    """Embeddings of the prompt's patches (patches, hidden)."""
 
 
 @dataclass(frozen=True)
 class Prefilled:
     """Both caches after the sequence, and what the first patch needs.
 
-    Generation writes at `position` and beyond only, so it can start again from here as often as wanted.
+    Generation writes only at `position` and after it, so it can start again from here any number of times.
     """
 
     base_state: StepState
     residual_state: StepState
     position: int
     hidden: Floats
-    """(hidden,): raw after text, quantised after audio."""
+    """Last hidden state of the base model (hidden,): raw after text, quantised after audio."""
     residual_hidden: Floats
-    """(hidden,)"""
+    """Last hidden state of the residual model (hidden,)."""
     stop_logits: Floats
-    """(2,)"""
+    """Logits of the stop head (2,): continue, stop."""
     last_patch: Latents
     """The patch before the first one that is generated (frames, latent_dim); zeros after text."""
 
@@ -80,7 +82,7 @@ class Patch:
     """One generated patch."""
 
     index: int
-    """Its place in the speech, from 0."""
+    """Index of the patch in the speech, from 0."""
     latents: Latents
     """(frames, latent_dim)"""
     stops: bool
@@ -105,19 +107,22 @@ class Driver:
         self.models = models
 
     def over(self, models: Mapping[str, StepFunction]) -> Driver:
-        """The same loop over other step models."""
+        """The same driver with other step models."""
         return Driver(self.architecture, self.sizes, self._constants, models)
 
     def encode_prompt(self, audio: Audio) -> Latents:
-        """Latent patches of prompt audio at `input_sample_rate`, padded on the left to a whole patch."""
+        """Latent patches (patches, frames, latent_dim) of prompt audio (samples,), padded on the left.
+
+        The audio is at `input_sample_rate`, and is padded with zeros to whole patches.
+        """
         return self._encode(pad_to_patches(audio, self.architecture.patch_input_samples, "left"))
 
     def encode_reference(self, audio: Audio) -> Latents:
-        """As `encode_prompt`, padded on the right."""
+        """Latent patches of reference audio, like `encode_prompt` but padded on the right."""
         return self._encode(pad_to_patches(audio, self.architecture.patch_input_samples, "right"))
 
     def prefix(self, lead: Sequence, prompt: Latents) -> Prefix:
-        """A voice's own positions, which no text comes before, and the embeddings of its prompt's patches."""
+        """What the models compute for a voice. lead: its positions before any text. prompt: its prompt's patches."""
         states = {name: self.models[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)}
         if len(lead):
             self._run(lead, self.embed_patches(lead.patches), states, 0)
@@ -127,7 +132,7 @@ class Driver:
     def prefill(self, sequence: Sequence, prefix: Prefix | None = None, shared: int = 0) -> Prefilled:
         """Run a sequence, which must fit the caches, through both language models.
 
-        prefix: of the voice, whose first `shared` positions are the sequence's.
+        prefix: the voice's, if it is known. shared: how many first positions of the sequence it covers.
         """
         states = {name: self.models[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)}
         if prefix is None:
@@ -156,12 +161,12 @@ class Driver:
         *,
         teacher: Items[Latents] | None = None,
     ) -> Iterator[Patch]:
-        """At most `limit` patches, up to and including the one that the stop head ends.
+        """Generate at most `limit` patches; the one at which the stop head ends the speech is the last.
 
-        The caches must have room for `limit` positions more. teacher: patches (frames, latent_dim) to go on with in
-        place of the predicted ones; then as many are predicted as it has, whatever the stop head says.
+        The caches must have room for `limit` more positions. teacher: teacher forcing, patches (frames, latent_dim) fed
+        back instead of the predicted ones; then the stop head is ignored, and the length of `teacher` is a limit, too.
 
-        Raises BundleError when a patch has infinities or NaN.
+        Raises BundleError if a patch has infinities or NaN.
         """
         base, residual = self.models[BASE_LM_STEP], self.models[RESIDUAL_LM_STEP]
         hidden, residual_hidden = prefilled.hidden, prefilled.residual_hidden
@@ -188,7 +193,7 @@ class Driver:
             ][0]
 
     def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
-        """A function from each generated patch, in order, to its audio; it has heard the prompt's end."""
+        """A function that decodes generated patches, in order, to audio (samples,), after the end of the prompt."""
         context = sequence.decoder_context(self.architecture.traits.decoder_context_patches)
         return patch_decoder(self.models[AUDIO_VAE_DECODER], context)
 
@@ -214,7 +219,7 @@ class Driver:
     def _run(
         self, sequence: Sequence, patch_embeddings: Floats, states: Mapping[str, StepState], position: int
     ) -> tuple[Floats, Floats, Floats]:
-        """Both language models over a sequence from cache `position` on: `Prefilled`'s figures of its last position."""
+        """Run both language models from cache `position` on: hidden, residual hidden and stop logits at the end."""
         audio = sequence.is_audio[:, np.newaxis]
         audio_embeddings = np.zeros((len(sequence), self.architecture.base_lm.hidden_size), np.float32)
         audio_embeddings[sequence.is_audio] = patch_embeddings
@@ -257,7 +262,7 @@ class Driver:
     def _lm_step(
         self, model: StepFunction, state: StepState, embeddings: Floats, position: int
     ) -> dict[str, Floats]:
-        """Outputs (embeddings, width) by name of embeddings (embeddings, hidden) from cache `position` on."""
+        """Run a language model on embeddings (n, hidden) from cache `position` on: outputs (n, width) by name."""
         plan = plan_chunks(
             len(embeddings), self.sizes.prefill_chunks, position=position, capacity=self.sizes.kv_length
         )
@@ -270,7 +275,7 @@ class Driver:
 
 
 def _padded(rows: Floats, size: int) -> Floats:
-    """Rows (n, ...) as a batch of one (1, size, ...), zeros after them."""
+    """Rows (n, ...) as a batch of one (1, size, ...), padded with zeros."""
     batch = np.zeros((1, size, *rows.shape[1:]), np.float32)
     batch[0, : len(rows)] = rows
     return batch

@@ -1,6 +1,6 @@
 """A patch from noise: Euler steps with classifier-free guidance and CFG-zero* (upstream `locdit/unified_cfm.py`).
 
-All arithmetic is float32, in upstream's order, so that the difference to it is rounding only.
+All arithmetic is float32, in upstream's order, so that it differs from upstream only by rounding.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def time_span(steps: int, sway_sampling_coef: float = 1.0) -> Floats:
 
 
 def zero_velocity_steps(steps: int) -> int:
-    """How many first steps do not move (CFG-zero*, arXiv 2503.18886): 1 for fewer than 49 steps."""
+    """Number of first steps with zero velocity (CFG-zero*, arXiv 2503.18886): 1 for fewer than 49 steps."""
     return max(1, int((steps + 1) * _ZERO_VELOCITY_FRACTION))
 
 
@@ -60,11 +60,11 @@ def solve(
     use_cfg_zero_star: bool = True,
     mean_mode: bool = False,
 ) -> Floats:
-    """The patch (latent_dim, frames) that noise of the same shape becomes.
+    """Turn noise (latent_dim, frames) into a patch of the same shape.
 
-    mu: LM condition (mu_size,). cond: the patch before, (latent_dim, frames). mean_mode: tell the estimator the
-    length of the step; without it `dt` is zero. use_cfg_zero_star: no velocity in the first steps, and a projected
-    unconditional one.
+    mu: LM condition (mu_size,). cond: the previous patch (latent_dim, frames). mean_mode: pass the estimator the length
+    of the step as `dt`, which is otherwise zero. use_cfg_zero_star: zero velocity in the first steps, then a projected
+    unconditional velocity.
     """
     times = time_span(steps, sway_sampling_coef)
     conditions = {
@@ -79,7 +79,7 @@ def solve(
             moving = {"x": np.stack([x, x]), "t": np.full(2, t), "dt": np.full(2, told)}
             velocities = estimator(moving | conditions)["velocity"]
             x = x - dt * guided_velocity(velocities, cfg_value, use_cfg_zero_star=use_cfg_zero_star)
-        # Not times[step]: upstream subtracts, and the rounding of t is part of what the estimator is told.
+        # Not times[step]: upstream subtracts, and the estimator's input includes the rounding of t.
         t = t - dt
         if step < steps:
             dt = t - times[step + 1]

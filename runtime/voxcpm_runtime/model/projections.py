@@ -5,8 +5,8 @@
 | voxcpm | lm_to_dit(hidden) + res_to_dit(residual) | hidden + embedding |
 | voxcpm2 | both side by side | fusion(hidden, embedding) |
 
-Source: upstream `model/voxcpm.py` and `model/voxcpm2.py`, `_inference`. Which generation does what stands in
-`voxcpm_constants.generations`.
+Source: upstream `model/voxcpm.py` and `model/voxcpm2.py`, `_inference`. `voxcpm_constants.generations` says which
+generation does what.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from voxcpm_constants.generations import Traits
 from voxcpm_runtime.backends.step_function import Floats
 
 Join = Callable[[Floats, Floats], Floats]
-"""Two arrays (..., width) -> one."""
+"""A function from two arrays (..., width) to one."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,12 @@ def projections(traits: Traits, constants: Mapping[str, npt.NDArray[np.floating]
 
 
 def added(first: Floats, second: Floats) -> Floats:
+    """The sum of two arrays (..., width)."""
     return first + second
 
 
 def side_by_side(first: Floats, second: Floats) -> Floats:
+    """Two arrays (..., width) joined along the last axis: (..., 2 · width)."""
     return np.concatenate((first, second), axis=-1)
 
 

@@ -28,7 +28,7 @@ class Sequence:
     tokens: npt.NDArray[np.int32]
     """Token ids (positions,); 0 at audio positions."""
     is_audio: npt.NDArray[np.bool_]
-    """(positions,)"""
+    """Whether each position is audio (positions,)."""
     patches: Latents
     """The patches of the audio positions, in order: (audio positions, frames, latent_dim)."""
 
@@ -37,6 +37,7 @@ class Sequence:
 
     @property
     def continues_audio(self) -> bool:
+        """Whether the last position is audio, so that the speech continues a prompt."""
         return bool(self.is_audio[-1])
 
     @property
@@ -45,12 +46,12 @@ class Sequence:
         return self.patches[-1] if self.continues_audio else np.zeros(self.patches.shape[1:], np.float32)
 
     def after(self, position: int) -> Sequence:
-        """What comes from a position on."""
+        """The part of the sequence from `position` on."""
         heard = int(self.is_audio[:position].sum())
         return Sequence(self.tokens[position:], self.is_audio[position:], self.patches[heard:])
 
     def decoder_context(self, count: int) -> Latents:
-        """Up to `count` patches that the decoder hears before the generated ones; none after text."""
+        """Up to `count` last patches of the prompt, decoded before the generated ones; none after text."""
         return self.patches[-count:] if self.continues_audio and count else self.patches[:0]
 
 
@@ -74,7 +75,7 @@ def build_sequence(
 def build_lead(
     transcript_tokens: list[int], patch_shape: tuple[int, int], *, reference: Latents | None = None
 ) -> Sequence:
-    """The positions that a voice brings before any text of the caller's; there may be none."""
+    """The positions of a voice itself, before any text to speak; there may be none."""
     segments = [_text(transcript_tokens, patch_shape)]
     if reference is not None:
         opening, closing = _text([REFERENCE_START], patch_shape), _text([REFERENCE_END], patch_shape)

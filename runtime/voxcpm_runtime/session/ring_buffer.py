@@ -1,4 +1,4 @@
-"""Samples that wait to be read, in memory that does not grow."""
+"""A buffer of fixed size for samples that wait to be read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from voxcpm_runtime.audio.pcm import Pcm
 
 
 class RingBuffer:
-    """First in, first out; `capacity` samples, allocated once. Not for several threads without a lock."""
+    """A first-in, first-out buffer of `capacity` 16-bit samples, allocated once. Several threads need a lock."""
 
     def __init__(self, capacity: int) -> None:
         self._samples = np.zeros(capacity, np.int16)
@@ -18,6 +18,7 @@ class RingBuffer:
 
     @property
     def capacity(self) -> int:
+        """Samples that fit into the empty buffer."""
         return len(self._samples)
 
     @property
@@ -26,7 +27,7 @@ class RingBuffer:
         return self.capacity - self.filled
 
     def write(self, samples: Pcm) -> None:
-        """Append (samples,). Raises ValueError for more than are free."""
+        """Append samples (samples,). Raises ValueError if they do not fit."""
         if len(samples) > self.free:
             raise ValueError(f"{len(samples)} samples do not fit {self.free} free ones")
         end = (self._start + self.filled) % self.capacity
@@ -36,7 +37,7 @@ class RingBuffer:
         self.filled += len(samples)
 
     def read(self, count: int) -> Pcm:
-        """The oldest (count,), a copy. Raises ValueError for more than there are."""
+        """Remove the oldest samples and return them as a copy (count,). Raises ValueError if there are fewer."""
         if count > self.filled:
             raise ValueError(f"{count} samples are more than the {self.filled} that are there")
         before_wrap = min(count, self.capacity - self._start)

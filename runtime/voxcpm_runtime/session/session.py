@@ -1,4 +1,4 @@
-"""Speech while its text is being written: text in by fragments, audio out by chunks."""
+"""Speech while its text is being written: text comes in fragments, audio goes out in chunks."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ _STATE_DIGITS = 16
 
 
 class Narrate(Protocol):
-    """Speaks segments one after another in one voice; asks for one when all pieces of the one before are given out."""
+    """A function that speaks segments in one voice, and takes each when all pieces of the one before are out."""
 
-    def __call__(self, segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]: ...
+    def __call__(self, segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]:
+        """The pieces of the segments' speech, in order. cancel: ends it."""
 
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """What is heard next: of one sentence, or the pause before it."""
+    """A chunk of speech: a part of one sentence, or the pause before it."""
 
     pcm: Pcm
-    """(samples,)"""
+    """16-bit samples (samples,)."""
     offset: int
-    """Of its first sample, since the session's beginning."""
+    """Index of the chunk's first sample, counted from the session's beginning."""
     sentence: int
-    """From 0, of those that have something to say."""
+    """Index of the sentence, from 0; those with nothing to say are not counted."""
     state_id: str
-    """16 hexadecimal digits. Where they are equal, all was equal that the sound follows from: the session's seed, what
-    was said before, the sentence, and the place in it."""
+    """16 hexadecimal digits, equal only if everything that determines the sound is equal: the session's seed, what was
+    said before, the sentence, and the place in it."""
 
 
 class _Chunk(NamedTuple):
@@ -56,7 +57,7 @@ class _Chunk(NamedTuple):
 
 
 class Session:
-    """Speaks text while it is written, a sentence as soon as it is known to be one.
+    """Speaks text while it is written: each sentence as soon as it is complete.
 
         with tts.session() as session:
             session.push_text("Hello. How")
@@ -65,13 +66,13 @@ class Session:
             for chunk in session:
                 play(chunk.pcm)
 
-    A thread of its own speaks. Its audio waits in a ring buffer of `buffer_seconds`; while that is full the thread
-    stands still, until a chunk is read. Text waits without a bound. One thread may push text while another one reads;
-    any may cancel. Leaving the `with` closes the session, whatever has not been heard.
+    The session speaks on its own thread. Audio waits in a ring buffer of `buffer_seconds`; while it is full, the thread
+    waits until a chunk is read. There is no limit to the text that waits. One thread may push text while another one
+    reads; any thread may cancel. Leaving the `with` block closes the session and drops audio that was not read.
 
-    narrate: what speaks. split: a sentence's text as segments that can be spoken, none where there is nothing to say.
-    seed: a digest of all that the sound depends on beside the text, for `state_id`. Raises InputError for a buffer of
-    less than a sample.
+    narrate: the function that speaks. split: cuts a sentence into segments, none if there is nothing to say. seed:
+    identifies all that the sound depends on except for the text, for `state_id`. Raises InputError for a buffer of
+    less than one sample.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class Session:
         self._split = split
         self._cancel = CancelToken()
 
-        # Of the thread alone: the sentence that it speaks, the samples so far, a digest of what was said.
+        # Used by the thread alone: the sentence that it speaks, the samples so far, a digest of what was said.
         self._sentence = -1
         self._offset = 0
         self._chain = hashlib.sha256(seed).digest()
 
-        # Of all threads, by this lock, which tells of every change.
+        # Used by all threads under this lock, which signals every change.
         self._changed = threading.Condition()
         self._cutter = SentenceCutter()
         self._sentences: deque[str] = deque()
@@ -107,15 +108,15 @@ class Session:
         self._ring = RingBuffer(self._capacity)
         self._chunks: deque[_Chunk] = deque()
 
-        # A session that nobody closes must not keep the program from ending.
+        # A daemon: a session that nobody closes must not prevent the program from ending.
         self._thread = threading.Thread(target=self._work, name="voxcpm-session", daemon=True)
         self._thread.start()
 
     def push_text(self, text: str) -> None:
-        """Speak this after what was pushed before; nothing is cut at the ends of what is pushed at once.
+        """Speak this after the text that was pushed before. A fragment may end anywhere, even within a word.
 
-        Text after an error, which `next_audio_chunk` raises, is not spoken. Raises InputError for no text, and after
-        `cancel` or `close`.
+        After an error, which `next_audio_chunk` raises, text is not spoken. Raises InputError if `text` is no str, and
+        after `cancel` or `close`.
         """
         if not isinstance(text, str):
             raise InputError(f"push_text takes text, got {type(text).__name__}")
@@ -126,7 +127,7 @@ class Session:
                 self._add(self._cutter.push(text))
 
     def flush(self) -> None:
-        """Speak all that was pushed, its last sentence whether it has ended or not. More may be pushed afterwards.
+        """Speak all text that was pushed, including an unfinished last sentence. More may be pushed afterwards.
 
         Raises InputError after `cancel` or `close`.
         """
@@ -136,11 +137,11 @@ class Session:
             self._add(self._cutter.flush())
 
     def next_audio_chunk(self, timeout: float | None = None) -> AudioChunk | None:
-        """The next chunk, which is waited for `timeout` seconds, by default for as long as there is text to speak.
+        """The next chunk. Waits for it up to `timeout` seconds, by default until the session is `finished`.
 
-        None when there was none in that time, or there will be none: `finished`. An error of the speaking thread is
-        raised after the chunks that were made before it, and by every call from then on: InputError for a sentence
-        that cannot be spoken.
+        None if there was no chunk in that time, or the session is `finished`. An error of the speaking thread is
+        raised after the chunks that were made before it, and by every later call: InputError for a sentence that
+        cannot be spoken.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._chunks or self._error or self._is_finished(), timeout)
@@ -154,7 +155,7 @@ class Session:
             return None
 
     def __iter__(self) -> Iterator[AudioChunk]:
-        """All chunks until the session is `finished`; while text may still come, that is after a `flush`."""
+        """All chunks until the session is `finished`, which takes a `flush`, `cancel` or `close`."""
         while (chunk := self.next_audio_chunk()) is not None:
             yield chunk
 
@@ -169,12 +170,12 @@ class Session:
 
     @property
     def buffered_seconds(self) -> float:
-        """Of audio that waits to be read."""
+        """Seconds of audio that wait to be read."""
         with self._changed:
             return self._ring.filled / self.sample_rate
 
     def cancel(self) -> None:
-        """End the speech at its next Euler step, and drop what has not been read. Returns at once."""
+        """End the speech at its next Euler step, and drop audio that was not read. Returns immediately."""
         with self._changed:
             self._cancel.cancel()
             self._sentences.clear()
@@ -183,7 +184,7 @@ class Session:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """`cancel`, and wait until the thread has ended. Closing twice does nothing."""
+        """Cancel, and wait until the thread has ended. Closing again does nothing."""
         self.cancel()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -222,7 +223,7 @@ class Session:
                 self._changed.notify_all()
 
     def _segments(self) -> Iterator[Segment]:
-        """The sentences' segments, as they come."""
+        """The segments of the sentences, as they arrive."""
         while True:
             with self._changed:
                 self._waiting = True
@@ -242,7 +243,7 @@ class Session:
             yield from segments
 
     def _write(self, piece: Piece) -> None:
-        """Put a piece into the ring buffer as one chunk, or as some when it is larger than all of that."""
+        """Put a piece into the ring buffer as one chunk, or as several if it is larger than the whole buffer."""
         pcm = pcm16(piece.audio)
         for start in range(0, len(pcm), self._capacity):
             part = pcm[start : start + self._capacity]

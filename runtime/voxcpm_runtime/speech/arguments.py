@@ -1,4 +1,4 @@
-"""What a call of `VoxCPM.speak` may be given, by name, before anything is read."""
+"""The arguments of a call of `VoxCPM.speak`, before anything is read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Arguments:
     """The arguments of one call. The options are checked; `plan` reads and checks the rest."""
 
     text: str | None = None
-    """What to say; None where it comes later, as in a session."""
+    """What to say; None if it comes later, as in a session."""
     recordings: Recordings = field(default_factory=Recordings)
     """The voice to speak in."""
     control: str | None = None
@@ -35,7 +35,7 @@ class Arguments:
     seed: int | None = None
     """The seed of the first attempt; by default a fresh one."""
     rng: NoiseSource | None = None
-    """A source of noise in place of a seed."""
+    """A source of noise instead of a seed."""
     progress: ProgressCallback | None = None
     """Called after every patch."""
     cancel: CancelToken | None = None
@@ -43,7 +43,7 @@ class Arguments:
     keep_partial: bool = False
     """After `cancel`, return what was spoken until then; do not raise Cancelled."""
     parallel_segments: int = 1
-    """Segments of a long text to speak at once, on a bundle converted for a batch."""
+    """Segments of a long text to speak at the same time, with a bundle converted for a batch."""
     saved_segments: SavedSegments | None = None
     """Where finished segments of a long text are saved, and found again by a later run."""
 
@@ -58,17 +58,17 @@ class Arguments:
 
     @classmethod
     def of_session(cls, recordings: Recordings, given: Mapping[str, Any]) -> Arguments:
-        """The arguments of a call whose text comes later."""
+        """The arguments of a call whose text comes later. Errors: see `of`."""
         options = dict(given)
         own = {name: options.pop(name) for name in _OWN if name in options}
         recordings = recordings.in_voice(options.pop("voice", None))
         return cls(recordings=recordings, options=checked_options(options), **own)
 
     def digest(self, bundle: str) -> str:
-        """SHA-256 over everything that the speech follows from: these arguments, the content of the audio files, and
+        """SHA-256 over everything that determines the speech: these arguments, the content of the audio files, and
         the bundle's digest.
 
-        Options at their defaults are left out, so that a release with more of them knows the speech of this one.
+        Options at their defaults are left out, so that the digest stays the same in a release with more options.
         Raises InputError for an audio file that cannot be read.
         """
         parts = {
@@ -87,7 +87,7 @@ _OWN = tuple(f.name for f in fields(Arguments) if f.name not in ("text", "record
 def with_keywords(method: Function) -> Function:
     """The method with a signature that names every keyword of a call, for `help` and completion.
 
-    They are read from `Arguments` and the table of options, so that they are declared nowhere else.
+    The keywords come from `Arguments` and the table of options, so that they are declared nowhere else.
     """
     signature = inspect.signature(method)
     defaults = {f.name: f.default for f in fields(Arguments) if f.name in _OWN} | {"voice": None}

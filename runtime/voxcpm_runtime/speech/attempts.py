@@ -1,4 +1,4 @@
-"""Attempts at one utterance: patches and their audio, again from the beginning while the speech is bad."""
+"""Attempts at one utterance: patches and their audio, started again while the speech is bad."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from voxcpm_runtime.speech.utterance import Utterance
 
 
 class SpokenPatch(NamedTuple):
-    """A patch with its audio, and which attempt it is of."""
+    """A patch with its audio, and the attempt that it belongs to."""
 
     patch: Patch
     audio: Audio
-    """The patch decoded, (samples,)."""
+    """The decoded patch (samples,)."""
     attempt: int
-    """Counted from 1."""
+    """Number of the attempt, from 1."""
     began: float
     """When the attempt began, by `time.perf_counter`."""
     too_long: bool
-    """Whether the attempt is suspiciously long for its text by now; never where retries are switched off."""
+    """Whether the attempt is suspiciously long for its text by now; always False without `retry_badcase`."""
 
 
 def attempts(
     plan: Plan, utterance: Utterance, driver: Driver, prefix: Prefix | None, *, retries: bool
 ) -> Iterator[SpokenPatch]:
-    """The patches of one attempt after another, until one is good or there were enough.
+    """The patches of one attempt after another, until one is good or all attempts are used.
 
-    prefix: what the language models made of the utterance's voice. retries: False makes one attempt only, since what
-    has been heard cannot be taken back; then a warning comes as soon as the speech is too long.
+    prefix: what the language models computed for the utterance's voice. retries: False makes one attempt only, for
+    audio that is heard immediately; then a warning comes as soon as the speech is too long.
 
     Closing the iterator ends the generation between two Euler steps, as the plan's `cancel` does. Raises Cancelled.
-    Warns of speech that is bad in the last attempt: TooLongWarning, or UserWarning where the KV cache cut it off.
+    Warns of speech that is bad in the last attempt: TooLongWarning, or UserWarning if the KV cache cut it off.
     """
     began = time.perf_counter()
     ending = CancelToken(plan.cancel)
@@ -83,7 +83,7 @@ def _decoded(
 ) -> Iterator[tuple[Patch, Audio]]:
     """Each patch of one attempt with its audio, which is decoded while the next patch is predicted."""
     decode = driver.patch_decoder(utterance.sequence)
-    # Named, so that what is below runs before it is closed, which waits for its thread.
+    # A variable, so that the `finally` below runs before the iterator is closed, which waits for its thread.
     patches = one_ahead(driver.generate_patches(prefilled, plan.options, noise, utterance.limit))
     finished = False
     try:

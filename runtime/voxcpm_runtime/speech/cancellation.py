@@ -10,15 +10,15 @@ from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
 
 class Cancelled(VoxCPMError):
-    """A generation that its `CancelToken` ended."""
+    """The error of a generation that its `CancelToken` ended."""
 
     exit_code = 130
 
 
 class CancelToken:
-    """Tells a generation to end; any thread may do so. One token may be given to several calls.
+    """Ends a generation from any thread. One token may be given to several calls.
 
-    parents: tokens whose cancellation is this one's too.
+    parents: tokens whose cancellation also cancels this one.
     """
 
     def __init__(self, *parents: CancelToken) -> None:
@@ -26,11 +26,12 @@ class CancelToken:
         self._parents = parents
 
     def cancel(self) -> None:
-        """End at the next step, for good. Calling it again does nothing."""
+        """End the generation at its next step. This cannot be undone; calling it again does nothing."""
         self._event.set()
 
     @property
     def cancelled(self) -> bool:
+        """Whether this token or one of its parents was cancelled."""
         return self._event.is_set() or any(parent.cancelled for parent in self._parents)
 
     def check(self) -> None:
@@ -40,20 +41,22 @@ class CancelToken:
 
 
 class Polling:
-    """A step model that asks a token before every call."""
+    """A step model that checks a token before every call."""
 
     def __init__(self, model: StepFunction, token: CancelToken) -> None:
         self._model = model
         self._token = token
 
     def new_state(self) -> StepState:
+        """The state at the start of a stream: zeros."""
         return self._model.new_state()
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
+        """Run one step. Raises Cancelled after the token's `cancel`, and what the step model raises."""
         self._token.check()
         return self._model(inputs, state)
 
 
 def polling(models: Mapping[str, StepFunction], token: CancelToken) -> dict[str, Polling]:
-    """Step models by name, each asking the token before every call."""
+    """The step models by name, each of which checks the token before every call."""
     return {name: Polling(model, token) for name, model in models.items()}

@@ -1,4 +1,4 @@
-"""Several utterances at once, each on a thread of its own and in a slot of the step models' batch."""
+"""Several utterances at the same time, each on its own thread and in its own slot of the step models' batch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from voxcpm_runtime.model.driver import Driver
 Result = TypeVar("Result")
 
 current_job: ContextVar[int] = ContextVar("current_job")
-"""Which job, by its index, the present thread works on."""
+"""Index of the job that the current thread works on."""
 
 
 def run_jobs(driver: Driver, jobs: Sequence[Callable[[Driver], Result]], at_once: int) -> list[Result]:
-    """What each job returns, in order; the first error of any is raised when all have ended."""
+    """The result of each job, in order. When all have ended, the error of the first job that failed is raised."""
     results = dict(completed_jobs(driver, jobs, at_once))
     return [results[index].result() for index in range(len(jobs))]
 
@@ -27,9 +27,9 @@ def run_jobs(driver: Driver, jobs: Sequence[Callable[[Driver], Result]], at_once
 def completed_jobs(
     driver: Driver, jobs: Sequence[Callable[[Driver], Result]], at_once: int
 ) -> Iterator[tuple[int, Future[Result]]]:
-    """Each job's index and outcome as it ends; up to `at_once` run at a time, as far as the step models have slots.
+    """Each job's index and outcome when it ends. At most `at_once` jobs run at a time, and one for each slot.
 
-    A job is given the driver to speak with. Closing this waits for those that run, and begins no more.
+    A job gets the driver to speak with. Closing the iterator waits for the jobs that run, and starts no more.
     """
     at_once = min(at_once, driver.sizes.batch, len(jobs))
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -10,21 +10,21 @@ from voxcpm_runtime.options import DEFAULT_MAX_LEN, GenerationOptions
 from voxcpm_runtime.text.letters import is_of_letters
 
 SECONDS_PER_TOKEN = 0.5
-"""The longest that a token takes to say, slow speech included: a text's room is judged by it before it is spoken."""
+"""Upper estimate of the time that a token takes to say, slow speech included; it gives the room that a text needs."""
 SECONDS_PER_LETTER = 0.12
-"""The same where the vocabulary is letters."""
+"""The same for a vocabulary of letters."""
 SEGMENT_TOKENS = 200
-"""Most text tokens of a segment, unless `segment_tokens` says otherwise."""
+"""Largest number of text tokens in a segment, unless `segment_tokens` says otherwise."""
 SEGMENT_LETTERS = 80
-"""The same where the vocabulary is letters: such a voice has heard short sentences only (TRIALS.md)."""
+"""The same for a vocabulary of letters: such a voice was trained on short sentences only (TRIALS.md)."""
 _AUDIO_START_POSITIONS = 1
 _SPARE_PATCHES = 10
-"""Patches of silence that speech may have beside its text."""
+"""Patches of silence that speech may have in addition to its text."""
 _REFERENCE_MARKERS = 2
 
 
 class VoiceSize(Protocol):
-    """How much room a voice takes: a `Voice`, or the `UnencodedVoice` that will be one."""
+    """The size of a voice: a `Voice`, or an `UnencodedVoice`, which will become one."""
 
     @property
     def transcript(self) -> str:
@@ -32,11 +32,11 @@ class VoiceSize(Protocol):
 
     @property
     def prompt_patches(self) -> int:
-        """Patches of the prompt."""
+        """Number of patches of the prompt."""
 
     @property
     def reference_patches(self) -> int:
-        """Patches of the reference."""
+        """Number of patches of the reference."""
 
 
 def reference_positions(voice: VoiceSize | None) -> int:
@@ -53,15 +53,15 @@ def positions(text_tokens: int, voice: VoiceSize | None) -> int:
 
 
 def patch_bound(target_tokens: int, options: GenerationOptions) -> int:
-    """Most patches for a text of `target_tokens` tokens, were the KV cache endless (upstream `_generate`)."""
+    """Largest number of patches for a text of `target_tokens` tokens, KV cache aside (upstream `_generate`)."""
     by_ratio = int(target_tokens * options.retry_badcase_ratio_threshold + 10)
     return min(by_ratio, options.max_len or DEFAULT_MAX_LEN)
 
 
 def patch_limit(taken: int, target_tokens: int, options: GenerationOptions, capacity: int) -> int:
-    """Most patches that may be generated where `taken` of the KV cache's `capacity` positions are taken before them.
+    """Largest number of patches for a text if `taken` of the KV cache's `capacity` positions are already in use.
 
-    Raises InputError when a max_len that was asked for does not fit, or not even the shortest speech does.
+    Raises InputError if a given max_len does not fit, or not even the shortest speech does.
     """
     wanted = patch_bound(target_tokens, options)
     least = wanted if options.max_len is not None else min(wanted, options.min_len + 2)
@@ -77,9 +77,9 @@ def patch_limit(taken: int, target_tokens: int, options: GenerationOptions, capa
 def longest_segment(
     bundle: Bundle, voice: VoiceSize | None, options: GenerationOptions, *, anchored: bool
 ) -> int:
-    """Most text tokens of one segment, by `segment_tokens` and by the speech that the KV cache holds.
+    """Largest number of text tokens in a segment, by `segment_tokens` and by the speech that fits into the KV cache.
 
-    anchored: leave room for a first segment of the same length, which the segment continues.
+    anchored: leave room for a first segment of the same length, which this segment continues.
     """
     a = bundle.architecture
     letters = is_of_letters(bundle.tokenizer)

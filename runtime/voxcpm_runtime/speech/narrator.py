@@ -19,9 +19,9 @@ from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
 
 class Narrator:
-    """Speaks a plan's segments.
+    """Speaks a plan's segments in one voice.
 
-    voice: the plan's, encoded. prefix: from a voice to what the language models make of it (`prefix_cache`).
+    voice: the plan's, encoded. prefix: from a voice to what the language models compute for it (`prefix_cache`).
     """
 
     def __init__(
@@ -31,18 +31,18 @@ class Narrator:
         self._driver = driver
         self._prefix = prefix
         self.voice = voice
-        """The voice of the next segment; None until a first one was spoken where none was given."""
+        """The voice of the next segment; None before the first segment if no voice was given."""
 
     def over(self, driver: Driver) -> Narrator:
-        """The same voice, over another driver."""
+        """The same narrator with another driver."""
         other = copy.copy(self)
         other._driver = driver  # noqa: SLF001 - its own class
         return other
 
     def speak(self, index: int, segment: PlannedSegment, *, retries: bool) -> Iterator[Piece]:
-        """The segment of that index, patch by patch. A piece of a later attempt begins the segment again.
+        """The segment of that index, patch by patch. The first piece of a later attempt starts the segment again.
 
-        retries: see `attempts`. Raises Cancelled, and InputError where the voice leaves too little room.
+        retries: see `attempts`. Raises Cancelled, and InputError if the voice leaves too little room.
         """
         prefix = None if self.voice is None else self._prefix(self.voice)
         asked = utterance(self._plan, index, segment, self.voice)
@@ -50,7 +50,7 @@ class Narrator:
         for spoken in attempts(self._plan, asked, self._driver, prefix, retries=retries):
             patch = spoken.patch
             if self.voice is None:
-                # Of a later segment nothing is kept here: a stream may be of any length.
+                # Later segments are not collected: a stream may be of any length.
                 latents = [*latents[: patch.index], patch.latents]
             yield Piece(
                 audio=spoken.audio,
@@ -66,9 +66,9 @@ class Narrator:
             self.continue_from(segment, np.stack(latents))
 
     def continue_from(self, segment: PlannedSegment, latents: Latents) -> None:
-        """Take a segment that was spoken, with its patches (patches, frames, latent_dim), as the voice of the others.
+        """Use a spoken segment with its patches (patches, frames, latent_dim) as the voice of the later segments.
 
-        A voice that was given, or found before, stays.
+        If there is a voice already, it stays.
         """
         if self.voice is None:
             self.voice = voice_of_speech(self._plan.bundle, segment.transcript, latents)

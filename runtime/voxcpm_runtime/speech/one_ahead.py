@@ -1,4 +1,4 @@
-"""Two stages of a pipeline at once."""
+"""A pipeline of two stages that run at the same time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ Item = TypeVar("Item")
 
 
 def one_ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """The items, each made by a thread of its own while the caller works on the one before.
+    """The items, each made on another thread while the caller works on the one before.
 
-    Never further ahead than one. Errors arrive in their item's place; closing waits for the item in the making.
+    The thread is at most one item ahead. An error is raised when its item is asked for. Closing waits for the item that
+    is being made.
     """
     batches = ([item] for item in items)
     end: list[Item] = []

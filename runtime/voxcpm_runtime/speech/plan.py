@@ -28,23 +28,23 @@ from voxcpm_runtime.voices.recordings import Recordings, UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
 
 LEAST_SEGMENT_TOKENS = 8
-"""Tokens that a segment may have even where the KV cache seems too short for their speech."""
+"""Text tokens that a segment may always have, even if the KV cache seems too short for their speech."""
 
 
 @dataclass(frozen=True)
 class PlannedSegment:
-    """One utterance of the speech, as tokens. A text that is not long is one segment."""
+    """One utterance of the speech, as tokens. A short text is one segment."""
 
     text: str
     """The segment as the caller wrote it."""
     transcript: str
-    """What a segment that continues this one says before its own text: this one as it is said."""
+    """The segment as it is said: the prompt's transcript for a segment that continues this one."""
     tokens: list[int]
-    """Tokens of the prompt's transcript and of the text, tokenised as one."""
+    """Tokens of the prompt's transcript and of the text, tokenised together."""
     transcript_tokens: list[int]
-    """Tokens of the transcript alone; its last one may be another one when a text follows."""
+    """Tokens of the prompt's transcript alone; the last one may differ from `tokens`, where the text follows."""
     target_tokens: int
-    """How many tokens the text has alone."""
+    """Number of tokens of the text alone."""
     ends_paragraph: bool
     """Whether a blank line follows."""
 
@@ -55,7 +55,7 @@ class Plan:
 
     bundle: Bundle
     voice: Voice | UnencodedVoice | None
-    """The voice that was given; None where the first segment's voice is continued."""
+    """The voice that was given; None if the first segment's voice is continued."""
     description: str
     """The control, without its parentheses; empty for none."""
     options: GenerationOptions
@@ -66,13 +66,13 @@ class Plan:
     parallel_segments: int
     saved_segments: SavedSegments | None
     segments: tuple[PlannedSegment, ...] = ()
-    """The whole text; none where it comes later, as in a session."""
+    """The segments of the whole text; empty if the text comes later, as in a session."""
 
     def split(self, text: str, *, more: bool = False) -> list[Segment]:
-        """The text as one segment where it is not long, else in segments whose speech the KV cache holds.
+        """The text as one segment if it is short, otherwise in segments whose speech fits into the KV cache.
 
-        Without a voice room is left for the first segment, which the others continue. more: whether other segments
-        follow in any case.
+        Without a voice, room is left for the first segment, which the others continue. more: whether there are other
+        segments in any case.
         """
         anchored = self.voice is None
         if self._count(text) <= longest_segment(
@@ -80,12 +80,12 @@ class Plan:
         ):
             return [Segment(text, ends_paragraph=False)]
         target = longest_segment(self.bundle, self.voice, self.options, anchored=anchored)
-        # Where nothing can be said, whole or not, the error about the whole is the better one.
+        # If nothing can be said, the error about the whole text is the better one.
         parts = segments(text, self._count, max(target, LEAST_SEGMENT_TOKENS))
         return parts or [Segment(text, ends_paragraph=False)]
 
     def split_sentence(self, sentence: str) -> list[Segment]:
-        """A sentence, white space after it included, as segments; none where there is nothing to say."""
+        """A sentence, with the white space after it, as segments; empty if there is nothing to say."""
         whole = one_segment(sentence)
         parts = [part for segment in whole for part in self.split(segment.text, more=True)]
         return [*parts[:-1], *(Segment(part.text, whole[0].ends_paragraph) for part in parts[-1:])]
@@ -93,8 +93,8 @@ class Plan:
     def read(self, segments: Iterable[Segment]) -> Iterator[PlannedSegment]:
         """The segments in turn, tokenised and checked. Without a voice, each continues the first one.
 
-        Raises InputError for one that cannot be said, or not within the KV cache, and MissingExtraError for
-        `normalize` without its packages.
+        Raises InputError for a segment that cannot be said or does not fit into the KV cache, and MissingExtraError if
+        the extra `normalize` is missing.
         """
         first: PlannedSegment | None = None
         for segment in segments:
@@ -103,21 +103,21 @@ class Plan:
             yield planned
 
     def limit(self, segment: PlannedSegment, voice: Voice | UnencodedVoice | None) -> int:
-        """Most patches of a segment in a voice. Raises InputError when not even the shortest speech fits."""
+        """Largest number of patches of a segment in a voice. Raises InputError if not even the shortest speech fits."""
         taken = positions(len(segment.tokens), voice)
         return patch_limit(taken, segment.target_tokens, self.options, self.bundle.manifest.sizes.kv_length)
 
     def encoded_voice(self, driver: Driver) -> Voice | None:
-        """The voice that was given, its recordings encoded by the AudioVAE encoder of `driver`."""
+        """The voice that was given; `driver` encodes recordings. None if none was given."""
         return self.voice.encoded(driver) if isinstance(self.voice, UnencodedVoice) else self.voice
 
     def reporter(self) -> ProgressReporter:
-        """A reporter of the progress of this plan's segments, beginning now."""
+        """A new progress reporter for this plan's segments; its time starts now."""
         texts = [segment.text for segment in self.segments]
         return ProgressReporter(self.progress, texts, self.bundle.architecture.patch_seconds)
 
     def _read(self, segment: Segment, first: PlannedSegment | None) -> PlannedSegment:
-        """first: the segment whose voice is continued where none was given."""
+        """Tokenise and check a segment. first: the segment whose voice is continued if none was given."""
         tokenizer = self.bundle.tokenizer
         # A segment that continues the first one continues its style, too.
         controls = self.voice is not None or first is None
@@ -133,7 +133,7 @@ class Plan:
         planned = PlannedSegment(
             text=segment.text,
             transcript=parted(said),
-            # The prompt's transcript as it is given, trailing space or none.
+            # The prompt's transcript is used as given, with or without a trailing space.
             tokens=tokenizer(transcript + target),
             transcript_tokens=tokenizer(transcript) if transcript else [],
             target_tokens=len(tokenizer(target)),
@@ -153,12 +153,12 @@ class Plan:
 def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     """The plan of a call. It reads recordings, but runs no step model.
 
-    Raises InputError, one line, for anything that cannot be spoken, MissingExtraError for `normalize` without its
-    packages, and Cancelled where the call was cancelled before it began.
+    Raises InputError, one line, for anything that cannot be spoken, MissingExtraError if the extra `normalize` is
+    missing, and Cancelled if the call was cancelled before it began.
     """
     options, cancel = arguments.options, arguments.cancel or CancelToken()
     if not arguments.keep_partial:
-        # Of many utterances with one token, those whose turn has not come are not begun.
+        # If many utterances share a token, those that have not begun do not begin.
         cancel.check()
     check_generation(bundle.architecture, arguments.recordings, arguments.control)
     unread = Plan(
@@ -179,9 +179,9 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
 
 
 def check_generation(a: Architecture, recordings: Recordings, control: str | None) -> None:
-    """Check what only VoxCPM2 has.
+    """Check reference and control, which only VoxCPM2 has.
 
-    Raises InputError for a reference or a control on an earlier generation, and for a control beside a prompt.
+    Raises InputError for one of them on an earlier generation, and for a control together with a prompt.
     """
     if recordings.reference is not None:
         require_references(a, "a reference voice", "give a prompt")

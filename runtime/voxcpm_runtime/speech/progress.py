@@ -1,4 +1,4 @@
-"""How far a speech is, reported after every patch."""
+"""Progress of a speech, reported after every patch."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from voxcpm_runtime.speech.results import Piece
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a speech is. A text that is not long is one segment."""
+    """The progress of a speech. A short text is one segment."""
 
     patches: int
-    """Patches of this attempt at this segment."""
+    """Patches so far in this attempt at this segment."""
     audio_seconds: float
     """Seconds of speech so far, all segments together."""
     elapsed_seconds: float
-    """Seconds of work, without those of attempts that were given up."""
+    """Seconds of work, without those of discarded attempts."""
     attempt: int
-    """Which attempt it is, from 1; earlier ones were bad."""
+    """Number of this attempt, from 1; earlier ones were bad."""
     segment: int = 0
-    """Which segment is being spoken, from 0."""
+    """Index of the segment that is being spoken, from 0."""
     segments: int = 1
-    """How many there are."""
+    """Number of segments."""
     remaining_seconds: float | None = None
     """Estimated seconds of work left, from the segments finished so far; None before there is one."""
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of work for a second of speech; below 1 is faster than it is heard."""
+        """Seconds of work for a second of speech; below 1 is faster than real time."""
         return self.elapsed_seconds / self.audio_seconds
 
 
@@ -39,9 +39,9 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class ProgressReporter:
-    """Calls `callback` after every patch of a call; several segments may be under way, each in a thread.
+    """Calls `callback` after every patch of a call; several threads may each speak a segment.
 
-    texts: what the segments say, in order. patch_seconds: seconds of audio of a patch.
+    texts: what the segments say, in order. patch_seconds: seconds of audio in a patch.
     """
 
     def __init__(self, callback: ProgressCallback | None, texts: Sequence[str], patch_seconds: float) -> None:
@@ -51,10 +51,10 @@ class ProgressReporter:
         self._started = time.perf_counter()
         self._lock = threading.Lock()
         self._patches: dict[int, int] = {}
-        """Patches of the present attempt at each segment that was begun."""
+        """Patches of the current attempt, by index of the segment."""
         self._first_began: dict[int, float] = {}
         self._wasted: dict[int, float] = {}
-        """Seconds of the attempts before the present one."""
+        """Seconds of discarded attempts, by index of the segment."""
         self._finished_length = 0
         self._finished_at = 0.0
 
@@ -73,7 +73,7 @@ class ProgressReporter:
                 self._callback(self._progress(piece))
 
     def finished(self, index: int) -> None:
-        """Note that the segment of that index is whole."""
+        """Note that the segment of that index is complete."""
         with self._lock:
             self._finished_length += self._lengths[index]
             self._finished_at = self._worked()

@@ -1,4 +1,4 @@
-"""The noise of every attempt at every segment, from one seed or one source of the caller's."""
+"""The noise of every attempt at every segment, from one seed or from the caller's own source."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from voxcpm_runtime.model.driver import NoiseSource
 from voxcpm_runtime.options import whole_number
 
 SEED_BITS = 32
-"""Length of a seed that is drawn."""
+"""Length of a fresh seed."""
 
 
 @dataclass(frozen=True)
 class Randomness:
-    """Where a call's noise comes from; make one with `randomness`."""
+    """The source of a call's noise; make one with `randomness`."""
 
     seed: int | None
-    """The seed of the first attempt at the first segment; None where the caller brings the noise."""
+    """The seed of the first attempt at the first segment; None if the caller gives a source of noise."""
     rng: NoiseSource | None = None
     """The caller's source, for all attempts and segments."""
 
     def seed_of(self, segment: int, attempt: int) -> int | None:
-        """The seed of an attempt, counted from 0, at a segment, counted from 0; None with a source of the caller's.
+        """The seed of an attempt at a segment, both counted from 0; None if the caller gives a source of noise.
 
-        A retry adds 1; a later segment has a seed of its own that follows from the first.
+        A retry adds 1; the seed of a later segment is computed from the first.
         """
         if self.seed is None:
             return None
@@ -36,14 +36,14 @@ class Randomness:
         return int(np.random.SeedSequence([self.seed, segment]).generate_state(1)[0]) + attempt
 
     def noise(self, segment: int, attempt: int) -> NoiseSource:
-        """The source of noise of that attempt."""
+        """The source of noise for an attempt at a segment, both counted from 0."""
         return self.rng if self.rng is not None else np.random.default_rng(self.seed_of(segment, attempt))
 
 
 def randomness(seed: object, rng: NoiseSource | None) -> Randomness:
-    """A call's randomness; without a seed a fresh one is drawn, so that every speech can be made again.
+    """A call's randomness; without a seed a fresh one is drawn, so that every speech can be reproduced.
 
-    Raises InputError for a seed that is no whole number from 0, and for a seed beside an rng.
+    Raises InputError for a seed that is no whole number of at least 0, and for a seed together with an rng.
     """
     if rng is None:
         return Randomness(secrets.randbits(SEED_BITS) if seed is None else whole_number(seed, "seed", 0))

@@ -1,4 +1,4 @@
-"""What a call gives: pieces while it speaks, the whole speech at its end, and a warning about a bad one."""
+"""The results of a call: pieces while it speaks, the whole speech at the end, and a warning about a bad one."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from voxcpm_runtime.model.sequence import Latents
 
 @dataclass(frozen=True)
 class Piece:
-    """What is heard next: a patch, or a pause between paragraphs."""
+    """A piece of speech: one patch, or a pause between paragraphs."""
 
     audio: Audio
     """(samples,) in [-1, 1]"""
     segment: int
-    """Which segment it is of, or comes before, from 0."""
+    """Index of the segment that it belongs to, from 0; a pause belongs to the segment after it."""
     patches: int = 0
     """Patches of this segment so far; 0 for a pause."""
     latents: Latents | None = None
     """The patch (frames, latent_dim); None for a pause."""
     attempt: int = 1
-    """Which attempt at the segment it is of, from 1: a later one begins the segment again."""
+    """Number of the attempt at the segment, from 1; a later attempt starts the segment again."""
     began: float = 0.0
     """When that attempt began, by `time.perf_counter`."""
     stops: bool = False
@@ -32,7 +32,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class SpokenSegment:
-    """One segment of a speech; a text that is not long is one segment."""
+    """One segment of a speech; a short text is one segment."""
 
     text: str
     audio: Audio
@@ -40,20 +40,20 @@ class SpokenSegment:
     latents: Latents
     """Generated patches (patches, frames, latent_dim)."""
     seed: int | None
-    """The seed that made it, the last attempt's; None with an `rng` of the caller's."""
+    """The seed of the last attempt, which made this audio; None if the caller gave an `rng`."""
     attempts: int
-    """How many it took, the last one included."""
+    """Number of attempts, the last one included."""
     stopped: bool
-    """Whether the stop head ended it; else its length was at a limit, or it was cancelled."""
+    """Whether the stop head ended the segment; otherwise it reached a limit of length, or was cancelled."""
     too_long: bool
-    """Whether the last attempt, too, is suspiciously long for its text; always False without `retry_badcase`."""
+    """Whether even the last attempt is suspiciously long for its text; always False without `retry_badcase`."""
     ends_paragraph: bool = False
     """Whether a blank line follows in the text."""
 
 
 @dataclass(frozen=True)
 class Speech:
-    """What `speak` gives: the audio, and how it came about."""
+    """The result of `speak`: the audio, and how it was made."""
 
     audio: Audio
     """(samples,) in [-1, 1]"""
@@ -62,19 +62,19 @@ class Speech:
     latents: Latents
     """Generated patches of all segments (patches, frames, latent_dim)."""
     seed: int | None
-    """The seed that makes this audio again; None with an `rng` of the caller's."""
+    """The seed that reproduces this audio; None if the caller gave an `rng`."""
     attempts: int
-    """The most attempts that a segment took."""
+    """Largest number of attempts at a segment."""
     stopped: bool
-    """Whether the stop head ended every segment; else a length was at a limit."""
+    """Whether the stop head ended every segment; otherwise one reached a limit of length, or was cancelled."""
     too_long: bool
-    """Whether the last attempt, too, of some segment is suspiciously long for its text."""
+    """Whether even the last attempt at some segment is suspiciously long for its text."""
     elapsed_seconds: float
     """Seconds of work, all attempts included."""
     segments: tuple[SpokenSegment, ...] = ()
-    """What was spoken, segment by segment."""
+    """The spoken segments, in order."""
     cancelled: bool = False
-    """Whether it was cut short, and is what had been spoken until then."""
+    """Whether it was cancelled; then it is what had been spoken until then."""
 
     @property
     def audio_seconds(self) -> float:
@@ -88,4 +88,4 @@ class Speech:
 
 
 class TooLongWarning(UserWarning):
-    """Speech of `retry_badcase_ratio_threshold` patches a text token or more: repetition, or noise without an end."""
+    """Speech of `retry_badcase_ratio_threshold` or more patches for each text token: repetition, or endless noise."""

@@ -1,4 +1,4 @@
-"""The finished segments of a long speech, beside the file that it will be, so that a later run goes on."""
+"""The finished segments of a long speech, saved beside its output file so that a later run can resume."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _METADATA_KEY = "segment"
 
 
 class SavedSegments:
-    """Segments of one speech, in a folder beside the audio file that it will be.
+    """Segments of one speech, saved in a folder beside its output file.
 
-    output: that file. digest: SHA-256 over everything that the speech follows from, except for a seed that was drawn.
-    drawn: whether the seed was; then the seed of the earlier run takes its place, if there was one. Segments of another
-    digest or seed are dropped when the first one of this run is saved.
+    output: the audio file to write. digest: SHA-256 over everything that determines the speech, except for a fresh
+    seed. drawn: whether `seed` is a fresh one; then an earlier run's seed replaces it. Segments of another digest or
+    seed are deleted when the first segment of this run is saved.
     """
 
     def __init__(self, output: Path, digest: str, seed: int, *, drawn: bool) -> None:
@@ -39,11 +39,11 @@ class SavedSegments:
 
     @property
     def count(self) -> int:
-        """How many segments are saved."""
+        """Number of saved segments of this speech."""
         return len(list(self.folder.glob("*.segment"))) if self._is_same else 0
 
     def get(self, index: int) -> SpokenSegment | None:
-        """The segment of that index, if it is there and whole."""
+        """The saved segment of that index; None if it is missing or damaged."""
         if not self._is_same:
             return None
         try:
@@ -54,7 +54,7 @@ class SavedSegments:
             return None
 
     def put(self, index: int, segment: SpokenSegment) -> None:
-        """Save one. Raises InputError when it cannot be written."""
+        """Save a segment. Raises InputError if it cannot be written."""
         fields: dict[str, Any] = asdict(segment)
         arrays = {name: fields.pop(name) for name in _ARRAYS}
         try:
@@ -70,7 +70,7 @@ class SavedSegments:
             raise InputError(f"{self.folder}: cannot be written ({os_reason(error)})") from None
 
     def discard(self) -> None:
-        """Drop all of them: the speech is complete."""
+        """Delete all saved segments."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, index: int) -> Path:

@@ -15,7 +15,10 @@ from voxcpm_runtime.speech.results import Piece, Speech, SpokenSegment
 
 
 def speak(plan: Plan, narrator: Narrator, driver: Driver, at_once: int = 1) -> Speech:
-    """The plan's speech. at_once: segments at a time, over `driver`, the one of the whole batch. Raises Cancelled."""
+    """The plan's speech. Raises Cancelled, unless the plan keeps partial speech.
+
+    at_once: number of segments to speak at the same time. driver: the one of the whole batch, for these segments.
+    """
     reporter = plan.reporter()
     spoken: dict[int, SpokenSegment] = {}
     gathered: dict[int, list[Piece]] = {}
@@ -23,7 +26,7 @@ def speak(plan: Plan, narrator: Narrator, driver: Driver, at_once: int = 1) -> S
 
     def speak_segment(index: int, narrator: Narrator = narrator) -> None:
         segment = None if saved is None else saved.get(index)
-        # A release may cut the same text elsewhere.
+        # Another release may cut the same text elsewhere.
         if segment is None or segment.text != plan.segments[index].text:
             pieces: list[Piece] = gathered.setdefault(index, [])
             for piece in narrator.speak(index, plan.segments[index], retries=True):
@@ -51,7 +54,7 @@ def speak(plan: Plan, narrator: Narrator, driver: Driver, at_once: int = 1) -> S
     except Cancelled:
         cancelled = True
     if cancelled:
-        # Raised here, without the frames in which it came up: they hold the caches.
+        # Raised anew: the traceback of the first error has frames that hold the caches.
         if not plan.keep_partial:
             plan.cancel.check()
         whole = next(index for index in range(len(plan.segments)) if index not in spoken)

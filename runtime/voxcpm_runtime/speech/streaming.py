@@ -17,10 +17,10 @@ DEFAULT_CHUNK_PATCHES = 5
 
 
 def stream(plan: Plan, narrator: Narrator, segments: Iterable[PlannedSegment]) -> Iterator[Piece]:
-    """The segments as they are being spoken, with pauses between paragraphs.
+    """The pieces of the segments while they are spoken, with pauses between paragraphs.
 
-    Segments are asked for one by one, each when the one before has been heard. No progress is reported of segments
-    that the plan does not have, as in a session. Raises Cancelled, or ends, as the plan says.
+    The next segment is taken when the caller has taken all pieces of the one before. Progress is reported only if the
+    plan has segments, not in a session. When cancelled, it raises Cancelled, or with `keep_partial` just ends.
     """
     reporter = plan.reporter() if plan.segments else None
     cancelled = paused = False
@@ -44,7 +44,7 @@ def stream(plan: Plan, narrator: Narrator, segments: Iterable[PlannedSegment]) -
 def checked_chunking(chunk_patches: object, first_chunk_patches: object) -> tuple[int, int]:
     """Patches of the first chunk and of the others.
 
-    first_chunk_patches: None is as many as the others have. Raises InputError for a number that is not whole or is
+    first_chunk_patches: None means as many as in the others. Raises InputError for a number that is not whole or is
     below 1.
     """
     others = whole_number(chunk_patches, "chunk_patches", 1, "patches")
@@ -54,7 +54,7 @@ def checked_chunking(chunk_patches: object, first_chunk_patches: object) -> tupl
 
 
 def chunked(pieces: Iterable[Piece], first: int, others: int) -> Iterator[Audio]:
-    """The pieces' audio in chunks (samples,) of so many patches; a pause is part of the chunk that follows it."""
+    """The pieces' audio in chunks (samples,) of `first` and then `others` patches; a pause joins the patch after it."""
     wanted = first
     gathered: list[Audio] = []
     patches = 0

@@ -17,22 +17,22 @@ class Utterance:
     """What to prefill, and how many patches may follow; make one with `utterance`."""
 
     index: int
-    """Which segment of the speech it is, from 0."""
+    """Index of the segment in the speech, from 0."""
     sequence: Sequence
     shared: int
-    """How many positions, from the first, are the voice's own."""
+    """Number of positions at the start that are the voice's own."""
     limit: int
-    """Most patches; fewer than upstream allows where the KV cache is shorter."""
+    """Largest number of patches; smaller than upstream's if the KV cache is too short."""
     limited_by_cache: bool
-    """Whether it is shorter."""
+    """Whether the KV cache makes `limit` smaller."""
     target_tokens: int
-    """Tokens of the text to speak, without a transcript's."""
+    """Number of tokens of the text to speak, without those of a transcript."""
     too_long_from: float
     """Patches from which the speech is suspiciously long for its text (`retry_badcase_ratio_threshold`)."""
 
 
 def utterance(plan: Plan, index: int, segment: PlannedSegment, voice: Voice | None) -> Utterance:
-    """The segment of that index in a voice. Raises InputError where the voice leaves too little room for it."""
+    """The segment of that index in a voice. Raises InputError if the voice leaves too little room for it."""
     a = plan.bundle.architecture
     sequence = build_sequence(
         segment.tokens,
@@ -56,7 +56,7 @@ def utterance(plan: Plan, index: int, segment: PlannedSegment, voice: Voice | No
 
 
 def voice_lead(bundle: Bundle, voice: Voice) -> Sequence:
-    """The positions that a voice brings before any text of the caller's."""
+    """The positions of a voice itself, before any text to speak; there may be none."""
     a = bundle.architecture
     transcript = spelled_transcript(voice.transcript, bundle.tokenizer)
     tokens = bundle.tokenizer(transcript) if transcript else []
@@ -64,7 +64,7 @@ def voice_lead(bundle: Bundle, voice: Voice) -> Sequence:
 
 
 def _common(segment: PlannedSegment) -> int:
-    """How many tokens the transcript alone and together with the text begin with."""
+    """Number of first tokens that are equal for the transcript alone and for transcript and text together."""
     pairs = zip(segment.tokens, segment.transcript_tokens, strict=False)
     shorter = min(len(segment.tokens), len(segment.transcript_tokens))
     return next((index for index, (a, b) in enumerate(pairs) if a != b), shorter)

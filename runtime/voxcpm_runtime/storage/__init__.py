@@ -1,1 +1,1 @@
-"""Files that appear when they are complete, folders that belong to the user, and freed memory."""
+"""Files that appear only when they are complete, and freed memory returned to the operating system."""

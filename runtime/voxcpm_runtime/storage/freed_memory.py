@@ -1,4 +1,4 @@
-"""Memory that was freed, given back to the system."""
+"""Returning freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import ctypes
 
 
 def return_freed_memory() -> None:
-    """Without this glibc keeps it for what may come: of VoxCPM 1.5 in int8 0.4 GB after loading, 1.4 after closing.
+    """Return freed memory to the operating system; with another allocator than glibc's, do nothing.
 
-    With other allocators it does nothing.
+    glibc would reserve it for later: 0.4 GB after loading VoxCPM 1.5 in int8, 1.4 GB after closing it.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

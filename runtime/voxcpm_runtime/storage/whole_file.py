@@ -1,4 +1,4 @@
-"""Files that appear when they are complete."""
+"""Files that appear only when they are complete."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, keep: bool = True) -> Iterator[BinaryIO]:
-    """A file beside `path` that takes its name at the end; it is removed when anything, Ctrl-C too, comes between.
+    """Open a temporary file beside `path`, renamed to `path` at the end; any error, or Ctrl-C, removes it.
 
-    keep: False only tries whether the file could be written. Raises OSError when it cannot.
+    keep: False always removes it, to test whether `path` can be written. Raises OSError if it cannot.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:

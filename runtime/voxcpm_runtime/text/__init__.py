@@ -1,1 +1,1 @@
-"""Text: what is said, in which parts, and as which tokens."""
+"""Text: checks, normalisation, segments and tokens."""

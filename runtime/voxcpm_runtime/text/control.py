@@ -9,10 +9,10 @@ _OPENING, _CLOSING = "(（", ")）"
 
 
 def described(control: str | None) -> str:
-    """The description that a control is, such as "warm, slow"; empty for None and for a blank one.
+    """The description in a control, such as "warm, slow"; empty for None or white space.
 
-    Parentheses around all of it, ASCII or full-width, are taken for the ones that `controlled` adds. Raises InputError
-    for a parenthesis without a partner, which would end the description early.
+    Parentheses around the whole control, ASCII or full-width, are removed, since `controlled` adds them. Raises
+    InputError for a parenthesis without a partner, which would end the description early.
     """
     description = (control or "").strip()
     while (
@@ -25,18 +25,18 @@ def described(control: str | None) -> str:
 
 
 def controlled(text: str, description: str) -> str:
-    """The text with the description in parentheses before it; an empty description changes nothing."""
+    """The text with the description in parentheses before it; the text alone if the description is empty."""
     return f"({description}){text}" if description else text
 
 
 def require_references(a: Architecture, what: str, instead: str) -> None:
-    """Raises InputError, naming what is lacking and what to do instead, for a generation before VoxCPM2."""
+    """Raises InputError for a generation before VoxCPM2; the message says `what` it lacks and what to do `instead`."""
     if not a.traits.takes_reference:
         raise InputError(f"{what} needs VoxCPM2, and this bundle is of an earlier VoxCPM; {instead}")
 
 
 def _first_closed(description: str, control: str | None) -> int | None:
-    """Where the first parenthesis that is opened is closed; None without parentheses."""
+    """Index of the parenthesis that closes the first one; None without parentheses."""
     depth, closed = 0, None
     for index, char in enumerate(description):
         depth += (char in _OPENING) - (char in _CLOSING)

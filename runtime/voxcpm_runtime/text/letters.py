@@ -1,6 +1,6 @@
 """Texts for a voice whose vocabulary is letters and a few marks: numbers in words, plain quotes, a full stop.
 
-Published VoxCPM vocabularies have every character, and their texts are left alone.
+Published VoxCPM vocabularies have every character, so texts for them stay unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
-# Marks that such a vocabulary lacks -> what is read in their place.
+# Marks that such a vocabulary lacks -> what is read instead.
 _READ_AS = str.maketrans(
     {
         "’": "'", "‘": "'", "“": "", "”": "", '"': "", "…": ".", "–": ",", "—": ",", ";": ",", ":": ",",
@@ -22,7 +22,7 @@ _READ_AS = str.maketrans(
 )  # fmt: skip
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:st|nd|rd|th)?", re.IGNORECASE)
 _STOPS = ".!?"
-# What replacing leaves: spaces before marks, and commas beside another mark.
+# The replacements leave spaces before marks, and commas beside other marks.
 _TIDYING = (
     (r"\s+", " "),
     (r"\s+([,.!?])", r"\1"),
@@ -34,9 +34,9 @@ _TIDYING = (
 
 
 def spelled(text: str, tokenizer: TextTokenizer) -> str:
-    """The text as a vocabulary of letters can say it; unchanged where the vocabulary has digits.
+    """The text rewritten for a vocabulary of letters; unchanged if the vocabulary has digits.
 
-    Raises InputError for characters that it cannot say.
+    Raises InputError for characters that the voice cannot say, and if nothing is left to say.
     """
     if not is_of_letters(tokenizer):
         return text
@@ -54,17 +54,17 @@ def spelled(text: str, tokenizer: TextTokenizer) -> str:
 
 
 def spelled_transcript(transcript: str, tokenizer: TextTokenizer) -> str:
-    """As `spelled`, with a space to part it from the text that follows; an empty one stays empty."""
+    """The transcript as `spelled` rewrites it, with a space to separate it from the text; empty if it was empty."""
     return f"{spelled(transcript, tokenizer)} " if transcript and is_of_letters(tokenizer) else transcript
 
 
 def is_of_letters(tokenizer: TextTokenizer) -> bool:
-    """Whether the vocabulary is letters and a few marks."""
+    """Whether the vocabulary is letters and a few marks, without digits."""
     return bool(tokenizer.unknown_characters("0123456789"))
 
 
 def _plain(char: str) -> str:
-    """What is read for a character that the vocabulary lacks: é as e, a long dash as a comma."""
+    """What replaces a character that the vocabulary lacks: e for é, a comma for a long dash."""
     return "".join(
         c for c in unicodedata.normalize("NFKD", char.translate(_READ_AS)) if not unicodedata.combining(c)
     )

@@ -1,18 +1,18 @@
-"""Numbers, dates, money and abbreviations in words, and a text without markup, as upstream's `utils/text_normalize.py`.
+"""Numbers, dates, money and abbreviations in words, and no markup, as in upstream's `utils/text_normalize.py`.
 
-wetext's grammars do the reading; they come inside its wheel, nothing is downloaded. Around them stand the tables
-below. What comes out is upstream's, but where upstream stops with an error or would say what nobody wrote:
+wetext's grammars do the reading; they are part of its wheel, so nothing is downloaded. The tables below prepare the
+text and correct the result. It equals upstream's, except where upstream fails or would say what nobody wrote:
 
-- Of quotation marks upstream knows “ and ” only. Here every double one becomes ", every single one and apostrophe ':
-  don’t is a word then. Ellipses and dashes stay, which the tokenizers know.
-- wetext 0.1.8 puts a backslash before each " and each backslash, and upstream says them. Here there are none.
-- wetext's English grammar has no way through two spaces in a row, such as an emoji leaves, nor through some signs
-  beside a digit (5㎏, 5Ω, 5²). White space is one space here, and a word that cannot be read is read without wetext.
-- ², ³ and ① in English are not "zero"; − before a number is minus.
-- Full-width letters become plain ones (for the small ones published vocabularies have bytes only), and so do
+- The only quotation marks that upstream replaces are “ and ”. Here every double one becomes ", every single one and
+  every apostrophe ', so that don’t stays a word. Ellipses and dashes stay: the tokenizers know them.
+- wetext 0.1.8 puts a backslash before each " and each backslash, and upstream says them. Here they are removed.
+- wetext's English grammar fails at two spaces in a row, such as a removed emoji leaves, and at some signs beside a
+  digit (5㎏, 5Ω, 5²). Here white space is one space, and a word that wetext cannot read is read without it.
+- In English ², ³ and ① are not read as "zero", and − before a number is minus.
+- Full-width letters become ASCII (published vocabularies have the lower-case ones as bytes only), and so do
   full-width numbers with a sign inside: １２：３０ is a time.
-- Of a composed emoji nothing is left, joiners and keycaps neither.
-- `1 < 2 and 3 > 2` has no tag in it.
+- A composed emoji is removed completely, with its joiners and keycaps.
+- `1 < 2 and 3 > 2` is not mistaken for a tag.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _MOST_DIGITS = 36  # beyond decillions inflect raises
 
 
 def _compatible(found: re.Match[str]) -> str:
-    """Full-width and circled characters as plain ones, but for the colon, by which wetext knows times in Chinese."""
+    """Full-width and circled characters as plain ones, except for the colon, which marks a time in Chinese."""
     return "：".join(unicodedata.normalize("NFKC", part) for part in found[0].split("："))
 
 
-# Markdown and HTML, in this order: what is code is not looked into.
+# Markdown and HTML, in this order: code is removed first, whatever is in it.
 _MARKUP: tuple[_Substitution, ...] = (
     (re.compile(r"```.*?```", re.DOTALL), ""),
     (re.compile(r"`[^`]*`"), ""),
     (re.compile(r"!\[[^]]*]\([^)]+\)"), ""),  # an image
-    (re.compile(r"\[([^]]+)]\([^)]+\)"), r"\1"),  # a link, of which its text is said
+    (re.compile(r"\[([^]]+)]\([^)]+\)"), r"\1"),  # a link: only its text is said
     (re.compile(r"^(\s*)-\s+", re.MULTILINE), r"\1"),  # an item of a list
     (re.compile(r"<(?!\s)[^>]+>"), ""),
     (re.compile(r"^#{1,6}\s*", re.MULTILINE), ""),  # a heading
 )
-# With their skin tones, joiners, keycaps and flags' tags.
+# Emoji with their skin tones, joiners, keycaps and the tags of flags.
 _EMOJI = (
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F)"
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F|\u200D\p{Extended_Pictographic}?|[\uFE0F\u20E3\U000E0020-\U000E007F])*"
@@ -58,29 +58,29 @@ _TYPOGRAPHY: tuple[_Substitution, ...] = (
     (re.compile("[‘’‚‛‹›ʼ´＇]"), "'"),
     (re.compile(r"[−‐‑]|(?<![\dA-Za-z])－(?=\d)"), "-"),
     (re.compile(r"[Ａ-Ｚａ-ｚ]+|\d+(?:[.:/．：／＋＝]\d+)+[%％]?|\d+％"), _compatible),
-    # Soft hyphens, marks of direction, spaces without width; then backslashes, which escape a mark or part words.
+    # Soft hyphens, direction marks, zero-width spaces; then backslashes, which escape a mark or separate words.
     (re.compile("[\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a-\u202e\u2066-\u2069]"), ""),
     (re.compile(r"\\(?![\w\s])"), ""),
     (re.compile(r"[\s\\]+"), " "),
 )
 _BEFORE_ENGLISH: tuple[_Substitution, ...] = (
     (re.compile(r"(?<=\d)：(?=\d)"), ":"),
-    # H₂O, 10⁶, ①: digits that no reader knows. A lone ² or ³ is left to wetext, which knows square metres.
+    # H₂O, 10⁶, ①: digits that wetext cannot read. A single ² or ³ stays for wetext, which reads square metres.
     (re.compile("[⁰¹²³⁴-⁹]{2,}|[⁰¹⁴-⁹]|[₀-₉]+|[①-⑳⓪❶-❿➀-➓]"), lambda found: f" {_compatible(found)} "),
     (re.compile(" +"), " "),
 )
 _AFTER_ENGLISH: tuple[_Substitution, ...] = (
     (re.compile("²"), " squared"),
     (re.compile("³"), " cubed"),
-    (re.compile(r"\d+"), lambda number: _in_words(number[0])),  # what wetext left, as beside a letter
+    (re.compile(r"\d+"), lambda number: _in_words(number[0])),  # what wetext left, such as beside a letter
 )
 _BEFORE_CHINESE: tuple[_Substitution, ...] = (
-    (re.compile("="), "等于"),  # else wetext reads 550+320=870 wrongly
-    (re.compile(r"(?<=[a-zA-Z0-9])-(?=\d)"), " - "),  # else x-2 is x and minus two
+    (re.compile("="), "等于"),  # otherwise wetext reads 550+320=870 wrongly
+    (re.compile(r"(?<=[a-zA-Z0-9])-(?=\d)"), " - "),  # otherwise x-2 is x and minus two
 )
 _ASCII = r"[\x00-\x1f!-\x7f]"
 _AFTER_CHINESE: tuple[_Substitution, ...] = (
-    (re.compile(rf"(?<!{_ASCII}) | (?!{_ASCII})"), ""),  # between two Latin words only there are spaces
+    (re.compile(rf"(?<!{_ASCII}) | (?!{_ASCII})"), ""),  # spaces stay only between two Latin words
     (re.compile("²"), "平方"),
     (re.compile("³"), "立方"),
     (re.compile("√"), "根号"),
@@ -92,9 +92,9 @@ _AFTER_CHINESE: tuple[_Substitution, ...] = (
 
 
 def normalized(text: str) -> str:
-    """The text as it is read aloud, in Chinese when it has a Chinese character and in English when not.
+    """The text as it is read aloud: in Chinese if it has a Chinese character, otherwise in English.
 
-    Empty when nothing is left, as of a text of emoji. Raises MissingExtraError without the packages of `normalize`.
+    Empty if nothing is left, such as for a text of emoji. Raises MissingExtraError if the extra `normalize` is missing.
     """
     plain = _emoji().sub("", _substituted(text, _MARKUP).strip())
     language, before, after = (
@@ -113,12 +113,12 @@ def _substituted(text: str, substitutions: tuple[_Substitution, ...]) -> str:
 
 
 def _read(text: str, language: str) -> str:
-    """wetext's reading. A text that its grammar has no path for is halved until the word at fault is alone."""
+    """The text as wetext reads it. A text that its grammar rejects is halved until the rejected word is alone."""
     if not text:
         return ""
     normalizer = _wetext(language)
-    with contextlib.suppress(AssertionError, IndexError, RuntimeError, ValueError):  # they all mean: no path
-        # It escapes quotation marks; of the text's own backslashes none is left.
+    with contextlib.suppress(AssertionError, IndexError, RuntimeError, ValueError):  # all mean: rejected
+        # wetext escapes quotation marks; the text's own backslashes were removed before.
         if read := normalizer.normalize(text).replace("\\", ""):
             return read
     words = text.split(" ")
@@ -131,12 +131,12 @@ def _read(text: str, language: str) -> str:
 
 
 def _plain(word: str) -> str:
-    """㎏ as kg, ² in words."""
+    """The word without compatibility characters: ㎏ as kg, ² in words."""
     return unicodedata.normalize("NFKC", _substituted(word, _AFTER_ENGLISH[:2]))
 
 
 def _in_words(number: str) -> str:
-    """Digit by digit where there is no name for a number so great."""
+    """The number in words; digit by digit if it is too large for inflect to name."""
     words = _inflect().number_to_words
     return str(words(number)) if len(number) <= _MOST_DIGITS else " ".join(words(digit) for digit in number)
 
@@ -151,7 +151,7 @@ def _wetext(language: str) -> Any:
 @functools.cache
 def _emoji() -> Any:
     with _extra():
-        import regex  # `re` knows no properties of characters
+        import regex  # `re` has no Unicode properties
     return regex.compile(_EMOJI)
 
 

@@ -1,4 +1,4 @@
-"""A long text in parts that are spoken as one utterance each."""
+"""Cutting a long text into segments, each of which is spoken as one utterance."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _CUTS = (
     re.compile(rf"[，、；：—]+{_CLOSERS}|[,;:–-]{_CLOSERS}(?=\s)"),
     re.compile(rf"\s+|(?<=[{_WIDE}])(?=\w)|(?<=\w)(?=[{_WIDE}])"),
 )
-# A cut this near to an end, as a share of the text, is worse than a lesser one in the middle.
+# A cut within this share of the text from either end is worse than a lower-ranked cut in the middle.
 _EDGE = 0.2
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
 class Segment(NamedTuple):
-    """Spoken as one utterance."""
+    """A part of a text that is spoken as one utterance."""
 
     text: str
-    """Without white space at its ends; it has a letter or a digit."""
+    """What to say. From `segments` it has no white space at its ends, and at least one letter or digit."""
     ends_paragraph: bool
     """Whether a blank line follows."""
 
 
 def segments(text: str, count_tokens: Callable[[str], int], target: int) -> list[Segment]:
-    """The text in parts of at most `target` tokens: whole sentences of one paragraph, in parts of about one length.
+    """The text in segments of at most `target` tokens: whole sentences of one paragraph, of about equal length.
 
-    Only a sentence of more than `target` tokens is cut: after a stop within it, a clause or a word, else between two
-    characters. Marks without a letter or digit go with their neighbours, unless a word leaves no room for them; a
-    paragraph of them is left out, and a text of them gives no segment. A single character is a segment whatever its
-    tokens. `count_tokens` is called less than twice a segment and a paragraph, with text as it will be spoken.
+    Only a sentence of more than `target` tokens is cut: after a stop within it, a clause or a word, otherwise between
+    two characters. Marks without a letter or digit join their neighbours if there is room; a paragraph of such marks is
+    left out, and a text of them gives no segment. A single character is a segment however many tokens it has.
+    `count_tokens` gets text as it will be spoken; there are less than two calls for each segment and paragraph.
     """
     result: list[Segment] = []
     for paragraph, ends, closed in _paragraphs(text):
@@ -50,18 +50,18 @@ def segments(text: str, count_tokens: Callable[[str], int], target: int) -> list
 
 
 def one_segment(sentence: str) -> list[Segment]:
-    """The sentence as one segment; none where there is nothing to say."""
+    """A list of the sentence as one segment; empty if there is nothing to say."""
     ends_paragraph = sentence[len(sentence.rstrip()) :].count("\n") > 1
     return [Segment(sentence.strip(), ends_paragraph)] if has_words(sentence) else []
 
 
 def has_words(text: str) -> bool:
-    """Whether there is anything to say."""
+    """Whether the text has anything to say: a letter or a digit."""
     return any(char.isalnum() for char in text)
 
 
 def _paragraphs(text: str) -> Iterator[tuple[str, list[int], bool]]:
-    """Each paragraph, where in it sentences end, and whether a blank line follows."""
+    """Each paragraph, the indices where its sentences end, and whether a blank line follows."""
     said: list[str] = []
     ends: list[int] = []
     for sentence in sentences(text):
@@ -75,7 +75,7 @@ def _paragraphs(text: str) -> Iterator[tuple[str, list[int], bool]]:
 
 
 def _fitted(text: str, ends: Sequence[int], count: Callable[[str], int], target: int) -> Iterator[str]:
-    """The text in parts of `target` tokens at most, cut in two as often as that takes. ends: of its sentences."""
+    """The text in parts of at most `target` tokens, repeatedly cut in two. ends: indices where sentences end."""
     said = text.strip()
     tokens = count(said) if said else 0
     parts = math.ceil(tokens / target)
@@ -89,11 +89,11 @@ def _fitted(text: str, ends: Sequence[int], count: Callable[[str], int], target:
 
 
 def _cut(text: str, ends: Sequence[int], wanted: float) -> int | None:
-    """The best place near `wanted` to cut the text in two; None where there is none."""
+    """Index of the best cut near `wanted`; None if the text cannot be cut in two."""
     letters = [at for at, char in enumerate(text) if char.isalnum()] or [0]
 
     def within(places: Iterable[int]) -> list[int]:
-        """Those with something to say on either side."""
+        """The places with something to say on both sides."""
         return [at for at in places if letters[0] < at <= letters[-1]]
 
     if sentence_ends := within(ends):

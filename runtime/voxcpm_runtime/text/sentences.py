@@ -1,8 +1,8 @@
-"""Text cut at sentence ends as it comes.
+"""Cutting text into sentences while it arrives.
 
-Own rules: of the libraries that were tried none knows Chinese and English, keeps quotations whole and decides by what
-is near, which lets a sentence out while the next is being written. All that is known stands in the tables. Where they
-leave doubt there is no cut: a pause inside a sentence is worse than two sentences at once.
+The rules are this project's own: no library that was tried knows Chinese and English, leaves quotations whole and
+decides from nearby text only, so that a sentence can be spoken while the next one is being written. All knowledge of
+languages is in the tables. In doubt there is no cut: a pause inside a sentence is worse than two sentences in one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _DOTS = ".．"
 _ELLIPSIS = "…"
 # These end a sentence before white space, or before a Chinese or Japanese character.
 _SOFT_STOPS = _DOTS + _ELLIPSIS + "!?‼⁇⁈⁉"
-# These end one wherever they stand: Chinese, Japanese, Hindi, Arabic, Urdu, Amharic, Khmer, Burmese.
+# These end a sentence wherever they stand: Chinese, Japanese, Hindi, Arabic, Urdu, Amharic, Khmer, Burmese.
 _HARD_STOPS = "。！？｡।॥؟۔።។။"
 _STOPS = _SOFT_STOPS + _HARD_STOPS
 _PAIRS = {
@@ -35,14 +35,14 @@ _PAIR = re.compile(
     """,
     re.VERBOSE,
 )
-# A sentence is whole with its quotations and brackets, if they are no longer than so many characters: text that comes
-# slowly must not wait for a mark that was forgotten, nor for the end of a speech.
+# There is no cut inside quotations and brackets of up to this many characters. The limit is for text that arrives
+# slowly: it must not wait for a closing mark that was forgotten, or for the end of a long quotation.
 _LONGEST_WHOLE = 200
-# What belongs to the stop before it, beside emoji: ends of quotations and brackets, and Markdown's emphasis.
+# Marks that belong to the stop before them, as emoji do: ends of quotations and brackets, and Markdown's emphasis.
 _CLOSERS = "\"'*_~" + "".join(_PAIRS.values())
 # What may stand before the first letter of a sentence.
 _OPENERS = "\"'*_~¿¡" + "".join(_PAIRS)
-# Right after a quotation these go on with the sentence around it.
+# Right after a quotation these continue the sentence around it.
 _GOING_ON = "，、；：,;:—–-と"
 
 _CHINESE = re.compile(f"[{_CHINESE_LETTERS}]")
@@ -50,7 +50,7 @@ _WORD_AT_START = re.compile(r"\w[\w.'’]*")
 _LONGEST_WORD = 24
 _MOST_STOPS = 8
 _LETTERS = re.compile(r"[A-Za-zÀ-ɏΑ-ωА-я]|(?:[A-Za-zÀ-ɏΑ-ωА-я]{1,2}\.)+[A-Za-zÀ-ɏΑ-ωА-я]{1,2}")
-"""J, U.S, p.m, Ph.D"""
+"""Initials and letters with dots: J, U.S, p.m, Ph.D."""
 _ENUMERATION = re.compile(r"\W*(?:\d{1,3}|[A-Za-z]|[ivxIVX]+)")
 _LIST_MARKER = re.compile(r"[-*•–—]|#{1,6}|\d{1,3}[.)]?")
 
@@ -59,17 +59,17 @@ def _words(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# What stands before a dot. A small word is known with a capital too.
+# Words before a dot. Those in lower case also match with a capital.
 _NEVER_LAST = _words("cf dr e.g eg i.e ie mr mrs ms messrs prof viz vs")
 _NOT_BEFORE_NUMBERS = _words("art ed ex min max n° no nos nr par")
-# Last in a sentence only if one of _FIRST_WORDS follows. So are initials and other letters with dots.
+# These end a sentence only if one of _FIRST_WORDS follows. The same is true of initials and other letters with dots.
 _DOUBTFUL = _words("""
     adm brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle pres pvt rep rev sen sgt sr supt
     ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb lbs oz
     al approx ca ch chap cit eds eq eqs est etc fig figs misc p pg pp ref sec tel trans vol vols
     Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Mon Tue Tues Wed Thu Thur Thurs Fri Sat Sun
 """)
-# Words of closed classes. None is a name: a capital means that a sentence begins.
+# Function words. None of them is a name, so a capital means that a sentence begins.
 _FIRST_WORDS = _words("""
     a an the this that these those my your his her its our their some any no every each all both many most such
     i he she we they you it there here what which who whom whose when where why how
@@ -82,38 +82,40 @@ _FIRST_WORDS = _words("""
 
 
 class Sentence(NamedTuple):
+    """One sentence of a text."""
+
     text: str
-    """As it was pushed, with the white space after it; at a text's start also that before it."""
+    """The sentence as it was pushed, with the white space after it; the first one also with the white space before."""
     ends_paragraph: bool
-    """Whether a blank line follows. The end of what was pushed is none: after a flush the paragraph may go on."""
+    """Whether a blank line follows. The end of the pushed text is not one: the paragraph may continue after a flush."""
 
 
 def sentences(text: str) -> list[Sentence]:
-    """The sentences of a whole text; joined they are the text."""
+    """The sentences of a complete text; joined together they are the text."""
     cutter = SentenceCutter()
     return [*cutter.push(text), *cutter.flush()]
 
 
 class SentenceCutter:
-    """Cuts text that comes in any fragments, which make no difference: it is read a character at a time.
+    """Cuts text that arrives in fragments into sentences. The fragments do not matter: characters are read one by one.
 
-    A sentence ends at a stop, at a blank line, and before a line that is an item of a list. It comes out with the first
-    character of the next sentence; in doubt, as after "U.S.", with that one's first word. Time grows with the length
-    of the text, memory with the sentence in the making.
+    A sentence ends at a stop, at a blank line, and before a line that is an item of a list. It is returned when the
+    first character of the next sentence arrives; in doubt, such as after "U.S.", when that sentence's first word is
+    complete. Time grows with the length of the text, memory with the length of the unfinished sentence.
     """
 
     def __init__(self) -> None:
         self._begin()
 
     def push(self, fragment: str) -> list[Sentence]:
-        """The sentences that are now known to be at their end."""
+        """Add text; returns the sentences that are now known to be complete."""
         done: list[Sentence] = []
         for char in fragment:
             self._take(char, done)
         return done
 
     def flush(self) -> list[Sentence]:
-        """All that is left, as if the text ended here: what is pushed later begins a sentence."""
+        """The remaining sentences, as if the text ended here; text that is pushed later begins a new sentence."""
         done: list[Sentence] = []
         while self._ahead:
             self._decide(done, whole=True)
@@ -124,23 +126,23 @@ class SentenceCutter:
     def _begin(self) -> None:
         self._text: list[str] = []
         self._spoken = False
-        """Whether there is more than white space."""
+        """Whether the sentence has more than white space."""
         self._capital: bool | None = None
-        """Whether the first letter is one; None before it."""
+        """Whether the sentence's first letter is a capital; None before the first letter."""
         self._word_at = 0
-        """Where the last word begins."""
+        """Index in `_text` where the last word begins."""
         self._ahead = ""
-        """Of the text after a stop, as much as had to be read to decide."""
+        """Text after a stop that was read to decide whether the sentence ends there."""
         self._go_on()
 
     def _go_on(self) -> None:
         self._stop = ""
-        """The last stops in a row."""
+        """The stops after the last word."""
         self._stop_at = 0
         self._closed = False
-        """Whether a quotation or brackets were closed after them, or an emoji came."""
+        """Whether a quotation or bracket was closed after the stops, or an emoji came."""
         self._gap = False
-        """Whether white space came after that, and how many line ends were in it."""
+        """Whether white space came after that; `_lines` counts the line ends in it."""
         self._lines = 0
 
     def _take(self, char: str, done: list[Sentence]) -> None:
@@ -208,7 +210,7 @@ class SentenceCutter:
         self._begin()
 
     def _decide(self, done: list[Sentence], *, whole: bool = False) -> None:
-        """Cut before what is ahead, or go on with it, or wait for more. whole: its first word has come to an end."""
+        """Cut before `_ahead`, continue the sentence with it, or wait for more. whole: its first word is complete."""
         ends = self._ends(whole or len(self._ahead) >= _LONGEST_WORD)
         if ends is None:
             return
@@ -220,7 +222,7 @@ class SentenceCutter:
             self._take(char, done)
 
     def _is_open(self) -> bool:
-        """Whether a quotation or brackets were opened not long ago, and not closed."""
+        """Whether a quotation or bracket is open, as far as the last `_LONGEST_WHOLE` characters show."""
         awaited: list[str] = []
         for mark in _PAIR.finditer("".join(self._text[-_LONGEST_WHOLE:])):
             if mark[0] in awaited:
@@ -230,7 +232,7 @@ class SentenceCutter:
         return bool(awaited)
 
     def _ends(self, whole: bool) -> bool | None:
-        """Whether a sentence ends before what is ahead; None when that has to be read further."""
+        """Whether the sentence ends before `_ahead`; None if more text is needed to decide."""
         if self._lines and _LIST_MARKER.fullmatch(self._ahead):
             if not whole:
                 return None
@@ -243,7 +245,7 @@ class SentenceCutter:
         first = self._ahead.lstrip(_OPENERS) or (self._ahead if whole else "")
         if not first or (first[0].islower() and len(first) == 1 and not whole):
             return None
-        # Who writes without capitals begins sentences without; a small letter before a capital is that of iPhone.
+        # A text without capitals begins sentences in lower case; a small letter before a capital is as in iPhone.
         small = first[0].islower() and not first[1:2].isupper()
         goes_on = small and (self._closed or self._capital is not False)
         if goes_on or first[0] in _STOPS:  # as in . . .
@@ -255,7 +257,7 @@ class SentenceCutter:
         return self._ends_at_dot(first, whole)
 
     def _ends_at_dot(self, first: str, whole: bool) -> bool | None:
-        """As `_ends`. first: what is ahead, from its first letter, which may begin a sentence."""
+        """Whether the sentence ends at a single dot; None as in `_ends`. first: `_ahead` from its first letter."""
         if self._stop_at < _LONGEST_WORD and _ENUMERATION.fullmatch("".join(self._text[: self._stop_at])):
             return False
         word = "".join(self._text[self._word_at : self._stop_at][-_LONGEST_WORD:])
@@ -275,7 +277,7 @@ class SentenceCutter:
 
 
 def _is_emoji(char: str) -> bool:
-    """Or a part of one: joiners, skin tones. It belongs to the sentence before it."""
+    """Whether the character is an emoji or a part of one, such as a joiner; it belongs to the sentence before it."""
     return char == "\u200d" or (
         char > "\u2190" and unicodedata.category(char) in ("So", "Sk", "Mn", "Me", "Cf")
     )

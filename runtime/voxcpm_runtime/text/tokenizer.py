@@ -1,12 +1,12 @@
-"""Text → token ids, equal to upstream's tokeniser without `transformers`.
+"""Text → token ids, equal to those of upstream's tokeniser, without `transformers`.
 
 Upstream (`model/utils.py`) wraps `LlamaTokenizerFast`: no BOS, and every token of several Chinese characters is
-split into single characters. What LlamaTokenizerFast is depends on the release of transformers: 4 runs
-`tokenizer.json` as it stands, 5 takes its vocabulary and merges only and builds Llama's own pipeline around them.
+split into single characters. What LlamaTokenizerFast does depends on the release of transformers: 4 runs
+`tokenizer.json` as it is, 5 takes only its vocabulary and merges and builds Llama's own pipeline around them.
 
-- Published checkpoints have Llama's normaliser. There both releases agree but for leading spaces, and this is 5.
-- Where a file has a normaliser of its own (lower-casing, say), 5 drops it, and with it every letter that is no token.
-  There this is 4: the file as it stands, which is what such a checkpoint was trained with.
+- Published checkpoints have Llama's normaliser. For them both agree except for leading spaces; this follows 5.
+- If a file has another normaliser (lower-casing, for example), 5 drops it, and then loses every letter without a
+  token. For such a file this follows 4: the file as it is, which is what such a checkpoint was trained with.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ADDED_TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized
 
 
 class TextTokenizer:
-    """Token ids of a text; open one with `from_folder`."""
+    """A function from a text to its token ids; open one with `from_folder`."""
 
     def __init__(self, tokenizer: Tokenizer, unknown: str) -> None:
         self._tokenizer = tokenizer
@@ -65,22 +65,22 @@ class TextTokenizer:
         return cls(tokenizer, _content(config.get("unk_token") or "<unk>"))
 
     def tokens(self, text: str) -> list[str]:
-        """Upstream's `tokenize`: BPE tokens, with those of several Chinese characters split into characters."""
+        """BPE tokens of a text; those of several Chinese characters are split (upstream's `tokenize`)."""
         pieces = self._tokenizer.encode(text, add_special_tokens=False).tokens
         return [token for piece in pieces for token in self._split(piece)]
 
     def __call__(self, text: str) -> list[int]:
-        """Token ids of a text; a character that is no token of its own gets the id of the unknown token."""
+        """Token ids of a text; a token that is not in the vocabulary gets the id of the unknown token."""
         ids = (self._tokenizer.token_to_id(token) for token in self.tokens(text))
         return [id_ for id_ in (self._unknown_id if id_ is None else id_ for id_ in ids) if id_ is not None]
 
     def unknown_characters(self, text: str) -> str:
-        """Characters of a text, each once, that no token stands for: they would not be spoken."""
+        """Characters of a text, each once, that no token represents, so that they would not be spoken."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         known = {
             index
             for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True)
-            # A prepended word start claims the first character's place.
+            # A prepended word start has the offsets of the first character.
             if token != self._unknown and (token != _WORD_START or text[start:end].isspace())
             for index in range(start, end)
         }
@@ -135,7 +135,7 @@ def _llama_tokenizer(document: Mapping[str, Any], config: Mapping[str, Any]) -> 
 
 
 def _added_tokens(document: Mapping[str, Any], config: Mapping[str, Any]) -> list[AddedToken]:
-    """Tokens cut out before BPE, in id order: the configuration's own list, else the file's, then named ones."""
+    """Tokens cut out before BPE, by id: the configuration's list, or the file's if it has none, then named ones."""
     listed = config.get("added_tokens_decoder")
     if listed is None:
         records = sorted(document.get("added_tokens") or (), key=lambda record: record["id"])

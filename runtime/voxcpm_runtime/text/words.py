@@ -1,4 +1,4 @@
-"""Text as it came in: checked for words, and on one line."""
+"""Input text: checks, and the form in which it is said."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from voxcpm_runtime.text.normalization import normalized
 
 
 def checked_text(text: object, what: str) -> str:
-    """The text, unchanged. Raises InputError for one without words, or that is not valid Unicode.
+    """The text, unchanged. Raises InputError if it is blank, not a str, or not valid Unicode.
 
-    what: the word for it in the message, such as "text".
+    what: the name of the text in the message, such as "text".
     """
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"the {what} is empty; expected something to say")
@@ -24,14 +24,14 @@ def checked_text(text: object, what: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text with every run of white space as one space (upstream `core.py`)."""
+    """The text with each run of white space replaced by one space (upstream `core.py`)."""
     return re.sub(r"\s+", " ", text)
 
 
 def said_text(text: str, *, normalize: bool) -> str:
     """The text as it is said: on one line, and with `normalize` its numbers and symbols in words.
 
-    Raises InputError where nothing is left to say, and MissingExtraError for `normalize` without its packages.
+    Raises InputError if nothing is left to say, and MissingExtraError if the extra `normalize` is missing.
     """
     if not normalize:
         return one_line(text)
@@ -44,7 +44,7 @@ def said_text(text: str, *, normalize: bool) -> str:
 
 
 def parted(transcript: str) -> str:
-    """The transcript with a space after it to part it from what follows, where its script has spaces."""
+    """The transcript with a space to separate it from the next text, if its script uses spaces."""
     last = transcript[-1:]
     return (
         transcript

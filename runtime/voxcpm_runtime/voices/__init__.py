@@ -1,1 +1,1 @@
-"""Voices: what they are made of, and where they are kept."""
+"""Voices: recordings, files, and the user's collection."""

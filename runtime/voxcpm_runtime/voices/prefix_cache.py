@@ -1,4 +1,4 @@
-"""What the language models made of a voice: kept in memory, and beside the voice's file where it has one."""
+"""A cache of what the language models compute for a voice: in memory, and beside the voice's file if it has one."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.voices.voice import Voice
 
 KEPT_IN_MEMORY = 4
-"""Voices; at VoxCPM 1.5's size, ten seconds of prompt and its transcript are some 2 MB."""
+"""Number of voices; for VoxCPM 1.5, ten seconds of prompt with its transcript take about 2 MB."""
 _SUFFIX = ".prefix"
 _BASE, _RESIDUAL, _PROMPT = "base.", "residual.", "prompt_embeddings"
 
 
 class Prefixes(Protocol):
-    """A function that remembers."""
+    """A function from a voice to its prefix, with a cache."""
 
-    def __call__(self, voice: Voice, /) -> Prefix: ...
+    def __call__(self, voice: Voice, /) -> Prefix:
+        """The voice's prefix, computed if it is in no cache."""
 
     def cache_clear(self) -> None:
-        """Forget what is in memory."""
+        """Drop the prefixes in memory."""
 
 
 def cached_prefixes(make: Callable[[Voice], Prefix], key: str) -> Prefixes:
-    """A function from a voice to its prefix that computes each once.
+    """A function from a voice to its prefix that computes each prefix once.
 
-    make: computes one. key: of all that it depends on beside the voice: step models, backend. A file that cannot be
-    read is made again, and one that cannot be written is done without.
+    make: computes a prefix. key: identifies all else that the prefix depends on: step models, backend. A file that
+    cannot be read is replaced; if it cannot be written, the prefix is only in memory.
     """
 
     @functools.lru_cache(maxsize=KEPT_IN_MEMORY)
@@ -54,7 +55,7 @@ def cached_prefixes(make: Callable[[Voice], Prefix], key: str) -> Prefixes:
 
 
 def prefix_files(voice_path: Path) -> Iterable[Path]:
-    """The files kept beside a voice's file."""
+    """The prefix files that were saved beside a voice's file."""
     return voice_path.parent.glob(f"{voice_path.name}.*{_SUFFIX}")
 
 
@@ -78,5 +79,5 @@ def _write(path: Path, prefix: Prefix) -> None:
         with whole_file(path) as file:
             file.write(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
     except OSError:
-        # A folder that is read-only, say: the voice speaks as well, only later.
+        # In a read-only folder, for example: the voice still works, but its first speech starts later.
         return

@@ -1,4 +1,4 @@
-"""Where a call's voice comes from: recordings, which are read and then encoded, or a voice that was made before."""
+"""The voice of a call: recordings, which are read and then encoded, or a voice that was made before."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ VoiceSource = Voice | str | Path
 
 @dataclass(frozen=True)
 class Recordings:
-    """The voice of a call as its caller gave it; none of these is the checkpoint's own voice.
+    """The voice of a call as the caller gave it; with all fields None, the checkpoint's own voice.
 
-    Raises InputError for a prompt's audio or transcript on its own, and for a voice beside recordings.
+    Raises InputError for prompt audio without a transcript or the reverse, and for a voice together with recordings.
     """
 
     prompt: AudioSource | None = None
     """Audio to continue."""
     prompt_text: str | None = None
-    """What is said in it, word for word."""
+    """What is said in the prompt, word for word."""
     reference: AudioSource | None = None
     """Audio of a voice to speak with (VoxCPM2)."""
     voice: Voice | None = None
-    """A voice that takes the place of recordings."""
+    """A voice instead of recordings."""
 
     def __post_init__(self) -> None:
         if (self.prompt is None) != (self.prompt_text is None):
@@ -55,7 +55,10 @@ class Recordings:
     def of_a_new_voice(
         cls, audio: AudioSource | None, transcript: str | None, reference: AudioSource | None
     ) -> Recordings:
-        """Recordings to make a voice of; audio without a transcript is a reference. Raises InputError for none."""
+        """Recordings to make a voice from; audio without a transcript is a reference.
+
+        Raises InputError without a recording, and for two references.
+        """
         if transcript is None and audio is not None:
             if reference is not None:
                 raise InputError("audio without a transcript is a reference: got two of them")
@@ -66,7 +69,7 @@ class Recordings:
         return recordings
 
     def in_voice(self, source: VoiceSource | None) -> Recordings:
-        """The same recordings with a voice in their place. Raises InputError, also for a file that is no voice."""
+        """This with a voice, if one is given. Raises InputError for both kinds, and for a file that is no voice."""
         if source is None:
             return self
         return replace(self, voice=source if isinstance(source, Voice) else Voice.load(source))
@@ -77,7 +80,7 @@ class Recordings:
         return self.prompt is not None or (self.voice is not None and self.voice.prompt is not None)
 
     def check_files(self) -> None:
-        """Raises InputError for a recording whose file is not there; `read` tells of all else."""
+        """Raises InputError for a recording whose file does not exist; `read` checks everything else."""
         for what, source in (("prompt audio", self.prompt), ("reference audio", self.reference)):
             if isinstance(source, str | Path) and not Path(source).expanduser().exists():
                 raise InputError(f"{what} {source}: no such file")
@@ -85,8 +88,8 @@ class Recordings:
     def read(self, a: Architecture, *, trimmed: bool) -> Voice | UnencodedVoice | None:
         """The voice; recordings are decoded and checked, but not yet encoded. None for the checkpoint's own voice.
 
-        trimmed: cut silence from both ends of the recordings. Raises InputError for what is no audio or is too short,
-        and for a voice that was made for another AudioVAE.
+        trimmed: cut silence from both ends of the recordings. Raises InputError for a recording that is no audio or is
+        too short, and for a voice that was made for another AudioVAE.
         """
         if self.voice is not None:
             self.voice.check(a)
@@ -105,13 +108,13 @@ class Recordings:
         )
 
     def provenance(self) -> dict[str, str]:
-        """File names and digests of the recordings, as far as they have them, and today's date."""
+        """Today's date, and the file names and digests of those recordings that have them."""
         return _provenance(self.prompt, "prompt") | _provenance(self.reference, "reference")
 
     def digests(self) -> dict[str, str | None]:
-        """What tells these recordings from others: SHA-256 of the files and of the voice, and the transcript.
+        """What identifies these recordings: SHA-256 of each file and of the voice, and the transcript.
 
-        Raises InputError for an audio file that cannot be read.
+        Raises InputError for an audio file that cannot be read, and TypeError for audio that is no file.
         """
         parts = {
             "prompt": _file_digest(self.prompt, "prompt audio"),
@@ -123,11 +126,11 @@ class Recordings:
 
 @dataclass(frozen=True)
 class UnencodedVoice:
-    """Decoded recordings that a voice is made of; how much room it takes is known without any encoding."""
+    """Decoded recordings from which a voice is made. Their size in patches is known before they are encoded."""
 
     architecture: Architecture
     transcript: str
-    """What is said in the prompt; empty without one."""
+    """What is said in the prompt; empty without a prompt."""
     prompt: Audio | None
     """Prompt audio (samples,) at `input_sample_rate`."""
     reference: Audio | None
@@ -144,7 +147,7 @@ class UnencodedVoice:
         return self._patches(self.reference)
 
     def encoded(self, driver: Driver, name: str = "", provenance: dict[str, str] | None = None) -> Voice:
-        """The voice, by the AudioVAE encoder of `driver`."""
+        """The voice, encoded by the AudioVAE encoder of `driver`."""
         a = self.architecture
         prompt = None if self.prompt is None else driver.encode_prompt(self.prompt)
         header = VoiceHeader(
@@ -170,7 +173,7 @@ def _provenance(source: AudioSource | None, what: str) -> dict[str, str]:
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
         said[what] = path.name
-        # A pipe has been read, and would not end.
+        # A pipe has been read already, and a second read would wait forever.
         content = path.read_bytes() if path.is_file() else source
     if isinstance(content, bytes):
         said[f"{what}_sha256"] = hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""The user's own voices, a file each in one folder, by name."""
+"""The user's own voices by name: one file for each, in one folder."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ _NAME = re.compile(r"[\w][\w .-]*", re.UNICODE)
 
 
 class VoiceStore:
-    """folder: by default the user's own (`voxcpm_constants.user_folders`). Raises InputError where that is a file."""
+    """The voices in a folder, by name.
+
+    folder: by default the user's own (`voxcpm_constants.user_folders`). Raises InputError if that is a file.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or voices_folder()
 
     def names(self) -> list[str]:
-        """Of all voices, in order."""
+        """The names of all voices, sorted."""
         return sorted(path.stem for path in self.folder.glob(f"*{SUFFIX}"))
 
     def add(self, voice: Voice, *, overwrite: bool = False) -> Voice:
-        """Keep a voice under its name. Raises InputError for one that is there, and for a name that is no file name."""
+        """Save a voice under its name; returns it with its path.
+
+        Raises InputError for a name that is taken, unless `overwrite`, and for a name that cannot be a file name.
+        """
         path = self.path(voice.name)
         if path.exists() and not overwrite:
             raise InputError(
@@ -39,7 +45,7 @@ class VoiceStore:
         return voice.save(path)
 
     def load(self, name: str) -> Voice:
-        """The voice of that name, or of the file whose path it is. Raises InputError, naming those there are."""
+        """The voice of that name, or from the file of that path. Raises InputError, listing the voices that exist."""
         if name.endswith(SUFFIX) or os.sep in name:
             return Voice.load(name)
         path = self.path(name)
@@ -51,7 +57,7 @@ class VoiceStore:
         return Voice.load(path)
 
     def remove(self, name: str) -> None:
-        """Raises InputError for one that is not there."""
+        """Delete a voice and its saved prefixes. Raises InputError for a voice that does not exist."""
         path = self.path(name)
         if not path.is_file():
             self.load(name)
@@ -59,7 +65,7 @@ class VoiceStore:
         path.unlink()
 
     def path(self, name: str) -> Path:
-        """Where a voice of that name lies. Raises InputError for a name that is no file name."""
+        """The path of the file for a voice of that name. Raises InputError for a name that cannot be a file name."""
         if not _NAME.fullmatch(name) or name != name.strip():
             raise InputError(f"voice name: expected letters, digits, spaces, dots and dashes, got {name!r}")
         return self.folder / f"{name}{SUFFIX}"

@@ -1,4 +1,4 @@
-"""A voice that can be kept: the latents of its recordings and what is said in them, in one portable file.
+"""A voice that can be saved: the latents of its recordings and what is said in them, in one portable file.
 
 The file is in the safetensors format: tensors `prompt` and `reference` (patches, frames, latent_dim), float32, and a
 JSON document under `voice` in its metadata. It depends on the AudioVAE only, and so serves every bundle of a
@@ -29,7 +29,7 @@ _PROMPT, _REFERENCE = "prompt", "reference"
 
 
 class Turn(BaseModel):
-    """What is said in a stretch of the prompt."""
+    """One stretch of the prompt: what is said in it, and its length in patches."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -38,7 +38,7 @@ class Turn(BaseModel):
 
 
 class VoiceHeader(BaseModel):
-    """What a voice is, beside its latents."""
+    """The metadata of a voice: everything except for its latents."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,22 +51,22 @@ class VoiceHeader(BaseModel):
     sample_rate: int
     """Hz of the audio that was encoded."""
     turns: tuple[Turn, ...] = ()
-    """Of the prompt: first the recording, then what was said since; none without a prompt."""
+    """Turns of the prompt: first the recording, then what was said since; empty without a prompt."""
     provenance: dict[str, str] = {}
-    """Where it came from: file names and digests of the recordings, bundle, date."""
+    """Origin of the voice: file names and digests of the recordings, bundle, date."""
 
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """Give it as `voice` in place of recordings; make one with `VoxCPM.create_voice`, or `Voice.load`."""
+    """A voice to give as `voice` instead of recordings; make one with `VoxCPM.create_voice` or `Voice.load`."""
 
     header: VoiceHeader
     prompt: Latents | None = None
     """Patches to continue (patches, frames, latent_dim)."""
     reference: Latents | None = None
-    """Patches of a voice to speak with (VoxCPM2)."""
+    """Patches of a voice to speak with (patches, frames, latent_dim), VoxCPM2 only."""
     path: Path | None = None
-    """The file it was read from or written to."""
+    """The file that the voice was read from or written to."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Voice) and self.digest == other.digest
@@ -76,6 +76,7 @@ class Voice:
 
     @property
     def name(self) -> str:
+        """The name under which the voice is saved; may be empty."""
         return self.header.name
 
     @property
@@ -85,26 +86,28 @@ class Voice:
 
     @property
     def prompt_patches(self) -> int:
+        """Number of patches of the prompt; 0 without one."""
         return 0 if self.prompt is None else len(self.prompt)
 
     @property
     def reference_patches(self) -> int:
+        """Number of patches of the reference; 0 without one."""
         return 0 if self.reference is None else len(self.reference)
 
     @cached_property
     def digest(self) -> str:
-        """Of all that is heard or read of it; not of its name and provenance."""
+        """SHA-256 over latent space, transcript and latents, but not over name and provenance."""
         whole = hashlib.sha256(f"{self.header.latent_space}|{self.transcript}".encode())
         for name, latents in self._tensors().items():
             whole.update(name.encode() + latents.tobytes())
         return whole.hexdigest()
 
     def extended(self, text: str, latents: Latents, *, window_patches: int | None = None) -> Voice:
-        """The voice after it also said `text`, whose patches (patches, frames, latent_dim) become part of the prompt.
+        """The voice with one more turn in its prompt: `text` and its patches (patches, frames, latent_dim).
 
-        As upstream's `merge_prompt_cache`, the text verbatim: it brings the space that parts it from what follows.
-        window_patches: most patches of the prompt; the oldest turns go first, but the recording that the voice began
-        with stays. A turn that does not fit even so changes nothing.
+        As in upstream's `merge_prompt_cache`, the text is joined verbatim, so it must end with the space that separates
+        it from the next text. window_patches: largest length of the prompt; the oldest turns are dropped first, but the
+        original recording stays. If the new turn does not fit even then, the voice is returned unchanged.
         """
         turns = [*self.header.turns, Turn(text=text, patches=len(latents))]
         prompt = latents if self.prompt is None else np.concatenate([self.prompt, latents])
@@ -119,7 +122,7 @@ class Voice:
         return replace(self, header=header, prompt=prompt, path=None)
 
     def check(self, a: Architecture) -> None:
-        """Raises InputError for a bundle whose latents mean something else."""
+        """Raises InputError if the voice was made for another AudioVAE than the bundle's."""
         if self.header.latent_space != latent_space(a):
             raise InputError(
                 f"voice {self.name} was made for another AudioVAE ({self.header.generation}, "
@@ -128,7 +131,7 @@ class Voice:
             )
 
     def save(self, path: str | Path) -> Voice:
-        """Write it, whole or not at all; the same voice, with its path. Raises InputError."""
+        """Write the voice to a file, completely or not at all, and return it with its path. Raises InputError."""
         path = Path(path).expanduser()
         metadata = {_METADATA_KEY: self.header.model_dump_json()}
         try:
@@ -140,7 +143,7 @@ class Voice:
 
     @classmethod
     def load(cls, path: str | Path) -> Voice:
-        """Raises InputError for a file that is absent or no voice."""
+        """Read a voice from its file. Raises InputError for a file that is missing or no voice."""
         path = Path(path).expanduser()
         if not path.is_file():
             raise InputError(f"voice {path}: no such file")
@@ -162,7 +165,7 @@ class Voice:
 
 
 def latent_space(a: Architecture) -> str:
-    """Equal for two architectures whose latents mean the same."""
+    """A digest that is equal for two architectures whose latents mean the same."""
     parts = f"{a.generation}|{a.patch_size}|{a.feat_dim}|{a.audio_vae_config.model_dump_json()}"
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 

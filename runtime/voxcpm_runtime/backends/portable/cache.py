@@ -1,11 +1,10 @@
-"""Lowered graphs kept per user, so that a second start needs neither coremltools nor onnx nor the lowering.
+"""Lowered graphs saved per user, so that a second start needs neither coremltools nor onnx nor the lowering.
 
 An entry holds the graph without its large weights: a few hundred kilobytes, in one file
 
     magic (8 bytes) │ sha256 of the rest (32) │ header length (8, little-endian) │ header (JSON) │ ONNX graph
 
-An entry that does not read back exactly is rebuilt. They lie in the user's cache folder
-(`voxcpm_constants.user_folders`).
+A damaged entry is rebuilt. Entries are in the user's cache folder (`voxcpm_constants.user_folders`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def load_lowered(
     """The lowered function of a package, from the cache or lowered now and cached.
 
     `cache_key` identifies the package's content (such as a digest from a manifest); without it the content is hashed.
-    A cache that cannot be written is no error. Raises what `lowering.lower` raises.
+    If the cache cannot be written, nothing is raised. Raises what `lowering.lower` raises.
     """
     content = cache_key or content_key(package)
     entry = (
@@ -86,7 +85,7 @@ def read_entry(path: Path) -> Lowered | None:
 
 
 def write_entry(path: Path, lowered: Lowered) -> None:
-    """Writes an entry whole or not at all. Raises OSError when the directory cannot be written."""
+    """Write an entry completely or not at all. Raises OSError if the folder cannot be written."""
     header = lowered.header().encode()
     rest = LENGTH.pack(len(header)) + header + lowered.model
     path.parent.mkdir(parents=True, exist_ok=True)

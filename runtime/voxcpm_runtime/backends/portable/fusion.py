@@ -1,4 +1,4 @@
-"""Peephole rewrites of the plain-mode graph: a formula → the one ONNX node that computes it faster, as exactly.
+"""Peephole rewrites of the plain-mode graph: a formula → one ONNX node that computes it faster and as exactly.
 
 A formula is a table: the name of each intermediate value → its operation and operands. Names that have no entry are
 the formula's own inputs. The nodes of a replaced formula stay in the list; those that nothing reads are dropped later.
@@ -18,8 +18,8 @@ Names = dict[str, str]
 
 COMMUTATIVE = frozenset({"Add", "Max", "Mul"})
 
-# RMSNorm as written for fp16: x is divided by its largest magnitude before it is squared. In float32 that changes
-# nothing but the time, 5 to 10 times as long.
+# RMSNorm as written for fp16: x is divided by its largest magnitude before it is squared. In float32 that gives the
+# same result and takes 5 to 10 times as long.
 RMS_NORM: Formula = {
     "normalized": ("Mul", "unscaled", "weight"),
     "unscaled": ("Mul", "y", "inverse_rms"),
@@ -37,12 +37,12 @@ RMS_NORM: Formula = {
     "magnitude": ("Abs", "x"),
 }
 
-# What rsqrt's own epsilon may be for the formula to hold in float32: mean(y²) is at least 1/size.
+# The largest epsilon of rsqrt for which the formula holds in float32: mean(y²) is at least 1/size.
 NEGLIGIBLE = 1e-9
 
 
 def fuse(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
-    """The nodes, each that ends an RMSNorm replaced by one that computes all of it."""
+    """The nodes, with the last node of each RMSNorm replaced by one that computes all of it."""
     producers = {output: node for node in nodes for output in node.output}
     return [_rms_norm(node, producers, graph) or node for node in nodes]
 

@@ -1,4 +1,4 @@
-"""An ONNX graph under construction, and the view of one MIL operation that the operator functions are given."""
+"""An ONNX graph under construction, and the view of one MIL operation that the operator functions get."""
 
 from __future__ import annotations
 
@@ -32,23 +32,24 @@ class Graph:
         self._count = 0
 
     def name(self, stem: str) -> str:
-        """A name no other value has. MIL names hold no slash, so these cannot meet one."""
+        """A unique name. MIL names contain no slash, so it cannot equal one of them."""
         self._count += 1
         return f"{stem}/{self._count}"
 
     def emit(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Appends a node and returns its only output. An empty input name is ONNX's omitted input."""
+        """Append a node and return the name of its only output. An empty input name is ONNX's omitted input."""
         return self.emit_many(kind, *inputs, outputs=1, domain=domain, **attributes)[0]
 
     def emit_many(
         self, kind: str, *inputs: str, outputs: int, domain: str = "", **attributes: Any
     ) -> list[str]:
+        """Append a node and return the names of its outputs."""
         names = [self.name(kind) for _ in range(outputs)]
         self.nodes.append(helper.make_node(kind, inputs, names, name=names[0], domain=domain, **attributes))
         return names
 
     def constant(self, value: Any, dtype: Any) -> str:
-        """A constant kept inside the graph; equal ones are shared."""
+        """Name of a constant stored in the graph; equal constants share one."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
@@ -57,18 +58,18 @@ class Graph:
         return self._constants[key]
 
     def integers(self, values: Any) -> str:
-        """An int64 constant, ONNX's type for shapes, axes and bounds."""
+        """Name of an int64 constant, ONNX's type for shapes, axes and bounds."""
         return self.constant(values, np.int64)
 
     def weight(self, blob: Blob, dtype: np.dtype) -> str:
-        """A reference to weight.bin, its bytes read as `dtype`; elements below a byte as (bytes,)."""
+        """Name of a weight in weight.bin, read as `dtype`; elements smaller than a byte are read as (bytes,)."""
         name = f"weight@{blob.offset}:{dtype.name}"
         shape = blob.shape if blob.dtype in STORED_DTYPES else (blob.size,)
         self.weights[name] = WeightRef(name, dtype.name, shape, blob.offset)
         return name
 
     def external(self, ref: WeightRef) -> TensorProto:
-        """The placeholder ONNX Runtime replaces with the memory handed over at session creation."""
+        """The placeholder that ONNX Runtime replaces with the memory given at session creation."""
         dtype = np.dtype(ref.dtype)
         tensor = TensorProto(name=ref.name, data_type=helper.np_dtype_to_tensor_dtype(dtype), dims=ref.shape)
         tensor.data_location = TensorProto.EXTERNAL
@@ -95,28 +96,34 @@ class Call:
         self._types = types
 
     def refuse(self, reason: str) -> UnsupportedOperationError:
+        """The error, for the caller to raise, that this operation has no ONNX form."""
         return UnsupportedOperationError(
             f"MIL operation {self.operation.kind} ({self.operation.name}): {reason}"
         )
 
     def has(self, name: str) -> bool:
+        """Whether the operation has this input."""
         return name in self.operation.inputs
 
     def reference(self, name: str) -> str | None:
-        """The MIL name bound to an input; None when it is given in place."""
+        """The MIL name bound to an input; None for an inline constant."""
         argument = self._argument(name)
         return argument if isinstance(argument, str) else None
 
     def type(self, name: str) -> TensorType:
+        """Element type and shape of an input."""
         return self._type(self._argument(name))
 
     def shape(self, name: str) -> tuple[int | None, ...]:
+        """Shape of an input; None is a dimension known only at run time."""
         return self.type(name).shape
 
     def rank(self, name: str) -> int:
+        """Number of dimensions of an input."""
         return len(self.shape(name))
 
     def ranks(self, name: str) -> list[int]:
+        """Numbers of dimensions of the values of an input that takes several."""
         return [len(self._type(argument).shape) for argument in self.operation.inputs[name]]
 
     def tensor(self, name: str) -> str:
@@ -124,9 +131,11 @@ class Call:
         return self._tensor(self._argument(name))
 
     def tensors(self, name: str) -> list[str]:
+        """ONNX names of the values of an input that takes several."""
         return [self._tensor(argument) for argument in self.operation.inputs[name]]
 
     def is_constant(self, name: str) -> bool:
+        """Whether an input is a constant."""
         return self._constant(self._argument(name)) is not None
 
     def static(self, name: str, default: Any = None) -> Any:
@@ -139,15 +148,17 @@ class Call:
         return constant.data if isinstance(constant.data, str) else self.array(constant).tolist()
 
     def indices(self, name: str) -> str:
-        """An integer input as int64: ONNX name."""
+        """ONNX name of an integer input as int64."""
         if self.is_constant(name):
             return self.graph.integers(self.static(name))
         return self.graph.emit("Cast", self.tensor(name), to=TensorProto.INT64)
 
     def emit(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """Append a node to the graph and return the name of its only output."""
         return self.graph.emit(kind, *inputs, **attributes)
 
     def scalar(self, value: float, dtype: Any = np.float32) -> str:
+        """Name of a scalar constant in the graph."""
         return self.graph.constant(value, dtype)
 
     def _argument(self, name: str) -> Argument:
@@ -161,14 +172,14 @@ class Call:
         return self._constants.get(argument) if isinstance(argument, str) else argument
 
     def given(self, argument: Argument) -> Constant:
-        """The constant behind an argument, of this operation or of another before it."""
+        """The constant behind an argument of this operation or an earlier one."""
         constant = self._constant(argument)
         if constant is None:
             raise self.refuse(f"{argument} must be a constant")
         return constant
 
     def materialised(self, constant: Constant) -> str:
-        """A constant as a float32, int32 or bool tensor: in the graph when small, else read from weight.bin."""
+        """Name of a constant as a float32, int32 or bool tensor: in the graph if small, otherwise in weight.bin."""
         graph_dtype = GRAPH_DTYPES[constant.type.dtype]
         if not isinstance(constant.data, Blob) or constant.data.size <= INLINE_BYTES:
             return self.graph.constant(self.array(constant).astype(graph_dtype), graph_dtype)
@@ -176,7 +187,7 @@ class Call:
         name = self.graph.weight(constant.data, stored)
         if stored == graph_dtype:
             return name
-        # ONNX Runtime folds this cast when it loads the graph: no copy of the weights is kept on this side.
+        # ONNX Runtime folds this cast when it loads the graph, so Python needs no copy of the weights.
         return self.graph.emit("Cast", name, to=helper.np_dtype_to_tensor_dtype(graph_dtype))
 
     def array(self, constant: Constant) -> np.ndarray:

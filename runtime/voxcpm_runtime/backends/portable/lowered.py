@@ -31,7 +31,7 @@ GRAPH_DTYPES = {
 
 @dataclass(frozen=True)
 class Interface:
-    """One input or output: name, MIL element type, and the shapes allowed, each a (low, high) pair a dimension."""
+    """One input or output: name, MIL element type, and allowed shapes with a (low, high) pair for each dimension."""
 
     name: str
     dtype: str
@@ -39,6 +39,7 @@ class Interface:
 
     @property
     def graph_dtype(self) -> np.dtype:
+        """The tensor's dtype in the ONNX graph."""
         return GRAPH_DTYPES[self.dtype]
 
     @property
@@ -49,6 +50,7 @@ class Interface:
         return None
 
     def allows(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor may have this shape."""
         return any(
             len(shape) == len(option)
             and all(low <= d <= high for d, (low, high) in zip(shape, option, strict=True))
@@ -84,10 +86,10 @@ class WeightRef:
 
 @dataclass(frozen=True)
 class Lowered:
-    """What a session needs.
+    """A lowered function, with all that a session needs.
 
-    `scattered` maps an input to the output that is the same tensor after one scatter, and nothing else reads the
-    input: both may share one buffer. `probed` names the entries of the probe output.
+    `scattered` maps an input to the output that is the same tensor after one scatter. Nothing else reads the input,
+    so both may share one buffer. `probed` names the entries of the probe output.
     """
 
     model: bytes
@@ -99,7 +101,7 @@ class Lowered:
     probed: tuple[str, ...]
 
     def header(self) -> str:
-        """Everything but the graph, as JSON."""
+        """Everything except for the graph, as JSON."""
         fields = {k: v for k, v in vars(self).items() if k != "model"}
         return json.dumps(fields, default=asdict)
 

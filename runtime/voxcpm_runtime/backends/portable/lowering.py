@@ -30,12 +30,12 @@ SCATTERS = {"ScatterElements", "ScatterND"}
 
 
 def lower(package: Path, function: str = MAIN, mode: Mode = "plain", probe: bool = False) -> Lowered:
-    """Lowers a function of a package.
+    """Lower a function of a package to an ONNX graph.
 
     With `probe` the graph has one more output, PROBE_OUTPUT: max |value| of every fp16 operation's result before
     rounding, float32 (operations,), named by `Lowered.probed`.
 
-    Raises PackageError for a damaged package and UnsupportedOperationError for what has no ONNX form here.
+    Raises PackageError for a damaged package and UnsupportedOperationError for an operation without an ONNX form.
     """
     program = without_states(read_package(package, function))
     return _serialised(program, *_translate(program, mode, probe), fused=mode == "plain" and not probe)
@@ -165,7 +165,7 @@ def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProt
 
 
 def _scattered(nodes: Sequence[NodeProto], inputs: set[str], outputs: set[str]) -> dict[str, str]:
-    """Inputs read by one scatter only, as the tensor it writes to, whose result is an output → that output."""
+    """Inputs that only one scatter reads, as the tensor it writes to, and whose result is an output → that output."""
     readers: dict[str, list[NodeProto]] = {}
     for node in nodes:
         for name in node.input:

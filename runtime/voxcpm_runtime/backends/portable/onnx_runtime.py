@@ -1,7 +1,7 @@
-"""ONNX Runtime without its telemetry; every other module takes it from here, and a test holds that.
+"""ONNX Runtime without its telemetry; every other module imports it from here, and a test checks that.
 
-From 1.31 on it queues the processor, the program's path and a device id for a host of Microsoft's as soon as it is
-imported: `disable_telemetry_events()` comes too late. A value that the user has given the variable stays.
+From 1.31 on, importing it queues the processor, the program's path and a device id for a Microsoft host, so
+`disable_telemetry_events()` comes too late. A value that the user has set stays.
 """
 
 import os

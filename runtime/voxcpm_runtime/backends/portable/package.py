@@ -1,7 +1,7 @@
 """Reading an .mlpackage: the MIL program as plain Python objects, with every large weight left on disk.
 
-Only the protobuf is parsed. A tensor stored in weight.bin becomes a `Blob`, which says where its bytes are; whoever
-needs them maps the file. coremltools supplies the protobuf classes and is imported only here, when a program is read.
+Only the protobuf is parsed. A tensor stored in weight.bin becomes a `Blob`, which says where its bytes are in the
+memory-mapped file. coremltools supplies the protobuf classes and is imported only here, when a program is read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FEATURE_DTYPES = {65552: "FLOAT16", 65568: "FLOAT32", 131104: "INT32"}
 
 
 class PackageError(BundleError):
-    """An .mlpackage that cannot be read or run here: incomplete, damaged, or with an operation unknown here."""
+    """An .mlpackage that cannot be read or run here: incomplete, damaged, or with an unknown operation."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Program:
     weights: np.ndarray | None
 
     def read(self, blob: Blob) -> np.ndarray:
-        """The blob's elements as stored, without a copy; half bytes as int8 or uint8."""
+        """The blob's elements: a view, or half bytes copied to int8 or uint8. Raises PackageError without weights."""
         if self.weights is None:
             raise PackageError("the program refers to weights that the package does not hold")
         flat = np.frombuffer(self.weights, np.uint8, blob.size, blob.offset)
@@ -123,9 +123,9 @@ class Program:
 
 
 def read_package(package: Path, function: str = MAIN) -> Program:
-    """A function of the program in an .mlpackage directory.
+    """Read one function of the program in an .mlpackage folder.
 
-    Raises PackageError when the package is incomplete, is no ML program or has no such function.
+    Raises PackageError if the package is incomplete, is no ML program or has no such function.
     """
     path = package / MODEL_FILE
     if not path.is_file():
@@ -173,7 +173,7 @@ def _parse(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what coremltools logs on import about torch versions and missing Apple frameworks."""
+    """Suppress what coremltools logs on import about torch versions and missing Apple frameworks."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

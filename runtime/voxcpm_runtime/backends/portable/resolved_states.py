@@ -1,7 +1,7 @@
-"""A program that keeps Core ML states, as the pure function that the rest of the executor knows.
+"""Core ML states turned into inputs and outputs, so that the rest of the executor sees only pure functions.
 
-A state becomes an input `name` and an output `name_out`. A read is whatever was written last, so that what is left are
-the operations in between: for a KV cache one scatter from the input to the output, which is then done in place.
+A state becomes an input `name` and an output `name_out`. A read is replaced by the value written last, so that only the
+operations in between remain: for a KV cache one scatter from the input to the output, which then runs in place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of one stream: KV caches and convolution contexts, updated by ONNX Runtime where they lie."""
+"""The state of one stream: buffers of KV caches and convolution contexts, which ONNX Runtime writes to directly."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def rounded_to_fp16(array: np.ndarray) -> np.ndarray:
 
 
 class State:
-    """Zeros at the start of a stream; every call of the model that made it moves it on.
+    """The state of one stream: zeros at its start, updated by every call of the model that made it.
 
     A tensor written by one scatter has one buffer, read and written in place. Any other has two, which take turns.
-    One state belongs to one stream: two threads must not run with the same state at once.
+    One state belongs to one stream: two threads must not run with the same state at the same time.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class State:
         return self._buffer(name).copy()
 
     def set(self, name: str, array: np.ndarray) -> None:
-        """Overwrites a state tensor. Raises ValueError for another shape, KeyError for an unknown name."""
+        """Overwrite a state tensor. Raises ValueError for another shape, KeyError for an unknown name."""
         buffer = self._buffer(name)
         if array.shape != buffer.shape:
             raise ValueError(f"state {name} has shape {buffer.shape}, not {array.shape}")
@@ -59,16 +59,16 @@ class State:
         buffer[...] = rounded_to_fp16(value) if self._rounds(name) else value
 
     def rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Copies of positions start..stop of every KV cache (1, heads, positions, width), by name."""
+        """Copies of positions start..stop of every KV cache (1, kv_heads, positions, head_dim), by tensor name."""
         return {name: array[:, :, start:stop].copy() for name, array in self._now.items()}
 
     def set_rows(self, start: int, rows: Mapping[str, np.ndarray]) -> None:
-        """Overwrites positions from `start` on."""
+        """Overwrite positions from `start` on with arrays (1, kv_heads, positions, head_dim), by tensor name."""
         for name, array in rows.items():
             self._now[name][:, :, start : start + array.shape[2]] = array
 
     def advance(self) -> None:
-        """Makes what the last run wrote the state that the next run reads."""
+        """Make what the last run wrote the state that the next run reads."""
         for name, written in self._next.items():
             self._next[name], self._now[name] = self._now[name], written
             for binding in self._bindings.values():

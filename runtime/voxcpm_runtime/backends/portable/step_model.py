@@ -16,7 +16,7 @@ from .onnx_runtime import ort
 from .package import PackageError, map_weights
 from .state import State, rounded_to_fp16
 
-# Logged by ONNX Runtime from here up: errors.
+# ONNX Runtime logs messages from this severity up: errors.
 LOG_SEVERITY = 3
 
 # Earlier versions do not know `spin_duration_us`, and would spin until the next call.
@@ -42,12 +42,12 @@ class PortableStepModel:
 
     `state` maps each state input to the output that holds its next value; both are hidden from callers. A Core ML state
     `name` is an input `name` and an output `name_out` here. Functions of one package may share a state. `mode` is
-    "plain" (float32 arithmetic) or "faithful" (every fp16 result rounded to fp16). With `probe`, `max_abs` of a call
-    tells the largest value of every fp16 operation. `threads` is the number of threads one operation uses.
+    "plain" (float32 arithmetic) or "faithful" (every fp16 result rounded to fp16). With `probe`, the output
+    "probe.max_abs" has the largest |value| of every fp16 operation. `threads`: threads of one operation.
 
     Several threads may call one model, each with its own state.
 
-    Raises PackageError for a package that cannot be run, ValueError for a `state` that the model does not have.
+    Raises PackageError for a package that cannot be run, ValueError for a `state` tensor that the model lacks.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class PortableStepModel:
         return self._lowered.probed
 
     def new_state(self) -> State:
-        """The start of a stream: zeros."""
+        """The state at the start of a stream: zeros."""
         return State(self._state_inputs, self._state, self._in_place, self._mode)
 
     def __call__(
         self, inputs: Mapping[str, np.ndarray], state: StepState | None = None
     ) -> dict[str, np.ndarray]:
-        """Runs one step and returns the outputs by name, float32 or int32; a state is moved on.
+        """Run one step, update the state and return the outputs by name, float32 or int32.
 
         Raises ValueError for a missing or unknown input, another dtype, a shape the model does not take, or a
         missing state.
@@ -139,7 +139,7 @@ class PortableStepModel:
 def _open(
     package: Path, lowered: Lowered, mode: Mode, threads: int | None
 ) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
-    """A session, and the memory-mapped weights that must live as long as it."""
+    """A session, and the memory-mapped weights that must stay alive as long as the session."""
     options = ort.SessionOptions()
     options.log_severity_level = LOG_SEVERITY
     options.graph_optimization_level = OPTIMIZATION[mode]

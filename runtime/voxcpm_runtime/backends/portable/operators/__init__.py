@@ -1,4 +1,4 @@
-"""MIL operation type → the function that emits its ONNX nodes, one table a module, by the nature of the operation.
+"""MIL operation type → the function that emits its ONNX nodes; each module has a table for one kind of operation.
 
 To add an operation, write a function `(Call) -> ONNX name(s)` in the module it belongs to and enter it in that
 module's OPERATORS. An attribute value that has no ONNX form is refused with `call.refuse`.
@@ -22,7 +22,7 @@ OPERATORS: dict[str, Operator] = {
 
 DEQUANTIZERS = weights.DEQUANTIZERS
 
-# Operations that only move values: of fp16 tensors they make fp16 tensors, without a rounding.
+# Operations that only move values: their results on fp16 tensors need no rounding.
 VALUE_PRESERVING = frozenset({*shape.OPERATORS, *indexing.OPERATORS, "identity"})
 
 __all__ = ["DEQUANTIZERS", "OPERATORS", "VALUE_PRESERVING"]

@@ -11,7 +11,7 @@ from .integer_products import quantized_taps
 
 PAD_TYPES = {"valid", "custom"}
 
-# Weights that do not stay in a core's cache, so that reading them is what a transposed convolution's time goes to.
+# Weights from this size on do not stay in a core's cache; reading them takes most of a transposed convolution's time.
 LARGE_WEIGHT = 1 << 20
 
 
@@ -27,9 +27,9 @@ def _conv_transpose(call: Call) -> str:
 
 
 def _overlap_add(call: Call, geometry: dict[str, Any]) -> str | None:
-    """A transposed convolution with kernel 2·stride and int8 weights: one integer product, its halves added up.
+    """A transposed convolution with kernel 2·stride and int8 weights: one integer product, whose halves are added.
 
-    None for any other, and for small weights, where moving the halves costs more than it saves.
+    None for any other, and for small weights, for which moving the halves costs more than it saves.
     """
     sizes = [size or 0 for size in call.shape("weight")]
     outputs, stride = sizes[1], geometry["strides"][0]
@@ -79,7 +79,7 @@ def _geometry(call: Call) -> dict[str, Any]:
 
 
 def _output_padding(call: Call, geometry: dict[str, Any]) -> list[int]:
-    """What the wanted output shape adds at the end, beyond (D − 1)·stride + (kernel − 1)·dilation + 1 − pads."""
+    """Elements that the output shape has at the end beyond (D − 1)·stride + (kernel − 1)·dilation + 1 − pads."""
     wanted = call.static("output_shape")[2:]
     sizes, kernel = call.shape("x")[2:], call.shape("weight")[2:]
     extra = []

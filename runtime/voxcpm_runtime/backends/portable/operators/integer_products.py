@@ -1,4 +1,4 @@
-"""Products in which a weight keeps its 8 or 4 bits, in plain mode."""
+"""Plain-mode products with weights that stay at 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .weights import Compressed, compressed
 # neighbours, large ones are a little faster (TRIALS.md). The first that divides the row length is taken.
 BLOCK_SIZES = (32, 16)
 
-# The lengths that MatMulNBits knows.
+# The block lengths that MatMulNBits supports.
 KNOWN_BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 # MatMulNBits computes with int8 activations at this level; at lower ones it unpacks to float32 and is far slower.
 INT8_ACCURACY_LEVEL = 4
 
-# From so many rows on, one integer product of whole rows takes half the time, and costs 4 dB (TRIALS.md).
+# From this many rows on, one integer product of whole rows takes half the time, and costs 4 dB (TRIALS.md).
 WHOLE_ROWS = 4
 
-# Keeps a row of zeros from being divided by zero.
+# Avoids a division by zero for a row of zeros.
 _SMALLEST_PEAK = 1e-30
 
-# Steps from zero to a row's peak, as many to either side of the zero point.
+# Steps from zero to a row's peak, equally many on each side of the zero point.
 _PEAK_STEPS = 0x7F
 _ZERO_POINT = 0x80
 
@@ -62,7 +62,7 @@ class _Channelwise:
 
 
 def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
-    """X · W with W kept at 8 or 4 bits; None when W is not a weight that this can hold.
+    """X · W with W at its 8 or 4 bits; None if W is no weight of a supported form.
 
     `weight` names the input that holds W: (out, in) when `transposed`, else (in, out).
     """
@@ -78,9 +78,9 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
 
 
 def quantized_taps(call: Call, weight: str, x: str) -> str | None:
-    """What each frame of x (1, frames, in) adds around it, (1, frames, out · taps), W (in, out, taps) kept 8-bit.
+    """What each frame of x (1, frames, in) adds to the output: (1, frames, out · taps), for int8 W (in, out, taps).
 
-    None when W is not an int8 weight that this can hold.
+    None if W is no int8 weight of a supported form.
     """
     held = _held(call, weight)
     channelwise = None if held is None else _channelwise(call, held, channel_axis=1)
@@ -88,13 +88,13 @@ def quantized_taps(call: Call, weight: str, x: str) -> str | None:
 
 
 def _held(call: Call, weight: str) -> Compressed | None:
-    """The compressed weight behind an input."""
+    """The compressed weight behind an input; None if it has none, or not in plain mode."""
     operation = call.dequantized.get(call.reference(weight) or "")
     return None if operation is None or call.mode != "plain" else compressed(call, operation)
 
 
 def _channelwise(call: Call, held: Compressed, channel_axis: int) -> _Channelwise | None:
-    """An int8 weight that has one scale for each channel of that axis, or one for all."""
+    """The weight, if it is int8 with one scale for each channel of that axis or one for all; otherwise None."""
     blob = held.data.data
     if held.data.type.dtype != "INT8" or not isinstance(blob, Blob) or held.offset is not None:
         return None
@@ -107,12 +107,12 @@ def _channelwise(call: Call, held: Compressed, channel_axis: int) -> _Channelwis
 
 
 def _least_rows(call: Call) -> int:
-    """Rows of X as far as they are known now: an axis of open length counts once."""
+    """Smallest number of rows of X: an axis of open length counts as 1."""
     return math.prod(size or 1 for size in call.shape("x")[:-1])
 
 
 def _channelwise_product(call: Call, weight: _Channelwise) -> str | None:
-    """One MatMulNBits: best for one row, as in a decode step, where reading the weight is what takes time."""
+    """One MatMulNBits: best for one row, as in a decode step, where reading the weight takes most of the time."""
     block = _dividing_block(weight.rows)
     if block is None:
         return None
@@ -142,7 +142,7 @@ def _dividing_block(rows: int) -> int | None:
 
 
 def _zero_points_fit(weight: Compressed, blocks: int) -> bool:
-    """MatMulNBits's own zero point is what a signed zero becomes; others are one a block, a row's in whole bytes."""
+    """Whether MatMulNBits takes the zero points: its own for signed data, or one a block, whole bytes for each row."""
     if weight.offset is None:
         return weight.signed
     return weight.scales[1] == blocks and blocks * weight.bits % 8 == 0
@@ -158,7 +158,10 @@ def _unsigned(call: Call, blob: Blob, weight: Compressed) -> str:
 def _block_product(
     call: Call, data: str, scales: str, shape: tuple[int, int], *zeros: str, bits: int, block: int
 ) -> str:
-    """data: unsigned, (columns, rows) in any shape. scales: (columns, 1) or one a block. zeros: (columns, bytes)."""
+    """One MatMulNBits over blocks.
+
+    data: unsigned, (columns, rows) in any shape. scales: (columns, 1) or (columns, blocks). zeros: (columns, bytes).
+    """
     columns, rows = shape
     blocks = rows // block
     integers = call.graph.integers
@@ -174,9 +177,9 @@ def _block_product(
 def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
     """Rows scaled to a peak of 1, one integer product with unsigned factors, rows scaled back.
 
-    The product has one scale for all rows; equal peaks make that a scale of each row's own. The scale is fixed, not
-    found in the values (DynamicQuantizeMatMul), so that no row depends on another: rows may be of different
-    utterances. Unsigned, because the signed product saturates on processors without VNNI.
+    The product has one scale for all rows; since their peaks are equal, each row has in effect its own. The scale is
+    fixed, not computed from the values (DynamicQuantizeMatMul), so that no row depends on another: rows may belong to
+    different utterances. Unsigned, because the signed product saturates on processors without VNNI.
     """
     peak = call.emit("ReduceMax", call.emit("Abs", x), call.graph.integers([-1]), keepdims=1)
     peak = call.emit("Max", peak, call.scalar(_SMALLEST_PEAK))

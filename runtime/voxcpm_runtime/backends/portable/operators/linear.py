@@ -1,4 +1,4 @@
-"""Matrix products. Where a factor is a weight of 8 or 4 bits, plain mode keeps it so."""
+"""Matrix products. In plain mode weights of 8 or 4 bits stay as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed weights: integers of 8 or 4 bits, with a scale and perhaps an offset a channel or a block.
+"""Compressed weights: integers of 8 or 4 bits, with a scale and perhaps an offset for each channel or block.
 
 All the arithmetic here has constant inputs, so ONNX Runtime does it once, when it loads the graph, straight from
 the memory-mapped file.
@@ -28,8 +28,8 @@ INTEGERS = {
 class Compressed:
     """W = (data − offset) · scale.
 
-    scale and offset have the rank of data; along an axis of n elements and m scales, each holds for n / m in a row.
-    offset is None where it is zero all over.
+    scale and offset have the rank of data; along an axis of n elements and m scales, each scale is for n / m
+    neighbouring elements. offset is None if it is zero everywhere.
     """
 
     data: Constant
@@ -38,24 +38,27 @@ class Compressed:
 
     @property
     def bits(self) -> int:
+        """Bits of one stored element: 8 or 4."""
         return INTEGERS[self.data.type.dtype][0]
 
     @property
     def signed(self) -> bool:
+        """Whether stored elements are in two's complement."""
         return INTEGERS[self.data.type.dtype][1]
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of the weight."""
         return tuple(size or 0 for size in self.data.type.shape)
 
     @property
     def scales(self) -> tuple[int, ...]:
-        """How many scales there are along each axis."""
+        """Number of scales along each axis."""
         return tuple(size or 0 for size in self.scale.type.shape)
 
 
 def compressed(call: Call, operation: Operation) -> Compressed:
-    """The weight that a dequantising operation makes. `call` may be of another operation, one that uses it."""
+    """The weight that a dequantising operation makes. `call` may be a later operation that uses the weight."""
     return _READERS[operation.kind](call, operation)
 
 
