@@ -35,27 +35,25 @@ __all__ = [
     "VoxCPMError",
 ]
 
-_HOMES = {
-    "AudioChunk": "voxcpm_runtime.session.session",
-    "BundleError": "voxcpm_constants.errors",
-    "CancelToken": "voxcpm_runtime.speech.cancellation",
-    "Cancelled": "voxcpm_runtime.speech.cancellation",
-    "GenerationOptions": "voxcpm_runtime.options",
-    "InputError": "voxcpm_constants.errors",
-    "Progress": "voxcpm_runtime.speech.progress",
-    "Session": "voxcpm_runtime.session.session",
-    "Speech": "voxcpm_runtime.speech.results",
-    "TooLongWarning": "voxcpm_runtime.speech.results",
-    "Voice": "voxcpm_runtime.voices.voice",
-    "VoxCPM": "voxcpm_runtime.voxcpm",
-    "VoxCPMError": "voxcpm_constants.errors",
-}
+# In the order in which they are looked through: the first ones import nothing heavy.
+_HOMES = (
+    "voxcpm_constants.errors",
+    "voxcpm_runtime.options",
+    "voxcpm_runtime.speech.cancellation",
+    "voxcpm_runtime.speech.results",
+    "voxcpm_runtime.speech.progress",
+    "voxcpm_runtime.voices.voice",
+    "voxcpm_runtime.session.session",
+    "voxcpm_runtime.voxcpm",
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    homes = map(importlib.import_module, _HOMES if name in __all__ else ())
+    for home in homes:
+        if hasattr(home, name):
+            return getattr(home, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
