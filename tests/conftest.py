@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,18 @@ from voxcpm_constants.step_models import Precision, StepSizes
 from voxcpm_constants.targets import Target
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Fixtures that everything needing a conversion comes from, and folders whose every test needs coremltools or torch.
+CONVERSIONS = {"any_checkpoint", "tiny_checkpoint", "second_checkpoint", "speaking_bundle", "default_cache"}
+CONVERTING_FOLDERS = {"conversion", "portable", "training", "validation"}
+
+
+def pytest_configure() -> None:
+    """A worker a core already: with threads of its own, each torch would wait for the others' cores.
+
+    ONNX Runtime does not read this, so that recorded samples are what they are outside the tests.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
@@ -57,18 +71,41 @@ def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory,
 
 @pytest.fixture(scope="session")
 def tiny_bundle_15(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A bundle like `tiny_bundle`, for macOS 15."""
-    make = _convert(tiny_checkpoint, StepSizes(kv_length=128), ("fp16", "int8"), "macOS15")
+    """A bundle like `tiny_bundle`, for macOS 15, with int4 instead of fp32."""
+    make = _convert(tiny_checkpoint, StepSizes(kv_length=128), ("fp16", "int8", "int4"), "macOS15")
     return _once(tmp_path_factory, worker_id, "bundle-tiny-15", make)
 
 
 @pytest.fixture(scope="session")
-def tiny_batch_bundle(
-    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
-) -> Path:
-    """A bundle like `tiny_bundle`, for three utterances at once."""
-    make = _convert(tiny_checkpoint, StepSizes(kv_length=128, batch=3))
-    return _once(tmp_path_factory, worker_id, "bundle-tiny-batch", make)
+def command() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """command(*arguments): the command line in a process of its own, with every warning shown."""
+    return _command
+
+
+def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+    given = [sys.executable, "-W", "default", "-c", program, *map(str, arguments)]
+    return subprocess.run(given, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def batch_conversion(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder with `bundle`, which the command wrote, and `output.txt`, all that it printed."""
+
+    def make(folder: Path) -> None:
+        sizes = ("--max-length", 128, "--batch", 3)
+        precisions = (part for p in ("fp16", "int8", "fp32") for part in ("--precision", p))
+        done = _command("convert", tiny_checkpoint, "-o", folder / "bundle", *precisions, *sizes)
+        assert done.returncode == 0, done.stderr
+        (folder / "output.txt").write_text(done.stdout + done.stderr)
+
+    return _once(tmp_path_factory, worker_id, "batch", make)
+
+
+@pytest.fixture(scope="session")
+def tiny_batch_bundle(batch_conversion: Path) -> Path:
+    """A bundle like `tiny_bundle`, for three utterances at the same time."""
+    return batch_conversion / "bundle"
 
 
 @pytest.fixture(scope="session")
@@ -85,11 +122,24 @@ def second_bundle(second_checkpoint: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def speaking_bundle(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """The built-in voice in fp16, int8 and fp32."""
-    from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
+def default_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A user's cache directory that holds the built-in voice's bundle, in fp32 too."""
+    from voxcpm_conversion import default_bundle
 
-    return _once(tmp_path_factory, worker_id, "bundle-speaking", _convert(DEFAULT_CHECKPOINT, SIZES))
+    def make(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("VOXCPM_COREML_CACHE", str(folder))
+            patched.setattr(default_bundle, "PRECISIONS", ("fp16", "int8", "fp32"))
+            default_bundle.default_bundle()
+
+    return _once(tmp_path_factory, worker_id, "cache", make)
+
+
+@pytest.fixture(scope="session")
+def speaking_bundle(default_cache: Path) -> Path:
+    """The small speaking checkpoint of the tree in all three precisions."""
+    (manifest,) = default_cache.glob("bundles/*/manifest.json")
+    return manifest.parent
 
 
 @pytest.fixture(scope="session")
@@ -155,9 +205,24 @@ def _convert(
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if sys.platform == "darwin":
-        return
+    """Marks what converts, puts it first, so that no worker has a long conversion left at the end, and skips what
+    needs a Mac.
+    """
     for item in items:
-        if item.get_closest_marker("coreml"):
+        if _converts(item):
+            item.add_marker(pytest.mark.converts)
+        if item.get_closest_marker("coreml") and sys.platform != "darwin":
             item.add_marker(pytest.mark.skip(reason="Core ML runs on a Mac only"))
+    converting = {item.path for item in items if CONVERSIONS & set(_fixtures(item))}
+    items.sort(key=lambda item: item.path not in converting)
+
+
+def _converts(item: pytest.Item) -> bool:
+    folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
+    return folder in CONVERTING_FOLDERS or bool(CONVERSIONS & set(_fixtures(item)))
+
+
+def _fixtures(item: pytest.Item) -> Iterable[str]:
+    return getattr(item, "fixturenames", ())

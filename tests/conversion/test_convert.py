@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
+from voxcpm_runtime import cli
 
 SIZES = StepSizes(kv_length=64)
 
@@ -215,26 +217,18 @@ def test_packages_are_compiled_where_the_compiler_is(tmp_path: Path, monkeypatch
     }
 
 
-def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
-    command = [sys.executable, "-W", "default", "-c", program, "convert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_the_command_speaks_for_itself_alone(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    sizes = ("--max-length", 64, "--batch", 2)
-    done = _command(tiny_checkpoint, "-o", tmp_path / "bundle", "--precision", "int8", *sizes)
-    assert done.returncode == 0
+def test_the_command_speaks_for_itself_alone(batch_conversion: Path) -> None:
+    said = (batch_conversion / "output.txt").read_text()
     noise = re.compile(r"it/s|ops/s|passes/s|warn|deprecat|failed to load|\d+%\|", re.IGNORECASE)
-    assert [line for line in (done.stdout + done.stderr).splitlines() if noise.search(line)] == []
+    assert [line for line in said.splitlines() if noise.search(line)] == []
     for expected in (
         *STEP_MODEL_NAMES,
         "No .mlmodelc" if sys.platform != "darwin" else "",
-        "64 positions, batch 2",
+        "128 positions, batch 3",
     ):
-        assert expected in done.stderr
-    assert Manifest.read(tmp_path / "bundle").sizes == StepSizes(
-        kv_length=64, prefill_chunks=(1, 16, 64), batch=2
+        assert expected in said
+    assert Manifest.read(batch_conversion / "bundle").sizes == StepSizes(
+        kv_length=128, prefill_chunks=(1, 16, 64), batch=3
     )
 
 
@@ -252,15 +246,32 @@ def test_the_command_speaks_for_itself_alone(tiny_checkpoint: Path, tmp_path: Pa
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}')
-    done = _command(*(a.format(checkpoint=tiny_checkpoint, other=other) for a in arguments))
+    code = cli.main(["convert", *(a.format(checkpoint=tiny_checkpoint, other=other) for a in arguments)])
+    said = capsys.readouterr().err
+    assert code == 2
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_process_ends_with_that_line_and_code(
+    command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = command("convert", tmp_path / "missing", "-o", tmp_path / "b")
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
-    assert message in done.stderr
+    assert "no checkpoint here" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["other"]
+    assert not list(tmp_path.iterdir())

@@ -15,18 +15,18 @@ from voxcpm_runtime.bundle.default import default_bundle as found
 from voxcpm_runtime.commands.cli import main
 
 
-def test_generate_speaks_without_a_bundle(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+def test_generate_speaks_without_a_bundle(tmp_path, monkeypatch, capsys, default_cache):
+    """The first call, a fixture's, converted; the bundle is there from then on."""
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(default_cache))
+    monkeypatch.setattr("voxcpm_conversion.convert.convert", None)
     output = tmp_path / "speech.wav"
 
     assert main(["generate", "--text", "Hello there", "-o", str(output), "--seed", "1"]) == 0
 
     assert soundfile.info(output).duration > 0.3
     assert "seed 1" in capsys.readouterr().out
-    # The second time the bundle exists already.
-    monkeypatch.setattr("voxcpm_conversion.convert.convert", None)
     assert found() == default_bundle.default_bundle()
-    assert found().parent == tmp_path / "cache" / "bundles"
+    assert found().parent == default_cache / "bundles"
 
 
 def test_a_bundle_that_is_there_needs_no_pytorch(tmp_path, monkeypatch):
@@ -57,5 +57,5 @@ def test_an_installation_without_a_default_says_so(monkeypatch):
     monkeypatch.setattr(
         "voxcpm_runtime.bundle.default.entry_points", lambda group: importlib.metadata.EntryPoints()
     )
-    with pytest.raises(InputError, match="name one"):
+    with pytest.raises(InputError, match="no built-in voice; name a bundle"):
         found()
