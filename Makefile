@@ -5,8 +5,11 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 
+# A file to a worker, so that what a file makes for all its tests is made once; files that convert begin (conftest.py).
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
-.PHONY: help venv lint types test test-slow demo clean
+.PHONY: help venv lint types test test-fast test-slow demo clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,7 +38,10 @@ types: $(STAMP)  ## mypy
 	@$(BIN)/mypy --no-error-summary
 
 test: lint types  ## lint, types and tests
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest $(WORKERS)
+
+test-fast: lint types  ## as test, but nothing that converts or needs torch: about a minute
+	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not converts"
 
 test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 	@$(BIN)/python -m pytest -m slow
