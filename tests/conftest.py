@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -26,6 +27,20 @@ def pytest_configure() -> None:
     ONNX Runtime does not read this, so that recorded samples are what they are outside the tests.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+MODULES = pytest.StashKey[int]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep the garbage collector from looking through modules that stay loaded.
+
+    coremltools collects with every conversion, however small: half a second for torch and all that comes with it.
+    """
+    if item.config.stash.get(MODULES, 0) != len(sys.modules):
+        item.config.stash[MODULES] = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")
