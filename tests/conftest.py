@@ -222,21 +222,25 @@ def _convert(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what converts, puts it first, so that no worker has a long conversion left at the end, and skips what
-    needs a Mac.
+    """Mark what converts, skip what needs a Mac, and put files that convert first: no worker has a long conversion
+    left at the end. A test that asks for its bundle by name while it runs carries the mark itself.
     """
+    converting = {item.path for item in items if _makes_bundles(item)}
     for item in items:
         if _converts(item):
             item.add_marker(pytest.mark.converts)
         if item.get_closest_marker("coreml") and sys.platform != "darwin":
             item.add_marker(pytest.mark.skip(reason="Core ML runs on a Mac only"))
-    converting = {item.path for item in items if CONVERSIONS & set(_fixtures(item))}
     items.sort(key=lambda item: item.path not in converting)
 
 
 def _converts(item: pytest.Item) -> bool:
     folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
-    return folder in CONVERTING_FOLDERS or bool(CONVERSIONS & set(_fixtures(item)))
+    return folder in CONVERTING_FOLDERS or _makes_bundles(item)
+
+
+def _makes_bundles(item: pytest.Item) -> bool:
+    return bool(CONVERSIONS & set(_fixtures(item))) or item.get_closest_marker("converts") is not None
 
 
 def _fixtures(item: pytest.Item) -> Iterable[str]:

@@ -129,6 +129,7 @@ def speak(app: App, prompt: np.ndarray | None, reference: np.ndarray | None) -> 
     return np.stack(latents), np.concatenate(heard)
 
 
+@pytest.mark.converts
 @pytest.mark.parametrize(
     ("bundle", "given"),
     [

@@ -279,6 +279,7 @@ def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     return runpy.run_path(str(REPOSITORY / words[1]))["main"]()
 
 
+@pytest.mark.converts
 @pytest.mark.parametrize("document", DOCUMENTS, ids=identifier)
 def test_commands_run(
     document: Path,
@@ -300,6 +301,7 @@ def test_commands_run(
         assert code == 0, f"{shlex.join(words)}: {told.err.decode()}"
 
 
+@pytest.mark.converts
 @pytest.mark.parametrize("document", DOCUMENTS, ids=identifier)
 def test_python_runs(document: Path, request: pytest.FixtureRequest) -> None:
     """The blocks of a document one after another, as a reader would."""

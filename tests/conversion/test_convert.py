@@ -23,7 +23,7 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
-from voxcpm_runtime import cli
+from voxcpm_runtime.commands import cli
 
 SIZES = StepSizes(kv_length=64)
 
