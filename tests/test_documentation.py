@@ -227,7 +227,7 @@ def test_the_shapes_of_1_5_are_those_of_the_declaration() -> None:
 
 
 class Brief:
-    """A base LM whose stop head ends every utterance as soon as it may: weights drawn by chance would never."""
+    """A base LM whose stop head ends every utterance as soon as it may: random weights would never."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -352,6 +352,31 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert linked.exists(), target
         assert REPOSITORY in linked.resolve().parents, target
         assert not anchor or anchor in anchors(linked), target
+
+
+def test_the_walk_of_a_text_names_each_module_once() -> None:
+    text = BY_NAME["architecture.md"].read_text(encoding="utf-8")
+    walk = text.partition("### The walk of a text")[2].partition("### ")[0]
+    named = re.findall(r"`([a-z_/]+\.py)`", walk)
+
+    assert named, "no module is named"
+    assert sorted(set(named)) == sorted(named)
+    runtime = REPOSITORY / "runtime" / "voxcpm_runtime"
+    assert [name for name in named if not (runtime / name).is_file()] == []
+
+
+def test_the_tree_of_the_runtime_has_every_module() -> None:
+    text = BY_NAME["architecture.md"].read_text(encoding="utf-8")
+    tree = text.partition("### The tree")[2].partition("## ")[0]
+    shown = sorted(re.findall(r"^ +([a-z_]+\.py)", tree, re.MULTILINE))
+    runtime = REPOSITORY / "runtime" / "voxcpm_runtime"
+    modules = (path.relative_to(runtime) for path in runtime.rglob("*.py"))
+
+    assert shown == sorted(
+        path.name
+        for path in modules
+        if "portable" not in path.parts and (path.name != "__init__.py" or len(path.parts) == 1)
+    )
 
 
 def test_the_readme_is_read_in_a_minute() -> None:

@@ -28,7 +28,7 @@ class MissingExtraError(VoxCPMError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error, or its class where it says nothing: for a message of one line."""
+    """The first line of another library's error, or its class name if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

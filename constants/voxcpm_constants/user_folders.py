@@ -19,7 +19,7 @@ _APPLICATION = "voxcpm-coreml"
 
 
 def cache_folder(kind: str) -> Path:
-    """The folder of what can be made again: kind is "lowered", "verified" or "bundles". It need not exist yet.
+    """A cache folder, which need not exist yet. kind: "lowered", "verified" or "bundles".
 
     Raises InputError where the variable names a file.
     """

@@ -34,7 +34,7 @@ def convert(
         int, typer.Option(help="Positions in the KV caches: text, prompt and speech together.")
     ] = 1024,
     batch: Annotated[
-        int, typer.Option(help=f"Utterances that the bundle speaks at once, 1 to {LARGEST_BATCH}.")
+        int, typer.Option(help=f"Utterances that the bundle speaks at the same time, 1 to {LARGEST_BATCH}.")
     ] = 1,
     prefill_chunk: Annotated[
         list[int] | None,

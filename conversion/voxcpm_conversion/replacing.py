@@ -47,17 +47,17 @@ def bundle_folder(output: Path, inputs: Iterable[str | Path], *, overwrite: bool
 
 
 def partial_folder(bundle: Path) -> Path:
-    """Where a bundle is made."""
+    """The temporary folder in which a bundle is built."""
     return bundle.with_name(f".{bundle.name}.partial")
 
 
 def replaced_folder(bundle: Path) -> Path:
-    """Where the earlier bundle lies until the new one has its name."""
+    """The folder that holds the earlier bundle until the new one has its name."""
     return bundle.with_name(f".{bundle.name}.replaced")
 
 
 def remove_leftover(folder: Path) -> None:
-    """Remove a leftover; what tells it from a user's folder goes last, in case this is interrupted."""
+    """Remove a leftover. The file that marks it as one is deleted last, in case this is interrupted."""
     if folder.is_dir():
         for entry in folder.iterdir():
             if entry.is_dir() and not entry.is_symlink():
@@ -66,12 +66,12 @@ def remove_leftover(folder: Path) -> None:
 
 
 def _located(output: Path) -> Path:
-    """Its last part is not followed where it is a link."""
+    """The absolute path; a link in its last part is not followed."""
     return output.resolve() if output.name in {"", ".."} else output.parent.resolve() / output.name
 
 
 def _places(given: Path) -> Iterator[Path]:
-    """Where an input lies: by its name, where a link leads, and where links in a folder lead, as in the hub's cache."""
+    """The places of an input: its path, the target of a link, and targets of links in it, as in the hub's cache."""
     if not given.exists():
         return
     yield from {given.absolute(), given.resolve()}
@@ -99,7 +99,7 @@ def _check_holds_none(named: Path, folder: Path, inputs: Iterable[Path]) -> None
 
 
 def _holds(folder: Path, place: Path) -> bool:
-    """Whether `place` is the folder or lies below it, also where names are alike but for case."""
+    """Whether `place` is the folder or lies below it, also on file systems that ignore case."""
     return any(at.exists() and at.samefile(folder) for at in (place, *place.parents))
 
 
@@ -112,7 +112,7 @@ def _is_bundle(folder: Path) -> bool:
 
 
 def _is_leftover(folder: Path) -> bool:
-    """Empty, with a conversion's plan, or a whole bundle: whatever an interruption can leave."""
+    """Whether a folder is what an interruption can leave: empty, with a conversion's plan, or a whole bundle."""
     try:
         plan = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -17,7 +17,7 @@ _SCRATCH_FOLDER = ".scratch"
 class Workspace:
     """The folder `.NAME.partial` beside the bundle NAME. A part has its final name there only when complete.
 
-    It removes what has its own names; `bundle_folder` has made sure that this is no user's.
+    It removes what has its own names; `bundle_folder` has checked that it is not the user's data.
     """
 
     def __init__(self, bundle: Path, plan: dict[str, object]) -> None:

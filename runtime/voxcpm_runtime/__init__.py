@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
     homes = map(importlib.import_module, _HOMES if name in __all__ else ())
     for home in homes:
         if hasattr(home, name):
-            return getattr(home, name)
+            return globals().setdefault(name, getattr(home, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -20,6 +20,10 @@ WITH_REFERENCE = tuple(name for name, traits in GENERATIONS.items() if traits.ta
 """The generations that have references and controls."""
 DEFAULT_MAX_LEN = 4096
 """Upstream's default, in patches; `retry_badcase_ratio_threshold` gives a lower limit except for very long texts."""
+SEGMENT_TOKENS = 200
+"""Default of `segment_tokens`."""
+SEGMENT_LETTERS = 80
+"""The same if the vocabulary is letters: such a voice has learnt from short sentences only (TRIALS.md)."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class GenerationOptions:
     inference_timesteps: Annotated[
         int,
         Option(
-            "Euler steps of a patch; with CFG-zero* the first of them moves nothing.",
+            "Euler steps of a patch; with CFG-zero* the first 4 % of them, at least one, have zero velocity.",
             bounds=(1, 100),
             unit="steps",
         ),
@@ -96,7 +100,7 @@ class GenerationOptions:
     min_len: Annotated[
         int,
         Option(
-            "The stop head is not asked before patch min_len + 1, counted from 0.",
+            "The stop head is ignored until then: the shortest speech has min_len + 2 patches.",
             bounds=(0, 100_000),
             unit="patches",
         ),
@@ -104,7 +108,7 @@ class GenerationOptions:
     max_len: Annotated[
         int | None,
         Option(
-            "Most patches to generate.",
+            "Maximum number of patches.",
             bounds=(1, 100_000),
             unit="patches",
             default=f"{DEFAULT_MAX_LEN}, or what fits into the KV cache",
@@ -118,12 +122,12 @@ class GenerationOptions:
         ),
     ] = True
     retry_badcase_max_times: Annotated[
-        int, Option("Most attempts in all.", bounds=(1, 100), unit="attempts", flags=("--retry-times",))
+        int, Option("Maximum number of attempts.", bounds=(1, 100), unit="attempts", flags=("--retry-times",))
     ] = 3
     retry_badcase_ratio_threshold: Annotated[
         float,
         Option(
-            "Patches per text token from which speech counts as too long; it bounds the length as well.",
+            "Patches per text token from which speech counts as too long; it also limits the length.",
             bounds=(0.1, 1000.0),
             unit="patches per text token",
             flags=("--retry-ratio",),
@@ -132,10 +136,10 @@ class GenerationOptions:
     segment_tokens: Annotated[
         int | None,
         Option(
-            "Most text tokens of one utterance; a longer text is spoken in segments.",
+            "Maximum number of text tokens of one utterance; a longer text is spoken in segments.",
             bounds=(8, 100_000),
             unit="tokens",
-            default="200, or 80 in a voice of letters such as the built-in one",
+            default=f"{SEGMENT_TOKENS}, or {SEGMENT_LETTERS} if tokens are letters, as in the built-in voice",
         ),
     ] = None
     paragraph_pause: Annotated[
@@ -168,8 +172,8 @@ class GenerationOptions:
 
     def changed(self) -> dict[str, Any]:
         """The options that differ from their defaults, by name."""
-        values = {declared.name: getattr(self, declared.name) for declared in option_table()}
-        return {d.name: values[d.name] for d in option_table() if values[d.name] != d.default}
+        values = ((declared, getattr(self, declared.name)) for declared in option_table())
+        return {declared.name: value for declared, value in values if value != declared.default}
 
 
 @functools.cache

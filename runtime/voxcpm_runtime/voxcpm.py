@@ -22,7 +22,7 @@ from voxcpm_runtime.speech.arguments import Arguments, with_keywords
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.jobs import completed_jobs, run_jobs
 from voxcpm_runtime.speech.narrator import Narrator
-from voxcpm_runtime.speech.plan import Plan, check_generation, plan
+from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.results import Piece, Speech
 from voxcpm_runtime.speech.speaking import speak
 from voxcpm_runtime.speech.streaming import DEFAULT_CHUNK_PATCHES, checked_chunking, chunked, stream
@@ -36,7 +36,9 @@ from voxcpm_runtime.voices.voice import Voice
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
+
+    from voxcpm_runtime.speech.arguments import Keywords
 
 AnyArguments = str | Mapping[str, Any] | Arguments
 """One utterance of several: its text, arguments of `speak` by name, or `Arguments`."""
@@ -74,6 +76,11 @@ class VoxCPM:
 
         Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument.
         """
+        if isinstance(path, Bundle) and (precision not in (None, path.precision) or verify):
+            raise InputError(
+                f"an open bundle has its precision already ({path.precision}) and was verified when it was opened; "
+                "give its folder to choose another"
+            )
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
         models = load_step_models(bundle, backend, threads=threads, compute_units=compute_units)
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
@@ -118,7 +125,7 @@ class VoxCPM:
         prompt_wav_path: AudioSource | None = None,
         prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None,
-        **given: Any,
+        **given: Unpack[Keywords],
     ) -> Audio:
         """Speech (samples,) in [-1, 1] at `sample_rate` Hz. Arguments and errors: see `speak`."""
         return self.speak(text, prompt_wav_path, prompt_text, reference_wav_path, **given).audio
@@ -130,7 +137,7 @@ class VoxCPM:
         prompt_wav_path: AudioSource | None = None,
         prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None,
-        **given: Any,
+        **given: Unpack[Keywords],
     ) -> Speech:
         """Speech with its seed, latents and timing. A long text is spoken in segments, one after another.
 
@@ -149,11 +156,12 @@ class VoxCPM:
         prompt_wav_path: AudioSource | None = None,
         prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None,
-        **given: Any,
+        **given: Unpack[Keywords],
     ) -> Plan:
         """What `speak` with these arguments would speak: everything read, checked, tokenised and cut into segments."""
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
-        return plan(self.bundle, Arguments.of(text, recordings, given))
+        # Without a text there would be nothing to refuse: that is a session's plan.
+        return plan(self.bundle, Arguments.of("" if text is None else text, recordings, given))
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
@@ -201,7 +209,7 @@ class VoxCPM:
         *,
         chunk_patches: int = DEFAULT_CHUNK_PATCHES,
         first_chunk_patches: int | None = None,
-        **given: Any,
+        **given: Unpack[Keywords],
     ) -> Iterator[Audio]:
         """The speech of `speak`, in chunks (samples,) of `chunk_patches` patches, as soon as they are ready.
 
@@ -212,17 +220,19 @@ class VoxCPM:
         if that needed no retry. Errors are raised by the call itself, not by the first chunk. Closing the iterator
         ends the generation between two Euler steps.
         """
-        first, others = checked_chunking(chunk_patches, first_chunk_patches)
-        return self.stream_plan(
-            self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, **given), first, others
-        )
+        chunking = checked_chunking(chunk_patches, first_chunk_patches)
+        planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, **given)
+        return self._streamed(planned, *chunking)
 
     def stream_plan(
-        self, plan: Plan, first_chunk_patches: int = 1, chunk_patches: int = DEFAULT_CHUNK_PATCHES
+        self,
+        plan: Plan,
+        *,
+        chunk_patches: int = DEFAULT_CHUNK_PATCHES,
+        first_chunk_patches: int | None = None,
     ) -> Iterator[Audio]:
-        """The speech of a plan in chunks (samples,). Errors and warnings: see `generate_streaming`."""
-        pieces = stream(plan, self._narrator(plan, lone_slot(self.batch_driver)), plan.segments)
-        return chunked(pieces, first_chunk_patches, chunk_patches)
+        """The speech of a plan in chunks (samples,). Arguments, errors and warnings: see `generate_streaming`."""
+        return self._streamed(plan, *checked_chunking(chunk_patches, first_chunk_patches))
 
     @with_keywords
     def session(
@@ -232,14 +242,14 @@ class VoxCPM:
         reference_wav_path: AudioSource | None = None,
         *,
         buffer_seconds: float = BUFFER_SECONDS,
-        **given: Any,
+        **given: Unpack[Keywords],
     ) -> Session:
         """A `Session`, which speaks text while it is being written, in one chunk of 16-bit samples for each patch.
 
         Arguments are those of `speak`. buffer_seconds: seconds of audio that may wait to be read; then speaking pauses.
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
-        planned = plan(self.bundle, Arguments.of_session(recordings, given))
+        planned = plan(self.bundle, Arguments.of(None, recordings, given))
         voice = planned.encoded_voice(self.batch_driver)
 
         def narrate(segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]:
@@ -274,10 +284,8 @@ class VoxCPM:
         Raises InputError for recordings that are missing, cannot be read or are too short, or need VoxCPM2.
         """
         recordings = Recordings.of_a_new_voice(audio, transcript, reference)
-        check_generation(self.bundle.architecture, recordings, None)
         unencoded = recordings.decoded(self.bundle.architecture, trimmed=trim_silence_vad)
-        said = {"checkpoint": self.bundle.manifest.source.checkpoint}
-        return unencoded.encoded(self.batch_driver, name, said | recordings.provenance())
+        return unencoded.encoded(self.batch_driver, name, recordings.provenance(self.bundle.manifest.source))
 
     def _planned(self, given: AnyArguments) -> Plan:
         if isinstance(given, Arguments):
@@ -288,7 +296,13 @@ class VoxCPM:
     def _spoken(self, plan: Plan, driver: Driver, at_once: int = 1) -> Speech:
         return speak(plan, self._narrator(plan, driver), self.batch_driver, at_once)
 
+    def _streamed(self, plan: Plan, first: int, others: int) -> Iterator[Audio]:
+        narrator = self._narrator(plan, lone_slot(self.batch_driver))
+        return chunked(stream(plan, narrator, plan.segments), first, others)
+
     def _narrator(self, plan: Plan, driver: Driver) -> Narrator:
+        if plan.bundle is not self.bundle and plan.bundle.digest != self.bundle.digest:
+            raise InputError("this plan was made for another bundle; plan the text again with this one")
         return Narrator(plan, plan.encoded_voice(self.batch_driver), driver, self._prefix)
 
     def _make_prefix(self, voice: Voice) -> Prefix:

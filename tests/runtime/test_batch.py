@@ -278,6 +278,19 @@ def test_warnings_say_which_line_they_are_of(batch, network):
     assert "line 2: warning: the speech was cut off after 34 patches" in err
 
 
+@pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
+def test_a_control_goes_before_every_segment_of_a_long_line(batch, folder, speaking):
+    soundfile.write("voice.wav", np.random.default_rng(0).uniform(-0.5, 0.5, 100), 1000, subtype="FLOAT")
+    given = {"control": "low", "seed": 3, "segment_tokens": 8}
+
+    assert batch([{"text": "so. it is. no.", "reference": "voice.wav", **given}])[0] == 0
+
+    spoken, _ = soundfile.read(folder / "out" / "output_001.wav", dtype="int16")
+    tts = VoxCPM.from_bundle(speaking)
+    expected = tts.generate("so. it is. no.", reference_wav_path="voice.wav", **given)
+    np.testing.assert_array_equal(spoken, np.round(np.clip(expected, -1, 1) * 32767))
+
+
 def test_quiet_tells_only_what_went_wrong(batch):
     assert batch(['{"text": "one."}'], "--quiet") == (0, "", "")
 

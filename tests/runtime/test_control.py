@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.speech.plan import check_generation
+from voxcpm_runtime.speech.plan import checked_control
 from voxcpm_runtime.text.control import controlled, described
 from voxcpm_runtime.voices.recordings import Recordings
 
@@ -58,15 +58,15 @@ def test_a_parenthesis_without_a_partner_is_refused(control):
 @pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
 def test_an_earlier_generation_has_no_control(architecture):
     with pytest.raises(InputError, match=r"control \(voice design, style control\) needs VoxCPM2"):
-        check_generation(architecture, Recordings(), "warm")
+        checked_control("warm", architecture, Recordings())
 
-    check_generation(architecture, Recordings(), " ")
+    assert checked_control(" ", architecture, Recordings()) == ""
 
 
 @pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
 def test_a_control_and_a_prompt_exclude_each_other(architecture):
     prompt = Recordings("prompt.wav", "so it is.")
     with pytest.raises(InputError, match="control cannot be used together with a prompt"):
-        check_generation(architecture, prompt, "warm")
+        checked_control("warm", architecture, prompt)
 
-    check_generation(architecture, prompt, None)
+    assert checked_control(None, architecture, prompt) == ""

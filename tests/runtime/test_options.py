@@ -1,5 +1,6 @@
 import dataclasses
 import inspect
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -7,7 +8,9 @@ import pytest
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.commands.batch_lines import json_line
 from voxcpm_runtime.options import GenerationOptions, checked_options, option_table
+from voxcpm_runtime.speech.arguments import Arguments, Keywords
 from voxcpm_runtime.speech.kv_room import patch_bound, patch_limit
+from voxcpm_runtime.voices.recordings import VoiceSource
 from voxcpm_runtime.voxcpm import VoxCPM
 
 
@@ -119,3 +122,11 @@ def test_each_option_says_what_it_is(declared):
     assert declared.option.help.endswith(".")
     assert (declared.option.bounds is None) == (declared.type is bool)
     assert declared.default is not None or declared.option.default
+
+
+def test_the_types_of_keywords_are_those_of_the_declarations():
+    declared = {row.name: row.type for row in option_table()}
+    own = get_type_hints(Arguments)
+    expected = {name: own[name] for name in own if name not in ("text", "recordings", "options")}
+
+    assert get_type_hints(Keywords) == {"voice": VoiceSource | None, "denoise": bool, **expected, **declared}

@@ -116,3 +116,39 @@ def test_less_than_a_patch_of_sound_is_refused(tts, monkeypatch):
         InputError, match=r"^prompt audio: 0.019 s are left .* one patch, 0.020 s, is the least$"
     ):
         tts.plan("a", sound(0), "b", trim_silence_vad=True)
+
+
+def test_a_plan_is_spoken_whole_and_in_chunks(tts):
+    plan = tts.plan("hello there.", seed=3, max_len=6)
+
+    whole = tts.speak_plan(plan).audio
+
+    np.testing.assert_array_equal(whole, tts.generate("hello there.", seed=3, max_len=6))
+    np.testing.assert_array_equal(np.concatenate(list(tts.stream_plan(plan))), whole)
+    with pytest.raises(InputError, match="chunk_patches must be a whole number of patches from 1, got 0"):
+        tts.stream_plan(plan, chunk_patches=0)
+
+
+def test_a_plan_needs_no_step_model(tts, models):
+    tts.plan("hello there. " * 20, sound(0), "b")
+
+    assert not any(model.calls for model in models.values())
+
+
+def test_a_plan_of_another_bundle_is_refused(tts, bundle_folder):
+    other = open_bundle(bundle_folder, "fp16")
+    plan = VoxCPM(other, tts.batch_driver).plan("a")
+
+    with pytest.raises(InputError, match="made for another bundle"):
+        tts.speak_plan(plan)
+
+
+def test_an_open_bundle_has_its_precision_already(bundle_folder):
+    with pytest.raises(InputError, match=r"has its precision already \(fp16\)"):
+        VoxCPM.from_bundle(open_bundle(bundle_folder, "fp16"), precision="int8")
+
+
+@pytest.mark.parametrize("text", [None, "", " ", 5])
+def test_no_text_is_no_plan(tts, text):
+    with pytest.raises(InputError, match="the text is empty"):
+        tts.plan(text)

@@ -130,6 +130,15 @@ def test_what_was_spoken_may_be_kept(tts, cancelling, architecture):
     np.testing.assert_array_equal(speech.audio, whole[: len(speech.audio)])
 
 
+def test_of_an_attempt_that_was_rejected_nothing_is_kept(tts, cancelling):
+    """The KV cache cuts the first attempt off after 34 patches; the second one is cancelled in its first patch."""
+    token, _ = cancelling(at=9 * 34 + 2)
+
+    speech = tts.speak("hello there.", seed=1, cancel=token, keep_partial=True)
+
+    assert (speech.cancelled, len(speech.audio), speech.segments) == (True, 0, ())
+
+
 def test_a_cancelled_stream_raises_or_ends_as_the_caller_chose(tts, cancelling):
     for keep in (True, False):
         token, _ = cancelling(at=9 * 3 + 4)

@@ -15,11 +15,12 @@ from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.step_function import Floats
+from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.text.control import controlled
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.measures import Agreement, agreement
-from voxcpm_validation.upstream import is_second_generation, upstream_generate
+from voxcpm_validation.upstream import traits_of, upstream_generate
 
 _CONTROL = "a calm voice, slow"
 
@@ -93,7 +94,7 @@ def cases(
             prompt = speak_upstream(model, zero_shot)
             soundfile.write(prompt_wav, prompt.audio, int(model.sample_rate), subtype="FLOAT")
         spoken = [zero_shot, Case("continuation", text, seed + 1, prompt_wav, prompt_text, patches)]
-        if is_second_generation(model):
+        if traits_of(model).takes_reference:
             reference: dict[str, Any] = {"patches": patches, "reference_wav": prompt_wav}
             styled = controlled(text, _CONTROL)
             spoken += [
@@ -133,7 +134,7 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
         "min_len": case.min_len,
         "max_len": None if case.patches is None else case.max_len,
         # One utterance, as upstream speaks it.
-        "segment_tokens": 200,
+        "segment_tokens": SEGMENT_TOKENS,
     }
     speech = tts.speak(case.text, rng=np.random.default_rng(case.seed), **asked)
     shared = min(len(speech.latents), len(upstream.latents))

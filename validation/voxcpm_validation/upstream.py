@@ -25,15 +25,13 @@ import torch
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError, MissingExtraError
+from voxcpm_constants.generations import GENERATIONS, Traits
 from voxcpm_conversion.lora import Lora
 from voxcpm_runtime.audio.files import read_audio, resample
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.model.driver import NoiseSource
 
 VERSION = "2.0.3"
-
-# Default of `streaming_prefix_len` in VoxCPM 0.5B and 1.5: the patches of one decoder call.
-_STREAMING_PREFIX = 3
 
 
 def import_upstream() -> types.ModuleType:
@@ -227,7 +225,7 @@ def _prompt_cache(
         sources["reference_wav_path"] = str(reference_wav)
     if not sources:
         return None
-    if reference_wav is not None and not is_second_generation(model):
+    if reference_wav is not None and not traits_of(model).takes_reference:
         raise InputError(
             "a reference voice needs VoxCPM2; VoxCPM 0.5B and 1.5 take a prompt with its transcript"
         )
@@ -238,14 +236,15 @@ def _prompt_cache(
 
 def _context_patches(model: Any, cache: dict[str, Any] | None) -> int:
     """Number of prompt patches at the start of the features that upstream returns; VoxCPM2 removes them itself."""
-    if cache is None or is_second_generation(model):
+    traits = traits_of(model)
+    if cache is None or not traits.context_counts_as_speech:
         return 0
-    return min(_STREAMING_PREFIX - 1, int(cache["audio_feat"].size(0)))
+    return min(traits.decoder_context_patches, int(cache["audio_feat"].size(0)))
 
 
-def is_second_generation(model: Any) -> bool:
-    """Whether upstream's model is a VoxCPM2."""
-    return bool(type(model).__name__ == "VoxCPM2Model")
+def traits_of(model: Any) -> Traits:
+    """What the generation of upstream's model is where others are not."""
+    return next(t for t in GENERATIONS.values() if t.upstream_class == type(model).__name__)
 
 
 @contextlib.contextmanager

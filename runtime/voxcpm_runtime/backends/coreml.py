@@ -127,7 +127,7 @@ def _with_rows(cache: Array, start: int, rows: Array) -> Array:
 
 def load_predictor(package: Path, function: str, compute_units: str) -> tuple[Any, bool]:
     """coremltools' model of a package's function, and whether it was compiled beforehand (.mlmodelc beside it)."""
-    import coremltools as ct
+    import coremltools as ct  # seconds, and on a Mac only
 
     unit = getattr(ct.ComputeUnit, COMPUTE_UNITS[compute_units])
     # The only function of a package is loaded without its name: systems before macOS 15 know no names.

@@ -59,6 +59,7 @@ def arithmetic_key(backend: str, compute_units: str) -> str:
     """A key that is equal if the same step models give the same numbers, up to rounding by the number of threads."""
     if choose_backend(backend, sys.platform) == "coreml":
         return f"coreml {compute_units}"
+    # On a Mac ONNX Runtime need not be installed.
     from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
 
     return f"portable {LOWERING_VERSION}"
@@ -162,6 +163,7 @@ def _load_coreml(function: _Function, precision: Precision, compute_units: str) 
 
 
 def _load_portable(function: _Function, **options: Any) -> StepFunction:
+    # On a Mac ONNX Runtime need not be installed.
     from voxcpm_runtime.backends.portable import PackageError, PortableStepModel
 
     state = {t.name: t.output_name for t in function.declared.state}

@@ -27,15 +27,15 @@ def batch(
         list[str],
         typer.Argument(
             metavar="[BUNDLE] INPUT",
-            help="A bundle as for generate, and what to say: .txt, a text on each line; .jsonl, a JSON object on each "
-            "line, of text, output, seed, prompt, prompt_text, reference, voice, control, options; - is standard input",
+            help="A bundle, as for generate, and the input: .txt, a text on each line; .jsonl, a JSON object on each "
+            "line (text, output, seed, prompt, prompt_text, reference, voice, control, options); - is standard input.",
         ),
     ],
     folder: Annotated[
         str, typer.Option("--output", "--output-dir", "-o", "-od", help="Folder for the audio files.")
     ],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Speak again what is already there.")
+        bool, typer.Option("--overwrite", help="Speak lines again whose file exists.")
     ] = False,
     seed: Annotated[
         int | None, typer.Option(help="Seed of every line without its own. Default: a fresh one each.")

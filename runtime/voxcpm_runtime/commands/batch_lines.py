@@ -18,7 +18,7 @@ from voxcpm_runtime.audio.files import FORMATS
 from voxcpm_runtime.commands.shared_arguments import VoiceArguments, stored_voice
 from voxcpm_runtime.options import GenerationOptions, option_table, whole_number
 from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.speech.plan import check_generation
+from voxcpm_runtime.speech.plan import checked_control
 from voxcpm_runtime.text.words import one_line
 from voxcpm_runtime.voices.recordings import Recordings
 
@@ -60,8 +60,8 @@ class Defaults:
 
     def check(self) -> None:
         """Raises InputError for values with which no line could be spoken that leaves them out."""
-        check_generation(self.architecture, self.recordings, self.control)
-        self.recordings.digests()
+        checked_control(self.control, self.architecture, self.recordings)
+        self.recordings.read(self.architecture, trimmed=self.options.trim_silence_vad)
         if self.seed is not None:
             whole_number(self.seed, "seed", 0)
 
@@ -174,7 +174,8 @@ def _batch_line(number: int, given: dict[str, Any], defaults: Defaults, folder: 
         **options,
     }
     arguments = Arguments.of(given["text"], _recordings(given, defaults.recordings, folder), named)
-    check_generation(defaults.architecture, arguments.recordings, arguments.control)
+    arguments.recordings.check_generation(defaults.architecture)
+    checked_control(arguments.control, defaults.architecture, arguments.recordings)
     output = given.get("output")
     return BatchLine(
         line=number,

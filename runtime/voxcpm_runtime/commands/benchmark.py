@@ -24,10 +24,10 @@ from rich.table import Table
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel
 from voxcpm_runtime.model.sequence import build_sequence
+from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.voxcpm import VoxCPM
 
 DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
-SEGMENT_TOKENS = 200
 _PREFILL_TOKENS = 128
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-from voxcpm_runtime.backends.loading import check_engine
+from voxcpm_runtime.backends.loading import Backend, check_engine
 from voxcpm_runtime.bundle.opening import Bundle, locate_bundle, open_bundle
 from voxcpm_runtime.commands.shared_arguments import Engine
 from voxcpm_runtime.commands.status_line import status_line
@@ -26,7 +26,9 @@ def opened(bundle: str | None, engine: Engine, *, shown: bool) -> Bundle:
 
 def loaded(bundle: Bundle, engine: Engine) -> VoxCPM:
     """The bundle with its step models. Raises BundleError and InputError."""
-    chosen: Any = engine.backend
     return VoxCPM.from_bundle(
-        bundle, backend=chosen, threads=engine.threads, compute_units=engine.compute_units
+        bundle,
+        backend=cast("Backend", engine.backend),
+        threads=engine.threads,
+        compute_units=engine.compute_units,
     )

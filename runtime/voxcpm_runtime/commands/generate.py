@@ -161,7 +161,9 @@ def _stream(arguments: Arguments, bundle: Bundle, engine: Engine, delivery: Deli
     planned = plan(bundle, replace(arguments, cancel=token))
     tts = loaded(bundle, engine)
     with interruptible(token):
-        written = write_raw_pcm(tts.stream_plan(planned), sample_rate, quiet=delivery.quiet)
+        written = write_raw_pcm(
+            tts.stream_plan(planned, first_chunk_patches=1), sample_rate, quiet=delivery.quiet
+        )
     if not delivery.quiet:
         seconds = written.samples / sample_rate
         typer.echo(f"{seconds:.2f} s of speech{_clipped_text(written.clipped)}", err=True)

@@ -26,7 +26,7 @@ BundleArgument = Annotated[
         help="Folder of a bundle, or its hub id (org/name). Default: the built-in voice.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no last line.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,10 @@ class Delivery:
     ] = "out.wav"  # fmt: skip
     seed: Annotated[int | None, typer.Option(help="Same seed, same speech. Default: a fresh one.")] = None
     parallel_segments: Annotated[
-        int, typer.Option(help="Segments of a long text at once; needs a bundle converted with --batch.")
+        int,
+        typer.Option(
+            help="Segments of a long text to speak at the same time; needs a bundle converted with --batch."
+        ),
     ] = 1
     keep_partial: Annotated[
         bool, typer.Option("--keep-partial", help="After Ctrl-C write what was spoken until then.")
@@ -110,7 +113,7 @@ class VoiceArguments(RecordingArguments):
     control: Annotated[
         str | None,
         Option(
-            'Voice or style in words, as "warm, slow"; it goes before the text in parentheses.',
+            'Voice or style in words, such as "warm, slow"; it goes before the text in parentheses.',
             generations=WITH_REFERENCE,
         ),
     ] = None

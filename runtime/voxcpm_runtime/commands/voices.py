@@ -12,7 +12,6 @@ from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, Engine, Quiet, RecordingArguments
 from voxcpm_runtime.commands.status_line import status_line
-from voxcpm_runtime.speech.plan import check_generation
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Voice
@@ -35,20 +34,17 @@ def add(
     engine: Engine,
     quiet: Quiet = False,
 ) -> None:
-    """Make a voice from recordings, with a bundle of the generation that is to speak with it."""
+    """Make a voice from recordings. It works with bundles that have the same AudioVAE as BUNDLE."""
     store = VoiceStore()
     if store.path(name).exists() and not overwrite:
         raise InputError(f"a voice {name} is there already; choose another name, or give --overwrite")
-    made_of = (given.prompt, given.transcript(), given.reference)
-    recordings = Recordings.of_a_new_voice(*made_of)
+    recordings = Recordings.of_a_new_voice(given.prompt, given.transcript(), given.reference)
     recordings.check_files()
     opened_bundle = opened(bundle, engine, shown=not quiet)
-    check_generation(opened_bundle.architecture, recordings, None)
+    unencoded = recordings.decoded(opened_bundle.architecture, trimmed=trim_silence)
     tts = loaded(opened_bundle, engine)
     with status_line("encoding …", shown=not quiet):
-        voice = tts.create_voice(
-            *made_of[:2], name=name, reference=given.reference, trim_silence_vad=trim_silence
-        )
+        voice = unencoded.encoded(tts.driver, name, recordings.provenance(opened_bundle.manifest.source))
     voice = store.add(voice, overwrite=overwrite)
     if not quiet:
         typer.echo(f"{voice.path}: {_described(voice)}")

@@ -6,8 +6,8 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict, TypeVar
 
 from voxcpm_runtime.model.driver import NoiseSource
 from voxcpm_runtime.options import GenerationOptions, checked_options, option_table
@@ -16,7 +16,7 @@ from voxcpm_runtime.speech.progress import ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import controlled, described
 from voxcpm_runtime.text.words import checked_text
-from voxcpm_runtime.voices.recordings import Recordings
+from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -42,27 +42,26 @@ class Arguments:
     """Ends the generation between two Euler steps; then Cancelled is raised."""
     keep_partial: bool = False
     """After `cancel`, return what was spoken until then; do not raise Cancelled."""
-    parallel_segments: int = 1
+    parallel_segments: int | None = 1
     """Segments of a long text to speak at the same time, with a bundle converted for a batch."""
     saved_segments: SavedSegments | None = None
     """Where finished segments of a long text are saved, and found again by a later run."""
 
+    def __post_init__(self) -> None:
+        if self.text is not None:
+            checked_text(self.text, "text")
+
     @classmethod
-    def of(cls, text: object, recordings: Recordings, given: Mapping[str, Any]) -> Arguments:
+    def of(cls, text: str | None, recordings: Recordings, given: Mapping[str, Any]) -> Arguments:
         """The arguments of a call with keywords: `voice`, fields of this class, and options.
 
         Raises InputError for a text without words, an option out of range and a file that is no voice, TypeError for
         an unknown keyword.
         """
-        return replace(cls.of_session(recordings, given), text=checked_text(text, "text"))
-
-    @classmethod
-    def of_session(cls, recordings: Recordings, given: Mapping[str, Any]) -> Arguments:
-        """The arguments of a call whose text comes later. Errors: see `of`."""
         options = dict(given)
         own = {name: options.pop(name) for name in _OWN if name in options}
         recordings = recordings.in_voice(options.pop("voice", None))
-        return cls(recordings=recordings, options=checked_options(options), **own)
+        return cls(text, recordings, options=checked_options(options), **own)
 
     def digest(self, bundle: str) -> str:
         """SHA-256 over everything that determines the speech: these arguments, the content of the audio files, and
@@ -82,6 +81,38 @@ class Arguments:
 
 
 _OWN = tuple(f.name for f in fields(Arguments) if f.name not in ("text", "recordings", "options"))
+
+
+class Keywords(TypedDict, total=False):
+    """Names and types of a call's keywords, for type checkers, which cannot read the tables.
+
+    A test compares them with `Arguments` and `GenerationOptions`, which declare everything else.
+    """
+
+    voice: VoiceSource | None
+    control: str | None
+    seed: int | None
+    rng: NoiseSource | None
+    progress: ProgressCallback | None
+    cancel: CancelToken | None
+    keep_partial: bool
+    parallel_segments: int | None
+    saved_segments: SavedSegments | None
+    cfg_value: float
+    inference_timesteps: int
+    temperature: float
+    sway_sampling_coef: float
+    use_cfg_zero_star: bool
+    min_len: int
+    max_len: int | None
+    retry_badcase: bool
+    retry_badcase_max_times: int
+    retry_badcase_ratio_threshold: float
+    segment_tokens: int | None
+    paragraph_pause: float
+    normalize: bool
+    trim_silence_vad: bool
+    denoise: bool
 
 
 def with_keywords(method: Function) -> Function:

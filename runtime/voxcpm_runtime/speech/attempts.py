@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.model.driver import Driver, NoiseSource, Patch, Prefilled, Prefix
 from voxcpm_runtime.speech.cancellation import CancelToken, polling
@@ -19,7 +21,8 @@ from voxcpm_runtime.speech.utterance import Utterance
 class SpokenPatch(NamedTuple):
     """A patch with its audio, and the attempt that it belongs to."""
 
-    patch: Patch
+    patch: Patch | None
+    """None if the attempts so far were rejected and another one begins."""
     audio: Audio
     """The decoded patch (samples,)."""
     attempt: int
@@ -47,9 +50,11 @@ def attempts(
     prefilled = polled.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
     judged = plan.options.retry_badcase
     most = plan.options.retry_badcase_max_times if judged and retries else 1
-    patches, too_long, cut = 0, False, False
+    patches, too_long, cut, warned = 0, False, False, False
     for attempt in range(1, most + 1):
-        warned = False
+        if attempt > 1:
+            began = time.perf_counter()
+            yield SpokenPatch(None, np.zeros(0, np.float32), attempt, began, too_long=False)
         noise = plan.randomness.noise(utterance.index, attempt - 1)
         for patch, audio in _decoded(plan, utterance, polled, prefilled, noise, ending):
             patches = patch.index + 1
@@ -59,9 +64,8 @@ def attempts(
                 _warn_too_long(utterance, patches, "it cannot be tried again once it is heard")
                 warned = True
             yield SpokenPatch(patch, audio, attempt, began, too_long)
-        if attempt == most or not (too_long or cut):
+        if not (too_long or cut):
             break
-        began = time.perf_counter()
     if too_long and retries:
         tried = f"{attempt} attempts" if attempt > 1 else "1 attempt"
         _warn_too_long(utterance, patches, f"after {tried} it is kept as it is")

@@ -6,17 +6,13 @@ from typing import Protocol
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.options import DEFAULT_MAX_LEN, GenerationOptions
+from voxcpm_runtime.options import DEFAULT_MAX_LEN, SEGMENT_LETTERS, SEGMENT_TOKENS, GenerationOptions
 from voxcpm_runtime.text.letters import is_of_letters
 
 SECONDS_PER_TOKEN = 0.5
 """Upper estimate of the time that a token takes to say, slow speech included; it gives the room that a text needs."""
 SECONDS_PER_LETTER = 0.12
 """The same for a vocabulary of letters."""
-SEGMENT_TOKENS = 200
-"""Largest number of text tokens in a segment, unless `segment_tokens` says otherwise."""
-SEGMENT_LETTERS = 80
-"""The same for a vocabulary of letters: such a voice was trained on short sentences only (TRIALS.md)."""
 _AUDIO_START_POSITIONS = 1
 _SPARE_PATCHES = 10
 """Patches of silence that speech may have in addition to its text."""

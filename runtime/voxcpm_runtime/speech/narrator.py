@@ -40,7 +40,7 @@ class Narrator:
         return other
 
     def speak(self, index: int, segment: PlannedSegment, *, retries: bool) -> Iterator[Piece]:
-        """The segment of that index, patch by patch. The first piece of a later attempt starts the segment again.
+        """The segment of that index, patch by patch. A piece without latents says that it begins again.
 
         retries: see `attempts`. Raises Cancelled, and InputError if the voice leaves too little room.
         """
@@ -49,9 +49,13 @@ class Narrator:
         latents: list[Latents] = []
         for spoken in attempts(self._plan, asked, self._driver, prefix, retries=retries):
             patch = spoken.patch
+            if patch is None:
+                latents.clear()
+                yield Piece(spoken.audio, index, attempt=spoken.attempt, began=spoken.began)
+                continue
             if self.voice is None:
                 # Later segments are not collected: a stream may be of any length.
-                latents = [*latents[: patch.index], patch.latents]
+                latents.append(patch.latents)
             yield Piece(
                 audio=spoken.audio,
                 segment=index,

@@ -156,21 +156,22 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     Raises InputError, one line, for anything that cannot be spoken, MissingExtraError if the extra `normalize` is
     missing, and Cancelled if the call was cancelled before it began.
     """
-    options, cancel = arguments.options, arguments.cancel or CancelToken()
+    a, options, recordings = bundle.architecture, arguments.options, arguments.recordings
+    cancel = arguments.cancel or CancelToken()
     if not arguments.keep_partial:
         # If many utterances share a token, those that have not begun do not begin.
         cancel.check()
-    check_generation(bundle.architecture, arguments.recordings, arguments.control)
+    parallel = 1 if arguments.parallel_segments is None else arguments.parallel_segments
     unread = Plan(
         bundle=bundle,
-        voice=arguments.recordings.read(bundle.architecture, trimmed=options.trim_silence_vad),
-        description=described(arguments.control),
+        voice=recordings.read(a, trimmed=options.trim_silence_vad),
+        description=checked_control(arguments.control, a, recordings),
         options=options,
         randomness=randomness(arguments.seed, arguments.rng),
         progress=arguments.progress,
         cancel=cancel,
         keep_partial=bool(arguments.keep_partial),
-        parallel_segments=whole_number(arguments.parallel_segments, "parallel_segments", 1),
+        parallel_segments=whole_number(parallel, "parallel_segments", 1),
         saved_segments=arguments.saved_segments,
     )
     if arguments.text is None:
@@ -178,15 +179,14 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     return replace(unread, segments=tuple(unread.read(unread.split(arguments.text))))
 
 
-def check_generation(a: Architecture, recordings: Recordings, control: str | None) -> None:
-    """Check reference and control, which only VoxCPM2 has.
+def checked_control(control: str | None, a: Architecture, recordings: Recordings) -> str:
+    """The description that a control is; empty for none.
 
-    Raises InputError for one of them on an earlier generation, and for a control together with a prompt.
+    Raises InputError on a generation before VoxCPM2, together with a prompt, and for a parenthesis without a partner.
     """
-    if recordings.reference is not None:
-        require_references(a, "a reference voice", "give a prompt")
-    if not described(control):
-        return
+    description = described(control)
+    if not description:
+        return ""
     require_references(
         a, "control (voice design, style control)", "leave it out, or give a prompt to continue"
     )
@@ -195,3 +195,4 @@ def check_generation(a: Architecture, recordings: Recordings, control: str | Non
             "control cannot be used together with a prompt to continue, which brings its own style; "
             "give one of them, or the audio as a reference"
         )
+    return description

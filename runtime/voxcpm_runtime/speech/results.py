@@ -10,18 +10,18 @@ from voxcpm_runtime.model.sequence import Latents
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of speech: one patch, or a pause between paragraphs."""
+    """A piece of speech: one patch, a pause between paragraphs, or word that a segment begins again."""
 
     audio: Audio
     """(samples,) in [-1, 1]"""
     segment: int
     """Index of the segment that it belongs to, from 0; a pause belongs to the segment after it."""
     patches: int = 0
-    """Patches of this segment so far; 0 for a pause."""
+    """Patches of this segment so far; 0 if it is no patch."""
     latents: Latents | None = None
-    """The patch (frames, latent_dim); None for a pause."""
+    """The patch (frames, latent_dim); None if it is no patch."""
     attempt: int = 1
-    """Number of the attempt at the segment, from 1; a later attempt starts the segment again."""
+    """Number of the attempt at the segment, from 1; a later attempt begins the segment again."""
     began: float = 0.0
     """When that attempt began, by `time.perf_counter`."""
     stops: bool = False

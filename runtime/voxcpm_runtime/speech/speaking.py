@@ -30,9 +30,11 @@ def speak(plan: Plan, narrator: Narrator, driver: Driver, at_once: int = 1) -> S
         if segment is None or segment.text != plan.segments[index].text:
             pieces: list[Piece] = gathered.setdefault(index, [])
             for piece in narrator.speak(index, plan.segments[index], retries=True):
-                del pieces[piece.patches - 1 :]  # a later attempt begins again
-                pieces.append(piece)
-                reporter.heard(piece)
+                if piece.latents is None:
+                    pieces.clear()
+                else:
+                    pieces.append(piece)
+                    reporter.heard(piece)
             segment = _joined(plan, index, pieces)
             if saved is not None:
                 saved.put(index, segment)

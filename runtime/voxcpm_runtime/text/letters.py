@@ -5,12 +5,11 @@ Published VoxCPM vocabularies have every character, so texts for them stay uncha
 
 from __future__ import annotations
 
-import functools
 import re
 import unicodedata
-from typing import Any
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.text.number_words import inflect_engine
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 # Marks that such a vocabulary lacks -> what is read instead.
@@ -71,11 +70,4 @@ def _plain(char: str) -> str:
 
 
 def _in_words(number: str) -> str:
-    return f"{_inflect().number_to_words(number.replace(',', ''), andword='').replace(',', '')}"
-
-
-@functools.cache
-def _inflect() -> Any:
-    import inflect
-
-    return inflect.engine()
+    return f"{inflect_engine().number_to_words(number.replace(',', ''), andword='').replace(',', '')}"

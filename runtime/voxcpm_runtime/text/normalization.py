@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from voxcpm_constants.errors import MissingExtraError
+from voxcpm_runtime.text.number_words import inflect_engine
 
 _Substitution = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
@@ -137,7 +138,7 @@ def _plain(word: str) -> str:
 
 def _in_words(number: str) -> str:
     """The number in words; digit by digit if it is too large for inflect to name."""
-    words = _inflect().number_to_words
+    words = inflect_engine().number_to_words
     return str(words(number)) if len(number) <= _MOST_DIGITS else " ".join(words(digit) for digit in number)
 
 
@@ -153,13 +154,6 @@ def _emoji() -> Any:
     with _extra():
         import regex  # `re` has no Unicode properties
     return regex.compile(_EMOJI)
-
-
-@functools.cache
-def _inflect() -> Any:
-    import inflect
-
-    return inflect.engine()
 
 
 @contextlib.contextmanager

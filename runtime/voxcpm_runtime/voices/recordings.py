@@ -9,10 +9,12 @@ from pathlib import Path
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.manifest import Source
 from voxcpm_runtime.audio.files import AudioSource, read_audio
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.silence import trim_silence
 from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.text.control import require_references
 from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
@@ -85,6 +87,11 @@ class Recordings:
             if isinstance(source, str | Path) and not Path(source).expanduser().exists():
                 raise InputError(f"{what} {source}: no such file")
 
+    def check_generation(self, a: Architecture) -> None:
+        """Raises InputError for a reference on a generation before VoxCPM2."""
+        if self.reference is not None:
+            require_references(a, "a reference voice", "give a prompt")
+
     def read(self, a: Architecture, *, trimmed: bool) -> Voice | UnencodedVoice | None:
         """The voice; recordings are decoded and checked, but not yet encoded. None for the checkpoint's own voice.
 
@@ -100,6 +107,7 @@ class Recordings:
 
     def decoded(self, a: Architecture, *, trimmed: bool) -> UnencodedVoice:
         """The recordings, decoded and checked. Arguments and errors: `read`."""
+        self.check_generation(a)
         return UnencodedVoice(
             architecture=a,
             transcript=self.prompt_text or "",
@@ -107,9 +115,10 @@ class Recordings:
             reference=_read(self.reference, a, trimmed, "reference audio"),
         )
 
-    def provenance(self) -> dict[str, str]:
-        """Today's date, and the file names and digests of those recordings that have them."""
-        return _provenance(self.prompt, "prompt") | _provenance(self.reference, "reference")
+    def provenance(self, source: Source) -> dict[str, str]:
+        """File names and digests of the recordings, if known, today's date, and the checkpoint of the bundle."""
+        recorded = _provenance(self.prompt, "prompt") | _provenance(self.reference, "reference")
+        return {"checkpoint": source.checkpoint, **recorded}
 
     def digests(self) -> dict[str, str | None]:
         """What identifies these recordings: SHA-256 of each file and of the voice, and the transcript.

@@ -15,13 +15,12 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from voxcpm_runtime.audio.pcm import Audio, levels, pcm16
 from voxcpm_runtime.backends.loading import Backend
+from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.listening.material import material, prompt_clip
 
 LENGTHS: dict[str, Any] = {"min_len": 8, "max_len": 12}
 """Smallest and largest number of patches: low, for speed, and different, so that the stop head has an effect."""
-SEGMENT_TOKENS = 200
-"""A case is one utterance, whatever the default is."""
 CHUNKING = {"chunk_patches": 5, "first_chunk_patches": 1}
 """Patches in each recorded chunk."""
 THREADS = 2
@@ -96,6 +95,7 @@ def case_arguments(case: GoldenCase) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "text": case.text,
         "retry_badcase": False,
+        # A case is one utterance, whatever the default is.
         "segment_tokens": SEGMENT_TOKENS,
         **LENGTHS,
     }

@@ -1,0 +1,14 @@
+"""Numbers in English words, by the library `inflect`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+@functools.cache
+def inflect_engine() -> Any:
+    """The library's engine. Importing it takes 0.2 s, which only texts with numbers have to pay."""
+    import inflect
+
+    return inflect.engine()
