@@ -65,7 +65,7 @@ def test_a_scattered_state_accumulates_in_its_own_buffer(
         assert list(outputs) == ["sums"]
         np.testing.assert_array_equal(state.numpy("cache"), expected)
         np.testing.assert_allclose(outputs["sums"], expected.sum((0, 1, 3)), rtol=1e-5, atol=1e-6)
-    assert not state._next  # one buffer only
+    assert state.in_place == {"cache"}  # one buffer only
 
 
 def test_outputs_of_a_step_survive_the_next(cache_package: Path, rng: np.random.Generator) -> None:

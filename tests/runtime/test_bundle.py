@@ -7,7 +7,6 @@ import pytest
 from voxcpm_constants import manifest as manifests
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.step_models import declare_step_models
-from voxcpm_runtime.bundle import verified_files
 from voxcpm_runtime.bundle.opening import locate_bundle, open_bundle
 
 
@@ -143,9 +142,10 @@ def test_a_file_that_was_touched_is_hashed_again_and_found_altered(bundle_folder
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"tokenizer/tokenizer.json": 1}'])
-def test_a_damaged_record_of_digests_only_costs_time(bundle_folder, hashed, damage):
+def test_a_damaged_record_of_digests_only_costs_time(bundle_folder, hashed, damage, tmp_path):
     open_bundle(bundle_folder)
-    verified_files._record_path(bundle_folder).write_text(damage)
+    (record,) = (tmp_path / "cache" / "verified").iterdir()
+    record.write_text(damage)
     hashed.clear()
 
     open_bundle(bundle_folder)

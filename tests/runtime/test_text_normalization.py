@@ -104,7 +104,7 @@ def test_published_vocabularies_know_what_is_left(shared_data):
 
 
 def test_threads_may_share_it():
-    text_normalization._wetext.cache_clear()
+    text_normalization.wetext_normalizer.cache_clear()
     texts = ["At 5:30 pm, 50%.", "下午5:30，50%"] * 20
 
     with ThreadPoolExecutor(4) as pool:
@@ -119,7 +119,7 @@ def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch, module)
     for name in [name for name in sys.modules if name.partition(".")[0] in {"wetext", module}]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    for cached in (text_normalization._wetext, text_normalization._emoji):
+    for cached in (text_normalization.wetext_normalizer, text_normalization.emoji_pattern):
         cached.cache_clear()
 
     with pytest.raises(

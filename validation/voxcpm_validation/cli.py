@@ -72,6 +72,7 @@ def validate(
     }
     chosen: Any = backend
     if golden:
+        # Neither way imports what only the other one needs: PyTorch, or the golden voice.
         from voxcpm_validation.golden.command import check_golden
 
         if given := [name for name, value in of_upstream.items() if value is not None]:
@@ -104,6 +105,7 @@ def validate(
 def _against_upstream(
     bundle: Path, checkpoint: str, report: Path | None, *, text: str | None, **asked: Any
 ) -> None:
+    # PyTorch and upstream, which `--golden` and `--help` do not need.
     from voxcpm_validation.reference import DEFAULT_TEXT
     from voxcpm_validation.validate import validate_bundle
 

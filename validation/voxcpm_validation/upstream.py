@@ -21,6 +21,7 @@ from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
+import soundfile
 import torch
 
 from voxcpm_constants.architecture import Architecture
@@ -81,8 +82,6 @@ _STUBS: dict[str, Callable[[], dict[str, types.ModuleType]]] = {
 
 def _load_torchaudio(path: str) -> tuple[torch.Tensor, int]:
     """The stub of torchaudio.load: (channels, samples) in [-1, 1], and the sample rate in Hz."""
-    import soundfile
-
     audio, rate = soundfile.read(path, dtype="float32", always_2d=True)
     return torch.from_numpy(np.ascontiguousarray(audio.T)), int(rate)
 

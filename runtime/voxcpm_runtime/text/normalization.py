@@ -97,7 +97,7 @@ def normalized(text: str) -> str:
 
     Empty if nothing is left, such as for a text of emoji. Raises MissingExtraError if the extra `normalize` is missing.
     """
-    plain = _emoji().sub("", _substituted(text, _MARKUP).strip())
+    plain = emoji_pattern().sub("", _substituted(text, _MARKUP).strip())
     language, before, after = (
         ("zh", _BEFORE_CHINESE, _AFTER_CHINESE)
         if _CHINESE.search(text)
@@ -117,7 +117,7 @@ def _read(text: str, language: str) -> str:
     """The text as wetext reads it. A text that its grammar rejects is halved until the rejected word is alone."""
     if not text:
         return ""
-    normalizer = _wetext(language)
+    normalizer = wetext_normalizer(language)
     with contextlib.suppress(AssertionError, IndexError, RuntimeError, ValueError):  # all mean: rejected
         # wetext escapes quotation marks; the text's own backslashes were removed before.
         if read := normalizer.normalize(text).replace("\\", ""):
@@ -143,14 +143,16 @@ def _in_words(number: str) -> str:
 
 
 @functools.cache
-def _wetext(language: str) -> Any:
+def wetext_normalizer(language: str) -> Any:
+    """wetext's reader of "en" or "zh", made when it is first needed. Raises MissingExtraError without the extra."""
     with _extra():
         from wetext import Normalizer
     return Normalizer(lang=language, operator="tn", remove_erhua=language == "zh")
 
 
 @functools.cache
-def _emoji() -> Any:
+def emoji_pattern() -> Any:
+    """The compiled pattern of an emoji, joiners and all. Raises MissingExtraError without the extra."""
     with _extra():
         import regex  # `re` has no Unicode properties
     return regex.compile(_EMOJI)

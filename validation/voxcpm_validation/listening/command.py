@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import Manifest
+from voxcpm_runtime.bundle.opening import locate_bundle
 
 if TYPE_CHECKING:
     from voxcpm_validation.listening.scores import Scores
@@ -44,10 +47,7 @@ def listen(
     ] = None,
 ) -> None:
     """Test speech with a recogniser: word error rate, length, cut ends and likeness of voice, over unseen sentences."""
-    from pydantic import TypeAdapter
-
-    from voxcpm_constants.manifest import Manifest
-    from voxcpm_runtime.bundle.opening import locate_bundle
+    # The recogniser and PyTorch: `--help` works without the extra.
     from voxcpm_validation.listening.material import material
     from voxcpm_validation.listening.scores import Scores, listen
     from voxcpm_validation.listening.speakers import bundle_speaker, upstream_speaker
