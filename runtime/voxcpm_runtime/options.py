@@ -69,51 +69,45 @@ class Declared(NamedTuple):
 class GenerationOptions:
     """How speech is generated, with upstream's names and defaults. Raises InputError, one line, for a wrong value."""
 
-    cfg_value: Annotated[
-        float, Option("Strength of classifier-free guidance; 1 is none.", bounds=(0.1, 10.0))
-    ] = 2.0
+    cfg_value: Annotated[float, Option("Strength of classifier-free guidance; 1 is none.", (0.1, 10.0))] = 2.0
     inference_timesteps: Annotated[
         int,
         Option(
-            "Euler steps of a patch; with CFG-zero* the first 4 % of them, at least one, have zero velocity.",
-            bounds=(1, 100),
-            unit="steps",
+            "Euler steps of a patch; with CFG-zero* the first 4 % have zero velocity.",
+            (1, 100),
+            "steps",
         ),
     ] = 10
     temperature: Annotated[
-        float, Option("Standard deviation of the noise that a patch starts from.", bounds=(0.0, 10.0))
+        float, Option("Standard deviation of the noise that a patch starts from.", (0.0, 10.0))
     ] = 1.0
     # Beyond these bounds time would run backwards somewhere: its slope at the ends is 1 + c and 1 + c (1 - pi / 2).
     sway_sampling_coef: Annotated[
         float,
-        Option(
-            "How much denser the Euler steps are near the noise; 0 spaces them evenly.", bounds=(-1.0, 1.75)
-        ),
+        Option("How much denser the Euler steps are near the noise; 0 spaces them evenly.", (-1.0, 1.75)),
     ] = 1.0
     use_cfg_zero_star: Annotated[
         bool,
         Option(
-            "CFG-zero*: no velocity in the first 4 % of the steps, projected guidance (arXiv 2503.18886).",
+            "CFG-zero*: no velocity in the first steps, projected guidance (arXiv 2503.18886).",
             flags=("--cfg-zero-star/--no-cfg-zero-star",),
         ),
     ] = True
     min_len: Annotated[
         int,
         Option(
-            "The stop head is ignored until then: the shortest speech has min_len + 2 patches.",
-            bounds=(0, 100_000),
-            unit="patches",
+            "The stop head is ignored at first: speech has at least min_len + 2 patches.",
+            (0, 100_000),
+            "patches",
         ),
     ] = 2
     max_len: Annotated[
         int | None,
         Option(
-            "Maximum number of patches.",
-            bounds=(1, 100_000),
-            unit="patches",
+            "Maximum number of patches.", (1, 100_000), "patches",
             default=f"{DEFAULT_MAX_LEN}, or what fits into the KV cache",
         ),
-    ] = None
+    ] = None  # fmt: skip
     retry_badcase: Annotated[
         bool,
         Option(
@@ -122,33 +116,26 @@ class GenerationOptions:
         ),
     ] = True
     retry_badcase_max_times: Annotated[
-        int, Option("Maximum number of attempts.", bounds=(1, 100), unit="attempts", flags=("--retry-times",))
+        int, Option("Maximum number of attempts.", (1, 100), "attempts", ("--retry-times",))
     ] = 3
     retry_badcase_ratio_threshold: Annotated[
         float,
         Option(
-            "Patches per text token from which speech counts as too long; it also limits the length.",
-            bounds=(0.1, 1000.0),
-            unit="patches per text token",
-            flags=("--retry-ratio",),
+            "From here on speech counts as too long; it also limits the length.", (0.1, 1000.0),
+            "patches per text token", ("--retry-ratio",),
         ),
-    ] = 6.0
+    ] = 6.0  # fmt: skip
     segment_tokens: Annotated[
         int | None,
         Option(
             "Maximum number of text tokens of one utterance; a longer text is spoken in segments.",
-            bounds=(8, 100_000),
-            unit="tokens",
+            (8, 100_000), "tokens",
             default=f"{SEGMENT_TOKENS}, or {SEGMENT_LETTERS} if tokens are letters, as in the built-in voice",
         ),
-    ] = None
+    ] = None  # fmt: skip
     paragraph_pause: Annotated[
         float,
-        Option(
-            "Silence between the paragraphs of a text that is spoken in segments.",
-            bounds=(0.0, 60.0),
-            unit="seconds",
-        ),
+        Option("Silence between paragraphs of a text that is spoken in segments.", (0.0, 60.0), "seconds"),
     ] = 0.6
     normalize: Annotated[
         bool,
@@ -159,8 +146,7 @@ class GenerationOptions:
     trim_silence_vad: Annotated[
         bool,
         Option(
-            "Cut silence from both ends of the prompt and the reference, except for 200 ms.",
-            flags=("--trim-silence",),
+            "Cut silence from both ends of prompt and reference, except 200 ms.", flags=("--trim-silence",)
         ),
     ] = False
 

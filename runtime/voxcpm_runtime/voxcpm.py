@@ -18,7 +18,7 @@ from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.batch_slots import lone_slot
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
-from voxcpm_runtime.speech.arguments import Arguments, with_keywords
+from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.jobs import completed_jobs, run_jobs
 from voxcpm_runtime.speech.narrator import Narrator
@@ -118,7 +118,6 @@ class VoxCPM:
         """The sample rate of the generated audio in Hz."""
         return self.bundle.architecture.output_sample_rate
 
-    @with_keywords
     def generate(
         self,
         text: str,
@@ -130,7 +129,6 @@ class VoxCPM:
         """Speech (samples,) in [-1, 1] at `sample_rate` Hz. Arguments and errors: see `speak`."""
         return self.speak(text, prompt_wav_path, prompt_text, reference_wav_path, **given).audio
 
-    @with_keywords
     def speak(
         self,
         text: str,
@@ -149,7 +147,6 @@ class VoxCPM:
         """
         return self.speak_plan(self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, **given))
 
-    @with_keywords
     def plan(
         self,
         text: str,
@@ -199,7 +196,6 @@ class VoxCPM:
                 raise error
             yield index, result.result() if error is None else error
 
-    @with_keywords
     def generate_streaming(
         self,
         text: str,
@@ -234,7 +230,6 @@ class VoxCPM:
         """The speech of a plan in chunks (samples,). Arguments, errors and warnings: see `generate_streaming`."""
         return self._streamed(plan, *checked_chunking(chunk_patches, first_chunk_patches))
 
-    @with_keywords
     def session(
         self,
         prompt_wav_path: AudioSource | None = None,

@@ -1,5 +1,3 @@
-import dataclasses
-import inspect
 from typing import get_type_hints
 
 import numpy as np
@@ -10,8 +8,7 @@ from voxcpm_runtime.commands.batch_lines import json_line
 from voxcpm_runtime.options import GenerationOptions, checked_options, option_table
 from voxcpm_runtime.speech.arguments import Arguments, Keywords
 from voxcpm_runtime.speech.kv_room import patch_bound, patch_limit
-from voxcpm_runtime.voices.recordings import VoiceSource
-from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 
 
 @pytest.mark.parametrize(
@@ -99,15 +96,14 @@ def test_not_even_the_shortest_speech_fits():
         patch_limit(97, 5, GenerationOptions(), capacity=100)
 
 
-def test_keywords_and_jsonl_keys_are_read_from_the_one_declaration():
-    declared = {field.name: field.default for field in dataclasses.fields(GenerationOptions)}
+def test_every_keyword_reaches_the_arguments_and_jsonl_has_the_options():
+    for row in option_table():
+        value = row.default if row.default is not None else 9
+        assert getattr(Arguments.of("a", Recordings(), {row.name: value}).options, row.name) == value
+    with pytest.raises(TypeError, match="unexpected keyword argument 'cfg'"):
+        Arguments.of("a", Recordings(), {"cfg": 2})
 
-    for method in (VoxCPM.generate, VoxCPM.speak, VoxCPM.generate_streaming, VoxCPM.session, VoxCPM.plan):
-        keywords = inspect.signature(method).parameters
-        assert {name: keywords[name].default for name in declared} == declared
-        assert all(keywords[name].kind is inspect.Parameter.KEYWORD_ONLY for name in declared)
-        assert {"voice", "control", "seed", "rng", "progress", "cancel", "keep_partial"} <= set(keywords)
-    assert set(declared) <= set(line_keys())
+    assert {row.name for row in option_table()} <= set(line_keys())
 
 
 def line_keys():

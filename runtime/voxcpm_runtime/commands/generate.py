@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import typer
@@ -36,92 +36,71 @@ from voxcpm_runtime.text.control import require_references
 _OF_A_VOICE = ("voice", *(field.name for field in fields(RecordingArguments)))
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of `generate`, `design` and `clone`, beside the bundle."""
+
+    words: Words
+    voice: VoiceArguments
+    delivery: Delivery
+    options: GenerationOptions
+    engine: Engine
+
+
 @takes_groups()
-def generate(
-    *,
-    bundle: BundleArgument = None,
-    words: Words,
-    voice: VoiceArguments,
-    delivery: Delivery,
-    options: GenerationOptions,
-    engine: Engine,
-) -> None:
+def generate(*, bundle: BundleArgument = None, asked: Asked) -> None:
     """Speak a text of any length with a bundle into an audio file, in any mode."""
-    _speak(bundle, words, voice, delivery, options, engine)
+    _speak(bundle, asked)
 
 
 @takes_groups(hidden=_OF_A_VOICE)
-def design(
-    *,
-    bundle: BundleArgument = None,
-    words: Words,
-    voice: VoiceArguments,
-    delivery: Delivery,
-    options: GenerationOptions,
-    engine: Engine,
-) -> None:
+def design(*, bundle: BundleArgument = None, asked: Asked) -> None:
     """Speak in a voice that a description makes (VoxCPM2)."""
-    if given := [f"--{name.replace('_', '-')}" for name in _OF_A_VOICE if getattr(voice, name) is not None]:
+    given = [f"--{name.replace('_', '-')}" for name in _OF_A_VOICE if getattr(asked.voice, name) is not None]
+    if given:
         raise InputError(
             f"design makes a voice from words and takes no recording, got {', '.join(given)}; use clone"
         )
-    _speak(bundle, words, voice, delivery, options, engine, designing=True)
+    _speak(bundle, asked, designing=True)
 
 
 @takes_groups()
-def clone(
-    *,
-    bundle: BundleArgument = None,
-    words: Words,
-    voice: VoiceArguments,
-    delivery: Delivery,
-    options: GenerationOptions,
-    engine: Engine,
-) -> None:
+def clone(*, bundle: BundleArgument = None, asked: Asked) -> None:
     """Speak in the voice of a recording: a reference (VoxCPM2), a prompt to continue, or both; or in a saved voice."""
+    voice = asked.voice
     if (voice.voice, voice.prompt, voice.reference) == (None, None, None):
         raise InputError(
             "clone needs a recording: --reference, or --prompt with --prompt-text or --prompt-file, or a --voice; "
             "use generate or design without one"
         )
-    _speak(bundle, words, voice, delivery, options, engine)
+    _speak(bundle, asked)
 
 
-def _speak(
-    bundle: str | None,
-    words: Words,
-    voice: VoiceArguments,
-    delivery: Delivery,
-    options: GenerationOptions,
-    engine: Engine,
-    *,
-    designing: bool = False,
-) -> None:
-
+def _speak(bundle: str | None, asked: Asked, *, designing: bool = False) -> None:
     # What can be refused without the bundle is refused before it is opened, the rest before its models are loaded.
+    delivery, voice = asked.delivery, asked.voice
     target = None if delivery.output == STANDARD_OUTPUT else check_output_path(delivery.output)
     arguments = Arguments(
-        text=words.read(),
+        text=asked.words.read(),
         recordings=voice.recordings(),
         control=voice.control,
-        options=options,
+        options=asked.options,
         seed=delivery.seed,
         parallel_segments=delivery.parallel_segments,
         keep_partial=True,
     )
     arguments.recordings.check_files()
-    opened_bundle = opened(bundle, engine, shown=not delivery.quiet)
+    opened_bundle = opened(bundle, asked.engine, shown=not delivery.quiet)
     if designing:
         require_references(opened_bundle.architecture, "voice design", "use generate, or clone with a prompt")
     if target is None:
-        _stream(arguments, opened_bundle, engine, delivery)
+        _stream(arguments, opened_bundle, asked)
     else:
-        _write(arguments, target, opened_bundle, engine, delivery)
+        _write(arguments, target, opened_bundle, asked)
 
 
-def _write(arguments: Arguments, target: Path, bundle: Bundle, engine: Engine, delivery: Delivery) -> None:
-
-    shown = not delivery.quiet
+def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> None:
+    shown = not asked.delivery.quiet
     token = CancelToken()
     seed = randomness(arguments.seed, None).seed or 0
     digest = replace(arguments, seed=None).digest(bundle.digest)
@@ -138,11 +117,11 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, engine: Engine, d
             ),
         )
         note("loading …")
-        tts = loaded(bundle, engine)
+        tts = loaded(bundle, asked.engine)
         note("prefill …")
         with interruptible(token):
             speech = tts.speak_plan(planned)
-    writes = not speech.cancelled or (delivery.keep_partial and len(speech.audio) > 0)
+    writes = not speech.cancelled or (asked.delivery.keep_partial and len(speech.audio) > 0)
     clipped = write_audio(target, speech.audio, speech.sample_rate) if writes else 0
     if not speech.cancelled:
         saved.discard()
@@ -153,18 +132,17 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, engine: Engine, d
         raise Cancelled(f"interrupted: {target} {'holds a part' if writes else 'was not written'}{done}")
 
 
-def _stream(arguments: Arguments, bundle: Bundle, engine: Engine, delivery: Delivery) -> None:
-
+def _stream(arguments: Arguments, bundle: Bundle, asked: Asked) -> None:
     sample_rate = bundle.architecture.output_sample_rate
     check_standard_output(sample_rate)
     token = CancelToken()
     planned = plan(bundle, replace(arguments, cancel=token))
-    tts = loaded(bundle, engine)
+    tts = loaded(bundle, asked.engine)
     with interruptible(token):
         written = write_raw_pcm(
-            tts.stream_plan(planned, first_chunk_patches=1), sample_rate, quiet=delivery.quiet
+            tts.stream_plan(planned, first_chunk_patches=1), sample_rate, quiet=asked.delivery.quiet
         )
-    if not delivery.quiet:
+    if not asked.delivery.quiet:
         seconds = written.samples / sample_rate
         typer.echo(f"{seconds:.2f} s of speech{_clipped_text(written.clipped)}", err=True)
     if token.cancelled:

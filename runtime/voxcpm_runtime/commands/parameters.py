@@ -23,24 +23,24 @@ _PANELS = {"GenerationOptions": "Speech", "RecordingArguments": "Voice", "VoiceA
 def takes_groups(*, hidden: Collection[str] = ()) -> Callable[[Command], Command]:
     """A decorator that shows typer a command's parameters, each dataclass among them replaced by its fields.
 
-    The command's parameters are keyword-only, so that those with a default may come before a group. hidden: fields
-    that help does not list.
+    A field may be a dataclass, too. The command's parameters are keyword-only, so that those with a default may come
+    before a group. hidden: fields that help does not list.
     """
 
     def decorated(command: Command) -> Command:
         hints = get_type_hints(command, include_extras=True)
-        groups: dict[str, Any] = {
-            name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)
-        }
+        groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
 
         @functools.wraps(command)
         def flat(**given: Any) -> None:
-            for name, group in groups.items():
-                fields = [field.name for field in dataclasses.fields(group)]
-                given[name] = group(**{field: given.pop(field) for field in fields})
-            command(**given)
+            built = {name: _built(group, given) for name, group in groups.items()}
+            command(**given, **built)
 
-        parameters = list(_flattened(command, hints, groups, hidden))
+        parameters = [
+            flattened
+            for parameter in inspect.signature(command).parameters.values()
+            for flattened in _flattened(parameter.replace(annotation=hints[parameter.name]), None, hidden)
+        ]
         flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return flat
@@ -48,29 +48,38 @@ def takes_groups(*, hidden: Collection[str] = ()) -> Callable[[Command], Command
     return decorated
 
 
+def _built(group: Any, given: dict[str, Any]) -> Any:
+    """A group of the parameters that are its fields, which it takes out of `given`."""
+    hints = get_type_hints(group)
+    return group(
+        **{
+            field.name: _built(hints[field.name], given)
+            if dataclasses.is_dataclass(hints[field.name])
+            else given.pop(field.name)
+            for field in dataclasses.fields(group)
+        }
+    )
+
+
 def _flattened(
-    command: Command, hints: dict[str, Any], groups: dict[str, Any], hidden: Collection[str]
+    parameter: inspect.Parameter, panel: str | None, hidden: Collection[str]
 ) -> Iterator[inspect.Parameter]:
-    for parameter in inspect.signature(command).parameters.values():
-        if parameter.name not in groups:
-            yield parameter.replace(annotation=hints[parameter.name])
-            continue
-        group = groups[parameter.name]
-        fields = get_type_hints(group, include_extras=True)
-        for field in dataclasses.fields(group):
-            yield inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=_annotation(
-                    field.name, fields[field.name], _PANELS.get(group.__name__), field.name in hidden
-                ),
-            )
+    name, group = parameter.name, parameter.annotation
+    if not dataclasses.is_dataclass(group):
+        yield parameter.replace(annotation=_annotation(name, group, panel, name in hidden))
+        return
+    hints = get_type_hints(group, include_extras=True)
+    for field in dataclasses.fields(group):
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        one = inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
+        )
+        yield from _flattened(one, _PANELS.get(getattr(group, "__name__", "")), hidden)
 
 
 def _annotation(name: str, hint: Any, panel: str | None, hidden: bool) -> Any:
     """The field's annotation with typer's declaration of it."""
-    type_, declared = get_args(hint)[:2]
+    type_, declared = (*get_args(hint), None, None)[:2]
     if not isinstance(declared, Option):
         return hint
     flags = declared.flags or (f"--{name.replace('_', '-')}",)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from voxcpm_runtime.model.driver import NoiseSource
-from voxcpm_runtime.options import GenerationOptions, checked_options, option_table
+from voxcpm_runtime.options import GenerationOptions, checked_options
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.progress import ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import controlled, described
 from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -113,21 +110,3 @@ class Keywords(TypedDict, total=False):
     normalize: bool
     trim_silence_vad: bool
     denoise: bool
-
-
-def with_keywords(method: Function) -> Function:
-    """The method with a signature that names every keyword of a call, for `help` and completion.
-
-    The keywords come from `Arguments` and the table of options, so that they are declared nowhere else.
-    """
-    signature = inspect.signature(method)
-    defaults = {f.name: f.default for f in fields(Arguments) if f.name in _OWN} | {"voice": None}
-    defaults |= {declared.name: declared.default for declared in option_table()}
-    named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    named += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-        for name, default in defaults.items()
-        if name not in signature.parameters
-    ]
-    method.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
-    return method
