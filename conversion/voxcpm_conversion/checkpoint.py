@@ -270,7 +270,7 @@ def _first(folder: Path, names: tuple[str, ...]) -> Path:
 
 def _download(repository: str, revision: str | None) -> Path:
     """Download a checkpoint's files into the hub's cache, except those that it holds already."""
-    # A second of importing, for checkpoints of the hub only.
+    # Takes time to import, and only checkpoints of the hub need it.
     from huggingface_hub import snapshot_download
 
     weights = (*MODEL_FILES, "model-*-of-*.safetensors", *VAE_FILES)

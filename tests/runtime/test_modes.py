@@ -259,3 +259,21 @@ def test_help_shows_each_command_its_own_options(capsys, monkeypatch):
     assert all("--control" in text and "--temperature" in text for text in shown.values())
     assert "--reference-audio" in shown["clone"]
     assert "--reference" not in shown["design"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["voices", "add", "eve", "BUNDLE"],
+        ["batch", "BUNDLE", "lines.txt", "-o", "out"],
+        ["generate", "BUNDLE", "--text", "a"],
+    ],
+)
+def test_recordings_are_read_before_step_models_are_loaded(bundle_folder, folder, capsys, command):
+    """This bundle has none: loading them would be another error."""
+    (folder / "lines.txt").write_text("one.\n", encoding="utf-8")
+    given = [str(bundle_folder) if part == "BUNDLE" else part for part in command]
+
+    assert cli.main([*given, "--prompt", "prompt.txt", "--prompt-text", "so it is."]) == 2
+
+    assert capsys.readouterr().err.startswith("error: prompt audio prompt.txt: expected an audio file")

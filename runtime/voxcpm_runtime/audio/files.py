@@ -91,7 +91,7 @@ def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> 
     if rate == wanted:
         return samples
     from scipy.signal import (
-        resample_poly,  # takes half a second, and is needed only if the rates differ
+        resample_poly,  # takes over a second, and is needed only if the rates differ
     )
 
     divisor = math.gcd(int(rate), wanted)

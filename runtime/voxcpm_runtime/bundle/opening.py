@@ -112,7 +112,7 @@ def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path
 
 
 def _download(repository: str, patterns: list[str]) -> Path:
-    # A second of importing, for bundles of the hub only.
+    # Takes time to import, and only bundles of the hub need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 @functools.cache
 def inflect_engine() -> Any:
-    """The library's engine. Importing it takes 0.2 s, which only texts with numbers have to pay."""
+    """The library's engine. Importing it takes two seconds, which only texts with numbers have to pay."""
     import inflect
 
     return inflect.engine()
