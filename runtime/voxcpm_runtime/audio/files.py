@@ -159,7 +159,7 @@ def _expanded(path: str | Path) -> Path:
 
 
 def _decoded(source: object, name: str) -> tuple[Audio, int]:
-    content = _content(source, name)
+    content = audio_content(source, name)
     if not content:
         raise InputError(f"{name}: expected an audio file, but it is empty, or read to its end already")
     try:
@@ -170,7 +170,13 @@ def _decoded(source: object, name: str) -> tuple[Audio, int]:
         ) from None
 
 
-def _content(source: object, name: str) -> bytes:
+def check_audio_exists(path: str | Path, name: str) -> None:
+    """Raises InputError for a path where nothing is. name: the words for it in the message."""
+    if not _expanded(path).exists():
+        raise _missing(name)
+
+
+def audio_content(source: object, name: str) -> bytes:
     """The bytes of a source. libsndfile itself would seek, which pipes cannot do, and rely on a file's name."""
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
@@ -183,12 +189,16 @@ def _content(source: object, name: str) -> bytes:
                 return content
             raise InputError(f'{name}: expected a file opened for bytes; open it with mode "rb"')
     except FileNotFoundError:
-        raise InputError(f"{name}: no such file") from None
+        raise _missing(name) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     raise InputError(
         f"{name}: expected a path, bytes, an open binary file or (samples, sample rate), got {type(source).__name__}"
     )
+
+
+def _missing(name: str) -> InputError:
+    return InputError(f"{name}: no such file")
 
 
 def _mono(samples: npt.NDArray[np.generic], name: str) -> Audio:

@@ -36,8 +36,7 @@ def add(
 ) -> None:
     """Make a voice from recordings. It works with bundles that have the same AudioVAE as BUNDLE."""
     store = VoiceStore()
-    if store.path(name).exists() and not overwrite:
-        raise InputError(f"a voice {name} is there already; choose another name, or give --overwrite")
+    store.free_path(name, overwrite=overwrite)
     recordings = Recordings.of_a_new_voice(given.prompt, given.transcript(), given.reference)
     recordings.check_files()
     opened_bundle = opened(bundle, engine, shown=not quiet)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Source
-from voxcpm_runtime.audio.files import AudioSource, read_audio
+from voxcpm_runtime.audio.files import AudioSource, audio_content, check_audio_exists, read_audio
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.silence import trim_silence
 from voxcpm_runtime.model.driver import Driver
@@ -84,8 +84,8 @@ class Recordings:
     def check_files(self) -> None:
         """Raises InputError for a recording whose file does not exist; `read` checks everything else."""
         for what, source in (("prompt audio", self.prompt), ("reference audio", self.reference)):
-            if isinstance(source, str | Path) and not Path(source).expanduser().exists():
-                raise InputError(f"{what} {source}: no such file")
+            if isinstance(source, str | Path):
+                check_audio_exists(source, f"{what} {source}")
 
     def check_generation(self, a: Architecture) -> None:
         """Raises InputError for a reference on a generation before VoxCPM2."""
@@ -194,14 +194,7 @@ def _file_digest(source: AudioSource | None, what: str) -> str | None:
         return None
     if not isinstance(source, str | Path):
         raise TypeError(f"only files have a digest, not {type(source).__name__}")
-    try:
-        return hashlib.sha256(Path(source).expanduser().read_bytes()).hexdigest()
-    except FileNotFoundError:
-        raise InputError(f"{what} {source}: no such file") from None
-    except OSError as error:
-        raise InputError(f"{what} {source}: {os_reason(error)}") from None
-    except ValueError as error:
-        raise InputError(f"{what} {source}: {error}") from None
+    return hashlib.sha256(audio_content(source, f"{what} {source}")).hexdigest()
 
 
 def _read(source: AudioSource | None, a: Architecture, trimmed: bool, what: str) -> Audio | None:

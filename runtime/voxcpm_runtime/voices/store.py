@@ -32,17 +32,20 @@ class VoiceStore:
 
         Raises InputError for a name that is taken, unless `overwrite`, and for a name that cannot be a file name.
         """
-        path = self.path(voice.name)
-        if path.exists() and not overwrite:
-            raise InputError(
-                f"a voice {voice.name} is there already; choose another name, or give --overwrite"
-            )
+        path = self.free_path(voice.name, overwrite=overwrite)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{self.folder}: the folder cannot be made ({os_reason(error)})") from None
         _forget_prefixes(path)
         return voice.save(path)
+
+    def free_path(self, name: str, *, overwrite: bool = False) -> Path:
+        """The path of a voice to be saved under a name. Raises InputError for what `add` refuses."""
+        path = self.path(name)
+        if path.exists() and not overwrite:
+            raise InputError(f"a voice {name} is there already; choose another name, or give --overwrite")
+        return path
 
     def load(self, name: str) -> Voice:
         """The voice of that name, or from the file of that path. Raises InputError, listing the voices that exist."""
