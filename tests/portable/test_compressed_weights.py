@@ -168,11 +168,11 @@ def test_transposed_convolution_with_a_weight_in_blocks(
 
     def build(x: Any) -> Any:
         kernel = later_lab.mb.constexpr_blockwise_shift_scale(**weight.arguments)
-        return later_lab.mb.conv_transpose(x=x, weight=kernel, strides=[4])
+        return later_lab.mb.conv_transpose(x=x, weight=kernel, strides=[4], pad_type="custom", pad=[4, 4])
 
     (result,) = later_lab.run(build, {"x": x}, "conv_transpose")
     expected = torch.nn.functional.conv_transpose1d(
-        torch.from_numpy(x), torch.from_numpy(weight.dense), stride=4
+        torch.from_numpy(x), torch.from_numpy(weight.dense), stride=4, padding=4
     ).numpy()
     assert relative_error(result, expected) < ACTIVATION_NOISE
     kept = dtype == "int8" and channels == 8192

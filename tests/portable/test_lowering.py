@@ -222,7 +222,7 @@ def test_int8_transposed_convolution(
     weight = rng.standard_normal(shape).astype(np.float32)
     x = rng.standard_normal((1, shape[0], 5)).astype(np.float32)
     offset = 30 * rng.standard_normal(shape[1]).astype(np.float32)
-    options = {"strides": [4], **({"bias": offset} if bias else {})}
+    options = {"strides": [4], "pad_type": "custom", "pad": [4, 4], **({"bias": offset} if bias else {})}
 
     def build(x: Any) -> Any:
         return lab.mb.conv_transpose(x=x, weight=weight, **options)
@@ -234,7 +234,7 @@ def test_int8_transposed_convolution(
     rounded = int8_rows(by_output.reshape(shape[1], -1)).reshape(by_output.shape).transpose(1, 0, 2)
     expected = torch.nn.functional.conv_transpose1d(
         torch.from_numpy(x), torch.from_numpy(rounded.astype(np.float32)),
-        torch.from_numpy(offset) if bias else None, stride=4,
+        torch.from_numpy(offset) if bias else None, stride=4, padding=4,
     ).numpy()  # fmt: skip
     assert relative_error(result, expected) < INT8_NOISE
     assert (b"MatMulIntegerToFloat" in load_lowered(package).model) == (shape[0] == 512)

@@ -38,3 +38,16 @@ def test_softmax(lab: Any, rng: np.random.Generator, axis: int) -> None:
     np.testing.assert_allclose(
         result, exponentials / exponentials.sum(axis, keepdims=True), rtol=1e-5, atol=1e-7
     )
+
+
+@pytest.mark.parametrize(("exclusive", "reverse"), [(False, False), (True, False), (False, True)])
+def test_cumsum(lab: Any, exclusive: bool, reverse: bool) -> None:
+    x = np.array([3, 1, 4, 1, 5], np.int32)
+    flags = {"exclusive": exclusive, "reverse": reverse}
+    (result,) = lab.run(lambda x: lab.mb.cumsum(x=x, axis=0, **flags), {"x": x}, "cumsum")
+    expected = {
+        (False, False): [3, 4, 8, 9, 14],
+        (True, False): [0, 3, 4, 8, 9],
+        (False, True): [14, 11, 10, 6, 5],
+    }
+    np.testing.assert_array_equal(result, expected[exclusive, reverse])

@@ -134,3 +134,49 @@ def test_another_scatter_mode_is_refused_by_name(lab: Any) -> None:
 
     with pytest.raises(PackageError, match=r"scatter.*mode add"):
         lab.run(build, {"x": X, "i": np.array([0], np.int32), "u": X[:1]}, "scatter")
+
+
+def test_slice_by_size(lab: Any) -> None:
+    (result,) = lab.run(
+        lambda x: lab.mb.slice_by_size(x=x, begin=[1, 0, 2], size=[1, -1, 2]), {"x": X}, "slice_by_size"
+    )
+    np.testing.assert_array_equal(result, X[1:2, :, 2:4])
+
+
+def _slice_update(lab: Any, mask: list[bool], **options: Any) -> Callable[..., Any]:
+    def build(x: Any, at: Any, u: Any) -> Any:
+        zero = np.array([0], np.int32)
+        begin = lab.mb.concat(values=[zero, at, zero], axis=0)
+        end = lab.mb.add(x=begin, y=np.int32(u.shape))
+        return lab.mb.slice_update(
+            x=x, update=u, begin=begin, end=end, begin_mask=mask, end_mask=mask, **options
+        )
+
+    return build
+
+
+@pytest.mark.parametrize(("begin", "rows"), [(0, 1), (1, 2), (2, 1)])
+def test_a_slice_is_updated_at_a_computed_position(later_lab: Any, begin: int, rows: int) -> None:
+    updates = -X[:, :rows]
+    inputs = {"x": X, "at": np.array([begin], np.int32), "u": updates}
+    (result,) = later_lab.run(_slice_update(later_lab, [True, False, True]), inputs, "slice_update")
+    expected = X.copy()
+    expected[:, begin : begin + rows] = updates
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize(
+    ("mask", "options", "reason"),
+    [
+        ([False, False, True], {}, "a slice of other than one axis"),
+        ([True, False, True], {"stride": [1, 2, 1]}, "strides and squeezed axes"),
+    ],
+)
+def test_another_slice_update_is_refused_by_name(
+    later_lab: Any, mask: list[bool], options: dict[str, Any], reason: str
+) -> None:
+    from voxcpm_runtime.backends.portable import PackageError
+
+    inputs = {"x": X, "at": np.array([0], np.int32), "u": X[:, :1]}
+    with pytest.raises(PackageError, match=f"slice_update.*{reason}"):
+        later_lab.run(_slice_update(later_lab, mask, **options), inputs, "slice_update")

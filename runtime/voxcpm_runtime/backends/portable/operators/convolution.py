@@ -7,6 +7,7 @@ from typing import Any
 
 from voxcpm_runtime.backends.portable.graph import Call, Operator
 
+from .indexing import END
 from .integer_products import quantized_taps
 
 PAD_TYPES = {"valid", "custom"}
@@ -29,12 +30,13 @@ def _conv_transpose(call: Call) -> str:
 def _overlap_add(call: Call, geometry: dict[str, Any]) -> str | None:
     """A transposed convolution with kernel 2·stride and int8 weights: one integer product, whose halves are added.
 
-    None for any other, and for small weights, for which moving the halves costs more than it saves.
+    Its padding is the stride on both sides, so that each output has two terms. None for any other, and for small
+    weights, for which moving the halves costs more than it saves.
     """
     sizes = [size or 0 for size in call.shape("weight")]
     outputs, stride = sizes[1], geometry["strides"][0]
     plain = {"output_padding": [0], **geometry} == {
-        "group": 1, "strides": [stride], "dilations": [1], "pads": [0, 0], "output_padding": [0],
+        "group": 1, "strides": [stride], "dilations": [1], "pads": [stride, stride], "output_padding": [0],
     }  # fmt: skip
     if not plain or call.shape("x")[0] != 1 or sizes[2:] != [2 * stride] or math.prod(sizes) < LARGE_WEIGHT:
         return None
@@ -46,14 +48,10 @@ def _overlap_add(call: Call, geometry: dict[str, Any]) -> str | None:
     halves = call.emit("Reshape", taps, integers([-1, outputs, 2, stride]))
     halves = call.emit("Transpose", halves, perm=[2, 1, 0, 3])
     halves = call.emit("Reshape", halves, integers([2, outputs, -1]))
-    first, second = (
-        call.emit("Slice", halves, integers([i]), integers([i + 1]), integers([0])) for i in range(2)
-    )
-    added = call.emit(
-        "Add",
-        call.emit("Pad", first, integers([0, 0, 0, 0, 0, stride])),
-        call.emit("Pad", second, integers([0, 0, stride, 0, 0, 0])),
-    )
+    # What a frame adds at once, without that of the first frame; what it adds one frame later, without the last one's.
+    now = call.emit("Slice", halves, integers([0, stride]), integers([1, END]), integers([0, 2]))
+    later = call.emit("Slice", halves, integers([1, 0]), integers([2, -stride]), integers([0, 2]))
+    added = call.emit("Add", now, later)
     if not call.has("bias"):
         return added
     return call.emit("Add", added, call.emit("Unsqueeze", call.tensor("bias"), integers([1])))

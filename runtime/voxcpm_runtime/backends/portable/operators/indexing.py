@@ -58,6 +58,16 @@ def _whole_axis(stride: int) -> tuple[int, int]:
     return (0, END) if stride > 0 else (END, BEFORE_START)
 
 
+def _slice_by_size(call: Call) -> str:
+    """`size` elements of each axis from `begin` on; a size of -1 means all that follow."""
+    begins, sizes = call.static("begin"), call.static("size")
+    ends = [END if size == -1 else begin + size for begin, size in zip(begins, sizes, strict=True)]
+    integers = call.graph.integers
+    return call.emit(
+        "Slice", call.tensor("x"), integers(begins), integers(ends), integers(range(len(begins)))
+    )
+
+
 def _gather(call: Call) -> str:
     if call.static("batch_dims", 0):
         raise call.refuse("batch_dims other than 0")
@@ -69,9 +79,32 @@ def _scatter(call: Call) -> str:
     mode = call.static("mode", "add")
     if mode != "update":
         raise call.refuse(f"mode {mode}")
-    rank = call.rank("data")
-    axis = call.static("axis", 0) % rank
-    data, indices, updates = call.tensor("data"), call.indices("indices"), call.tensor("updates")
+    return _written(
+        call, "data", call.static("axis", 0) % call.rank("data"), call.indices("indices"), "updates"
+    )
+
+
+def _slice_update(call: Call) -> str:
+    """A slice of `x` along one axis, which `update` fills, is replaced from the index `begin` on."""
+    rank = call.rank("x")
+    masks = [call.static(name, [False] * rank) for name in ("begin_mask", "end_mask")]
+    axes = [axis for axis in range(rank) if not (masks[0][axis] and masks[1][axis])]
+    if len(axes) != 1 or masks[0] != masks[1]:
+        raise call.refuse("a slice of other than one axis")
+    if set(call.static("stride", [1])) != {1} or any(call.static("squeeze_mask", [False])):
+        raise call.refuse("strides and squeezed axes")
+    (axis,) = axes
+    integers = call.graph.integers
+    first = call.emit("Gather", call.indices("begin"), integers([axis]), axis=0)
+    length = call.shape("update")[axis]
+    if length is None:
+        raise call.refuse("an update of open length")
+    indices = first if length == 1 else call.emit("Add", first, integers(range(length)))
+    return _written(call, "x", axis, indices, "update")
+
+
+def _written(call: Call, into: str, axis: int, indices: str, rows: str) -> str:
+    rank, data, updates = call.rank(into), call.tensor(into), call.tensor(rows)
     if axis == 0:
         rows = call.emit("Unsqueeze", indices, call.graph.integers([-1]))
         return call.emit("ScatterND", data, rows, updates)
@@ -86,4 +119,6 @@ OPERATORS: dict[str, Operator] = {
     "gather": _gather,
     "scatter": _scatter,
     "slice_by_index": _slice_by_index,
+    "slice_by_size": _slice_by_size,
+    "slice_update": _slice_update,
 }

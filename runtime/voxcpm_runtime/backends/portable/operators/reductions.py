@@ -1,4 +1,4 @@
-"""Operations along axes: sums, means, maxima and softmax."""
+"""Operations along axes: sums, running sums, means, maxima and softmax."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ def _reduction(kind: str) -> Operator:
     return reduce
 
 
+def _cumsum(call: Call) -> str:
+    flags = {name: int(call.static(name, False)) for name in ("exclusive", "reverse")}
+    return call.emit("CumSum", call.tensor("x"), call.graph.integers(call.static("axis", 0)), **flags)
+
+
 def _softmax(call: Call) -> str:
     return call.emit("Softmax", call.tensor("x"), axis=call.static("axis", -1))
 
 
 OPERATORS: dict[str, Operator] = {
     **{mil: _reduction(kind) for mil, kind in REDUCTIONS.items()},
+    "cumsum": _cumsum,
     "softmax": _softmax,
 }
