@@ -70,10 +70,18 @@ class App:
         even = 1 - np.arange(STEPS + 1) / STEPS
         t = (even + SWAY * (np.cos(np.pi / 2 * even) - 1 + even)).astype(np.float32)
         skipped = max(1, math.floor(0.04 * (STEPS + 1)))
+        half = self.shape("locdit_step", "inputs", 2)[1] // 2
+        frequencies = np.exp(-np.arange(half) * math.log(10000) / (half - 1)).astype(np.float32)
+
+        def embedded(time: float) -> np.ndarray:
+            angles = np.float32(1000) * np.float32(time) * frequencies
+            return np.concatenate([np.sin(angles), np.cos(angles)])
+
         for i in range(skipped + 1, STEPS + 1):
             plus, minus = self.call(
-                "locdit_step", x=np.stack([x, x]), mu=np.stack([mu, 0 * mu]), t=np.full(2, t[i - 1]),
-                cond=np.stack([cond, cond]), dt=np.zeros(2, np.float32),
+                "locdit_step", x=np.stack([x, x]), mu=np.stack([mu, 0 * mu]),
+                t_embedding=np.stack([embedded(t[i - 1])] * 2), cond=np.stack([cond, cond]),
+                dt_embedding=np.stack([embedded(0)] * 2),
             )["velocity"]  # fmt: skip
             minus = minus * np.sum(plus * minus) / (np.sum(minus * minus) + np.float32(1e-8))
             x = x - (t[i - 1] - t[i]) * (minus + np.float32(CFG) * (plus - minus))

@@ -21,7 +21,7 @@ from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.targets import Target
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 CONSTANTS_FOLDER = "constants"
 CONFIG_FILE = "constants/config.json"

@@ -36,6 +36,10 @@ PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "int4", "fp32")
 LARGEST_BATCH = 32
 """The largest number of utterances that one bundle can advance together."""
 
+LONGEST_AXIS = 16_384
+"""The longest axis that the Neural Engine supports (mobius, pull request 61)."""
+_MOST_ENCODED_PATCHES = 8
+
 Axis = int | tuple[int, ...]
 """The length of an axis, or all lengths that an enumerated axis may have."""
 
@@ -112,8 +116,6 @@ class StepSizes(_Declared):
     """The possible numbers of embeddings in one call of an LM step."""
     encode_patches: tuple[int, ...] = Field(default=(1, 16), validate_default=True)
     """The possible numbers of patches in one call of the feat encoder, ascending; `batch` is always one of them."""
-    vae_patches: tuple[int, ...] = (1, 8)
-    """The possible numbers of patches in one call of the AudioVAE encoder or decoder, which process one utterance."""
 
     @field_validator("encode_patches")
     @classmethod
@@ -124,8 +126,8 @@ class StepSizes(_Declared):
 def declare_step_models(architecture: Architecture, sizes: StepSizes) -> dict[str, StepModel]:
     """All six step models of a bundle by name, in the order of STEP_MODEL_NAMES."""
     models = (
-        _audio_vae_encoder(architecture, sizes),
-        _audio_vae_decoder(architecture, sizes),
+        _audio_vae_encoder(architecture),
+        _audio_vae_decoder(architecture),
         _feat_encoder(architecture, sizes),
         _base_lm_step(architecture, sizes),
         _residual_lm_step(architecture, sizes),
@@ -139,9 +141,19 @@ def _axis(lengths: tuple[int, ...], unit: int = 1) -> Axis:
     return scaled[0] if len(scaled) == 1 else scaled
 
 
-def _audio_vae_encoder(a: Architecture, sizes: StepSizes) -> StepModel:
-    samples = _axis(sizes.vae_patches, a.patch_input_samples)
-    frames = _axis(sizes.vae_patches, a.patch_size)
+def encoder_patches(a: Architecture) -> tuple[int, ...]:
+    """The possible numbers of patches in one call of the AudioVAE encoder, ascending; the first is 1.
+
+    With its left context no signal is longer than LONGEST_AXIS, unless a single patch is.
+    """
+    widest = max(width for _, width in encoder_contexts(a))
+    most = min(_MOST_ENCODED_PATCHES, (LONGEST_AXIS - widest) // a.patch_input_samples)
+    return (1, most) if most > 1 else (1,)
+
+
+def _audio_vae_encoder(a: Architecture) -> StepModel:
+    samples = _axis(encoder_patches(a), a.patch_input_samples)
+    frames = _axis(encoder_patches(a), a.patch_size)
     return StepModel(
         name=AUDIO_VAE_ENCODER,
         inputs=(
@@ -160,22 +172,21 @@ def _audio_vae_encoder(a: Architecture, sizes: StepSizes) -> StepModel:
     )
 
 
-def _audio_vae_decoder(a: Architecture, sizes: StepSizes) -> StepModel:
-    samples = _axis(sizes.vae_patches, a.patch_output_samples)
-    frames = _axis(sizes.vae_patches, a.patch_size)
+def _audio_vae_decoder(a: Architecture) -> StepModel:
+    # One patch: longer chunks round differently, and streaming must give exactly the samples of offline generation.
     return StepModel(
         name=AUDIO_VAE_DECODER,
         inputs=(
             TensorSpec(
                 name="latents",
-                shape=(1, a.feat_dim, frames),
-                meaning="latent frames (batch, latent_dim, frames)",
+                shape=(1, a.feat_dim, a.patch_size),
+                meaning="latent frames of one patch (batch, latent_dim, frames)",
             ),
         ),
         outputs=(
             TensorSpec(
                 name="audio",
-                shape=(1, 1, samples),
+                shape=(1, 1, a.patch_output_samples),
                 meaning=f"waveform in [-1, 1] at {a.output_sample_rate} Hz",
             ),
         ),
@@ -258,7 +269,7 @@ def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, 
 
 def _locdit_step(a: Architecture, sizes: StepSizes) -> StepModel:
     rows = 2 * sizes.batch
-    latents = (rows, a.feat_dim, a.patch_size)
+    latents, embedding = (rows, a.feat_dim, a.patch_size), (rows, a.dit_config.hidden_dim)
     return StepModel(
         name=LOCDIT_STEP,
         inputs=(
@@ -266,9 +277,17 @@ def _locdit_step(a: Architecture, sizes: StepSizes) -> StepModel:
             TensorSpec(
                 name="mu", shape=(rows, a.mu_size), meaning="LM condition; zeros in the unconditional row"
             ),
-            TensorSpec(name="t", shape=(rows,), meaning="time, from 1 (noise) to 0 (data)"),
+            TensorSpec(
+                name="t_embedding",
+                shape=embedding,
+                meaning="sine and cosine of the time, from 1 (noise) to 0 (data)",
+            ),
             TensorSpec(name="cond", shape=latents, meaning="previous patch"),
-            TensorSpec(name="dt", shape=(rows,), meaning="step length in mean mode, else zero"),
+            TensorSpec(
+                name="dt_embedding",
+                shape=embedding,
+                meaning="sine and cosine of the step length in mean mode, else of zero",
+            ),
         ),
         outputs=(TensorSpec(name="velocity", shape=latents, meaning="velocity of each row"),),
     )

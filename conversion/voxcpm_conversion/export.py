@@ -15,8 +15,8 @@ from voxcpm_conversion.toolchain import import_coremltools
 
 Arithmetic = Literal["fp16", "fp32"]
 
-# MIL operations whose inputs are angles up to 1000 rad, which fp16 rounds to multiples of 0.5 rad.
-_ANGLE_FUNCTIONS = ("sin", "cos")
+# Our indices are positions, never below zero; the guard would add a `select`, which E5RT refuses in some forms.
+_UNUSED_PASSES = {"common::guard_negative_gather_indices"}
 
 
 def export_step(
@@ -26,16 +26,16 @@ def export_step(
     *,
     target: Target = "macOS14",
     keeps_state: bool = False,
-    fp32_angles: bool = False,
 ) -> Any:
     """Trace a step module and convert it. Returns a coremltools MLModel that is not loaded for prediction.
 
-    keeps_state: make the state tensors Core ML states (macOS 15) instead of inputs and outputs.
-    fp32_angles: compute every operation that feeds a sine or cosine in fp32, also in an fp16 program (the DiT's time
-    embedding needs it).
+    keeps_state: make the state tensors Core ML states (macOS 15) instead of inputs and outputs. A cache of one
+    utterance is then written by `slice_update`, Apple's own form; several utterances each have their own position, so
+    that their rows are not one slice, and a scatter writes them.
     """
     ct = import_coremltools()
-    _register_index_copy()
+    one_utterance = declaration.inputs[0].shape_at(0)[0] == 1
+    _register_index_copy("slice_update" if keeps_state and one_utterance else "scatter")
     # State tensors that are inputs and outputs of the program.
     passed = () if keeps_state else declaration.state
     # The graph must not depend on the traced length. If it does by mistake, the largest length shows it soonest.
@@ -43,9 +43,7 @@ def export_step(
     with torch.inference_mode():
         module = WithState(step, declaration) if keeps_state else step
         traced = torch.jit.trace(module, examples, check_trace=False)
-    precision: Any = ct.precision.FLOAT32
-    if arithmetic == "fp16":
-        precision = ct.transform.FP16ComputePrecision(lambda op: not (fp32_angles and _feeds_angle(op)))
+    precision = ct.precision.FLOAT16 if arithmetic == "fp16" else ct.precision.FLOAT32
     return ct.convert(
         traced,
         convert_to="mlprogram",
@@ -57,8 +55,15 @@ def export_step(
             *(ct.TensorType(name=t.output_name, dtype=_dtype(t, arithmetic)) for t in passed),
         ],
         states=[_state_type(ct, t) for t in declaration.state] if keeps_state else None,
+        pass_pipeline=_pass_pipeline(ct),
         skip_model_load=True,
     )
+
+
+def _pass_pipeline(ct: Any) -> Any:
+    pipeline = ct.PassPipeline.DEFAULT
+    pipeline.remove_passes(_UNUSED_PASSES)
+    return pipeline
 
 
 def _input_type(ct: Any, tensor: TensorSpec, declaration: StepModel, arithmetic: Arithmetic) -> Any:
@@ -77,29 +82,36 @@ def _dtype(tensor: TensorSpec, arithmetic: Arithmetic) -> type:
     return {"float32": np.float32, "int32": np.int32, "compute": compute}[tensor.dtype]
 
 
-def _feeds_angle(op: Any) -> bool:
-    """Whether a MIL operation is a sine or cosine, or part of an element-wise chain that computes the angle of one."""
-    if op.op_type in _ANGLE_FUNCTIONS:
-        return True
-    return any(
-        _feeds_angle(child) for output in op.outputs for child in output.child_ops if _is_elementwise(child)
-    )
+def _register_index_copy(operation: Literal["scatter", "slice_update"]) -> None:
+    """Translate torch's index_copy_, which coremltools 9 does not support.
 
-
-def _is_elementwise(op: Any) -> bool:
-    return op.op_type in ("mul", "expand_dims", "cast", *_ANGLE_FUNCTIONS)
-
-
-def _register_index_copy() -> None:
-    """Translate torch's index_copy_, which coremltools 9 does not support, to MIL's one-dimensional scatter."""
+    scatter: rows go to any indices. slice_update: the indices are consecutive, and rows go to the first one and after.
+    """
     from coremltools.converters.mil import Builder, register_torch_op
     from coremltools.converters.mil.frontend.torch.ops import _get_inputs
 
+    def scattered(data: Any, axis: int, indices: Any, updates: Any, name: str) -> Any:
+        return Builder.scatter(
+            data=data, indices=indices, updates=updates, axis=axis, mode="update", name=name
+        )
+
+    def slice_updated(data: Any, axis: int, indices: Any, updates: Any, name: str) -> Any:
+        elsewhere = [other != axis for other in range(data.rank)]
+        first = Builder.slice_by_size(x=indices, begin=[0], size=[1])
+        parts = [[0] * axis, first, [0] * (data.rank - axis - 1)]
+        begin = Builder.concat(
+            values=[np.int32(part) if part is not first else part for part in parts], axis=0
+        )
+        return Builder.slice_update(
+            x=data, update=updates,
+            begin=begin, end=Builder.add(x=begin, y=np.int32(updates.shape)),
+            begin_mask=elsewhere, end_mask=elsewhere, name=name,
+        )  # fmt: skip
+
+    write = {"scatter": scattered, "slice_update": slice_updated}[operation]
+
     def index_copy(context: Any, node: Any) -> None:
         data, axis, indices, updates = _get_inputs(context, node, expected=4)
-        copied = Builder.scatter(
-            data=data, indices=indices, updates=updates, axis=axis.val, mode="update", name=node.name
-        )
-        context.add(copied)
+        context.add(write(data, axis.val, indices, updates, node.name))
 
     register_torch_op(override=True)(index_copy)

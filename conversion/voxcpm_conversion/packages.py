@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from voxcpm_constants.manifest import package_path
-from voxcpm_constants.step_models import LOCDIT_STEP, Precision, StepModel, StepSizes
+from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.targets import MAIN, Target, package_form
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.compression import compress
@@ -31,9 +31,12 @@ def add_packages(
     form = package_form(declaration, target)
     with workspace.scratch() as scratch:
         for function, declared in form.functions.items():
+            # A function with one length is traced as such: its positions need no counting.
+            lengths = {"prefill_chunks": declared.chunk_lengths} if form.keeps_state else {}
             for precision, model in _models(
-                checkpoint, declared, sizes, precisions, target, keeps_state=form.keeps_state
-            ):
+                checkpoint, declared, sizes.model_copy(update=lengths), precisions, target,
+                keeps_state=form.keeps_state,
+            ):  # fmt: skip
                 _describe(model, declared, precision, keeps_state=form.keeps_state)
                 model.save(str(scratch / precision / f"{function}.mlpackage"))
         for precision in precisions:
@@ -60,10 +63,7 @@ def _models(
     of_half: list[Precision] = [precision for precision in precisions if precision != "fp32"]
     if not of_half:
         return
-    half = export_step(
-        step, declared, "fp16",
-        target=target, keeps_state=keeps_state, fp32_angles=declared.name == LOCDIT_STEP,
-    )  # fmt: skip
+    half = export_step(step, declared, "fp16", target=target, keeps_state=keeps_state)
     # The module's float32 weights are twice as large as the program's: VoxCPM2's base LM would need 17 GB for both.
     del step, modules
     for precision in of_half:

@@ -69,19 +69,27 @@ class FeatEncoderStep(nn.Module):
 
 
 class _CachedStack(nn.Module):
-    """A language model with explicit caches, the common part of both LM steps."""
+    """A language model with explicit caches, the common part of both LM steps.
+
+    Hardware refuses a `select` that broadcasts, and tensors whose shape is a value (`shape`, `range_1d`): the mask is a
+    product, and positions are counted from the embeddings themselves (TRIALS.md, "The trodden path").
+    """
 
     cache_positions: Tensor
     cache_starts: Tensor
+    offsets: Tensor
 
     def __init__(self, stack: Stack, a: Architecture, t: Transformer, sizes: StepSizes) -> None:
         super().__init__()
-        self.stack, self.batch = stack, sizes.batch
+        self.stack, self.batch, self.groups = stack, sizes.batch, t.num_heads // t.num_kv_heads
+        self.one_length = len(sizes.prefill_chunks) == 1
         self.rope = _Rope(a, t, sizes.kv_length) if t.use_rope else None
-        positions = torch.arange(sizes.kv_length)
-        starts = sizes.kv_length * torch.arange(sizes.batch)[:, None, None]
+        positions = torch.arange(sizes.kv_length, dtype=torch.int32)
+        starts = sizes.kv_length * torch.arange(sizes.batch, dtype=torch.int32)[:, None]
+        offsets = torch.arange(sizes.prefill_chunks[0], dtype=torch.int32)
         self.register_buffer("cache_positions", positions, persistent=False)
         self.register_buffer("cache_starts", starts, persistent=False)
+        self.register_buffer("offsets", offsets, persistent=False)
 
     def forward(
         self, embeddings: Tensor, position: Tensor, state: tuple[Tensor, ...]
@@ -91,19 +99,28 @@ class _CachedStack(nn.Module):
         position (B,): cache position of each utterance's first embedding. state: keys and values of each layer in turn.
         """
         if self.batch == 1:
-            places = positions = position.long() + torch.arange(embeddings.size(1))
-            visible = self.cache_positions <= positions[:, None]
+            places = positions = position + self._offsets(embeddings)
+            rows = torch.cat([positions] * self.groups)
+            turned = positions
         else:
-            # (B, S, 1); the last axis broadcasts over the heads.
-            positions = position.long()[:, None, None] + torch.arange(embeddings.size(1))[:, None]
+            positions = position[:, None] + self._offsets(embeddings)
             places = (self.cache_starts + positions).reshape(-1)
-            visible = self.cache_positions <= positions[..., None]
-        mask = torch.where(visible, 0.0, MASKED)
-        rope = None if self.rope is None else self.rope.at(positions)
+            rows = torch.stack([positions] * self.groups, dim=-1).reshape(self.batch, -1)
+            # The last axis broadcasts over the heads.
+            turned = positions[..., None]
+        mask = (self.cache_positions > rows[..., None]).float() * MASKED
+        rope = None if self.rope is None else self.rope.at(turned)
         caches = zip(state[::2], state[1::2], strict=True)
-        pasts = [Past(cached, places, mask, self.batch) for cached in caches]
+        pasts = [Past(cached, places.long(), mask, self.batch) for cached in caches]
         hidden, updated = self.stack.step(embeddings, rope, pasts)
         return hidden, [tensor for cached in updated for tensor in cached]
+
+    def _offsets(self, embeddings: Tensor) -> Tensor:
+        """0, 1, … S - 1, as int32."""
+        if self.one_length:
+            return self.offsets
+        ones = (embeddings[0, :, 0] * 0.0 + 1.0).int()
+        return torch.cumsum(ones, 0, dtype=torch.int32) - 1
 
 
 class BaseLMStep(nn.Module):
@@ -150,9 +167,11 @@ class LocDiTStep(nn.Module):
         self.dit = dit
         self.rope = _Rope(a, a.locdit, dit.length)
 
-    def forward(self, x: Tensor, mu: Tensor, t: Tensor, cond: Tensor, dt: Tensor) -> Tensor:
-        """x, cond (N, latent_dim, P); mu (N, mu_size); t, dt (N,) -> velocity (N, latent_dim, P)."""
-        return self.dit(x, mu, t, cond, dt, self.rope.all())
+    def forward(
+        self, x: Tensor, mu: Tensor, t_embedding: Tensor, cond: Tensor, dt_embedding: Tensor
+    ) -> Tensor:
+        """x, cond (N, latent_dim, P); mu (N, mu_size); embeddings (N, hidden) -> velocity (N, latent_dim, P)."""
+        return self.dit(x, mu, t_embedding, cond, dt_embedding, self.rope.all())
 
 
 class WithState(nn.Module):

@@ -137,7 +137,8 @@ def test_a_batch_changes_only_these_interfaces(tiny_batch_bundle: Path) -> None:
     assert shapes["base_lm_step"]["stop_logits"] == (3, (1, 16, 64), 2)
     latents = (6, manifest.architecture.feat_dim, manifest.architecture.patch_size)
     assert shapes["locdit_step"] == {
-        "x": latents, "mu": (6, 64), "t": (6,), "cond": latents, "dt": (6,), "velocity": latents,
+        "x": latents, "mu": (6, 64), "t_embedding": (6, 64), "cond": latents,
+        "dt_embedding": (6, 64), "velocity": latents,
     }  # fmt: skip
     assert shapes["feat_encoder"]["embeddings"] == (1, (1, 3, 16), 64)
     for name in ("audio_vae_encoder", "audio_vae_decoder"):

@@ -94,14 +94,6 @@ def test_int8_quantises_every_large_matrix_but_no_rotary_table(tiny_bundle: Path
     assert not gathered & quantised
 
 
-def test_time_embedding_angles_stay_in_fp32(tiny_bundle: Path) -> None:
-    fp32 = 11  # MIL's DataType.FLOAT32
-    operations = _operations(tiny_bundle / package_path("fp16", "locdit_step"))
-    angles = [op for op in operations if op.type in ("sin", "cos")]  # type: ignore[attr-defined]
-    assert len(angles) == 4
-    assert {op.outputs[0].type.tensorType.dataType for op in angles} == {fp32}  # type: ignore[attr-defined]
-
-
 def test_constants_equal_the_checkpoint(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
     checkpoint = Checkpoint.open(tiny_checkpoint)
     constants = load_constants(tiny_bundle / "constants", checkpoint.architecture)

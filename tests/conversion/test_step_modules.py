@@ -80,7 +80,7 @@ def test_encoder_in_chunks_equals_upstream_on_the_whole(pair: Pair) -> None:
 def test_decoder_in_chunks_equals_upstream_on_the_whole(pair: Pair) -> None:
     a = pair.architecture
     latents = pair.noise(1, a.feat_dim, 6 * a.patch_size)
-    chunks = [(chunk,) for chunk in latents.split([n * a.patch_size for n in (1, 3, 2)], dim=-1)]
+    chunks = [(chunk,) for chunk in latents.split(a.patch_size, dim=-1)]
     audio = torch.cat([result[0] for result in pair.stream(names.AUDIO_VAE_DECODER, chunks, 1)], dim=-1)
     _assert_close(audio, pair.upstream.audio_vae.decode(latents))
 
@@ -135,5 +135,8 @@ def test_padding_behind_a_chunk_is_overwritten_before_it_is_seen(pair: Pair) -> 
 def test_locdit(pair: Pair, t: float) -> None:
     a = pair.architecture
     x, cond = pair.noise(2, a.feat_dim, a.patch_size), pair.noise(2, a.feat_dim, a.patch_size)
-    inputs = (x, pair.noise(2, a.mu_size), torch.full((2,), t), cond, torch.zeros(2))
-    _assert_close(pair.step(names.LOCDIT_STEP)(*inputs), pair.upstream.feat_decoder.estimator(*inputs))
+    mu, times, deltas = pair.noise(2, a.mu_size), torch.full((2,), t), torch.zeros(2)
+    estimator = pair.upstream.feat_decoder.estimator
+    embedded = (estimator.time_embeddings(given) for given in (times, deltas))
+    velocity = pair.step(names.LOCDIT_STEP)(x, mu, next(embedded), cond, next(embedded))
+    _assert_close(velocity, estimator(x, mu, times, cond, deltas))

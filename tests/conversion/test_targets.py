@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from voxcpm_conversion.packages import add_packages
 from voxcpm_conversion.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.backends.portable import PortableStepModel
+from voxcpm_runtime.backends.portable.package import read_package
 from voxcpm_runtime.voxcpm import VoxCPM
 
 SIZES = StepSizes(kv_length=128)
@@ -55,6 +57,13 @@ def test_language_models_have_a_function_a_length_and_keep_their_caches(
         assert {t.name for t in function.output} == {t.name for t in declared.outputs}
         states = {t.name: tuple(t.type.stateType.arrayType.shape) for t in function.state}
         assert states == {t.name: t.shape for t in declared.state}
+
+
+@pytest.mark.parametrize("name", LM_STEPS)
+def test_caches_are_updated_in_place_by_slices(bundle: Path, name: str) -> None:
+    kinds = Counter(op.kind for op in read_package(bundle / package_path("fp16", name), "decode").operations)
+    states = len(Manifest.read(bundle).step_models[name].state)
+    assert (kinds["slice_update"], kinds["write_state"], kinds["scatter"]) == (states, states, 0)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])

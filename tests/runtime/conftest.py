@@ -22,7 +22,7 @@ from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.speech import kv_room
 
 HIDDEN, DIT, FEAT, PATCH, VOCABULARY = 8, 6, 4, 2, 120
-SIZES = StepSizes(kv_length=48, prefill_chunks=(1, 4, 16), encode_patches=(1, 4), vae_patches=(1, 3))
+SIZES = StepSizes(kv_length=48, prefill_chunks=(1, 4, 16), encode_patches=(1, 4))
 
 
 def config(generation: str) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class FakeNetwork:
     def velocity(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         flat = {name: inputs[name].reshape(2, -1) for name in ("x", "mu", "cond")}
         mixed = flat["x"] @ self.w["dit"] + flat["mu"] @ self.w["dit_mu"] + flat["cond"] @ self.w["dit_cond"]
-        return np.tanh(mixed * 0.3 + inputs["t"][:, np.newaxis] + inputs["dt"][:, np.newaxis]).reshape(
+        return np.tanh(mixed * 0.3 + inputs["t_embedding"][:, :1] + inputs["dt_embedding"][:, :1]).reshape(
             2, FEAT, PATCH
         )
 

@@ -11,14 +11,12 @@ from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.step_models import StepSizes, declare_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.model.flow_matching import time_span
+from voxcpm_runtime.model.flow_matching import time_embedding, time_span
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.voxcpm import VoxCPM
 
 BATCH, LENGTH = 3, 48
-SIZES = StepSizes(
-    batch=BATCH, kv_length=LENGTH, prefill_chunks=(1, 4, 16), encode_patches=(1, 4), vae_patches=(1, 3)
-)
+SIZES = StepSizes(batch=BATCH, kv_length=LENGTH, prefill_chunks=(1, 4, 16), encode_patches=(1, 4))
 WITH_CACHE = ("base_lm_step", "residual_lm_step")
 
 
@@ -162,10 +160,10 @@ def test_what_cannot_be_spoken_is_refused_by_its_number_before_any_work(batched,
 def test_an_error_of_one_leaves_the_others_alone(tts, batched, batch_models):
     """The second utterance, known by its Euler steps, gets NaN; the error is raised when the others are done."""
     step = batch_models["locdit_step"]
-    healthy, sick_time = step.model.function, time_span(3)[2]
+    healthy, sick = step.model.function, time_embedding(time_span(3)[2:3], 6)
     step.model.function = lambda inputs, state: {
         "velocity": healthy(inputs, state)["velocity"]
-        * np.float32(np.nan if inputs["t"][0] == sick_time else 1)
+        * np.float32(np.nan if np.array_equal(inputs["t_embedding"][:1], sick) else 1)
     }
     given = [{"text": text, "seed": 1, "max_len": 9} for text in ("hi", "who?", "no.")]
     given[1]["inference_timesteps"] = 3

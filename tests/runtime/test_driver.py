@@ -55,6 +55,7 @@ def loop(architecture, network, constants):
                 last.T,
                 steps=OPTIONS.inference_timesteps,
                 cfg_value=OPTIONS.cfg_value,
+                embedding_size=architecture.dit_config.hidden_dim,
             ).T
             made.append(patch)
             stops.append(index > OPTIONS.min_len and bool(network.stop_logits(hidden[-1]).argmax() == 1))

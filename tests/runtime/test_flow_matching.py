@@ -1,7 +1,13 @@
 import numpy as np
 import pytest
 
-from voxcpm_runtime.model.flow_matching import guided_velocity, solve, time_span, zero_velocity_steps
+from voxcpm_runtime.model.flow_matching import (
+    guided_velocity,
+    solve,
+    time_embedding,
+    time_span,
+    zero_velocity_steps,
+)
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("voxcpm_validation.upstream")
@@ -22,6 +28,16 @@ def estimator_arrays(x, mu, t, cond, dt):
     x, mu, t, cond, dt = (np.asarray(array, np.float64) for array in (x, mu, t, cond, dt))
     row = mu.sum(axis=1) + 3 * t + 7 * dt
     return np.sin(x * 1.7 + cond * 0.3 + row[:, np.newaxis, np.newaxis]).astype(np.float32)
+
+
+# Of four entries the second is sin(time / 10), from which the time can be read again.
+EMBEDDING_SIZE = 4
+
+
+def ours(inputs):
+    """The estimator, as our solver calls it."""
+    t, dt = (10 * np.arcsin(inputs[name][:, 1]) for name in ("t_embedding", "dt_embedding"))
+    return {"velocity": estimator_arrays(inputs["x"], inputs["mu"], t, inputs["cond"], dt)}
 
 
 class TorchEstimator(torch.nn.Module):
@@ -51,11 +67,14 @@ def test_a_patch_equals_upstreams(upstream_cfm, steps, cfg_value, mean_mode, mon
     ).numpy()[0]
     calls = []
 
-    def ours(inputs):
+    def estimator(inputs):
         calls.append({name: array.dtype for name, array in inputs.items()})
-        return {"velocity": estimator_arrays(**inputs)}
+        return ours(inputs)
 
-    patch = solve(ours, noise, mu, cond, steps=steps, cfg_value=cfg_value, mean_mode=mean_mode)
+    patch = solve(
+        estimator, noise, mu, cond,
+        steps=steps, cfg_value=cfg_value, mean_mode=mean_mode, embedding_size=EMBEDDING_SIZE,
+    )  # fmt: skip
 
     assert len(calls) == theirs.calls
     assert all(dtype == np.float32 for call in calls for dtype in call.values())
@@ -84,8 +103,8 @@ def test_a_patch_equals_upstreams_with_each_option(upstream_cfm, options, mean_m
 
     scaled = noise * np.float32(0.7)  # the driver's part
     patch = solve(
-        lambda inputs: {"velocity": estimator_arrays(**inputs)},
-        scaled, mu, cond, steps=10, cfg_value=2.0, mean_mode=mean_mode, **options,
+        ours, scaled, mu, cond,
+        steps=10, cfg_value=2.0, mean_mode=mean_mode, embedding_size=EMBEDDING_SIZE, **options,
     )  # fmt: skip
 
     np.testing.assert_allclose(patch, expected, rtol=0, atol=2e-6)
@@ -123,3 +142,18 @@ def test_a_guidance_of_one_is_the_conditional_velocity():
     velocities = np.random.default_rng(0).standard_normal((2, 4, 3)).astype(np.float32)
 
     np.testing.assert_allclose(guided_velocity(velocities, 1.0), velocities[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [64, 1024])
+@pytest.mark.usefixtures("upstream_cfm")
+def test_times_are_embedded_as_upstream_does(width):
+    from voxcpm.modules.locdit.local_dit import SinusoidalPosEmb
+
+    times = time_span(10)
+    expected = SinusoidalPosEmb(width)(torch.from_numpy(times)).numpy()
+
+    embedded = time_embedding(times, width)
+
+    assert embedded.dtype == np.float32
+    # An angle of 1000 rad has steps of 6e-5.
+    np.testing.assert_allclose(embedded, expected, rtol=0, atol=1.3e-4)

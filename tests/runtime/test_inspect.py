@@ -116,7 +116,7 @@ def test_inspect_tells_what_a_bundle_is(bundle_folder, capsys, architecture):
     assert text.split()[:4] == [architecture.generation, "from", "tiny", "(Apache-2.0)"]
     assert facts["architecture"] == architecture.generation
     assert facts["sizes"]["kv_length"] == 48
-    assert facts["step_models"]["locdit_step"]["inputs"]["t"] == [2, "float32"]
+    assert facts["step_models"]["locdit_step"]["inputs"]["t_embedding"] == [2, 6, "float32"]
     # The package's only file contains its precision and its name.
     assert facts["step_models"]["locdit_step"]["bytes"] == {"fp16": 15, "int8": 15}
     assert set(facts["precisions"]) == {"fp16", "int8"}

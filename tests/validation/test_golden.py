@@ -71,9 +71,6 @@ def test_the_built_in_voice_says_the_same_in_every_process_and_every_chunking(
     assert [case.case for case in examination.cases] == ["short", "numbers"]
     assert [case.failures for case in examination.cases] == [(), ()]
     assert examination.is_consistent
-    for case in examination.cases:
-        assert case.continuity.correlation > 0.999999
-        assert case.continuity.boundary_error < 1 / 32767
 
 
 def test_the_built_in_voice_is_as_the_tree_has_it_on_record(examination: Examination) -> None:

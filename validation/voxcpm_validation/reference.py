@@ -19,9 +19,10 @@ import torch
 from voxcpm_constants import special_tokens
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models
+from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models, encoder_patches
 from voxcpm_runtime.audio.files import resample
 from voxcpm_runtime.backends.step_function import Floats
+from voxcpm_runtime.model.flow_matching import time_embedding
 from voxcpm_validation.upstream import upstream_generate
 
 DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
@@ -49,7 +50,7 @@ def record_reference(
 
     The noise is that of `seed`. The calls of a language model start with the text's positions.
     """
-    with _recorded_estimator(model) as dit_calls:
+    with _recorded_estimator(model, a.dit_config.hidden_dim) as dit_calls:
         audio, latents = upstream_generate(
             model, text, rng=np.random.default_rng(seed), min_len=patches, max_len=patches
         )
@@ -62,8 +63,8 @@ def record_reference(
         **_language_models(model, a, text, latents),
     }
     chunks = {
-        names.AUDIO_VAE_ENCODER: sizes.vae_patches,
-        names.AUDIO_VAE_DECODER: sizes.vae_patches,
+        names.AUDIO_VAE_ENCODER: encoder_patches(a),
+        names.AUDIO_VAE_DECODER: (1,),
         names.FEAT_ENCODER: sizes.encode_patches,
         names.BASE_LM_STEP: sizes.prefill_chunks,
         names.RESIDUAL_LM_STEP: sizes.prefill_chunks,
@@ -161,12 +162,22 @@ def _language_models(model: Any, a: Architecture, text: str, latents: Floats) ->
 
 
 @contextmanager
-def _recorded_estimator(model: Any) -> Iterator[list[RecordedCall]]:
-    """A context that records the DiT's calls in a list, in the order of the solver's steps."""
+def _recorded_estimator(model: Any, width: int) -> Iterator[list[RecordedCall]]:
+    """A context that records the DiT's calls in a list, in the order of the solver's steps.
+
+    width: of the time embeddings, which our step model takes in place of the times.
+    """
     calls: list[RecordedCall] = []
 
     def record(_: object, inputs: tuple[torch.Tensor, ...], velocity: torch.Tensor) -> None:
-        fed = {name: t.numpy().copy() for name, t in zip(("x", "mu", "t", "cond", "dt"), inputs, strict=True)}
+        x, mu, t, cond, dt = (tensor.numpy().copy() for tensor in inputs)
+        fed = {
+            "x": x,
+            "mu": mu,
+            "t_embedding": time_embedding(t, width),
+            "cond": cond,
+            "dt_embedding": time_embedding(dt, width),
+        }
         calls.append(RecordedCall(fed, {"velocity": velocity.numpy().copy()}))
 
     handle = model.feat_decoder.estimator.register_forward_hook(record)

@@ -58,15 +58,17 @@ class CausalConv1d(nn.Conv1d):
 
 
 class CausalConvTranspose1d(nn.ConvTranspose1d):
-    """A transposed convolution with a kernel of 2·stride: each output depends on its own frame and the one before."""
+    """A transposed convolution with a kernel of 2·stride: each output depends on its own frame and the one before.
+
+    The outputs that need a frame before the context or after the chunk are cut off by its padding, not by a slice.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__(inputs, outputs, 2 * stride, stride=stride)
+        super().__init__(inputs, outputs, 2 * stride, stride=stride, padding=stride)
 
     def forward(self, x: Tensor, contexts: Contexts) -> Tensor:  # type: ignore[override]
         """x (1, inputs, L) -> (1, outputs, L·stride)."""
-        stride = self.stride[0]
-        return super().forward(contexts.extend(x, 1))[..., stride:-stride]
+        return super().forward(contexts.extend(x, 1))
 
 
 class Snake(nn.Module):

@@ -5,8 +5,6 @@ Upstream: `modules/locenc/local_encoder.py`, `modules/locdit/local_dit.py` and `
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -59,30 +57,28 @@ class LocalDiT(nn.Module):
         self.length = mu_tokens + (mu_tokens > 1) + 2 * patch_size
         self.decoder = Stack(t, self.length)
 
-    def forward(self, x: Tensor, mu: Tensor, t: Tensor, cond: Tensor, dt: Tensor, rope: Rope) -> Tensor:
-        """x, cond (N, feat_dim, P); mu (N, mu_tokens·hidden); t, dt (N,) -> velocity (N, feat_dim, P).
+    def forward(
+        self,
+        x: Tensor,
+        mu: Tensor,
+        t_embedding: Tensor,
+        cond: Tensor,
+        dt_embedding: Tensor,
+        rope: Rope,
+    ) -> Tensor:
+        """x, cond (N, feat_dim, P); mu (N, mu_tokens·hidden) -> velocity (N, feat_dim, P).
 
+        t_embedding, dt_embedding (N, hidden): sine and cosine of the time and of the step's length. Their
+        angles reach 1000 rad, which fp16 cannot represent, so they are computed outside.
         One mu token is added to the time token (0.5B, 1.5); two precede it (VoxCPM2).
         """
-        width = self.in_proj.out_features
-        time = self.time_mlp(sinusoidal(t, width)) + self.delta_time_mlp(sinusoidal(dt, width))
+        time = self.time_mlp(t_embedding) + self.delta_time_mlp(dt_embedding)
         time = time.unsqueeze(1)
-        tokens = mu.reshape(-1, self.mu_tokens, width)
+        tokens = mu.reshape(-1, self.mu_tokens, self.in_proj.out_features)
         prefix = [tokens + time] if self.mu_tokens == 1 else [tokens, time]
         sequence = (*prefix, self.cond_proj(cond.transpose(1, 2)), self.in_proj(x.transpose(1, 2)))
         hidden = self.decoder(torch.cat(sequence, dim=1), rope, keep=slice(-self.patch_size, None))
         return self.out_proj(hidden).transpose(1, 2)
-
-
-def sinusoidal(t: Tensor, width: int) -> Tensor:
-    """Time embedding, (N,) -> (N, width): sine and cosine of 1000·t at geometric frequencies, in float32.
-
-    fp16 cannot represent these angles.
-    """
-    half = width // 2
-    frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000) / (half - 1)))
-    angles = 1000 * t.unsqueeze(1) * frequencies.unsqueeze(0)
-    return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
 
 class ScalarQuantizer(nn.Module):

@@ -64,7 +64,9 @@ class Past:
     places: Tensor
     """Indices (B · S,) of the step's embeddings on the position axis of the caches."""
     mask: Tensor
-    """Added to scores, 0 where visible, else MASKED: (S, cache positions), for a batch (B, S, 1, cache positions)."""
+    """Added to scores, 0 where visible, else MASKED, a row for each row of `Attention`'s product: (groups · S, cache
+    positions), for a batch (B, S · groups, cache positions).
+    """
     batch: int = 1
     """Utterances that are advanced together."""
 
@@ -121,12 +123,7 @@ class Attention(nn.Module):
         k, v = (k, v) if past is None else past.updated(k, v)
         q = (q * width**-0.5).reshape(batch, self.kv_heads, rows, width)
         scores = q @ k.transpose(-1, -2)
-        if past is None:
-            weights = torch.softmax(scores, dim=-1)
-        else:
-            length = k.size(2)
-            grouped = scores.reshape(batch, self.kv_heads, self.groups, kept, length) + past.mask
-            weights = torch.softmax(grouped, dim=-1).reshape(batch, self.kv_heads, rows, length)
+        weights = torch.softmax(scores if past is None else scores + past.mask, dim=-1)
         attended = (weights @ v).reshape(batch, heads, kept, width).transpose(1, 2)
         return self.o_proj(attended.reshape(batch, kept, heads * width)), (k, v)
 
@@ -145,8 +142,7 @@ class Attention(nn.Module):
         k, v = (t.reshape(kv_heads, batch, -1, width) for t in cached)
         q = (q * width**-0.5).reshape(batch, -1, kv_heads, groups * width).permute(2, 0, 1, 3)
         scores = q.reshape(kv_heads, batch, -1, width) @ k.transpose(-1, -2)
-        grouped = scores.reshape(kv_heads, batch, -1, groups, k.size(2)) + past.mask
-        weights = torch.softmax(grouped, dim=-1).reshape(kv_heads, batch, -1, k.size(2))
+        weights = torch.softmax(scores + past.mask, dim=-1)
         attended = (weights @ v).reshape(kv_heads, batch, -1, groups * width).permute(1, 2, 0, 3)
         return self.o_proj(attended.reshape(batch, -1, kv_heads * groups * width)), cached
 

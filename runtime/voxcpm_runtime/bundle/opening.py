@@ -137,5 +137,3 @@ def _check_declaration(folder: Path, manifest: Manifest) -> None:
         raise BundleError(
             f"{folder / MANIFEST_FILE}: prefill_chunks must contain 1, got {sizes.prefill_chunks}"
         )
-    if 1 not in sizes.vae_patches:
-        raise BundleError(f"{folder / MANIFEST_FILE}: vae_patches must contain 1, got {sizes.vae_patches}")

@@ -25,6 +25,7 @@ from voxcpm_constants.step_models import (
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
     StepSizes,
+    encoder_patches,
 )
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import Floats, StepFunction, StepState
@@ -234,7 +235,9 @@ class Driver:
 
     def _encode(self, audio: Audio) -> Latents:
         samples = self.architecture.patch_input_samples
-        return encode_audio(self.models[AUDIO_VAE_ENCODER], audio, samples, self.sizes.vae_patches)
+        return encode_audio(
+            self.models[AUDIO_VAE_ENCODER], audio, samples, encoder_patches(self.architecture)
+        )
 
     def _predict(
         self,
@@ -253,6 +256,7 @@ class Driver:
             np.ascontiguousarray(last.T),
             steps=options.inference_timesteps,
             cfg_value=options.cfg_value,
+            embedding_size=a.dit_config.hidden_dim,
             sway_sampling_coef=options.sway_sampling_coef,
             use_cfg_zero_star=options.use_cfg_zero_star,
             mean_mode=a.mean_mode,

@@ -13,10 +13,12 @@ import numpy as np
 from voxcpm_runtime.backends.step_function import Floats
 
 Estimator = Callable[[Mapping[str, Floats]], Mapping[str, Floats]]
-"""The `locdit_step` step model: x, mu, t, cond, dt (batch 2: conditional, unconditional) -> velocity."""
+"""The `locdit_step` step model, for two rows: conditional, unconditional."""
 
 _ZERO_VELOCITY_FRACTION = 0.04
 _NORM_FLOOR = np.float32(1e-8)
+_LOWEST_FREQUENCY = 1 / 10000
+_ANGLE_SCALE = np.float32(1000)
 
 
 def time_span(steps: int, sway_sampling_coef: float = 1.0) -> Floats:
@@ -34,6 +36,16 @@ def time_span(steps: int, sway_sampling_coef: float = 1.0) -> Floats:
 def zero_velocity_steps(steps: int) -> int:
     """Number of first steps with zero velocity (CFG-zero*, arXiv 2503.18886): 1 for fewer than 49 steps."""
     return max(1, int((steps + 1) * _ZERO_VELOCITY_FRACTION))
+
+
+def time_embedding(times: Floats, width: int) -> Floats:
+    """Sines, then cosines, of 1000 · time at geometric frequencies from 1 to 1/10000: times (n,) -> (n, width)."""
+    half = width // 2
+    frequencies = np.exp(
+        np.arange(half, dtype=np.float32) * np.float32(math.log(_LOWEST_FREQUENCY) / (half - 1))
+    )
+    angles = _ANGLE_SCALE * times[:, np.newaxis] * frequencies
+    return np.concatenate((np.sin(angles), np.cos(angles)), axis=-1)
 
 
 def guided_velocity(velocities: Floats, cfg_value: float, *, use_cfg_zero_star: bool = True) -> Floats:
@@ -56,15 +68,16 @@ def solve(
     *,
     steps: int,
     cfg_value: float,
+    embedding_size: int,
     sway_sampling_coef: float = 1.0,
     use_cfg_zero_star: bool = True,
     mean_mode: bool = False,
 ) -> Floats:
     """Turn noise (latent_dim, frames) into a patch of the same shape.
 
-    mu: LM condition (mu_size,). cond: the previous patch (latent_dim, frames). mean_mode: pass the estimator the length
-    of the step as `dt`, which is otherwise zero. use_cfg_zero_star: zero velocity in the first steps, then a projected
-    unconditional velocity.
+    mu: LM condition (mu_size,). cond: the previous patch (latent_dim, frames). embedding_size: width of the estimator's
+    time embeddings. mean_mode: tell the estimator the length of each step, otherwise zero. use_cfg_zero_star: zero
+    velocity in the first steps, then a projected unconditional velocity.
     """
     times = time_span(steps, sway_sampling_coef)
     conditions = {
@@ -76,7 +89,11 @@ def solve(
     for step in range(1, steps + 1):
         if step > unmoved:
             told = dt if mean_mode else np.float32(0)
-            moving = {"x": np.stack([x, x]), "t": np.full(2, t), "dt": np.full(2, told)}
+            moving = {
+                "x": np.stack([x, x]),
+                "t_embedding": time_embedding(np.full(2, t), embedding_size),
+                "dt_embedding": time_embedding(np.full(2, told), embedding_size),
+            }
             velocities = estimator(moving | conditions)["velocity"]
             x = x - dt * guided_velocity(velocities, cfg_value, use_cfg_zero_star=use_cfg_zero_star)
         # Not times[step]: upstream subtracts, and the estimator's input includes the rounding of t.
