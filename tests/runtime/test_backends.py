@@ -1,5 +1,6 @@
 """Choosing a backend, and the Core ML one over a stand-in for coremltools' MLModel."""
 
+import plistlib
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, declare_step_models
 from voxcpm_constants.targets import package_form
 from voxcpm_runtime.backends.coreml import CoreMLStepModel
@@ -71,26 +73,48 @@ def described(inputs, outputs, states=(), name=""):
     return SimpleNamespace(name=name, **dict(zip(("input", "output", "state"), named, strict=True)))
 
 
+@pytest.fixture
+def on_mac(monkeypatch, tmp_path):
+    """The file by which the project knows a Mac."""
+    path = tmp_path / "SystemVersion.plist"
+    path.write_bytes(plistlib.dumps({"ProductVersion": "15.5", "ProductBuildVersion": "24F74"}))
+    monkeypatch.setattr("voxcpm_constants.macos.SYSTEM_VERSION_FILE", path)
+
+
+@pytest.fixture
+def on_linux(monkeypatch, tmp_path):
+    monkeypatch.setattr("voxcpm_constants.macos.SYSTEM_VERSION_FILE", tmp_path / "missing.plist")
+
+
 @pytest.mark.parametrize(
-    ("backend", "platform", "chosen"),
+    ("system", "backend", "chosen"),
     [
-        ("auto", "darwin", "coreml"),
-        ("auto", "linux", "portable"),
-        ("auto", "win32", "portable"),
-        ("portable", "darwin", "portable"),
-        ("coreml", "darwin", "coreml"),
+        ("on_mac", "auto", "coreml"),
+        ("on_linux", "auto", "portable"),
+        ("on_mac", "portable", "portable"),
+        ("on_mac", "coreml", "coreml"),
     ],
 )
-def test_auto_is_core_ml_on_a_mac(backend, platform, chosen):
-    assert choose_backend(backend, platform) == chosen
+def test_auto_is_core_ml_on_a_mac(request, system, backend, chosen):
+    request.getfixturevalue(system)
+
+    assert choose_backend(backend) == chosen
 
 
+@pytest.mark.usefixtures("on_linux")
 @pytest.mark.parametrize(
     ("backend", "message"), [("coreml", "coreml needs macOS"), ("cuda", "must be one of auto, coreml")]
 )
 def test_what_this_machine_lacks_is_one_line(backend, message):
     with pytest.raises(InputError, match=message):
-        choose_backend(backend, "linux")
+        choose_backend(backend)
+
+
+@pytest.mark.usefixtures("on_mac")
+def test_a_mac_has_a_version_and_a_build():
+    system = macos()
+
+    assert (system.version, system.build, str(system)) == ((15, 5), "24F74", "macOS 15.5")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +152,7 @@ def test_a_missing_input_or_state_is_told(declared):
 
 
 @pytest.fixture
-def coreml(monkeypatch, declared):
+def coreml(monkeypatch, declared, on_mac):  # noqa: ARG001 - a fixture of a fixture
     """A stand-in for coremltools that can load models, as on a Mac."""
     loaded = []
 
@@ -143,7 +167,6 @@ def coreml(monkeypatch, declared):
     units = SimpleNamespace(ALL="all of them", CPU_AND_NE="neural engine", CPU_ONLY="cpu", CPU_AND_GPU="gpu")
     models = SimpleNamespace(MLModel=ml_model, CompiledMLModel=compiled_model)
     monkeypatch.setitem(sys.modules, "coremltools", SimpleNamespace(ComputeUnit=units, models=models))
-    monkeypatch.setattr(sys, "platform", "darwin")
     return loaded
 
 
@@ -250,8 +273,12 @@ def test_rows_of_a_cache_are_read_and_overwritten(declared, keeps_state):
     np.testing.assert_array_equal(state.numpy(name).sum(), ones.sum())
 
 
-def test_arithmetic_has_a_key(monkeypatch):
+@pytest.mark.usefixtures("on_linux")
+def test_arithmetic_has_a_key_off_the_mac():
     assert arithmetic_key("auto", "all") == arithmetic_key("portable", "cpu")
-    monkeypatch.setattr(sys, "platform", "darwin")
+
+
+@pytest.mark.usefixtures("on_mac")
+def test_arithmetic_has_a_key_on_a_mac():
     keys = {arithmetic_key("auto", "all"), arithmetic_key("coreml", "cpu"), arithmetic_key("portable", "all")}
     assert len(keys) == 3

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from voxcpm_constants.errors import BundleError, InputError, first_line
+from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest, package_path
 from voxcpm_constants.step_models import STEP_MODEL_NAMES, Precision, StepModel
 from voxcpm_constants.targets import package_form
@@ -57,7 +58,7 @@ def load_portable_step_model(
 
 def arithmetic_key(backend: str, compute_units: str) -> str:
     """A key that is equal if the same step models give the same numbers, up to rounding by the number of threads."""
-    if choose_backend(backend, sys.platform) == "coreml":
+    if choose_backend(backend) == "coreml":
         return f"coreml {compute_units}"
     # On a Mac ONNX Runtime need not be installed.
     from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
@@ -67,7 +68,7 @@ def arithmetic_key(backend: str, compute_units: str) -> str:
 
 def check_engine(backend: str, threads: int | None, compute_units: str) -> Literal["coreml", "portable"]:
     """The backend that `load_step_models` would use with these arguments. Raises InputError for a wrong one."""
-    chosen = choose_backend(backend, sys.platform)
+    chosen = choose_backend(backend)
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1, got {threads}")
     if compute_units not in COMPUTE_UNITS:
@@ -75,14 +76,14 @@ def check_engine(backend: str, threads: int | None, compute_units: str) -> Liter
     return chosen
 
 
-def choose_backend(backend: str, platform: str) -> Literal["coreml", "portable"]:
-    """The backend on a platform (`sys.platform`), "auto" resolved. Raises InputError for Core ML off the Mac."""
+def choose_backend(backend: str) -> Literal["coreml", "portable"]:
+    """The backend on this machine, "auto" resolved. Raises InputError for Core ML off the Mac."""
     if backend not in BACKENDS:
         raise InputError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    on_mac = platform == "darwin"
+    on_mac = macos() is not None
     if backend == "coreml" and not on_mac:
         raise InputError(
-            f"backend coreml needs macOS, and this is {platform}; use --backend portable (or auto)"
+            f"backend coreml needs macOS, and this is {sys.platform}; use --backend portable (or auto)"
         )
     if backend == "auto":
         return "coreml" if on_mac else "portable"

@@ -75,7 +75,7 @@ class GoldenKey(BaseModel):
 
 def golden_key(bundle: Bundle, backend: Backend) -> GoldenKey:
     """The key of an open bundle on this machine. Raises InputError for a backend that the machine lacks."""
-    chosen = choose_backend(backend, sys.platform)
+    chosen = choose_backend(backend)
     numpy = f"numpy {_minor(version('numpy'))}"
     if chosen == "coreml":
         processor = _sysctl("-n", "machdep.cpu.brand_string").strip()
