@@ -7,12 +7,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
 
 from voxcpm_constants.step_models import Precision, StepSizes
 from voxcpm_constants.targets import Target
+
+if TYPE_CHECKING:
+    from coreml_stand_in.installation import StandIn
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -155,6 +159,15 @@ def speaking_bundle(default_cache: Path) -> Path:
     """The small speaking checkpoint of the tree in all three precisions."""
     (manifest,) = default_cache.glob("bundles/*/manifest.json")
     return manifest.parent
+
+
+@pytest.fixture
+def core_ml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
+    """Core ML's stand-in on the portable executor (tests/coreml_stand_in), in this process and in its children."""
+    monkeypatch.syspath_prepend(REPOSITORY / "tests")
+    from coreml_stand_in.installation import install
+
+    return install(monkeypatch, tmp_path / "core_ml")
 
 
 @pytest.fixture(scope="session")

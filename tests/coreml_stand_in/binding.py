@@ -1,0 +1,216 @@
+"""The native module `coremltools.libcoremlpython`, as far as a model is compiled, loaded and run with it."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import plistlib
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from coreml_stand_in.faults import meet, told
+
+# The newest specification that a system can open, by its major version; later ones open the last.
+SPECIFICATIONS = {13: 7, 14: 8, 15: 9, 26: 10}
+MODEL_FILE = "Data/com.apple.CoreML/model.mlmodel"
+MARK = "coremldata.bin"
+
+# `predict` holds the GIL on a Mac: no two predictions of a process overlap.
+_GIL = threading.Lock()
+
+
+class Model:
+    """A loaded model: coremltools' `_MLModelProxy`."""
+
+    def __init__(self, path, unit, function, hints, asset):
+        assert (hints, asset) == ({}, None)
+        self._temporary = None
+        if path.endswith(".mlpackage"):
+            self._temporary = path = Model.compileModel(path)
+        self._compiled = Path(path)
+        self._package = _mark(self._compiled)["package"]
+        self._unit, self._function = unit, function
+        self._running = 0
+        spec = _spec(self._compiled / MODEL_FILE)
+        _require(spec, self._compiled)
+        names = [f.name for f in spec.description.functions]
+        if bool(function) and function not in names:
+            raise RuntimeError(
+                "Failed to load: .functionName property must be nil unless the model type is ML Program."
+            )
+        meet("load", self._package, unit, function)
+        chosen = function or spec.description.defaultFunctionName or "main"
+        self._executor, self._states = _executor(_digest(self._compiled), chosen, self._compiled)
+
+    def __del__(self):
+        if getattr(self, "_temporary", None):
+            shutil.rmtree(Path(self._temporary).parent, ignore_errors=True)
+
+    @staticmethod
+    def maximum_supported_specification_version():
+        major = system_version()[0]
+        return next(SPECIFICATIONS[known] for known in sorted(SPECIFICATIONS, reverse=True) if known <= major)
+
+    @staticmethod
+    def compileModel(path):  # noqa: N802 - Core ML's name
+        """Compile into a new temporary folder."""
+        package = Path(path)
+        if not (package / MODEL_FILE).is_file():
+            raise RuntimeError(
+                f'Error compiling model: "A valid manifest does not exist at path: {package}".'
+            )
+        spec = _spec(package / MODEL_FILE)
+        _require(spec, package)
+        meet("compile", package.stem)
+        compiled = Path(tempfile.mkdtemp()) / f"{package.stem}.mlmodelc"
+        shutil.copytree(package / "Data", compiled / "Data")
+        marked = {"package": package.stem, "digest": _digest(compiled)}
+        (compiled / MARK).write_text(json.dumps(marked))
+        return str(compiled)
+
+    def get_compiled_model_path(self):
+        return str(self._compiled)
+
+    def newState(self):  # noqa: N802 - Core ML's name
+        if system_version() < (15,):
+            raise RuntimeError("State functionality is only supported on macOS 15+.")
+        if not self._states:
+            raise RuntimeError("The model has no state.")
+        return State(self._executor.new_state(), self._states)
+
+    def predict(self, data, state):
+        """Outputs by name. One prediction at a time, and none with a state that another uses."""
+        with self._alone(), _GIL if state is None else state.alone():
+            wrong = meet("predict", self._package, self._unit, self._function)
+            for name, value in data.items():
+                if not isinstance(value, np.ndarray) or value.dtype not in (np.float32, np.int32):
+                    raise RuntimeError(
+                        f"value type of {name} not convertible: {getattr(value, 'dtype', value)}"
+                    )
+            try:
+                results = self._executor(data, None if state is None else state.inner)
+            except ValueError as error:
+                raise RuntimeError(f"Input features do not fit the model description: {error}") from None
+            return {name: _given(np.roll(a, 1) if wrong else a) for name, a in results.items()}
+
+    @contextlib.contextmanager
+    def _alone(self):
+        self._running += 1
+        try:
+            assert self._running == 1, f"{self._package}: two predictions at the same time"
+            yield
+        finally:
+            self._running -= 1
+
+
+class State:
+    """Core ML's state: fp16, read as float32."""
+
+    def __init__(self, inner, names):
+        self.inner = inner
+        self._names = names
+        self._running = 0
+
+    def read_state(self, name):
+        self._check(name)
+        array = self.inner.numpy(name)
+        assert np.array_equal(array, array.astype(np.float16)), "a Core ML state is fp16"
+        return _given(array)
+
+    def write_state(self, name, value):
+        self._check(name)
+        try:
+            self.inner.set(name, np.asarray(value, np.float32))
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None
+
+    @contextlib.contextmanager
+    def alone(self):
+        self._running += 1
+        try:
+            assert self._running == 1, "two predictions with one state at the same time"
+            with _GIL:
+                yield
+        finally:
+            self._running -= 1
+
+    def _check(self, name):
+        if name not in self._names:
+            raise RuntimeError(f"State feature {name} does not exist.")
+
+
+def system_version():
+    described = plistlib.loads(Path(told()["system_version"]).read_bytes())
+    return tuple(int(part) for part in described["ProductVersion"].split("."))
+
+
+def _given(array):
+    """The array as a result of Core ML at its worst: its rows have gaps between them, and nobody may write into it."""
+    if not array.ndim:
+        return array
+    padded = np.full((*array.shape[:-1], array.shape[-1] + 3), np.nan).astype(array.dtype)
+    padded[..., : array.shape[-1]] = array
+    view = padded[..., : array.shape[-1]]
+    view.flags.writeable = False
+    return view
+
+
+def _spec(path):
+    from coremltools.proto import Model_pb2
+
+    spec = Model_pb2.Model()
+    spec.ParseFromString(path.read_bytes())
+    return spec
+
+
+def _require(spec, path):
+    newest = Model.maximum_supported_specification_version()
+    if spec.specificationVersion > newest:
+        raise RuntimeError(
+            f'Error compiling model: "Failed to read model package at {path}. Error: Unable to load model with '
+            f'specification version {spec.specificationVersion}; this system supports up to {newest}.".'
+        )
+
+
+def _mark(compiled):
+    try:
+        marked = json.loads((compiled / MARK).read_text())
+    except (OSError, ValueError):
+        marked = {}
+    if not marked or marked["digest"] != _digest(compiled):
+        raise RuntimeError(f"Failed to open file: {compiled}/{MARK}. It is not a valid .mlmodelc file.")
+    return marked
+
+
+def _digest(compiled):
+    digest = hashlib.sha256()
+    for path in sorted(p for p in (compiled / "Data").rglob("*") if p.is_file()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def _executor(digest, function, compiled):
+    """The portable executor of a function, and the names of its states. digest: of its content, for the cache."""
+    from voxcpm_runtime.backends.portable import PortableStepModel
+    from voxcpm_runtime.backends.portable.package import read_package
+
+    program = read_package(compiled, function)
+    half = any(type_.dtype == "FLOAT16" for op in program.operations for _, type_ in op.outputs)
+    states = {state.name: f"{state.name}_out" for state in program.states}
+    executor = PortableStepModel(
+        compiled,
+        cache_key=digest,
+        function=function,
+        mode="faithful" if half else "plain",
+        threads=1,
+        state=states,
+    )
+    return executor, frozenset(states)
+
+
+_MLModelProxy = Model

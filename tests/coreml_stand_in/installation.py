@@ -1,0 +1,114 @@
+"""The stand-in in this process and in its children."""
+
+import json
+import os
+import plistlib
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+
+from coreml_stand_in.faults import VARIABLE, Fault, settings, told
+
+BINDING = "coremltools.libcoremlpython"
+CHILD = Path(__file__).with_name("child")
+
+
+@dataclass
+class StandIn:
+    """The stand-in while a test runs; child processes have it, too, as they inherit the environment."""
+
+    monkeypatch: object
+    folder: Path
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "events.jsonl"
+
+    def system(self, version: str, build: str) -> None:
+        """Make this macOS `version`, such as "14.6"."""
+        described = {"ProductVersion": version, "ProductBuildVersion": build}
+        (self.folder / "SystemVersion.plist").write_bytes(plistlib.dumps(described))
+
+    def fault(self, **fields) -> None:
+        """From now on something goes wrong: the fields of `Fault`."""
+        self.faults.append(Fault(**fields))
+        self.tell()
+
+    def mend(self) -> None:
+        """Nothing goes wrong any more."""
+        self.faults.clear()
+        self.tell()
+
+    def events(self, at: str) -> list[dict]:
+        """What happened so far, in all processes: compile, load or predict."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [event for event in map(json.loads, lines) if event["at"] == at]
+
+    def tell(self) -> None:
+        value = settings(self.folder / "SystemVersion.plist", self.log, self.faults)
+        self.monkeypatch.setenv(VARIABLE, value)
+
+
+def install(monkeypatch, folder: Path) -> StandIn:
+    """Put the stand-in into coremltools, and make the project believe that this is macOS 15.5, until the test ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stand_in = StandIn(monkeypatch, folder)
+    stand_in.system("15.5", "24F74")
+    stand_in.tell()
+    searched = [str(CHILD), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(searched))
+    import_module("voxcpm_conversion.toolchain").import_coremltools()
+    monkeypatch.setitem(sys.modules, BINDING, import_module("coreml_stand_in.binding"))
+    monkeypatch.setattr("voxcpm_constants.macos.SYSTEM_VERSION_FILE", folder / "SystemVersion.plist")
+    replace(monkeypatch.setattr)
+    return stand_in
+
+
+def install_in_child() -> None:
+    """Put the stand-in into coremltools when it is imported. torch is hidden: importing it takes seconds a process."""
+    sys.meta_path.insert(0, Finder())
+    with suppress(ImportError):
+        import_module("voxcpm_constants.macos").SYSTEM_VERSION_FILE = Path(told()["system_version"])
+
+
+def replace(set_attribute) -> None:
+    """Give coremltools' modules that are imported by now the binding, and the system that was told."""
+    binding = import_module("coreml_stand_in.binding")
+    new = {name: value for name, value in vars(binding).items() if name.startswith("_ML")}
+    new |= {"_is_macos": lambda: True, "_macos_version": binding.system_version}
+    for module in [m for name, m in sys.modules.items() if name.startswith("coremltools.")]:
+        for name in new.keys() & vars(module).keys():
+            set_attribute(module, name, new[name])
+
+
+class Finder(MetaPathFinder, Loader):
+    """Finds the native module here, coremltools' question for the system with another answer, and no torch."""
+
+    def find_spec(self, name, path=None, _target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        if name == "coremltools.models.utils":
+            spec = PathFinder.find_spec(name, path)
+            spec.loader = Replaced(name, spec.origin)
+            return spec
+        return ModuleSpec(name, self) if name == BINDING else None
+
+    def create_module(self, _spec):
+        # Under its own name too, as it is one module.
+        return import_module("coreml_stand_in.binding")
+
+    def exec_module(self, _module):
+        pass
+
+
+class Replaced(SourceFileLoader):
+    """Loads a module as it is, and then replaces what the stand-in replaces."""
+
+    def exec_module(self, module):
+        super().exec_module(module)
+        replace(setattr)
