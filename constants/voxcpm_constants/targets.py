@@ -14,6 +14,8 @@ from voxcpm_constants.step_models import BASE_LM_STEP, RESIDUAL_LM_STEP, StepMod
 
 Target = Literal["macOS14", "macOS15"]
 TARGETS: tuple[Target, ...] = ("macOS14", "macOS15")
+OLDEST_MACOS: dict[Target, int] = {"macOS14": 14, "macOS15": 15}
+"""The oldest major version of macOS that opens packages of a target."""
 
 MAIN = "main"
 """Name of the function in a package that has only one."""

@@ -15,7 +15,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import LARGEST_BATCH, PRECISIONS, STEP_MODEL_NAMES, StepSizes
 from voxcpm_constants.targets import TARGETS, Target
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.compilation import can_compile
+from voxcpm_conversion.compilation import why_not_compiled
 from voxcpm_conversion.convert import Report
 from voxcpm_conversion.convert import convert as convert_checkpoint
 from voxcpm_conversion.replacing import bundle_folder
@@ -81,10 +81,8 @@ def convert(
             overwrite=overwrite,
             report=report,
         )
-    if not can_compile():
-        console.print(
-            "No .mlmodelc: Apple's Core ML compiler runs on macOS only; apps compile a package on first load."
-        )
+    if reason := why_not_compiled(deployment):
+        console.print(f"No .mlmodelc: {reason}.")
     if merged := manifest.source.lora:
         console.print(
             f"merged {merged.name} (r {merged.r}, alpha {merged.alpha}) into {merged.weights} weights: "

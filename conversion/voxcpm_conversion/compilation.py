@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from voxcpm_constants.errors import BundleError, first_line
+from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import package_path
 from voxcpm_constants.step_models import Precision
+from voxcpm_constants.targets import OLDEST_MACOS, Target
 from voxcpm_conversion.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
 
 
-def can_compile() -> bool:
-    """Whether Core ML's compiler is available, which is the case on macOS only."""
-    return platform.system() == "Darwin"
+def why_not_compiled(target: Target) -> str | None:
+    """Why this system cannot compile packages of a target, in a line; None if it can."""
+    system = macos()
+    if system is None:
+        return "Apple's Core ML compiler runs on macOS only; a package is compiled where it is first loaded"
+    if system.version[0] < OLDEST_MACOS[target]:
+        return (
+            f"{target} packages are compiled on macOS {OLDEST_MACOS[target]} or newer, and this is {system}"
+        )
+    return None
 
 
 def compile_packages(
-    workspace: Workspace, step_models: Sequence[str], precisions: Sequence[Precision]
+    workspace: Workspace, step_models: Sequence[str], precisions: Sequence[Precision], target: Target
 ) -> None:
-    """Compile each package of the workspace that is not compiled yet; without a compiler, do nothing."""
-    if not can_compile():
+    """Compile each package of the workspace that is not compiled yet; where that is impossible, do nothing.
+
+    Raises BundleError for a package that Core ML refuses.
+    """
+    if why_not_compiled(target) is not None:
         return
     for precision in precisions:
         for name in step_models:
@@ -33,4 +45,10 @@ def compile_packages(
 
 
 def _compile(package: Path, compiled: Path) -> None:
-    import_coremltools().models.utils.compile_model(str(package), destination_path=str(compiled))
+    try:
+        import_coremltools().models.utils.compile_model(str(package), destination_path=str(compiled))
+    except RuntimeError as error:
+        raise BundleError(
+            f"{package.parent.name}/{package.name}: Core ML on {macos()} refuses it ({first_line(error)}); "
+            "convert with another --target or --precision"
+        ) from None

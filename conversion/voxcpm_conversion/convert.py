@@ -81,7 +81,7 @@ def convert(
         if missing:
             with stages_reported(partial(report, declaration.name)):
                 add_packages(workspace, checkpoint, declaration, sizes, missing, target)
-    compile_packages(workspace, list(declarations), ordered)
+    compile_packages(workspace, list(declarations), ordered, target)
     report("bundle", "digests", 0, 1)
     manifest = Manifest(
         architecture=a,

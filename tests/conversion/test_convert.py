@@ -9,21 +9,25 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import load_constants
-from voxcpm_constants.errors import CheckpointError, InputError, VoxCPMError
+from voxcpm_constants.errors import BundleError, CheckpointError, InputError, VoxCPMError
 from voxcpm_constants.manifest import Manifest, check_files, package_path
 from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes, decoder_contexts, encoder_contexts
-from voxcpm_conversion import compilation
 from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.compilation import compile_packages, why_not_compiled
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.commands import cli
+
+if TYPE_CHECKING:
+    from coreml_stand_in.installation import StandIn
 
 SIZES = StepSizes(kv_length=64)
 
@@ -191,22 +195,55 @@ def test_weights_that_do_not_match_are_named(tiny_checkpoint: Path, tmp_path: Pa
     _refused(CheckpointError, "stop_head.weight", broken, tmp_path / "bundle")
 
 
-def test_packages_are_compiled_where_the_compiler_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = []
+def _workspace(bundle: Path, folder: Path) -> Workspace:
+    """A conversion whose packages are finished, and not compiled yet."""
+    workspace = Workspace(folder / "bundle", {})
+    for name in ("feat_encoder", "locdit_step"):
+        package = package_path("fp16", name)
+        shutil.copytree(bundle / package, workspace.folder / package)
+    return workspace
 
-    def compile_model(package: str, destination_path: str) -> None:
-        compiled.append(Path(package).name)
-        Path(destination_path).mkdir()
 
-    monkeypatch.setattr(compilation, "can_compile", lambda: True)
-    monkeypatch.setattr(import_coremltools().models.utils, "compile_model", compile_model)
-    workspace = Workspace(tmp_path / "bundle", {})
-    compilation.compile_packages(workspace, ["feat_encoder", "locdit_step"], ["fp16"])
-    assert compiled == ["feat_encoder.mlpackage", "locdit_step.mlpackage"]
-    assert {p.name for p in (workspace.folder / "fp16").iterdir()} == {
+def test_packages_are_compiled_where_the_compiler_is(
+    core_ml: StandIn, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    workspace = _workspace(tiny_bundle, tmp_path)
+
+    for _ in range(2):
+        compile_packages(workspace, ["feat_encoder", "locdit_step"], ["fp16"], "macOS14")
+
+    assert [event["package"] for event in core_ml.events("compile")] == ["feat_encoder", "locdit_step"]
+    assert {p.name for p in (workspace.folder / "fp16").glob("*.mlmodelc")} == {
         "feat_encoder.mlmodelc",
         "locdit_step.mlmodelc",
     }
+
+
+def test_packages_for_a_newer_system_are_not_compiled(
+    core_ml: StandIn, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    core_ml.system("14.6.1", "23G93")
+    workspace = _workspace(tiny_bundle, tmp_path)
+
+    compile_packages(workspace, ["feat_encoder"], ["fp16"], "macOS15")
+
+    assert not core_ml.events("compile")
+    assert why_not_compiled("macOS15") == (
+        "macOS15 packages are compiled on macOS 15 or newer, and this is macOS 14.6.1"
+    )
+    assert why_not_compiled("macOS14") is None
+
+
+def test_a_package_that_the_compiler_refuses_is_one_line(
+    core_ml: StandIn, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    core_ml.fault(at="compile", package="locdit_step")
+    workspace = _workspace(tiny_bundle, tmp_path)
+
+    with pytest.raises(BundleError, match=r"fp16/.*locdit_step.mlpackage: Core ML on macOS 15.5 refuses it"):
+        compile_packages(workspace, ["feat_encoder", "locdit_step"], ["fp16"], "macOS14")
+
+    assert not workspace.has("fp16/locdit_step.mlmodelc")
 
 
 def test_the_command_speaks_for_itself_alone(batch_conversion: Path) -> None:
