@@ -33,6 +33,7 @@ _OWN = {
     "voices": "voxcpm_runtime.commands.voices:voices",
     "inspect": "voxcpm_runtime.commands.inspect:inspect",
     "benchmark": "voxcpm_runtime.commands.benchmark:benchmark",
+    "clear-cache": "voxcpm_runtime.commands.clear_cache:clear_cache",
 }
 """The runtime's commands; conversion's and validation's are entry points of theirs in pyproject.toml."""
 

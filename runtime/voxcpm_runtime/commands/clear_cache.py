@@ -1,0 +1,63 @@
+"""The command `voxcpm-coreml clear-cache`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.user_folders import cache_folder
+
+# Folder in the user's cache -> what this project writes there. Files of other names are not its own.
+_ENTRIES = {
+    "compiled": ("*.mlmodelc", ".*.mlmodelc", "*.lock"),
+    "lowered": ("*.lowered", ".*.lowered.*.part"),
+    "verified": ("*.json", ".*.json.*.part"),
+}
+_VOICE_ENTRIES = {"bundles": ("default-*", ".default-*")}
+
+
+def clear_cache(
+    *,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Also the built-in voice's bundle, which is converted again when it is used."
+        ),
+    ] = False,
+) -> None:
+    """Remove what was cached: compiled and lowered step models, and which files were verified. Voices stay."""
+    failures = []
+    for kind, patterns in (_ENTRIES | (_VOICE_ENTRIES if everything else {})).items():
+        folder = cache_folder(kind)
+        entries = sorted({entry for pattern in patterns for entry in folder.glob(pattern)})
+        freed = 0
+        for entry in entries:
+            size = _bytes(entry)
+            try:
+                _remove(entry)
+            except OSError as error:
+                failures.append(f"{entry} ({os_reason(error)})")
+            else:
+                freed += size
+        typer.echo(f"{folder}: {freed / 1e6:.1f} MB removed")
+    if failures:
+        others = f" and {len(failures) - 1} more" if failures[1:] else ""
+        raise InputError(
+            f"cannot remove {failures[0]}{others}; change the permissions, or remove it yourself"
+        )
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
+
+
+def _bytes(entry: Path) -> int:
+    files = entry.rglob("*") if entry.is_dir() and not entry.is_symlink() else (entry,)
+    return sum(file.lstat().st_size for file in files if not file.is_dir())
