@@ -13,6 +13,7 @@ import numpy as np
 from voxcpm_constants.errors import InputError, VoxCPMError
 from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
+from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits, chosen_units
 from voxcpm_runtime.backends.loading import Backend, arithmetic_key, load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.batch_slots import lone_slot
@@ -65,14 +66,15 @@ class VoxCPM:
         backend: Backend = "auto",
         threads: int | None = None,
         verify: bool = False,
-        compute_units: str = "all",
+        compute_units: ComputeUnits = AUTO,
     ) -> Self:
         """Open a bundle and load its step models.
 
         path: a bundle's folder, a hub id (`organisation/name`), an open bundle, or None for the built-in voice.
         precision: "int8", "int4", "fp16" or "fp32"; by default the first of these that the bundle has.
         backend: "coreml", "portable", or "auto": Core ML on a Mac. threads: threads of one operation (portable backend
-        only). verify: hash every file. compute_units: "all", "cpu", "cpu_and_gpu" or "cpu_and_ne" (Core ML only).
+        only). verify: hash every file. compute_units (Core ML only): "auto", "all", "cpu", "cpu_and_gpu" or
+        "cpu_and_ne", or a mapping from names of step models to these, in which "*" stands for all others.
 
         Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument.
         """
@@ -82,10 +84,11 @@ class VoxCPM:
                 "give its folder to choose another"
             )
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
-        models = load_step_models(bundle, backend, threads=threads, compute_units=compute_units)
+        units = chosen_units(compute_units, bundle.manifest.step_models)
+        models = load_step_models(bundle, backend, threads=threads, compute_units=units)
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
         return_freed_memory()
-        return cls(bundle, driver, arithmetic_key(backend, compute_units))
+        return cls(bundle, driver, arithmetic_key(backend, units))
 
     def close(self) -> None:
         """Release the step models and their memory. Calls that are running finish normally."""

@@ -1,8 +1,6 @@
-"""Choosing a backend, and the Core ML one over a stand-in for coremltools' MLModel."""
+"""Choosing a backend, and what every backend checks."""
 
 import plistlib
-import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +9,9 @@ import pytest
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, declare_step_models
-from voxcpm_constants.targets import package_form
 from voxcpm_runtime.backends.coreml import CoreMLStepModel
-from voxcpm_runtime.backends.loading import arithmetic_key, check_interface, choose_backend, load_step_models
+from voxcpm_runtime.backends.loading import arithmetic_key, choose_backend, load_step_models
+from voxcpm_runtime.backends.package_functions import check_interface
 from voxcpm_runtime.bundle.opening import open_bundle
 
 
@@ -33,44 +31,6 @@ class Predictor:
         self.seen.append(features)
         outputs = {t.name: np.ones(t.shape_at(0), np.float16) for t in self.declared.outputs}
         return outputs | {t.output_name: features[t.name] + np.float16(1) for t in self.declared.state}
-
-    def get_spec(self):
-        state = self.declared.state
-        description = described(
-            [t.name for t in (*self.declared.inputs, *state)],
-            [*(t.name for t in self.declared.outputs), *(t.output_name for t in state)],
-        )
-        return SimpleNamespace(description=SimpleNamespace(**vars(description), functions=[]))
-
-
-class PredictorWithState:
-    """One function of a package for macOS 15; its state counts the calls of all functions."""
-
-    def __init__(self, functions, name):
-        self.functions = functions
-        self.declared = functions[name]
-
-    def make_state(self):
-        return SimpleNamespace(calls=0, read_state=lambda name: np.zeros(3, np.float16))
-
-    def predict(self, features, state):
-        assert not set(features) & {t.name for t in self.declared.state}
-        state.calls += 1
-        return {t.name: np.full(t.shape_at(0), state.calls, np.float16) for t in self.declared.outputs}
-
-    def get_spec(self):
-        functions = [
-            described(
-                *([t.name for t in kind] for kind in (model.inputs, model.outputs, model.state)), name=name
-            )
-            for name, model in self.functions.items()
-        ]
-        return SimpleNamespace(description=SimpleNamespace(functions=functions))
-
-
-def described(inputs, outputs, states=(), name=""):
-    named = ([SimpleNamespace(name=n) for n in names] for names in (inputs, outputs, states))
-    return SimpleNamespace(name=name, **dict(zip(("input", "output", "state"), named, strict=True)))
 
 
 @pytest.fixture
@@ -151,82 +111,6 @@ def test_a_missing_input_or_state_is_told(declared):
         model({"embeddings": np.ones((1, 1, 8)), "position": np.array([0])})
 
 
-@pytest.fixture
-def coreml(monkeypatch, declared, on_mac):  # noqa: ARG001 - a fixture of a fixture
-    """A stand-in for coremltools that can load models, as on a Mac."""
-    loaded = []
-
-    def ml_model(path, compute_units):
-        loaded.append((path, compute_units))
-        return Predictor(declared[path.rpartition("/")[2].removesuffix(".mlpackage")])
-
-    def compiled_model(path, compute_units):
-        loaded.append((path, compute_units))
-        return Predictor(declared[path.rpartition("/")[2].removesuffix(".mlmodelc")])
-
-    units = SimpleNamespace(ALL="all of them", CPU_AND_NE="neural engine", CPU_ONLY="cpu", CPU_AND_GPU="gpu")
-    models = SimpleNamespace(MLModel=ml_model, CompiledMLModel=compiled_model)
-    monkeypatch.setitem(sys.modules, "coremltools", SimpleNamespace(ComputeUnit=units, models=models))
-    return loaded
-
-
-def test_packages_are_loaded_for_the_compute_units_and_compiled_ones_preferred(coreml, bundle_folder):
-    (bundle_folder / "int8" / "locdit_step.mlmodelc").mkdir()
-
-    models = load_step_models(
-        open_bundle(bundle_folder), names=(FEAT_ENCODER, LOCDIT_STEP), compute_units="cpu_and_ne"
-    )
-
-    assert list(models) == [FEAT_ENCODER, LOCDIT_STEP]
-    assert coreml == [
-        (str(bundle_folder / "int8" / "feat_encoder.mlpackage"), "neural engine"),
-        (str(bundle_folder / "int8" / "locdit_step.mlmodelc"), "neural engine"),
-    ]
-    outputs = models[FEAT_ENCODER]({"patches": np.zeros((1, 1, 2, 4))}, None)
-    assert outputs["embeddings"].dtype == np.float32
-
-
-@pytest.mark.usefixtures("coreml")
-def test_what_core_ml_refuses_is_one_line(bundle_folder, monkeypatch):
-    def refuse(*_, **__):
-        raise RuntimeError("Error compiling model\nwith a long story")
-
-    monkeypatch.setattr(sys.modules["coremltools"].models, "MLModel", refuse)
-
-    with pytest.raises(
-        BundleError, match=r"feat_encoder.mlpackage: Core ML cannot load it \(Error compiling model\)"
-    ):
-        load_step_models(open_bundle(bundle_folder), names=(FEAT_ENCODER,))
-
-
-def test_functions_of_a_macos_15_package_are_loaded_when_called_and_share_a_state(
-    coreml, declared, bundle_folder, monkeypatch
-):
-    functions = package_form(declared[BASE_LM_STEP], "macOS15").functions
-
-    def ml_model(_path, function_name, **_):
-        coreml.append(function_name)
-        return PredictorWithState(functions, function_name)
-
-    monkeypatch.setattr(sys.modules["coremltools"].models, "MLModel", ml_model)
-    bundle = open_bundle(bundle_folder)
-    bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"target": "macOS15"}))
-    model = load_step_models(bundle, names=(BASE_LM_STEP,))[BASE_LM_STEP]
-    assert coreml == ["decode"]
-    state = model.new_state()
-
-    calls = [
-        model({"embeddings": np.ones((1, length, 8)), "position": np.array([0])}, state)["hidden"]
-        for length in (1, 16, 1)
-    ]
-
-    assert coreml == ["decode", "prefill_16"]
-    assert [call.shape for call in calls] == [(1, 1, 8), (1, 16, 8), (1, 1, 8)]
-    assert [call.flat[0] for call in calls] == [1, 2, 3]
-    with pytest.raises(ValueError, match="may have the lengths 1, 4, 16, not 5"):
-        model({"embeddings": np.ones((1, 5, 8)), "position": np.array([0])}, state)
-
-
 def test_a_package_that_cannot_be_run_is_one_line(bundle_folder):
     pytest.importorskip("voxcpm_runtime.backends.portable")
 
@@ -239,7 +123,7 @@ def test_options_of_the_backends_are_checked(bundle_folder):
 
     with pytest.raises(InputError, match="threads must be at least 1"):
         load_step_models(bundle, "portable", threads=0)
-    with pytest.raises(InputError, match="compute units must be one of all, cpu"):
+    with pytest.raises(InputError, match="compute units must be one of auto, all, cpu"):
         load_step_models(bundle, "portable", compute_units="gpu")
 
 
@@ -275,10 +159,14 @@ def test_rows_of_a_cache_are_read_and_overwritten(declared, keeps_state):
 
 @pytest.mark.usefixtures("on_linux")
 def test_arithmetic_has_a_key_off_the_mac():
-    assert arithmetic_key("auto", "all") == arithmetic_key("portable", "cpu")
+    assert arithmetic_key("auto", {LOCDIT_STEP: "all"}) == arithmetic_key("portable", {LOCDIT_STEP: "cpu"})
 
 
 @pytest.mark.usefixtures("on_mac")
 def test_arithmetic_has_a_key_on_a_mac():
-    keys = {arithmetic_key("auto", "all"), arithmetic_key("coreml", "cpu"), arithmetic_key("portable", "all")}
-    assert len(keys) == 3
+    asked = [("auto", "all"), ("coreml", "all"), ("coreml", "cpu"), ("portable", "all")]
+
+    keys = [arithmetic_key(backend, {LOCDIT_STEP: unit}) for backend, unit in asked]
+
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
-from voxcpm_constants.targets import MAIN
 from voxcpm_runtime.backends.step_function import Array, StepState
-
-COMPUTE_UNITS = {"all": "ALL", "cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", "cpu_and_ne": "CPU_AND_NE"}
-"""The names used here -> names in `coremltools.ComputeUnit`."""
 
 
 class PassedState:
@@ -75,13 +71,23 @@ class NativeState:
 class CoreMLStepModel:
     """A step model, or one function of it, on Core ML.
 
-    predictor: coremltools' MLModel or CompiledMLModel. keeps_state: whether Core ML owns the state (macOS 15). Any
-    number of threads may call it, each with its own state; calls wait for each other, as Core ML requires.
+    predictor: coremltools' CompiledMLModel. keeps_state: whether Core ML owns the state (macOS 15). package: where the
+    predictor comes from, which lives as long as this does. Any number of threads may call it, each with its own state;
+    calls wait for each other, as Core ML requires.
     """
 
+    releases_gil = False
+
     def __init__(
-        self, declared: StepModel, predictor: Any, precision: Precision, *, keeps_state: bool = False
+        self,
+        declared: StepModel,
+        predictor: Any,
+        precision: Precision,
+        *,
+        keeps_state: bool = False,
+        package: object = None,
     ) -> None:
+        self._package = package
         self._declared = declared
         self._predictor = predictor
         self._compute = np.float32 if precision == "fp32" else np.float16
@@ -96,7 +102,11 @@ class CoreMLStepModel:
         return PassedState(self._declared, zeros)
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
-        """Run one step. Raises ValueError for an input that is missing, and for a missing or foreign state."""
+        """Run one step.
+
+        Raises ValueError for an input that is missing and for a missing or foreign state, and BundleError where Core ML
+        fails.
+        """
         missing = [t.name for t in self._declared.inputs if t.name not in inputs]
         if missing:
             raise ValueError(f"{self._declared.name} needs an input {missing[0]}")
@@ -107,13 +117,17 @@ class CoreMLStepModel:
         features = {
             t.name: np.ascontiguousarray(inputs[t.name], self._dtype(t)) for t in self._declared.inputs
         }
-        with self._predicting:
-            results = (
-                self._predictor.predict(features)
-                if state is None
-                else state.predict(self._predictor, features)
-            )
-        return {t.name: np.asarray(results[t.name], np.float32) for t in self._declared.outputs}
+        try:
+            with self._predicting:
+                results = (
+                    self._predictor.predict(features)
+                    if state is None
+                    else state.predict(self._predictor, features)
+                )
+        except RuntimeError as error:
+            raise BundleError(f"Core ML failed in {self._declared.name} ({first_line(error)})") from None
+        # Results may be read-only views with gaps between their rows.
+        return {t.name: np.array(results[t.name], np.float32, order="C") for t in self._declared.outputs}
 
     def _dtype(self, tensor: TensorSpec) -> Any:
         return self._compute if tensor.dtype == "compute" else np.dtype(tensor.dtype)
@@ -123,25 +137,3 @@ def _with_rows(cache: Array, start: int, rows: Array) -> Array:
     changed = np.array(cache)
     changed[:, :, start : start + rows.shape[2]] = rows
     return changed
-
-
-def load_predictor(package: Path, function: str, compute_units: str) -> tuple[Any, bool]:
-    """coremltools' model of a package's function, and whether it was compiled beforehand (.mlmodelc beside it)."""
-    import coremltools as ct  # seconds, and on a Mac only
-
-    unit = getattr(ct.ComputeUnit, COMPUTE_UNITS[compute_units])
-    # The only function of a package is loaded without its name: systems before macOS 15 know no names.
-    named = {} if function == MAIN else {"function_name": function}
-    compiled = package.with_suffix(".mlmodelc")
-    if compiled.is_dir():
-        return ct.models.CompiledMLModel(str(compiled), unit, **named), True
-    return ct.models.MLModel(str(package), compute_units=unit, **named), False
-
-
-def interface_names(predictor: Any, function: str) -> tuple[list[str], list[str], list[str]]:
-    """Names of a loaded model's inputs, outputs and states."""
-    description = predictor.get_spec().description
-    description = next((f for f in description.functions if f.name == function), description)
-    return tuple(
-        [t.name for t in kind] for kind in (description.input, description.output, description.state)
-    )  # type: ignore[return-value]

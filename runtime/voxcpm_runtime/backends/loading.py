@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.macos import macos
-from voxcpm_constants.manifest import Manifest, package_path
-from voxcpm_constants.step_models import STEP_MODEL_NAMES, Precision, StepModel
-from voxcpm_constants.targets import package_form
-from voxcpm_runtime.backends.coreml import COMPUTE_UNITS, CoreMLStepModel, interface_names, load_predictor
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import Precision, StepModel
+from voxcpm_runtime.backends.compute_units import AUTO, USUAL, ComputeUnits, chosen_units
+from voxcpm_runtime.backends.coreml_loading import check_system, load_functions
 from voxcpm_runtime.backends.functions_by_length import FunctionsByLength
+from voxcpm_runtime.backends.package_functions import PackageFunction, package_functions
 from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
 
@@ -26,53 +26,77 @@ def load_step_models(
     bundle: Bundle,
     backend: Backend = "auto",
     *,
-    names: Iterable[str] = STEP_MODEL_NAMES,
+    names: Iterable[str] | None = None,
     threads: int | None = None,
-    compute_units: str = "all",
+    compute_units: ComputeUnits = AUTO,
+    measured: Mapping[str, str] | None = None,
 ) -> dict[str, StepFunction]:
-    """The named step models of an open bundle, in its precision.
+    """Step models of an open bundle, in its precision. names: some of them; by default all that the bundle has.
 
-    threads: threads of one operation (portable backend only). compute_units: a key of COMPUTE_UNITS (Core ML only).
+    threads: threads of one operation (portable backend only). compute_units, measured: see `chosen_units` (Core ML
+    only).
 
-    Raises InputError for a backend that this machine lacks, BundleError for a package that cannot be loaded or
-    whose inputs and outputs are not the declared ones.
+    Raises InputError for a backend that this machine lacks or compute units that there are not, BundleError for a
+    package that cannot be loaded, needs a newer system, or whose inputs and outputs are not the declared ones.
     """
     chosen = check_engine(backend, threads, compute_units)
     folder, manifest, precision = bundle.folder, bundle.manifest, bundle.precision
+    wanted = tuple(manifest.step_models if names is None else names)
     if chosen == "portable":
         return {
             name: load_portable_step_model(folder, manifest, precision, name, threads=threads)
-            for name in names
+            for name in wanted
         }
-    load = partial(_load_coreml, precision=precision, compute_units=compute_units)
-    return {name: _load_step_model(folder, manifest, precision, name, load) for name in names}
+    check_system(folder, manifest.target, macos())
+    units = chosen_units(compute_units, manifest.step_models, measured)
+    loaded = {}
+    for name in wanted:
+        functions = package_functions(folder, manifest, precision, name)
+        digest = manifest.package_key(precision, name)
+        loaded[name] = _joined(
+            manifest.step_models[name], load_functions(functions, digest, precision, units[name])
+        )
+    return loaded
 
 
 def load_portable_step_model(
     folder: Path, manifest: Manifest, precision: Precision, name: str, **options: Any
 ) -> StepFunction:
-    """One step model on ONNX Runtime. options: keywords of `portable.PortableStepModel`. Raises BundleError."""
-    load = partial(_load_portable, cache_key=manifest.package_key(precision, name), **options)
-    return _load_step_model(folder, manifest, precision, name, load)
+    """One step model on ONNX Runtime. options: keywords of `portable.PortableStepModel`. Raises BundleError.
+
+    Its first function is loaded now, to check the package, and the others when they are first called.
+    """
+    functions = package_functions(folder, manifest, precision, name)
+    key = manifest.package_key(precision, name)
+
+    def load(index: int) -> StepFunction:
+        return _load_portable(functions[index], cache_key=key, **options)
+
+    first = load(0)
+    return first if len(functions) == 1 else FunctionsByLength(manifest.step_models[name], first, load)
 
 
-def arithmetic_key(backend: str, compute_units: str) -> str:
-    """A key that is equal if the same step models give the same numbers, up to rounding by the number of threads."""
+def arithmetic_key(backend: str, compute_units: Mapping[str, str]) -> str:
+    """A key that is equal if the same step models give the same numbers, up to rounding by the number of threads.
+
+    compute_units: the unit of every step model, by name (`chosen_units`).
+    """
     if choose_backend(backend) == "coreml":
-        return f"coreml {compute_units}"
+        return f"coreml {','.join(f'{name}={unit}' for name, unit in sorted(compute_units.items()))}"
     # On a Mac ONNX Runtime need not be installed.
     from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
 
     return f"portable {LOWERING_VERSION}"
 
 
-def check_engine(backend: str, threads: int | None, compute_units: str) -> Literal["coreml", "portable"]:
+def check_engine(
+    backend: str, threads: int | None, compute_units: ComputeUnits
+) -> Literal["coreml", "portable"]:
     """The backend that `load_step_models` would use with these arguments. Raises InputError for a wrong one."""
     chosen = choose_backend(backend)
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1, got {threads}")
-    if compute_units not in COMPUTE_UNITS:
-        raise InputError(f"compute units must be one of {', '.join(COMPUTE_UNITS)}, got {compute_units!r}")
+    chosen_units(compute_units, tuple(USUAL))
     return chosen
 
 
@@ -90,80 +114,12 @@ def choose_backend(backend: str) -> Literal["coreml", "portable"]:
     return "coreml" if backend == "coreml" else "portable"
 
 
-def check_interface(
-    declared: StepModel,
-    inputs: Iterable[str],
-    outputs: Iterable[str],
-    package: Path,
-    *,
-    states: Iterable[str] | None = None,
-) -> None:
-    """Raises BundleError if a package's tensors are not named as declared.
-
-    states: names of Core ML's own states; None if state is passed as inputs and outputs.
-    """
-    state = {t.name for t in declared.state}
-    expected = {"inputs": {t.name for t in declared.inputs}, "outputs": {t.name for t in declared.outputs}}
-    found = {"inputs": set(inputs), "outputs": set(outputs)}
-    if states is None:
-        expected["inputs"] |= state
-        expected["outputs"] |= {t.output_name for t in declared.state}
-    else:
-        expected["states"], found["states"] = state, set(states)
-    for kind, names in expected.items():
-        wrong = sorted(names ^ found[kind])
-        if wrong:
-            what = "missing" if wrong[0] in names else "unknown"
-            raise BundleError(
-                f"{package}: {kind} are not those of {declared.name} ({wrong[0]} is {what}); convert again"
-            )
+def _joined(declared: StepModel, functions: Sequence[StepFunction]) -> StepFunction:
+    first = functions[0]
+    return first if len(functions) == 1 else FunctionsByLength(declared, first, functions.__getitem__)
 
 
-class _Function(NamedTuple):
-    """One function of a package, the unit of loading."""
-
-    package: Path
-    name: str
-    declared: StepModel
-    keeps_state: bool
-
-    def check(self, inputs: Iterable[str], outputs: Iterable[str], states: Iterable[str]) -> None:
-        check_interface(
-            self.declared, inputs, outputs, self.package, states=states if self.keeps_state else None
-        )
-
-
-def _load_step_model(
-    folder: Path,
-    manifest: Manifest,
-    precision: Precision,
-    name: str,
-    load: Callable[[_Function], StepFunction],
-) -> StepFunction:
-    """A step model in the form of the bundle's target. Its first function is loaded now, to check the package."""
-    declared = manifest.step_models[name]
-    form = package_form(declared, manifest.target)
-    package = folder / package_path(precision, name)
-    functions = [_Function(package, *item, form.keeps_state) for item in form.functions.items()]
-    first = load(functions[0])
-    return (
-        first
-        if len(functions) == 1
-        else FunctionsByLength(declared, first, lambda chunk: load(functions[chunk]))
-    )
-
-
-def _load_coreml(function: _Function, precision: Precision, compute_units: str) -> StepFunction:
-    try:
-        predictor, compiled = load_predictor(function.package, function.name, compute_units)
-    except Exception as error:  # noqa: BLE001 - coremltools raises what Core ML gives it, of any class
-        raise BundleError(f"{function.package}: Core ML cannot load it ({first_line(error)})") from None
-    if not compiled:
-        function.check(*interface_names(predictor, function.name))
-    return CoreMLStepModel(function.declared, predictor, precision, keeps_state=function.keeps_state)
-
-
-def _load_portable(function: _Function, **options: Any) -> StepFunction:
+def _load_portable(function: PackageFunction, **options: Any) -> StepFunction:
     # On a Mac ONNX Runtime need not be installed.
     from voxcpm_runtime.backends.portable import PackageError, PortableStepModel
 

@@ -24,6 +24,14 @@ class StepState(Protocol):
         """Overwrite positions from `start` on with arrays (1, kv_heads, positions, head_dim), by tensor name."""
 
 
+def releases_gil(model: StepFunction) -> bool:
+    """Whether other Python threads run while the step model computes.
+
+    ONNX Runtime lets them; coremltools' `predict` does not.
+    """
+    return getattr(model, "releases_gil", True)
+
+
 class StepFunction(Protocol):
     """A step model: (inputs, state) -> outputs, by the names of its declaration (`voxcpm_constants.step_models`)."""
 

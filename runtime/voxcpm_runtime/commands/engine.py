@@ -20,7 +20,7 @@ def located(bundle: str | None, precision: str | None, *, shown: bool) -> Path:
 
 def opened(bundle: str | None, engine: Engine, *, shown: bool) -> Bundle:
     """The open bundle, without its step models. Raises BundleError and InputError."""
-    check_engine(engine.backend, engine.threads, engine.compute_units)
+    check_engine(engine.backend, engine.threads, engine.units())
     return open_bundle(located(bundle, engine.precision, shown=shown), engine.precision, verify=engine.verify)
 
 
@@ -30,5 +30,5 @@ def loaded(bundle: Bundle, engine: Engine) -> VoxCPM:
         bundle,
         backend=cast("Backend", engine.backend),
         threads=engine.threads,
-        compute_units=engine.compute_units,
+        compute_units=engine.units(),
     )

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_runtime.backends.compute_units import ComputeUnits, read_compute_units
 from voxcpm_runtime.options import WITH_REFERENCE, Option
 from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voices.recordings import Recordings
@@ -136,9 +137,19 @@ class Engine:
         str | None, _engine(help="int8, int4, fp16 or fp32. Default: the first of these that the bundle has.")
     ] = None
     backend: Annotated[str, _engine(help="coreml, portable, or auto: Core ML on a Mac.")] = "auto"
-    compute_units: Annotated[str, _engine(help="Core ML: all, cpu, cpu_and_gpu or cpu_and_ne.")] = "all"
+    compute_units: Annotated[
+        list[str] | None,
+        _engine(
+            metavar="[NAME=]UNIT",
+            help="Core ML: auto, all, cpu, cpu_and_gpu or cpu_and_ne; repeat with NAME= for single step models.",
+        ),
+    ] = None
     threads: Annotated[int | None, _engine(help="Threads of one operation (portable).")] = None
     verify: Annotated[bool, _engine("--verify", help="Hash every file of the bundle first.")] = False
+
+    def units(self) -> ComputeUnits:
+        """The compute units. Raises InputError for two that contradict each other."""
+        return read_compute_units(self.compute_units or ())
 
 
 def stored_voice(name: str | None) -> Voice | None:

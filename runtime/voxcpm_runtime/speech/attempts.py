@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from voxcpm_constants.step_models import AUDIO_VAE_DECODER
 from voxcpm_runtime.audio.pcm import Audio
+from voxcpm_runtime.backends.step_function import releases_gil
 from voxcpm_runtime.model.driver import Driver, NoiseSource, Patch, Prefilled, Prefix
 from voxcpm_runtime.speech.cancellation import CancelToken, polling
 from voxcpm_runtime.speech.one_ahead import one_ahead
@@ -48,6 +50,7 @@ def attempts(
     ending = CancelToken(plan.cancel)
     polled = driver.over(polling(driver.models, ending))
     prefilled = polled.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
+    beside = releases_gil(driver.models[AUDIO_VAE_DECODER])
     judged = plan.options.retry_badcase
     most = plan.options.retry_badcase_max_times if judged and retries else 1
     patches, too_long, cut, warned = 0, False, False, False
@@ -56,7 +59,7 @@ def attempts(
             began = time.perf_counter()
             yield SpokenPatch(None, np.zeros(0, np.float32), attempt, began, too_long=False)
         noise = plan.randomness.noise(utterance.index, attempt - 1)
-        for patch, audio in _decoded(plan, utterance, polled, prefilled, noise, ending):
+        for patch, audio in _decoded(plan, utterance, polled, prefilled, noise, ending, beside=beside):
             patches = patch.index + 1
             too_long = judged and patches >= utterance.too_long_from
             cut = utterance.limited_by_cache and not patch.stops and patches == utterance.limit
@@ -84,11 +87,18 @@ def _decoded(
     prefilled: Prefilled,
     noise: NoiseSource,
     ending: CancelToken,
+    *,
+    beside: bool,
 ) -> Iterator[tuple[Patch, Audio]]:
-    """Each patch of one attempt with its audio, which is decoded while the next patch is predicted."""
+    """Each patch of one attempt with its audio.
+
+    Where step models release the GIL, a patch is decoded while the next one is predicted.
+    """
     decode = driver.patch_decoder(utterance.sequence)
     # A variable, so that the `finally` below runs before the iterator is closed, which waits for its thread.
-    patches = one_ahead(driver.generate_patches(prefilled, plan.options, noise, utterance.limit))
+    patches = driver.generate_patches(prefilled, plan.options, noise, utterance.limit)
+    if beside:
+        patches = one_ahead(patches)
     finished = False
     try:
         for patch in patches:

@@ -1,0 +1,119 @@
+"""Packages in the form that Core ML loads, compiled once a machine; compiling takes minutes for a large one.
+
+A compiled package lies in the user's cache folder under a name that holds the package's digest and the system's build.
+Compute units are not part of it: Core ML compiles for all of them, and chooses when it loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from filelock import FileLock
+
+from voxcpm_constants.errors import os_reason
+from voxcpm_constants.macos import macos
+from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
+
+COMPILED = ".mlmodelc"
+LOCK = ".lock"
+# Longer than any compilation that is known of. Whoever waits longer compiles for itself.
+LOCK_SECONDS = 1800
+
+Compile = Callable[[Path, Path], None]
+"""compile(package, folder to make). It raises OSError for a folder that cannot be made, and what Core ML raises."""
+
+
+class CompiledPackage:
+    """The compiled form of a package: shipped beside it, or in the user's cache, or compiled for this process alone.
+
+    digest: identifies the package's content. A folder for this process alone is removed with this object.
+    """
+
+    def __init__(self, package: Path, digest: str, compile_package: Compile) -> None:
+        self._package = package
+        self._digest = digest[:32]
+        self._compile = compile_package
+        self._own: Path | None = None
+
+    @property
+    def shipped(self) -> Path | None:
+        """The compiled form that a bundle brings beside the package, if it does."""
+        folder = self._package.with_suffix(COMPILED)
+        return folder if folder.is_dir() else None
+
+    def path(self, damaged: int | None = None) -> tuple[Path, bool]:
+        """The compiled form, and whether this call made it.
+
+        damaged: `mark` of a form that cannot be loaded; it is made again, unless another process has done so by now.
+        Where the cache cannot be written, a warning says so. Raises what Core ML's compiler raises.
+        """
+        if self._own is not None:
+            return self._own, False
+        root = cache_folder("compiled")
+        entry = root / f"{self._name}{COMPILED}"
+        if damaged is None and entry.is_dir():
+            return entry, False
+        try:
+            with _locked(root, self._name):
+                return self._cached(entry, damaged)
+        except (OSError, NotImplementedError) as error:
+            reason = os_reason(error) if isinstance(error, OSError) else "it knows no locks"
+            warnings.warn(
+                f"{root}: compiled step models cannot be saved there ({reason}), so that every start compiles them "
+                f"again; free space, or set {CACHE_VARIABLE} to another folder",
+                stacklevel=2,
+            )
+        return self._temporary(), True
+
+    @property
+    def _name(self) -> str:
+        system = macos()
+        return f"{self._digest}-{system.build if system else ''}"
+
+    def _cached(self, entry: Path, damaged: int | None) -> tuple[Path, bool]:
+        """The entry, made now if it is missing or damaged. Only the lock's holder may call this."""
+        if entry.is_dir() and mark(entry) != damaged:
+            return entry, False
+        # Damaged, of an earlier build of the system, or left by a process that was killed.
+        for old in (*entry.parent.glob(f"{self._digest}-*{COMPILED}"), unfinished := _unfinished(entry)):
+            shutil.rmtree(old, ignore_errors=True)
+        try:
+            self._compile(self._package, unfinished)
+            unfinished.replace(entry)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return entry, True
+
+    def _temporary(self) -> Path:
+        folder = Path(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        compiled = folder / f"{self._package.stem}{COMPILED}"
+        self._compile(self._package, compiled)
+        self._own = compiled
+        return compiled
+
+
+def mark(compiled: Path) -> int:
+    """A number that another compiled form in the same place does not have; 0 for a form that is gone."""
+    try:
+        return compiled.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _unfinished(entry: Path) -> Path:
+    return entry.with_name(f".{entry.name}")
+
+
+@contextlib.contextmanager
+def _locked(root: Path, name: str) -> Iterator[None]:
+    """One process at a time for each name. Raises OSError where the lock cannot be had."""
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / f"{name}{LOCK}", timeout=LOCK_SECONDS):
+        yield

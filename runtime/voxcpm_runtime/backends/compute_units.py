@@ -1,0 +1,86 @@
+"""Which of a Mac's compute units each step model runs on: usual ones in a table, measured ones, and the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    AUDIO_VAE_ENCODER,
+    BASE_LM_STEP,
+    FEAT_ENCODER,
+    LOCDIT_STEP,
+    RESIDUAL_LM_STEP,
+)
+
+COMPUTE_UNITS = {"all": "ALL", "cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", "cpu_and_ne": "CPU_AND_NE"}
+"""The names used here -> names in `coremltools.ComputeUnit`."""
+AUTO = "auto"
+"""What was measured on this machine, or the usual unit, for each step model."""
+OTHERS = "*"
+"""In a mapping: every step model that it does not name."""
+CPU = "cpu"
+"""Takes every package."""
+
+ComputeUnits = str | Mapping[str, str]
+"""A compute unit or "auto" for all step models, or for some of them by name."""
+
+USUAL = {
+    # A streaming decoder in the Neural Engine's fp16 beeps (mobius 16); VoxCPM's and PocketTTS's run on the CPU.
+    AUDIO_VAE_ENCODER: CPU,
+    AUDIO_VAE_DECODER: CPU,
+    # Many small calls without state: what the Neural Engine is for.
+    FEAT_ENCODER: "cpu_and_ne",
+    LOCDIT_STEP: "cpu_and_ne",
+    "locdit_solve": "cpu_and_ne",
+    # The Neural Engine's compiler refuses writes into a KV cache more often than not.
+    BASE_LM_STEP: "cpu_and_gpu",
+    RESIDUAL_LM_STEP: "cpu_and_gpu",
+}
+"""The usual unit of each step model. One whose name begins like a name here, such as a half of a divided model, has
+the same unit."""
+
+
+def chosen_units(
+    asked: ComputeUnits, names: Collection[str], measured: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The compute unit of each step model.
+
+    asked: a unit or "auto" for all step models, or a mapping from names to them, in which "*" stands for all other
+    step models. names: the step models. measured: by name, what "auto" prefers to the usual unit.
+
+    Raises InputError for an unknown name or unit.
+    """
+    wanted = {OTHERS: asked} if isinstance(asked, str) else asked
+    for name, unit in wanted.items():
+        if name not in (*names, OTHERS):
+            raise InputError(f"compute units of {name}: expected one of {', '.join(names)}")
+        if unit not in (AUTO, *COMPUTE_UNITS):
+            raise InputError(
+                f"compute units must be one of {', '.join((AUTO, *COMPUTE_UNITS))}, got {unit!r}"
+            )
+    units = {name: wanted.get(name, wanted.get(OTHERS, AUTO)) for name in names}
+    known = measured or {}
+    return {name: (known.get(name) or usual_unit(name)) if u == AUTO else u for name, u in units.items()}
+
+
+def usual_unit(name: str) -> str:
+    """The unit of a step model in the table; "all" for one that the table does not know."""
+    return next((unit for known, unit in USUAL.items() if name.startswith(known)), "all")
+
+
+def read_compute_units(given: Iterable[str]) -> ComputeUnits:
+    """The compute units in a command's words: UNIT for all step models, NAME=UNIT for one of them.
+
+    Raises InputError for two words about the same step models.
+    """
+    asked: dict[str, str] = {}
+    for word in given:
+        name, equals, unit = word.rpartition("=")
+        name = name.strip() if equals else OTHERS
+        if name in asked:
+            both = f"{asked[name]} and {unit.strip()}"
+            raise InputError(f"compute units {'' if name == OTHERS else f'of {name} '}given twice: {both}")
+        asked[name] = unit.strip()
+    return asked or AUTO

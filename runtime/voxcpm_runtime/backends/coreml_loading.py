@@ -1,0 +1,133 @@
+"""From a step model's package to Core ML's functions, and what Core ML says when it refuses one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from voxcpm_constants.errors import BundleError, first_line
+from voxcpm_constants.macos import MacOS
+from voxcpm_constants.step_models import Precision
+from voxcpm_constants.targets import OLDEST_MACOS, Target
+from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
+from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, CPU
+from voxcpm_runtime.backends.coreml import CoreMLStepModel
+from voxcpm_runtime.backends.package_functions import PackageFunction
+
+# Core ML says this of a package of several functions that it refuses for another reason (VoxCPMANE 14 and 15).
+_MISLEADING = ".functionName"
+
+
+def check_system(folder: Path, target: Target, system: MacOS | None) -> None:
+    """Raises BundleError for a bundle whose target is newer than this system."""
+    oldest = OLDEST_MACOS[target]
+    if system is not None and system.version[0] < oldest:
+        raise BundleError(
+            f"{folder}: this bundle needs macOS {oldest} or newer, and this is {system}; "
+            "convert it with --target macos14, or update macOS"
+        )
+
+
+def load_functions(
+    functions: Sequence[PackageFunction], digest: str, precision: Precision, unit: str
+) -> list[CoreMLStepModel]:
+    """All functions of a package on Core ML. digest: identifies the package. unit: a key of COMPUTE_UNITS.
+
+    All are loaded at once, so that a refusal is an error now and not in the middle of speech. Raises BundleError.
+    """
+    package = _Package(functions, digest, unit)
+    return [
+        CoreMLStepModel(f.declared, package.load(f), precision, keeps_state=f.keeps_state, package=package)
+        for f in functions
+    ]
+
+
+class _Package:
+    """A package that Core ML loads for one compute unit, compiled before."""
+
+    def __init__(self, functions: Sequence[PackageFunction], digest: str, unit: str) -> None:
+        self._functions = functions
+        self._path = functions[0].package
+        self._unit = unit
+        self._compiled = CompiledPackage(self._path, digest, partial(_compile, functions))
+
+    def load(self, function: PackageFunction) -> Any:
+        """coremltools' model of one function. A compiled form that is damaged is made again once."""
+        if (shipped := self._compiled.shipped) is not None:
+            try:
+                return self._loaded(shipped, function, self._unit)
+            except Exception as error:  # noqa: BLE001 - coremltools raises what Core ML gives it, of any class
+                if self._loads_on_cpu(shipped, function):
+                    raise self._refused(function, error) from None
+        path, new = self._compiled_path()
+        before = mark(path)
+        try:
+            return self._loaded(path, function, self._unit)
+        except Exception as error:  # noqa: BLE001 - likewise
+            if new or self._loads_on_cpu(path, function):
+                raise self._refused(function, error) from None
+        path, _ = self._compiled_path(damaged=before)
+        try:
+            return self._loaded(path, function, self._unit)
+        except Exception as error:  # noqa: BLE001 - likewise
+            raise self._refused(function, error) from None
+
+    def _loaded(self, compiled: Path, function: PackageFunction, unit: str) -> Any:
+        import coremltools as ct  # seconds, and on a Mac only
+
+        # The only function of a package is loaded without its name: systems before macOS 15 know no names.
+        named = {"function_name": function.name} if len(self._functions) > 1 else {}
+        return ct.models.CompiledMLModel(str(compiled), getattr(ct.ComputeUnit, COMPUTE_UNITS[unit]), **named)
+
+    def _loads_on_cpu(self, compiled: Path, function: PackageFunction) -> bool:
+        """Whether the compiled form is whole: then it is the compute unit that refuses it."""
+        if self._unit == CPU:
+            return False
+        try:
+            self._loaded(compiled, function, CPU)
+        except Exception:  # noqa: BLE001 - likewise
+            return False
+        return True
+
+    def _compiled_path(self, damaged: int | None = None) -> tuple[Path, bool]:
+        try:
+            return self._compiled.path(damaged)
+        except BundleError:
+            raise
+        except Exception as error:  # noqa: BLE001 - likewise
+            raise BundleError(f"{self._path}: Core ML cannot compile it ({first_line(error)})") from None
+
+    def _refused(self, function: PackageFunction, error: Exception) -> BundleError:
+        words = first_line(error)
+        if _MISLEADING in words:
+            words = (
+                "the package is too large for it, or the system refuses one of the functions, though Core ML speaks of "
+                f"{_MISLEADING}"
+            )
+        instead = "" if self._unit == CPU else f"--compute-units {function.declared.name}={CPU} or "
+        return BundleError(
+            f"{self._path}: Core ML refuses it on {self._unit} ({words}); try {instead}--backend portable"
+        )
+
+
+def _compile(functions: Sequence[PackageFunction], package: Path, compiled: Path) -> None:
+    """Compile a package of these functions. Raises BundleError if they are not the package's."""
+    import coremltools as ct  # likewise
+
+    description = ct.utils.load_spec(str(package)).description
+    for function in functions:
+        function.check(*_interface_names(description, function.name))
+    ct.utils.compile_model(str(package), destination_path=str(compiled))
+
+
+def _interface_names(description: Any, function: str) -> tuple[list[str], list[str], list[str]]:
+    """Names of a function's inputs, outputs and states."""
+    # A package with one function describes it as the model itself.
+    described = next((f for f in description.functions if f.name == function), description)
+    return (
+        [t.name for t in described.input],
+        [t.name for t in described.output],
+        [t.name for t in described.state],
+    )

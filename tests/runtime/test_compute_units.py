@@ -1,0 +1,86 @@
+"""Compute units: the table, what was measured, and what was asked for, in Python and in a command."""
+
+from __future__ import annotations
+
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.step_models import AUDIO_VAE_DECODER, BASE_LM_STEP, LOCDIT_STEP, STEP_MODEL_NAMES
+from voxcpm_runtime.backends.compute_units import chosen_units, read_compute_units, usual_unit
+from voxcpm_runtime.commands import cli
+
+NAMES = (AUDIO_VAE_DECODER, BASE_LM_STEP, LOCDIT_STEP)
+
+
+def test_auto_is_the_table() -> None:
+    assert chosen_units("auto", NAMES) == {
+        AUDIO_VAE_DECODER: "cpu",
+        BASE_LM_STEP: "cpu_and_gpu",
+        LOCDIT_STEP: "cpu_and_ne",
+    }
+
+
+def test_every_step_model_has_a_usual_unit_and_so_has_a_part_of_one() -> None:
+    assert "all" not in map(usual_unit, STEP_MODEL_NAMES)
+    assert usual_unit("base_lm_step_2") == usual_unit(BASE_LM_STEP)
+    assert usual_unit("something_new") == "all"
+
+
+def test_what_was_measured_goes_before_the_table_and_what_is_asked_for_before_both() -> None:
+    measured = {LOCDIT_STEP: "cpu_and_gpu", BASE_LM_STEP: "cpu", "a model of another bundle": "cpu"}
+
+    assert chosen_units("auto", NAMES, measured)[LOCDIT_STEP] == "cpu_and_gpu"
+    assert chosen_units({LOCDIT_STEP: "all"}, NAMES, measured) == {
+        AUDIO_VAE_DECODER: "cpu",
+        BASE_LM_STEP: "cpu",
+        LOCDIT_STEP: "all",
+    }
+    assert set(chosen_units("all", NAMES, measured).values()) == {"all"}
+    assert chosen_units({"*": "all", LOCDIT_STEP: "auto"}, NAMES) == {
+        AUDIO_VAE_DECODER: "all",
+        BASE_LM_STEP: "all",
+        LOCDIT_STEP: "cpu_and_ne",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ([], "auto"),
+        (["cpu"], {"*": "cpu"}),
+        (["locdit_step=all"], {LOCDIT_STEP: "all"}),
+        (["cpu", "locdit_step=all"], {"*": "cpu", LOCDIT_STEP: "all"}),
+    ],
+)
+def test_a_commands_words(given: list[str], asked: object) -> None:
+    assert read_compute_units(given) == asked
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["gpu"], "compute units must be one of auto, all, cpu, cpu_and_gpu, cpu_and_ne, got 'gpu'"),
+        (["locdit_step="], "got ''"),
+        (["decoder=cpu"], "compute units of decoder: expected one of audio_vae_encoder, audio_vae_decoder"),
+        (["cpu", "all"], "given twice: cpu and all"),
+        (["locdit_step=cpu", "locdit_step=all"], "of locdit_step given twice"),
+    ],
+)
+def test_a_wrong_one_is_one_line_before_anything_is_opened(
+    capsys: pytest.CaptureFixture[str], given: list[str], message: str
+) -> None:
+    options = [part for word in given for part in ("--compute-units", word)]
+
+    code = cli.main(["generate", "missing", "--text", "hello", "-o", "out.wav", *options])
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_step_model_that_the_bundle_lacks_is_named() -> None:
+    with pytest.raises(
+        InputError, match=r"compute units of locdit_solve: expected one of audio_vae_decoder, base"
+    ):
+        chosen_units({"locdit_solve": "cpu"}, NAMES)

@@ -1,0 +1,142 @@
+"""The whole Core ML path, on the stand-in (tests/coreml_stand_in): it speaks what the portable executor speaks.
+
+The stand-in computes an fp32 package as the portable backend does, and any other as the executor does in its faithful
+mode, in which every fp16 result and with it every state is rounded to fp16: so states lose nothing on their way through
+Core ML's fp16, and speech is compared bit for bit with a driver over the same executor.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from voxcpm_runtime.backends.loading import load_portable_step_model
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.speech import attempts
+from voxcpm_runtime.voxcpm import VoxCPM
+
+if TYPE_CHECKING:
+    from coreml_stand_in.installation import StandIn
+
+GIVEN = {"seed": 3, "min_len": 4, "max_len": 4, "retry_badcase": False}
+TEXT = "one two three."
+
+# A package for each form of state, and the arithmetic that both sides have.
+BUNDLES = [("tiny_bundle", "fp32"), ("tiny_bundle", "fp16"), ("tiny_bundle_15", "int8")]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's cache that all tests here share: lowering in faithful mode costs a second a package."""
+    folder = tmp_path_factory.getbasetemp() / "coreml-cache"
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(folder))
+    return folder
+
+
+def portable(folder: Path, precision: str) -> VoxCPM:
+    """A bundle on the portable executor, computing as the stand-in does."""
+    bundle = open_bundle(folder, precision)
+    manifest, mode = bundle.manifest, "plain" if precision == "fp32" else "faithful"
+    models = {
+        name: load_portable_step_model(bundle.folder, manifest, bundle.precision, name, mode=mode, threads=1)
+        for name in manifest.step_models
+    }
+    return VoxCPM(bundle, Driver(bundle.architecture, manifest.sizes, bundle.constants, models))
+
+
+@pytest.fixture(params=BUNDLES, ids=lambda given: f"{given[0]}-{given[1]}")
+def converted(request: pytest.FixtureRequest) -> tuple[Path, str]:
+    """A bundle and a precision of it: converted before the stand-in is there, with which it would be compiled, too."""
+    name, precision = request.param
+    return request.getfixturevalue(name), precision
+
+
+@pytest.fixture
+def both(converted: tuple[Path, str], core_ml: StandIn) -> Iterator[tuple[VoxCPM, VoxCPM]]:  # noqa: ARG001 - in place
+    """The bundle on Core ML, and on the portable executor."""
+    folder, precision = converted
+    with (
+        VoxCPM.from_bundle(folder, precision=precision) as ours,
+        portable(folder, precision) as expected,
+    ):
+        yield ours, expected
+
+
+def test_speech_is_the_portable_executors_bit_for_bit(both: tuple[VoxCPM, VoxCPM], tmp_path: Path) -> None:
+    prompt = np.random.default_rng(0).standard_normal(1600).astype(np.float32) * 0.1
+    spoken = []
+    for index, tts in enumerate(both):
+        whole = tts.speak(TEXT, **GIVEN)
+        streamed = np.concatenate(list(tts.generate_streaming(TEXT, chunk_patches=1, **GIVEN)))
+        np.testing.assert_array_equal(whole.audio, streamed)
+        voice = tts.create_voice((prompt, 16000), "the you and ", name="ada").save(
+            tmp_path / f"{index}.voice"
+        )
+        continued = [tts.speak(TEXT, voice=voice, **GIVEN) for _ in "12"]
+        np.testing.assert_array_equal(continued[0].audio, continued[1].audio)
+        spoken.append((whole.latents, whole.audio, voice.prompt, continued[0].latents, continued[0].audio))
+
+    for ours, expected in zip(*spoken, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    assert spoken[0][1].flags.writeable
+
+
+def test_a_session_speaks_on_core_ml(both: tuple[VoxCPM, VoxCPM]) -> None:
+    heard = []
+    for tts in both:
+        with tts.session(**GIVEN) as session:
+            session.push_text("the you and. ")
+            session.push_text(TEXT)
+            session.flush()
+            heard.append(np.concatenate([chunk.pcm for chunk in session]))
+
+    np.testing.assert_array_equal(*heard)
+    assert len(heard[0])
+
+
+def test_utterances_of_a_batch_are_the_portable_executors(core_ml: StandIn, tiny_batch_bundle: Path) -> None:
+    given = [{**GIVEN, "text": text, "seed": seed} for seed, text in enumerate((TEXT, "four.", "five six."))]
+
+    with VoxCPM.from_bundle(tiny_batch_bundle, precision="fp16") as tts:
+        ours = tts.batch(given)
+    with portable(tiny_batch_bundle, "fp16") as tts:
+        expected = tts.batch(given)
+
+    for one, other in zip(ours, expected, strict=True):
+        np.testing.assert_array_equal(one.audio, other.audio)
+    assert core_ml.events("predict")
+
+
+def test_threads_share_step_models_without_two_predictions_at_once(
+    core_ml: StandIn, tiny_bundle: Path
+) -> None:
+    with VoxCPM.from_bundle(tiny_bundle, precision="fp16") as tts:
+        alone = [tts.generate(TEXT, **{**GIVEN, "seed": seed}) for seed in range(3)]
+        with ThreadPoolExecutor(3) as threads:
+            jobs = [threads.submit(tts.generate, TEXT, **{**GIVEN, "seed": seed}) for seed in range(3)]
+
+    for one, job in zip(alone, jobs, strict=True):
+        np.testing.assert_array_equal(one, job.result())
+    assert len({event["thread"] for event in core_ml.events("predict")}) == 4
+
+
+@pytest.mark.parametrize("backend", ["coreml", "portable"])
+def test_on_core_ml_nothing_is_decoded_in_a_second_thread(
+    core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """coremltools holds the GIL while it predicts, so that a second thread would gain nothing."""
+    asked = []
+    monkeypatch.setattr(attempts, "one_ahead", lambda items: asked.append(1) or items)
+
+    with VoxCPM.from_bundle(tiny_bundle, precision="fp16", backend=backend) as tts:
+        tts.generate(TEXT, **GIVEN)
+
+    assert bool(asked) == (backend == "portable")
+    assert {event["thread"] for event in core_ml.events("predict")} <= {threading.current_thread().name}

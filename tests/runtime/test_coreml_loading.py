@@ -1,0 +1,264 @@
+"""Packages on their way into Core ML: compiled once, loaded for their compute unit, and refused in one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from voxcpm_constants.errors import BundleError
+from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP
+from voxcpm_runtime.backends.loading import load_step_models
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.commands import cli
+from voxcpm_runtime.voxcpm import VoxCPM
+
+if TYPE_CHECKING:
+    from coreml_stand_in.installation import StandIn
+
+Load = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "compiled"
+
+
+@pytest.fixture
+def load(core_ml: StandIn, tiny_bundle: Path) -> Load:  # noqa: ARG001 - in place
+    """Loads one step model of a bundle on Core ML."""
+
+    def load(name: str = LOCDIT_STEP, folder: Path = tiny_bundle, **options: Any) -> Any:
+        return load_step_models(open_bundle(folder, "fp16"), "coreml", names=[name], **options)[name]
+
+    return load
+
+
+@pytest.fixture
+def shipping_bundle(core_ml: StandIn, tiny_bundle: Path, tmp_path: Path) -> Path:  # noqa: ARG001 - in place
+    """A bundle with a compiled DiT beside its package, as a conversion on a Mac writes it."""
+    import coremltools
+
+    folder = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, folder, copy_function=os.link)
+    package = folder / "fp16" / f"{LOCDIT_STEP}.mlpackage"
+    coremltools.utils.compile_model(str(package), str(package.with_suffix(".mlmodelc")))
+    return folder
+
+
+def test_a_package_is_compiled_once(load: Load, core_ml: StandIn, cache: Path) -> None:
+    for unit in ("cpu", "all", "cpu"):
+        load(compute_units=unit)
+
+    assert [event["package"] for event in core_ml.events("compile")] == [LOCDIT_STEP]
+    assert [event["unit"] for event in core_ml.events("load")] == ["CPU_ONLY", "ALL", "CPU_ONLY"]
+    assert len(list(cache.glob("*.mlmodelc"))) == 1
+
+
+def test_it_is_compiled_again_for_another_system_and_the_old_form_is_removed(
+    load: Load, core_ml: StandIn, cache: Path
+) -> None:
+    load()
+    core_ml.system("15.6", "24G84")
+    load()
+
+    assert len(core_ml.events("compile")) == 2
+    assert [entry.name.partition("-")[2] for entry in cache.glob("*.mlmodelc")] == ["24G84.mlmodelc"]
+
+
+def test_step_models_run_where_the_table_says_or_the_caller(load: Load, core_ml: StandIn) -> None:
+    load(FEAT_ENCODER)
+    load(LOCDIT_STEP, compute_units={LOCDIT_STEP: "cpu_and_gpu"})
+    load(LOCDIT_STEP, measured={LOCDIT_STEP: "all"})
+
+    assert [event["unit"] for event in core_ml.events("load")] == ["CPU_AND_NE", "CPU_AND_GPU", "ALL"]
+
+
+def test_a_damaged_compiled_package_is_made_again_once(load: Load, core_ml: StandIn, cache: Path) -> None:
+    load()
+    (entry,) = cache.glob("*.mlmodelc")
+    (entry / "coremldata.bin").write_bytes(b"")
+
+    model = load()
+    load()
+
+    assert len(core_ml.events("compile")) == 2
+    assert model is not None
+
+
+def test_a_package_that_a_unit_refuses_is_not_compiled_again(load: Load, core_ml: StandIn) -> None:
+    load()
+    core_ml.fault(package=LOCDIT_STEP, unit="CPU_AND_NE", message="ANECCompile() FAILED\nand more")
+
+    with pytest.raises(
+        BundleError,
+        match=r"locdit_step.mlpackage: Core ML refuses it on cpu_and_ne \(ANECCompile\(\) FAILED\); "
+        "try --compute-units locdit_step=cpu or --backend portable",
+    ):
+        load()
+
+    assert len(core_ml.events("compile")) == 1
+
+
+def test_what_no_unit_takes_is_tried_twice_at_most(load: Load, core_ml: StandIn) -> None:
+    load()
+    core_ml.fault(package=LOCDIT_STEP)
+
+    with pytest.raises(BundleError, match=r"error code: -14\.\); try --compute-units locdit_step=cpu or"):
+        load()
+    with pytest.raises(BundleError, match=r"refuses it on cpu \(.*\); try --backend portable"):
+        load(compute_units="cpu")
+
+    assert len(core_ml.events("compile")) == 3
+
+
+def test_a_package_that_cannot_be_compiled_is_one_line(load: Load, core_ml: StandIn, cache: Path) -> None:
+    core_ml.fault(at="compile")
+
+    with pytest.raises(BundleError, match=r"locdit_step.mlpackage: Core ML cannot compile it .*Incompatible"):
+        load()
+
+    assert not list(cache.glob("*.mlmodelc"))
+
+
+def test_every_function_is_loaded_when_the_bundle_is_opened(
+    load: Load, core_ml: StandIn, tiny_bundle_15: Path
+) -> None:
+    load(BASE_LM_STEP, tiny_bundle_15)
+
+    assert [event["function"] for event in core_ml.events("load")] == ["decode", "prefill_16", "prefill_64"]
+    core_ml.fault(
+        package=BASE_LM_STEP, function="prefill_64", message=".functionName property must be nil unless …"
+    )
+    with pytest.raises(
+        BundleError, match="the package is too large for it, or the system refuses one of the"
+    ):
+        load(BASE_LM_STEP, tiny_bundle_15)
+
+
+def test_a_bundle_for_a_newer_system_is_refused_before_anything_is_loaded(
+    load: Load, core_ml: StandIn, tiny_bundle_15: Path
+) -> None:
+    core_ml.system("14.6.1", "23G93")
+
+    with pytest.raises(
+        BundleError, match=r"this bundle needs macOS 15 or newer, and this is macOS 14\.6\.1; convert it with"
+    ):
+        load(LOCDIT_STEP, tiny_bundle_15)
+
+    assert not core_ml.events("compile")
+    assert load(LOCDIT_STEP) is not None
+
+
+def test_a_shipped_compiled_package_is_used(load: Load, core_ml: StandIn, shipping_bundle: Path) -> None:
+    load(folder=shipping_bundle)
+
+    assert len(core_ml.events("compile")) == 1  # the conversion's
+
+
+def test_the_package_is_used_where_the_shipped_form_cannot_be_loaded(
+    load: Load, core_ml: StandIn, shipping_bundle: Path
+) -> None:
+    (shipping_bundle / "fp16" / f"{LOCDIT_STEP}.mlmodelc" / "coremldata.bin").unlink()
+
+    load(folder=shipping_bundle)
+
+    assert len(core_ml.events("compile")) == 2
+
+
+def test_without_a_cache_step_models_are_compiled_for_this_process(
+    load: Load, core_ml: StandIn, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache.parent.mkdir()
+    cache.write_text("a file where the folder would be")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    with pytest.warns(UserWarning, match="compiled step models cannot be saved there") as warned:
+        model = load()
+
+    assert len(warned) == 1
+    assert len(core_ml.events("compile")) == 1
+    left = set(tmp_path.glob("tmp*/*.mlmodelc"))
+    assert len(left) == 1
+    del model
+    assert not [path for path in left if path.exists()]
+
+
+def test_a_full_disk_leaves_nothing_half_made(
+    load: Load, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = shutil.move
+
+    def full(source: str, destination: str) -> str:
+        if not destination.startswith(str(cache)):
+            return move(source, destination)
+        Path(destination).mkdir()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "move", full)
+
+    with pytest.warns(UserWarning, match="No space left on device"):
+        assert load() is not None
+
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_two_processes_compile_once(core_ml: StandIn, tiny_bundle: Path, cache: Path) -> None:
+    program = (
+        "import sys; from voxcpm_runtime.backends.loading import load_step_models; "
+        "from voxcpm_runtime.bundle.opening import open_bundle; "
+        "load_step_models(open_bundle(sys.argv[1], 'fp16'), 'coreml', names=['locdit_step'])"
+    )
+    core_ml.fault(at="compile", does="delay", seconds=0.5)
+    given = [sys.executable, "-c", program, str(tiny_bundle)]
+    children = [subprocess.Popen(given, stderr=subprocess.PIPE) for _ in "12"]
+
+    for child in children:
+        _, error = child.communicate()
+        assert child.returncode == 0, error
+    assert len(core_ml.events("compile")) == 1
+    assert len({event["pid"] for event in core_ml.events("load")}) == 2
+    assert len(list(cache.glob("*.mlmodelc"))) == 1
+
+
+def test_what_a_killed_compilation_left_is_removed(load: Load, cache: Path) -> None:
+    load()
+    (entry,) = cache.glob("*.mlmodelc")
+    unfinished = entry.with_name(f".{entry.name}")
+    entry.rename(unfinished)
+
+    load()
+
+    assert entry.is_dir()
+    assert not unfinished.exists()
+
+
+def test_core_ml_failing_in_the_middle_of_speech_is_one_line(
+    core_ml: StandIn, tiny_bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    core_ml.fault(at="predict", package=LOCDIT_STEP)
+
+    code = cli.main(
+        ["generate", str(tiny_bundle), "--precision", "fp16", "-t", "one", "-o", str(tmp_path / "o.wav")]
+    )
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert "Core ML failed in locdit_step (Unable to compute the prediction" in error
+    assert not (tmp_path / "o.wav").exists()
+
+
+def test_speech_tells_the_numbers_of_other_units_apart(core_ml: StandIn, tiny_bundle: Path) -> None:  # noqa: ARG001
+    keys = {
+        VoxCPM.from_bundle(tiny_bundle, "fp16", compute_units=units)._key
+        for units in ("auto", "cpu", {LOCDIT_STEP: "cpu"}, {LOCDIT_STEP: "cpu_and_ne"})
+    }
+
+    assert len(keys) == 3  # the last is what "auto" says
