@@ -19,11 +19,13 @@ from voxcpm_constants.targets import MAIN, package_form
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
 
-# Loads a package and predicts nothing: what a trial of a compute unit does first.
-LOAD = """
-import sys, coremltools as ct
+# Loads a package without state and predicts once: what a trial of a compute unit does.
+TRIAL = """
+import sys, coremltools as ct, numpy as np
 model = ct.models.MLModel(sys.argv[1], compute_units=ct.ComputeUnit.CPU_AND_NE)
-print("torch" in sys.modules, model.__proxy__ is None)
+inputs = model.get_spec().description.input
+results = model.predict({i.name: np.zeros(list(i.type.multiArrayType.shape), np.float32) for i in inputs})
+print("torch" in sys.modules, *results)
 """
 
 
@@ -129,13 +131,13 @@ def test_a_damaged_compiled_package_is_refused(ct: Any, tiny_bundle: Path, tmp_p
 
 
 def test_child_processes_have_the_stand_in_and_die_of_its_faults(core_ml: StandIn, tiny_bundle: Path) -> None:
-    given = [sys.executable, "-c", LOAD, str(tiny_bundle / "fp16" / f"{LOCDIT_STEP}.mlpackage")]
+    given = [sys.executable, "-c", TRIAL, str(tiny_bundle / "fp16" / f"{LOCDIT_STEP}.mlpackage")]
 
     whole = subprocess.run(given, capture_output=True, text=True, check=False)
-    assert (whole.returncode, whole.stdout) == (0, "False False\n"), whole.stderr
-    for does, code in (("abort", -signal.SIGABRT), ("kill", -signal.SIGKILL)):
+    assert (whole.returncode, whole.stdout) == (0, "False velocity\n"), whole.stderr
+    for at, does, code in (("load", "abort", -signal.SIGABRT), ("predict", "kill", -signal.SIGKILL)):
         core_ml.mend()
-        core_ml.fault(unit="CPU_AND_NE", does=does)
+        core_ml.fault(unit="CPU_AND_NE", at=at, does=does)
         assert subprocess.run(given, stderr=subprocess.DEVNULL, check=False).returncode == code
     assert len({event["pid"] for event in core_ml.events("load")}) == 3
 
@@ -144,7 +146,7 @@ def test_a_child_that_hangs_can_be_ended_from_outside_only(core_ml: StandIn, tin
     core_ml.fault(does="hang")
     package = str(tiny_bundle / "fp16" / f"{LOCDIT_STEP}.mlpackage")
     # An alarm's handler is Python, which needs the GIL.
-    program = f"import signal; signal.signal(signal.SIGALRM, lambda *_: 1 / 0); signal.alarm(20){LOAD}"
+    program = f"import signal; signal.signal(signal.SIGALRM, lambda *_: 1 / 0); signal.alarm(20){TRIAL}"
 
     with subprocess.Popen([sys.executable, "-c", program, package], stdout=subprocess.DEVNULL) as child:
         while not core_ml.events("load"):

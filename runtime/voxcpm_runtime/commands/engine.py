@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from voxcpm_runtime.backends.loading import Backend, check_engine
+from voxcpm_runtime.backends.loading import Backend, check_engine, choose_backend
 from voxcpm_runtime.bundle.opening import Bundle, locate_bundle, open_bundle
 from voxcpm_runtime.commands.shared_arguments import Engine
 from voxcpm_runtime.commands.status_line import status_line
@@ -22,6 +22,12 @@ def opened(bundle: str | None, engine: Engine, *, shown: bool) -> Bundle:
     """The open bundle, without its step models. Raises BundleError and InputError."""
     check_engine(engine.backend, engine.threads, engine.units())
     return open_bundle(located(bundle, engine.precision, shown=shown), engine.precision, verify=engine.verify)
+
+
+def loading_text(engine: Engine) -> str:
+    """What a command says while step models are loaded. Raises InputError for a backend that this machine lacks."""
+    compiles = choose_backend(engine.backend) == "coreml"
+    return f"loading …{' (Core ML compiles step models once, which can take minutes)' if compiles else ''}"
 
 
 def loaded(bundle: Bundle, engine: Engine) -> VoxCPM:
