@@ -2,6 +2,7 @@
 
 bundle/
   manifest.json
+  README.md    the model card; like the manifest it stands at the root and has no digest, so it may be rewritten
   constants/   config.json and the arrays of `voxcpm_constants.arrays`
   tokenizer/   tokenizer.json, tokenizer_config.json
   fp16/        <step model>.mlpackage (and .mlmodelc where Apple's compiler was present); int8/, fp32/ likewise
@@ -23,6 +24,7 @@ from voxcpm_constants.targets import Target
 
 SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
+MODEL_CARD_FILE = "README.md"
 CONSTANTS_FOLDER = "constants"
 CONFIG_FILE = "constants/config.json"
 TOKENIZER_FOLDER = "tokenizer"

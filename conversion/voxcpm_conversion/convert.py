@@ -28,6 +28,7 @@ from voxcpm_constants.targets import Target
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint, check_weights
 from voxcpm_conversion.compilation import compile_packages
+from voxcpm_conversion.model_card import write_model_card
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
 from voxcpm_conversion.modules.voxcpm import expected_shapes
 from voxcpm_conversion.packages import add_packages
@@ -94,6 +95,7 @@ def convert(
         files={k: v for k, v in record_folder(workspace.folder).items() if "/" in k},
     )
     manifest.write(workspace.folder)
+    write_model_card(workspace.folder, manifest)
     # Again: much may have happened to the output meanwhile.
     bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
     workspace.publish()

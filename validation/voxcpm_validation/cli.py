@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.manifest import MODEL_CARD_FILE
 from voxcpm_constants.step_models import PRECISIONS
+
+if TYPE_CHECKING:
+    from voxcpm_validation.report import Report
 
 _PATCHES = 12
 
@@ -123,8 +127,21 @@ def _against_upstream(
     if report is not None:
         findings.write(report)
         console.print(f"written: {report / 'validation.json'}, {report / 'validation.md'}")
+    if _in_model_card(bundle, findings, console):
+        console.print(f"written: {bundle / MODEL_CARD_FILE}")
     failures = findings.failures()
     for line in failures:
         console.print(f"[red]below its floor:[/red] {line}")
     if failures:
         raise typer.Exit(1)
+
+
+def _in_model_card(bundle: Path, findings: Report, console: Console) -> bool:
+    """Whether the figures are now in the card of the bundle, which may be one that cannot be written."""
+    from voxcpm_validation.model_card import add_to_model_card
+
+    try:
+        return add_to_model_card(bundle, findings)
+    except OSError as error:
+        console.print(f"not written: {bundle / MODEL_CARD_FILE} ({os_reason(error)})")
+        return False

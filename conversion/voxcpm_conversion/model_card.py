@@ -1,0 +1,179 @@
+"""The bundle's README.md: the model card that a model hub shows, written from the manifest and nothing else.
+
+What a validation found stands between two markers, so that it can be entered later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from huggingface_hub import ModelCardData
+
+from voxcpm_constants.generations import GENERATIONS
+from voxcpm_constants.hub import is_hub_id
+from voxcpm_constants.manifest import (
+    CONSTANTS_FOLDER,
+    MODEL_CARD_FILE,
+    TOKENIZER_FOLDER,
+    Manifest,
+    Source,
+    package_path,
+)
+from voxcpm_constants.targets import Target
+
+_OPENING, _CLOSING = "<!-- validation -->", "<!-- /validation -->"
+_NOT_VALIDATED = "Not validated yet: `voxcpm-coreml validate` writes its figures here."
+
+SYSTEMS: dict[Target, str] = {"macOS14": "macOS 14, iOS 17 or later", "macOS15": "macOS 15, iOS 18 or later"}
+"""The systems on which the packages of a target run."""
+
+_LOADING = """\
+`BUNDLE` is this folder, or the id of the repository that holds it (`organisation/name`).
+
+From Python, without PyTorch (`pip install voxcpm-coreml`):
+
+```python
+from voxcpm_runtime import VoxCPM
+
+tts = VoxCPM.from_bundle("BUNDLE")
+wav = tts.generate("Hello.", seed=7)  # float32 samples at tts.sample_rate
+```
+
+From the command line:
+
+    voxcpm-coreml generate BUNDLE --text "Hello." -o hello.wav
+    voxcpm-coreml inspect BUNDLE
+
+In a Swift app, each step model is an ordinary Core ML model; the loop between them is the app's. The project's
+`docs/bundle.md` describes it, and `examples/swift` has it as one file:
+
+```swift
+let compiled = try await MLModel.compileModel(at: bundle.appending(path: "PRECISION/feat_encoder.mlpackage"))
+let model = try MLModel(contentsOf: compiled)
+```
+"""
+
+
+def write_model_card(bundle: Path, manifest: Manifest) -> None:
+    """Write README.md into the folder of the bundle, without figures of a validation."""
+    (bundle / MODEL_CARD_FILE).write_text(model_card(manifest), encoding="utf-8")
+
+
+def model_card(manifest: Manifest) -> str:
+    """The card of a bundle in Markdown, with front matter for a hub."""
+    made = f"a VoxCPM checkpoint, converted by voxcpm-coreml to {len(manifest.step_models)} Core ML models"
+    return "\n".join(
+        [
+            "---",
+            _front_matter(manifest),
+            "---",
+            "",
+            f"# {_name(manifest.source)} for Core ML",
+            "",
+            f"Text-to-speech: {made}. Together they are a *bundle*.",
+            "",
+            *table(("", ""), _facts(manifest)),
+            "## Sizes",
+            "",
+            f"In MB. A device needs one precision, the constants and the tokenizer ({_shared(manifest)} MB).",
+            "",
+            *table(("step model", *manifest.precisions), _sizes(manifest)),
+            "## Load it",
+            "",
+            _LOADING.replace("PRECISION", manifest.precisions[0]),
+            "## Agreement with the checkpoint",
+            "",
+            _OPENING,
+            _NOT_VALIDATED,
+            _CLOSING,
+            "",
+            "## What it cannot do",
+            "",
+            *(f"- {line}" for line in _limits(manifest)),
+            "",
+        ]
+    )
+
+
+def with_validation(card: str, section: str) -> str | None:
+    """The card with `section` (Markdown) as its figures of a validation; None if the card has no place for it."""
+    before, opening, rest = card.partition(_OPENING)
+    _, closing, after = rest.partition(_CLOSING)
+    return f"{before}{opening}\n{section.strip()}\n{closing}{after}" if opening and closing else None
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table, an empty one after it."""
+    lines = (header, ["---"] * len(header), *rows)
+    return [*(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines), ""]
+
+
+def _front_matter(manifest: Manifest) -> str:
+    source = manifest.source
+    return ModelCardData(
+        license=source.licence.lower(),
+        base_model=source.checkpoint if is_hub_id(source.checkpoint) else None,
+        library_name="coreml",
+        pipeline_tag="text-to-speech",
+        tags=["coreml", "voxcpm", *manifest.precisions],
+    ).to_yaml()
+
+
+def _name(source: Source) -> str:
+    name = source.checkpoint.rpartition("/")[2]
+    return name if source.lora is None else f"{name} with {source.lora.name}"
+
+
+def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    a, source, sizes = manifest.architecture, manifest.source, manifest.sizes
+    yield (
+        "checkpoint",
+        source.checkpoint if source.revision is None else f"{source.checkpoint} at {source.revision}",
+    )
+    if source.lora is not None:
+        yield "LoRA", f"{source.lora.name} (r {source.lora.r}, alpha {source.lora.alpha}), merged"
+    yield "licence", source.licence
+    yield "generation", a.generation
+    yield "modes", ", ".join(a.traits.modes)
+    yield "precisions", ", ".join(manifest.precisions)
+    yield "runs on", SYSTEMS[manifest.target]
+    yield "sample rates", f"recordings {a.input_sample_rate} Hz, speech {a.output_sample_rate} Hz"
+    yield "one patch", f"{a.patch_seconds * 1000:g} ms of speech"
+    yield "positions", f"{sizes.kv_length}: tokens and patches of one utterance, recordings among them"
+    yield "utterances in one call", str(sizes.batch)
+    yield "made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
+
+
+def _sizes(manifest: Manifest) -> Iterator[list[str]]:
+    for name in manifest.step_models:
+        folders = (package_path(precision, name) for precision in manifest.precisions)
+        yield [name, *(_megabytes(manifest, str(folder)) for folder in folders)]
+    yield ["together", *(_megabytes(manifest, precision) for precision in manifest.precisions)]
+
+
+def _shared(manifest: Manifest) -> str:
+    return _megabytes(manifest, CONSTANTS_FOLDER, TOKENIZER_FOLDER)
+
+
+def _megabytes(manifest: Manifest, *folders: str) -> str:
+    prefixes = tuple(f"{folder}/" for folder in folders)
+    return f"{sum(r.bytes for path, r in manifest.files.items() if path.startswith(prefixes)) / 1e6:.1f}"
+
+
+def _limits(manifest: Manifest) -> Iterator[str]:
+    a, sizes = manifest.architecture, manifest.sizes
+    every = dict.fromkeys(mode for traits in GENERATIONS.values() for mode in traits.modes)
+    missing = [mode for mode in every if mode not in a.traits.modes]
+    if missing:
+        yield f"This generation has no {', '.join(missing)}."
+    seconds = (
+        f"{sizes.kv_length * a.patch_seconds:.0f} s of speech and recordings, less a patch for each token"
+    )
+    yield f"One utterance has at most {sizes.kv_length} positions: {seconds}. An app cuts longer texts into segments."
+    if sizes.batch == 1:
+        yield "One call advances one utterance; several at the same time need a conversion with `--batch`."
+    lossy = [precision for precision in manifest.precisions if precision.startswith("int")]
+    if lossy:
+        yield f"{' and '.join(lossy)} compress the weights with loss; compare by ear before you ship them."
+    yield "Recordings are not denoised: upstream's denoiser is not part of a bundle."

@@ -1,0 +1,133 @@
+"""The model card says what the manifest says, in a form that a hub reads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.manifest import FileRecord, Manifest, MergedLora, Source
+from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes, declare_step_models
+from voxcpm_conversion.model_card import model_card, with_validation, write_model_card
+from voxcpm_conversion.synthetic_presets import presets
+
+LORA = MergedLora(name="my-voice", sha256="1" * 64, r=8, alpha=16, weights=3, modules=("base_lm.q_proj",))
+
+
+def manifest(preset: str, **source: object) -> Manifest:
+    """The manifest of a published size; each file of fp16 has 2 MB, each of int8 1 MB, all others half a megabyte."""
+    architecture, sizes = Architecture.from_document(presets()[preset]), StepSizes()
+    step_models = declare_step_models(architecture, sizes)
+    sized = {f"{p}/{name}.mlpackage/w": n for p, n in (("fp16", 2), ("int8", 1)) for name in step_models}
+    sized |= {"constants/config.json": 0.5, "tokenizer/tokenizer.json": 0.5}
+    return Manifest(
+        architecture=architecture,
+        sizes=sizes,
+        step_models=step_models,
+        precisions=("fp16", "int8"),
+        source=Source(sha256="0" * 64, **{"checkpoint": "openbmb/VoxCPM1.5", **source}),
+        tools={"coremltools": "9.0"},
+        files={
+            name: FileRecord(bytes=int(megabytes * 1e6), sha256="0" * 64) for name, megabytes in sized.items()
+        },
+    )
+
+
+def front_matter(card: str) -> dict[str, object]:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def rows(card: str) -> dict[str, list[str]]:
+    """Cells of all rows of all tables by their first one."""
+    cells = [
+        [c.strip() for c in line.strip("|").split("|")] for line in card.splitlines() if line.startswith("|")
+    ]
+    return {first: rest for first, *rest in cells}
+
+
+def test_a_hub_finds_licence_task_library_and_base_model() -> None:
+    assert front_matter(model_card(manifest("1.5"))) == {
+        "license": "apache-2.0",
+        "base_model": "openbmb/VoxCPM1.5",
+        "library_name": "coreml",
+        "pipeline_tag": "text-to-speech",
+        "tags": ["coreml", "voxcpm", "fp16", "int8"],
+    }
+
+
+def test_a_folder_is_no_base_model_of_a_hub() -> None:
+    card = model_card(manifest("1.5", checkpoint="mine"))
+
+    assert "base_model" not in front_matter(card)
+    assert "# mine for Core ML" in card
+
+
+def test_the_facts_are_those_of_the_manifest() -> None:
+    found = rows(model_card(manifest("1.5", revision="abc", lora=LORA)))
+
+    assert found["checkpoint"] == ["openbmb/VoxCPM1.5 at abc"]
+    assert found["LoRA"] == ["my-voice (r 8, alpha 16), merged"]
+    assert found["modes"] == ["zero-shot, continuation"]
+    assert found["runs on"] == ["macOS 14, iOS 17 or later"]
+    # Published: 44.1 kHz, and 7056 samples in a patch.
+    assert found["sample rates"] == ["recordings 44100 Hz, speech 44100 Hz"]
+    assert found["one patch"] == ["160 ms of speech"]
+
+
+def test_sizes_are_sums_of_the_files() -> None:
+    card = model_card(manifest("1.5"))
+    found = rows(card)
+
+    assert all(found[name] == ["2.0", "1.0"] for name in STEP_MODEL_NAMES)
+    count = len(STEP_MODEL_NAMES)
+    assert found["together"] == [f"{2 * count}.0", f"{count}.0"]
+    assert "the constants and the tokenizer (1.0 MB)" in card
+
+
+@pytest.mark.parametrize(("preset", "missing"), [("0.5b", True), ("1.5", True), ("2", False)])
+def test_modes_that_the_generation_lacks_are_named(preset: str, missing: bool) -> None:
+    card = model_card(manifest(preset))
+
+    assert ("This generation has no voice design, style control, reference" in card) is missing
+    # 1024 positions of 160 ms, or of 80 ms for 0.5B.
+    assert (f"1024 positions: {82 if preset == '0.5b' else 164} s of speech") in card
+
+
+def test_an_int4_bundle_for_macos_15_says_so() -> None:
+    card = model_card(manifest("2").model_copy(update={"target": "macOS15", "precisions": ("int4",)}))
+
+    assert rows(card)["runs on"] == ["macOS 15, iOS 18 or later"]
+    assert "int4 compress the weights with loss" in card
+
+
+def test_the_examples_are_of_this_bundle() -> None:
+    card = model_card(manifest("1.5"))
+
+    (python,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    compile(python, "card", "exec")
+    assert "fp16/feat_encoder.mlpackage" in card
+
+
+def test_figures_of_a_validation_replace_those_before(tmp_path: Path) -> None:
+    write_model_card(tmp_path, manifest("1.5"))
+    fresh = (tmp_path / "README.md").read_text()
+    assert "Not validated yet" in fresh
+
+    first = with_validation(fresh, "| a | 0.5 |\n")
+    second = with_validation(first, "| b | 0.9 |")
+
+    assert "| a |" in first
+    assert "| a |" not in second
+    assert "Not validated" not in second
+    assert (
+        second.replace("| b | 0.9 |", "").split()
+        == fresh.replace("Not validated yet: `voxcpm-coreml validate` writes its figures here.", "").split()
+    )
+
+
+@pytest.mark.parametrize("card", ["# My own words", "<!-- /validation -->", "a <!-- validation --> b"])
+def test_a_card_without_a_place_for_figures_is_left_alone(card: str) -> None:
+    assert with_validation(card, "figures") is None

@@ -1,0 +1,115 @@
+"""What a validation finds stands in the bundle's model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from voxcpm_runtime.commands import cli
+from voxcpm_validation import validate
+from voxcpm_validation.end_to_end import EndToEnd
+from voxcpm_validation.measures import Agreement
+from voxcpm_validation.model_card import add_to_model_card
+from voxcpm_validation.report import Report
+from voxcpm_validation.step_agreement import StepAgreement
+
+CARD = "# Mine\n\n<!-- validation -->\nNot validated yet.\n<!-- /validation -->\n\nThe end.\n"
+
+
+def agreement(correlation: float) -> Agreement:
+    return Agreement(correlation=correlation, max_abs_error=0.5, snr_db=20.0, finite=True)
+
+
+@pytest.fixture
+def report() -> Report:
+    steps = [
+        StepAgreement(step_model=name, precision=precision, arithmetic=arithmetic, calls=4, outputs={"x": agreement(r)})
+        for name, precision, arithmetic, r in (
+            ("feat_encoder", "fp16", "plain", 0.9999999),
+            ("feat_encoder", "fp16", "faithful", 0.25),
+            ("feat_encoder", "int8", "plain", 0.987654321),
+            ("locdit_step", "fp16", "plain", 0.5),
+            ("locdit_step", "int8", "plain", 0.75),
+        )
+    ]  # fmt: skip
+    spoken = EndToEnd(
+        case="zero-shot", precision="int8", patches=12, upstream_patches=12,
+        free_running_latents=agreement(0.98), waveform=agreement(0.91), teacher_forced_worst=0.99,
+    )  # fmt: skip
+    return Report(
+        bundle="/home/me/bundle",
+        checkpoint="mine",
+        tools={"voxcpm": "2.0.3"},
+        steps=tuple(steps),
+        end_to_end=(spoken,),
+    )
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    (tmp_path / "README.md").write_text(CARD)
+    return tmp_path
+
+
+def test_correlations_stand_in_the_card(bundle: Path, report: Report) -> None:
+    assert add_to_model_card(bundle, report)
+
+    card = (bundle / "README.md").read_text()
+    assert "| step model | fp16 | int8 |" in card
+    assert "| feat_encoder | 1.000000 | 0.987654 |" in card
+    assert "| locdit_step | 0.500000 | 0.750000 |" in card
+    assert "| zero-shot | int8 | 12 | 0.980000 | 0.910000 |" in card
+    assert "- Below its floor: locdit_step fp16 plain" in card
+    assert card.startswith("# Mine\n")
+    assert card.endswith("\nThe end.\n")
+    # A card is published: it names no folder of whoever validated.
+    assert "/home/me" not in card
+
+
+def test_a_second_validation_replaces_the_first(bundle: Path, report: Report) -> None:
+    add_to_model_card(bundle, report)
+    once = (bundle / "README.md").read_text()
+    add_to_model_card(bundle, report)
+
+    assert (bundle / "README.md").read_text() == once
+
+
+def test_a_card_that_is_a_link_is_left_alone(bundle: Path, report: Report) -> None:
+    (bundle / "README.md").rename(bundle / "blob")
+    (bundle / "README.md").symlink_to(bundle / "blob")
+
+    assert not add_to_model_card(bundle, report)
+    assert (bundle / "blob").read_text() == CARD
+
+
+def test_a_bundle_without_a_card_gets_none(bundle: Path, report: Report) -> None:
+    (bundle / "README.md").unlink()
+
+    assert not add_to_model_card(bundle, report)
+    assert not list(bundle.iterdir())
+
+
+def test_the_command_writes_the_card(
+    bundle: Path, report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(validate, "validate_bundle", lambda *_, **__: report)
+
+    # A figure is below its floor.
+    assert cli.main(["validate", str(bundle), "--checkpoint", "mine"]) == 1
+    assert "README.md" in capsys.readouterr().err
+    assert "0.987654" in (bundle / "README.md").read_text()
+
+
+def test_a_card_that_cannot_be_written_is_one_line(
+    bundle: Path, report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(validate, "validate_bundle", lambda *_, **__: report)
+    monkeypatch.setattr("voxcpm_validation.model_card.add_to_model_card", refused)
+
+    assert cli.main(["validate", str(bundle), "--checkpoint", "mine"]) == 1
+    assert "(Permission denied)" in capsys.readouterr().err
+    assert (bundle / "README.md").read_text() == CARD
