@@ -40,6 +40,7 @@ NOT_RUN = {
     "convert": "would download gigabytes",
     "validate": "minutes of upstream's code",
     "listen": "minutes of a recogniser",
+    "publish": "would upload to the hub",
     "benchmark": "starts processes to time them",
 }
 BOOK = "It was late. Nobody said a word.\n\nThe sun came out.\n"

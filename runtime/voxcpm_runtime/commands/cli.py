@@ -32,6 +32,7 @@ _OWN = {
     "batch": "voxcpm_runtime.commands.batch:batch",
     "voices": "voxcpm_runtime.commands.voices:voices",
     "inspect": "voxcpm_runtime.commands.inspect:inspect",
+    "publish": "voxcpm_runtime.commands.publish:publish",
     "benchmark": "voxcpm_runtime.commands.benchmark:benchmark",
     "clear-cache": "voxcpm_runtime.commands.clear_cache:clear_cache",
 }

@@ -1,0 +1,429 @@
+"""A bundle goes to the hub and comes back. The hub is a stand-in on the loopback interface, in memory."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.manifest import Manifest
+from voxcpm_runtime.bundle.publishing import publishable_files, upload
+from voxcpm_runtime.commands import cli
+
+Command = Callable[..., CompletedProcess[str]]
+Tree = dict[str, bytes]
+WRITER, READER = "hf_writer", "hf_reader"
+LARGE = 1000
+"""Bytes from which the stand-in takes a file as an LFS object."""
+
+
+class Hub(ThreadingHTTPServer):
+    """The endpoints of the hub that publishing and opening a bundle use; repositories by name and branch."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Endpoints)
+        self.repositories: dict[str, dict[str, Tree]] = {}
+        self.objects: dict[str, bytes] = {}
+        self.private: set[str] = set()
+        self.messages: list[str] = []
+        self.sent: list[str] = []
+        """The digest of each large object that was sent."""
+        self.refuses_commits = False
+        self.ignored = ""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+def commit_of(tree: Tree) -> str:
+    return hashlib.sha1(repr(sorted(tree.items())).encode(), usedforsecurity=False).hexdigest()
+
+
+class Endpoints(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def reply(self, status: int, body: Any = None, **headers: str) -> None:
+        data = body if isinstance(body, bytes) else json.dumps({} if body is None else body).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def handle_request(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if self.command in ("POST", "PUT") and not path.startswith("/objects/"):
+            if token not in (WRITER, READER):
+                return self.reply(401, {"error": "Invalid username or password."})
+            if token == READER:
+                return self.reply(403, {"error": "Forbidden: you need write access."})
+        for pattern, answer in ROUTES.items():
+            if (found := re.fullmatch(pattern, f"{self.command} {path}")) is not None:
+                return answer(self, content, **found.groupdict())
+        return self.reply(404, {"error": f"no endpoint {self.command} {path}"})
+
+    do_GET = do_HEAD = do_POST = do_PUT = handle_request  # noqa: N815 - the names that http.server calls
+
+    def create(self, content: bytes) -> None:
+        asked = json.loads(content)
+        repository = f"{asked['organization']}/{asked['name']}"
+        known = repository in self.server.repositories
+        self.server.repositories.setdefault(repository, {"main": {".gitattributes": b"*.bin filter=lfs\n"}})
+        if asked.get("visibility") == "private" or asked.get("private"):
+            self.server.private.add(repository)
+        self.reply(409 if known else 200, {"url": f"{self.server.address}/{repository}"})
+
+    def validate(self, content: bytes) -> None:
+        front = json.loads(content)["content"].startswith("---\n")
+        self.reply(200, {"warnings": [], "errors": [] if front else [{"message": "no front matter"}]})
+
+    def tree_at(self, repository: str, revision: str) -> Tree | None:
+        branches = self.server.repositories.get(repository, {})
+        by_commit = {commit_of(tree): tree for tree in branches.values()}
+        found = branches.get(revision, by_commit.get(revision))
+        if found is None:
+            code = "RevisionNotFound" if branches else "RepoNotFound"
+            self.reply(404, {"error": "Not Found"}, X_Error_Code=code)
+        return found
+
+    def info(self, _: bytes, repository: str, revision: str | None = None) -> None:
+        if (tree := self.tree_at(repository, revision or "main")) is not None:
+            names = [{"rfilename": name} for name in tree]
+            self.reply(200, {"id": repository, "sha": commit_of(tree), "siblings": names})
+
+    def branch(self, _: bytes, repository: str, branch: str) -> None:
+        branches = self.server.repositories[repository]
+        known = branch in branches
+        branches.setdefault(branch, dict(branches["main"]))
+        self.reply(409 if known else 200, {})
+
+    def tree(self, _: bytes, repository: str, revision: str) -> None:
+        if (tree := self.tree_at(repository, revision)) is not None:
+            self.reply(200, [entry(name, data) for name, data in sorted(tree.items())])
+
+    def preupload(self, content: bytes, repository: str, revision: str) -> None:
+        if self.tree_at(repository, revision) is not None:
+            files = [
+                {
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["size"] >= LARGE else "regular",
+                    "shouldIgnore": bool(self.server.ignored) and file["path"].endswith(self.server.ignored),
+                }
+                for file in json.loads(content)["files"]
+            ]
+            self.reply(200, {"files": files})
+
+    def batch(self, content: bytes, repository: str) -> None:  # noqa: ARG002 - one store for all
+        objects = []
+        for asked in json.loads(content)["objects"]:
+            there = asked["oid"] in self.server.objects
+            send = {"upload": {"href": f"{self.server.address}/objects/{asked['oid']}"}}
+            objects.append({**asked, **({} if there else {"actions": send})})
+        self.reply(200, {"transfer": "basic", "objects": objects})
+
+    def put(self, content: bytes, oid: str) -> None:
+        assert hashlib.sha256(content).hexdigest() == oid
+        self.server.objects[oid] = content
+        self.server.sent.append(oid)
+        self.reply(200)
+
+    def commit(self, content: bytes, repository: str, revision: str) -> None:
+        if self.server.refuses_commits:
+            return self.reply(403, {"error": "this branch is protected"})
+        tree = dict(self.server.repositories[repository][revision])
+        for line in content.splitlines():
+            operation = json.loads(line)
+            value = operation["value"]
+            if operation["key"] == "header":
+                self.server.messages.append(value["summary"])
+            elif operation["key"] == "file":
+                tree[value["path"]] = base64.b64decode(value["content"])
+            elif operation["key"] == "lfsFile":
+                tree[value["path"]] = self.server.objects[value["oid"]]
+            elif operation["key"] == "deletedFile":
+                del tree[value["path"]]
+        self.server.repositories[repository][revision] = tree
+        oid = commit_of(tree)
+        url = f"{self.server.address}/{repository}/commit/{oid}"
+        return self.reply(200, {"commitUrl": url, "commitOid": oid})
+
+    def resolve(self, _: bytes, repository: str, revision: str, path: str) -> None:
+        if (tree := self.tree_at(repository, revision)) is None:
+            return None
+        if path not in tree:
+            return self.reply(404, {}, X_Error_Code="EntryNotFound")
+        headers = {"ETag": f'"{entry(path, tree[path])["oid"]}"', "X_Repo_Commit": commit_of(tree)}
+        return self.reply(200, tree[path], **headers)
+
+
+def entry(name: str, data: bytes) -> dict[str, Any]:
+    digest = hashlib.sha256(data).hexdigest()
+    lfs = {"lfs": {"oid": digest, "size": len(data), "pointerSize": 130}} if len(data) >= LARGE else {}
+    return {"type": "file", "path": name, "size": len(data), "oid": digest[:40] if not lfs else digest, **lfs}
+
+
+_REPOSITORY = r"(?P<repository>[^/]+/[^/]+)"
+ROUTES: dict[str, Callable[..., None]] = {
+    r"POST /api/repos/create": Endpoints.create,
+    r"POST /api/validate-yaml": Endpoints.validate,
+    rf"GET /api/models/{_REPOSITORY}": Endpoints.info,
+    rf"GET /api/models/{_REPOSITORY}/revision/(?P<revision>[^/]+)": Endpoints.info,
+    rf"GET /api/models/{_REPOSITORY}/tree/(?P<revision>[^/]+)": Endpoints.tree,
+    rf"POST /api/models/{_REPOSITORY}/branch/(?P<branch>.+)": Endpoints.branch,
+    rf"POST /api/models/{_REPOSITORY}/preupload/(?P<revision>.+)": Endpoints.preupload,
+    rf"POST /api/models/{_REPOSITORY}/commit/(?P<revision>.+)": Endpoints.commit,
+    rf"POST /{_REPOSITORY}\.git/info/lfs/objects/batch": Endpoints.batch,
+    r"PUT /objects/(?P<oid>[0-9a-f]{64})": Endpoints.put,
+    rf"(?:GET|HEAD) /{_REPOSITORY}/resolve/(?P<revision>[^/]+)/(?P<path>.+)": Endpoints.resolve,
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that child processes use, with an empty cache of downloads and a token that may write."""
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    # Xet's storage is another service; without it the library uses the LFS endpoints.
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def carded(bundle_folder: Path) -> Path:
+    """A bundle with a card, and with an object that is large for the stand-in."""
+    (bundle_folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n\n# Tiny\n")
+    (bundle_folder / "fp16" / "locdit_step.mlpackage" / "Manifest.json").write_bytes(b"w" * (2 * LARGE))
+    _record_again(bundle_folder)
+    return bundle_folder
+
+
+def _record_again(folder: Path) -> None:
+    from voxcpm_constants.manifest import record_folder
+
+    files = {name: record for name, record in record_folder(folder).items() if "/" in name}
+    Manifest.read(folder).model_copy(update={"files": files}).write(folder)
+
+
+def listed(folder: Path) -> set[str]:
+    return {*Manifest.read(folder).files, "manifest.json", "README.md"}
+
+
+def test_a_bundle_that_was_published_opens_again_and_speaks_the_same(
+    tiny_bundle: Path, hub: Hub, command: Command, tmp_path: Path
+) -> None:
+    published = command("publish", tiny_bundle, "someone/voice")
+    assert published.returncode == 0, published.stderr
+    assert f"{hub.address}/someone/voice/commit/" in published.stdout
+    assert set(hub.repositories["someone/voice"]["main"]) == listed(tiny_bundle) | {".gitattributes"}
+
+    spoken = []
+    for bundle, output in ((tiny_bundle, "a.wav"), ("someone/voice", "b.wav")):
+        options = ("--text", "one.", "--seed", 3, "--max-len", 4, "--precision", "int8", "--verify")
+        if bundle == "someone/voice":
+            options = options[:-1]
+        done = command("generate", bundle, *options, "-o", tmp_path / output)
+        assert done.returncode == 0, done.stderr
+        spoken.append((tmp_path / output).read_bytes())
+    assert spoken[0] == spoken[1]
+
+
+def test_only_files_of_the_manifest_are_uploaded(carded: Path, hub: Hub, command: Command) -> None:
+    (carded / "notes.txt").write_text("mine")
+    (carded / ".env").write_text("secret")
+    (carded / "fp16" / "stray.bin").write_text("stray")
+
+    assert command("publish", carded, "someone/voice", "--private", "--message", "first").returncode == 0
+
+    assert set(hub.repositories["someone/voice"]["main"]) == listed(carded) | {".gitattributes"}
+    assert hub.private == {"someone/voice"}
+    assert hub.messages == ["first"]
+    downloaded = command("inspect", "someone/voice", "--verify", "--json")
+    assert downloaded.returncode == 0, downloaded.stderr
+    assert json.loads(downloaded.stdout)["source"]["checkpoint"] == "tiny"
+
+
+def test_a_second_bundle_removes_what_only_the_first_had(carded: Path, hub: Hub, command: Command) -> None:
+    compiled = carded / "int8" / "feat_encoder.mlmodelc" / "model.mil"
+    compiled.parent.mkdir()
+    compiled.write_text("an earlier model")
+    _record_again(carded)
+    assert command("publish", carded, "someone/voice").returncode == 0
+    tree = hub.repositories["someone/voice"]["main"]
+    assert "int8/feat_encoder.mlmodelc/model.mil" in tree
+    tree["images/voice.png"] = b"not a folder of the bundle"
+    shutil.rmtree(compiled.parent)
+    _record_again(carded)
+
+    assert command("publish", carded, "someone/voice").returncode == 0
+
+    assert set(hub.repositories["someone/voice"]["main"]) == listed(carded) | {
+        ".gitattributes",
+        "images/voice.png",
+    }
+
+
+def test_an_interrupted_upload_is_continued(carded: Path, hub: Hub, command: Command) -> None:
+    hub.refuses_commits = True
+    refused = command("publish", carded, "someone/voice")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].startswith("error: someone/voice: not published (403: ")
+    assert "Traceback" not in refused.stderr
+    files = Manifest.read(carded).files.values()
+    assert set(hub.sent) >= {record.sha256 for record in files if record.bytes >= LARGE} > set()
+    assert set(hub.repositories["someone/voice"]["main"]) == {".gitattributes"}
+    hub.refuses_commits = False
+    hub.sent.clear()
+
+    assert command("publish", carded, "someone/voice").returncode == 0
+    assert hub.sent == []
+    assert set(hub.repositories["someone/voice"]["main"]) >= listed(carded)
+
+
+def test_a_branch_is_made_and_main_stays(carded: Path, hub: Hub, command: Command) -> None:
+    assert command("publish", carded, "someone/voice", "--branch", "next").returncode == 0
+
+    assert set(hub.repositories["someone/voice"]["next"]) >= listed(carded)
+    assert set(hub.repositories["someone/voice"]["main"]) == {".gitattributes"}
+
+
+def test_a_file_that_the_hub_leaves_out_is_an_error(carded: Path, hub: Hub, command: Command) -> None:
+    hub.ignored = ".npy"
+
+    refused = command("publish", carded, "someone/voice")
+
+    assert refused.returncode == 2
+    assert "the hub did not take constants/embed_tokens.npy" in refused.stderr
+    assert ".gitignore" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("token", "message"), [("hf_unknown", "401: the hub does not know the token"), (READER, "403: the token")]
+)
+def test_a_token_that_may_not_write_is_one_line(
+    carded: Path, hub: Hub, command: Command, monkeypatch: pytest.MonkeyPatch, token: str, message: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+
+    refused = command("publish", carded, "someone/voice")
+
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert refused.stderr.count("error:") == 1
+    assert "Traceback" not in refused.stderr
+    assert hub.repositories == {}
+
+
+def test_without_a_token_nothing_is_asked(
+    carded: Path, hub: Hub, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+
+    refused = command("publish", carded, "someone/voice")
+
+    assert refused.returncode == 2
+    assert "hf auth login" in refused.stderr
+    assert hub.repositories == {}
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_hub_that_does_not_answer_is_one_line(
+    carded: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Port 9 (discard) of the loopback interface: nothing listens there.
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+
+    refused = command("publish", carded, "someone/voice")
+
+    assert refused.returncode == 2
+    assert "error: someone/voice: not published (" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_dry_run_lists_the_files_and_asks_no_hub(
+    carded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi", None)
+
+    assert cli.main(["publish", str(carded), "someone/voice", "--dry-run"]) == 0
+
+    printed = capsys.readouterr()
+    assert {line.split()[1] for line in printed.out.splitlines()} == listed(carded)
+    assert "nothing was uploaded" in printed.err
+
+
+def test_an_altered_file_is_not_published(carded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = carded / "fp16" / "locdit_step.mlpackage" / "Manifest.json"
+    file.write_bytes(b"v" + file.read_bytes()[1:])
+
+    assert cli.main(["publish", str(carded), "someone/voice", "--dry-run"]) == 2
+    assert "content differs" in capsys.readouterr().err
+
+
+def test_a_bundle_without_a_card_is_published_with_a_warning(
+    bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["publish", str(bundle_folder), "someone/voice", "--dry-run"]) == 0
+    assert "warning: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["voice", "a/b/c", "../voice", "someone/"])
+def test_a_name_that_is_no_hub_id(carded: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["publish", str(carded), name, "--dry-run"]) == 2
+    assert "organisation/name" in capsys.readouterr().err
+    with pytest.raises(InputError, match="expected a hub id"):
+        upload(carded, Manifest.read(carded), name)
+
+
+def test_a_hub_id_in_place_of_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["publish", "someone/voice", "someone/copy"]) == 2
+    assert "expected the folder of a bundle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("linked", ["README.md", "fp16/locdit_step.mlpackage/Manifest.json", "fp16"])
+def test_a_link_is_not_published(carded: Path, tmp_path: Path, linked: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (carded / linked).rename(elsewhere)
+    (carded / linked).symlink_to(elsewhere)
+
+    with pytest.raises(BundleError, match="links are not published"):
+        publishable_files(carded, Manifest.read(carded))
+
+
+@pytest.mark.parametrize(
+    "path", ["../secret", "/etc/hostname", "fp16/../../secret", "fp16/.env", ".git/config", "fp16\\secret"]
+)
+def test_a_listed_path_that_is_none_of_a_bundle(carded: Path, tmp_path: Path, path: str) -> None:
+    (tmp_path / "secret").write_text("secret")
+    manifest = Manifest.read(carded)
+    record = next(iter(manifest.files.values()))
+
+    with pytest.raises(BundleError, match="is not a path of a bundle's file"):
+        publishable_files(carded, manifest.model_copy(update={"files": {path: record}}))
