@@ -1,7 +1,12 @@
-"""The same packages on Core ML and on the portable executor. These tests run on a Mac only."""
+"""The same packages on Core ML and on the portable executor. These tests run on a Mac only.
+
+COREML_COMPUTE_UNITS names the compute unit. Those with the Neural Engine are skipped where there is none, as on the
+virtual Macs of continuous integration: Core ML would quietly compute elsewhere, and passing would prove nothing.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -23,8 +28,30 @@ from voxcpm_validation.measures import agreement
 
 pytestmark = pytest.mark.coreml
 
+UNITS = os.environ.get("COREML_COMPUTE_UNITS", "all")
+WITH_NEURAL_ENGINE = ("cpu_and_ne", "all")
+
 # Core ML computes fp16 packages in fp16, the portable executor in float32.
 FLOORS = {"fp32": 0.99999, "fp16": 0.999, "int8": 0.99}
+
+
+def has_neural_engine() -> bool:
+    """Whether Core ML lists a Neural Engine among this machine's devices."""
+    from coremltools.models.compute_device import MLComputeDevice
+
+    devices = MLComputeDevice.get_all_compute_devices()
+    return any("NeuralEngine" in type(device).__name__ for device in devices)
+
+
+def skip_unless_covered(unit: str) -> None:
+    """Skip the test if it asks for a Neural Engine that is not there."""
+    if unit in WITH_NEURAL_ENGINE and not has_neural_engine():
+        pytest.skip("no Neural Engine here")
+
+
+@pytest.fixture(autouse=True)
+def _covered() -> None:
+    skip_unless_covered(UNITS)
 
 
 def _inputs(declared: StepModel, chunk: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
@@ -59,7 +86,10 @@ def test_step_models_for_several_utterances(tiny_batch_bundle: Path, name: str) 
 def _agrees_at_every_chunk_length(folder: Path, precision: str, name: str) -> None:
     bundle = open_bundle(folder, precision)
     declared = bundle.manifest.step_models[name]
-    models = [load_step_models(bundle, backend, names=[name])[name] for backend in ("coreml", "portable")]  # type: ignore[arg-type]
+    models = [
+        load_step_models(bundle, backend, names=[name], **units)[name]  # type: ignore[arg-type]
+        for backend, units in (("coreml", {"compute_units": UNITS}), ("portable", {}))
+    ]
     generator = np.random.default_rng(0)
     for chunk in range(declared.chunk_count):
         states = [model.new_state() if declared.state else None for model in models]
@@ -74,9 +104,9 @@ def _agrees_at_every_chunk_length(folder: Path, precision: str, name: str) -> No
 def test_speech_on_core_ml(speaking_bundle: Path) -> None:
     text = "the river runs slowly to the sea."
     ours, portable = (
-        VoxCPM.from_bundle(speaking_bundle, precision="fp16", backend=backend).speak(
+        VoxCPM.from_bundle(speaking_bundle, precision="fp16", backend=backend, **units).speak(  # type: ignore[arg-type]
             text, seed=1, max_len=12, min_len=12
-        )  # type: ignore[arg-type]
-        for backend in ("coreml", "portable")
+        )
+        for backend, units in (("coreml", {"compute_units": UNITS}), ("portable", {}))
     )
     assert agreement(ours.latents[:2], portable.latents[:2]).correlation > 0.99

@@ -1,0 +1,152 @@
+"""Continuous integration runs what exists, and says what it did not cover."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from voxcpm_runtime.backends.coreml import COMPUTE_UNITS
+from voxcpm_runtime.commands import cli
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+WORKFLOW = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
+SCRIPT = ".github/core_ml_coverage.py"
+coverage = runpy.run_path(str(REPOSITORY / SCRIPT))["coverage"]
+
+
+def lines() -> list[list[str]]:
+    """The words of each line of each step; the loop's own words and variables of paths are taken away."""
+    joined = "\n".join(step.get("run", "") for step in STEPS)
+    return [shlex.split(line) for line in joined.splitlines() if line.strip()]
+
+
+PROGRAMS = (".venv/bin/voxcpm-coreml", "$commands")
+COMMANDS = [words[1:] for words in lines() if words[0] in PROGRAMS]
+UNITS = [step for step in STEPS if "COREML_COMPUTE_UNITS" in step.get("env", {})]
+
+
+def test_every_line_is_one_that_is_checked_here() -> None:
+    shell = {"commands=.venv/bin/voxcpm-coreml", "for", "done", "echo"}
+    known = {*PROGRAMS, "make", ".venv/bin/python", *shell}
+    assert {words[0] for words in lines()} <= known
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=shlex.join)
+def test_every_command_of_the_program_exists(words: list[str]) -> None:
+    if words[0] == "doctor" and words[0] not in cli.commands():
+        pytest.skip("the doctor comes with a change of its own")
+    given = list(itertools.takewhile(lambda word: word not in ("|", ">", ">>"), words))
+    assert given[0] in cli.commands()
+    parse(typer.main.get_command(cli.build_app(given[0])), "voxcpm-coreml", given)
+
+
+def parse(command: Any, name: str, arguments: list[str], parent: Any = None) -> Any:
+    """The context of a command line that is parsed and not run. Raises click's errors of usage."""
+    if not hasattr(command, "resolve_command"):
+        return command.make_context(name, list(arguments), parent=parent)
+    context = command.context_class(command, info_name=name, parent=parent)
+    found, chosen, rest = command.resolve_command(context, list(arguments))
+    return parse(chosen, found, rest, context)
+
+
+def test_every_target_of_make_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    called = [word for words in lines() if words[0] == "make" for word in words[1:] if "=" not in word]
+    assert called
+    assert set(called) <= targets
+
+
+def test_what_python_runs_exists() -> None:
+    called = [words[1:] for words in lines() if words[0] == ".venv/bin/python"]
+    assert {tuple(words[:2]) if words[0] == "-m" else words[0] for words in called} == {
+        ("-m", "pytest"),
+        SCRIPT,
+    }
+    assert (REPOSITORY / SCRIPT).is_file()
+    marker = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    assert all(words[2:4] == ["-m", "coreml"] for words in called if words[0] == "-m")
+    assert '"coreml: ' in marker
+
+
+def test_each_compute_unit_has_a_step_of_its_own_that_others_cannot_stop() -> None:
+    assert {step["env"]["COREML_COMPUTE_UNITS"] for step in UNITS} == set(COMPUTE_UNITS)
+    assert len(UNITS) == len(COMPUTE_UNITS)
+    for step in UNITS:
+        assert f"coreml-{step['env']['COREML_COMPUTE_UNITS']}.xml" in step["run"]
+        assert step["if"] == "${{ !cancelled() }}"
+        # A step that hangs ends itself, and one that fails fails the job.
+        assert step["timeout-minutes"] <= 10
+        assert "continue-on-error" not in step
+    (summary,) = (step for step in STEPS if SCRIPT in step.get("run", ""))
+    assert set(COMPUTE_UNITS) <= set(shlex.split(summary["run"]))
+    assert "GITHUB_STEP_SUMMARY" in summary["run"]
+
+
+def report(folder: Path, unit: str, *cases: str) -> None:
+    body = "".join(f'<testcase name="t{i}">{case}</testcase>' for i, case in enumerate(cases))
+    (folder / f"coreml-{unit}.xml").write_text(f"<testsuites><testsuite>{body}</testsuite></testsuites>")
+
+
+def test_units_that_were_skipped_are_named_as_not_covered(tmp_path: Path) -> None:
+    skipped = '<skipped message="no Neural Engine here" />'
+    report(tmp_path, "cpu", "", "", "<failure/>")
+    report(tmp_path, "cpu_and_ne", skipped, skipped)
+
+    found = coverage(tmp_path, ["cpu", "cpu_and_ne", "all"])
+
+    assert "| `cpu` | 2 | 1 | 0 |" in found
+    assert "| `cpu_and_ne` | 0 | 0 | 2 |" in found
+    assert "**Not covered: `cpu_and_ne`** (no Neural Engine here)." in found
+    assert "**Not covered: `all`** (no report, the run ended early)." in found
+    assert "`cpu`** (" not in found
+
+
+def test_a_run_that_covered_everything_says_so(tmp_path: Path) -> None:
+    report(tmp_path, "cpu", "")
+    assert "Every unit was covered." in coverage(tmp_path, ["cpu"])
+
+
+CPU, NEURAL_ENGINE = (type(f"ML{kind}ComputeDevice", (), {}) for kind in ("CPU", "NeuralEngine"))
+
+
+@pytest.mark.parametrize(
+    ("unit", "devices", "runs"),
+    [
+        ("cpu", [CPU], True),
+        ("cpu_and_gpu", [CPU], True),
+        ("cpu_and_ne", [CPU], False),
+        ("all", [CPU], False),
+        ("cpu_and_ne", [CPU, NEURAL_ENGINE], True),
+        ("all", [CPU, NEURAL_ENGINE], True),
+    ],
+)
+def test_without_a_neural_engine_its_units_are_skipped(
+    unit: str, devices: list[type], runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = SimpleNamespace(get_all_compute_devices=lambda: [device() for device in devices])
+    # coremltools itself, and torch with it, would take seconds.
+    for name in ("coremltools", "coremltools.models"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(
+        sys.modules, "coremltools.models.compute_device", SimpleNamespace(MLComputeDevice=listed)
+    )
+    spec = importlib.util.spec_from_file_location("on_core_ml", REPOSITORY / "tests" / "test_coreml.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    skipped = pytest.raises(pytest.skip.Exception, match="no Neural Engine")
+    with contextlib.nullcontext() if runs else skipped:
+        module.skip_unless_covered(unit)
