@@ -29,6 +29,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 MANUALS = sorted((REPOSITORY / "docs").glob("*.md"))
 DOCUMENTS = [*(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "TRIALS.md")), *MANUALS]
 CARDS = [
+    REPOSITORY / "examples" / "swift" / "README.md",
     REPOSITORY / "training" / "README.md",
     REPOSITORY / "conversion" / "voxcpm_conversion" / "default_checkpoint" / "README.md",
 ]

@@ -1,0 +1,255 @@
+"""The Swift driver, which cannot be compiled here, has the numbers, names and order of the Python driver."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from voxcpm_constants import special_tokens, targets
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.generations import GENERATIONS
+from voxcpm_constants.manifest import SCHEMA_VERSION, Manifest
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    AUDIO_VAE_ENCODER,
+    BASE_LM_STEP,
+    FEAT_ENCODER,
+    LOCDIT_STEP,
+    RESIDUAL_LM_STEP,
+    StepSizes,
+    declare_step_models,
+)
+from voxcpm_constants.targets import package_form
+from voxcpm_runtime.audio import pcm
+from voxcpm_runtime.model import chunk_plan, driver, flow_matching
+from voxcpm_runtime.model.sequence import build_sequence
+from voxcpm_runtime.options import DEFAULT_MAX_LEN, GenerationOptions
+from voxcpm_runtime.speech.kv_room import patch_bound
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SWIFT = REPOSITORY / "examples" / "swift" / "VoxCPMSpeech.swift"
+SOURCE = SWIFT.read_text(encoding="utf-8")
+# Function of the driver that calls a step model -> the step models that it may call.
+CALLERS = {
+    "encode": [AUDIO_VAE_ENCODER],
+    "decode": [AUDIO_VAE_DECODER],
+    "embed": [FEAT_ENCODER],
+    "languageModel": [BASE_LM_STEP, RESIDUAL_LM_STEP],
+    "baseStep": [BASE_LM_STEP],
+    "residualStep": [RESIDUAL_LM_STEP],
+    "solve": [LOCDIT_STEP],
+}
+UNITS = {"cpuOnly": "cpu", "cpuAndGPU": "cpu_and_gpu", "cpuAndNeuralEngine": "cpu_and_ne", "all": "all"}
+
+
+def block(opening: str) -> str:
+    """The lines from the one that contains `opening` to the brace that closes it, at the same indentation."""
+    lines = SOURCE.splitlines()
+    first = next(index for index, line in enumerate(lines) if opening in line)
+    indent = re.match(" *", lines[first])[0]
+    last = next(index for index in range(first + 1, len(lines)) if lines[index].startswith(f"{indent}}}"))
+    return "\n".join(lines[first : last + 1])
+
+
+def function(name: str) -> str:
+    return block(f"func {name}(")
+
+
+def literal(swift: str) -> object:
+    """The value of a Swift literal: a number, a dictionary or an array of strings, or a closed range."""
+    if (closed := re.fullmatch(r"(\w+)\.\.\.(\w+)", swift)) is not None:
+        return tuple(ast.literal_eval(end) for end in closed.groups())
+    if re.match(r'\[\s*"\w+":', swift):
+        swift = "{" + re.sub(r": \.(\w+)", r': "\1"', swift[1:-1]) + "}"
+    return ast.literal_eval(swift.replace("true", "True"))
+
+
+def constants() -> dict[str, object]:
+    body = re.sub(r"^ *///.*\n", "", block("enum Constant {"), flags=re.MULTILINE)
+    found = re.findall(r"static let (\w+)(?:: [^=]+)? = (.+?)(?=\n    static|\n\})", body, re.DOTALL)
+    return {name: literal(value) for name, value in found}
+
+
+def snake(camel: str) -> str:
+    return re.sub(r"([A-Z])", lambda capital: f"_{capital[1].lower()}", camel)
+
+
+def declared(generation: Architecture, sizes: StepSizes, name: str):
+    return declare_step_models(generation, sizes)[name]
+
+
+def test_the_constants_are_those_of_python() -> None:
+    assert constants() | {"computeUnits": None} == {
+        "schemaVersion": SCHEMA_VERSION,
+        "audioStart": special_tokens.AUDIO_START,
+        "stopIndex": driver._STOP,
+        "zeroVelocityFraction": flow_matching._ZERO_VELOCITY_FRACTION,
+        "normFloor": pytest.approx(float(flow_matching._NORM_FLOOR)),
+        # Upstream's sinusoidal position embedding: scale 1000, periods up to 10000.
+        "timeScale": 1000,
+        "longestPeriod": 10000,
+        "callCost": chunk_plan._CALL_COST,
+        "patchesBeyondTheRatio": patch_bound(0, GenerationOptions()),
+        "peak": pcm._PEAK,
+        "oneChinese": (0x4E00, 0x9FFF),
+        "decoderContextPatches": {name: t.decoder_context_patches for name, t in GENERATIONS.items()},
+        "modelsWithCaches": list(targets._WITH_CACHES),
+        "computeUnits": None,
+    }
+
+
+def test_the_options_have_pythons_defaults() -> None:
+    found = {
+        snake(name): literal(value)
+        for name, value in re.findall(r"var (\w+)(?:: \w+)? = (\S+)", block("struct SpeechOptions {"))
+    }
+    defaults = {f.name: getattr(GenerationOptions(), f.name) for f in fields(GenerationOptions)}
+    defaults["max_len"] = defaults["max_len"] or DEFAULT_MAX_LEN
+
+    assert len(found) == 8
+    assert found == {name: defaults[name] for name in found}
+
+
+def test_fields_of_the_manifest_are_there(bundle_folder: Path) -> None:
+    document = Manifest.read(bundle_folder).model_dump(mode="json", by_alias=True)
+    model = document["step_models"]["base_lm_step"]
+    places = {
+        "Tensor": model["inputs"][0],
+        "StepModel": model,
+        "Sizes": document["sizes"],
+        "LanguageModel": document["architecture"]["lm_config"],
+        "DiT": document["architecture"]["dit_config"],
+        "AudioVAE": document["architecture"]["audio_vae_config"],
+        "Architecture": document["architecture"],
+        "File": next(iter(document["files"].values())),
+    }
+    manifest = block("struct Manifest: Decodable {")
+    for name, place in places.items():
+        body = block(f"    struct {name}: Decodable {{")
+        stored = re.findall(r"^        let ([\w, ]+):", body, re.MULTILINE)
+        assert stored, name
+        assert {field for line in stored for field in line.split(", ")} <= set(place), name
+    top = set(re.findall(r"^    let (\w+):", manifest, re.MULTILINE))
+    assert {"step_models", "target", "files"} <= top <= set(document)
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_tensors_have_the_declared_names(caller: str, architecture: Architecture, sizes: StepSizes) -> None:
+    body = function(caller)
+    given = set(re.findall(r'["(,\[]\s*"(\w+)": ', body)) | set(re.findall(r'\["(\w+)": ', body))
+    read = set(re.findall(r'\["(\w+)"\]!', body))
+    named = re.findall(r'(?:model|languageModel)\("(\w+)"', body)
+    lengths = re.findall(r'lengths\("(\w+)", (\d)\)', body)
+
+    assert given or read or lengths
+    for name in CALLERS[caller]:
+        model = declared(architecture, sizes, name)
+        if named:
+            assert named == [name]
+        if given:
+            assert given == {t.name for t in model.inputs}
+        outputs = {t.name for t in model.outputs}
+        if read:
+            assert read == outputs if name != BASE_LM_STEP or caller == "baseStep" else read <= outputs
+        by_name = {t.name: t for t in model.inputs}
+        for tensor, axis in lengths:
+            assert int(axis) < len(by_name[tensor].shape)
+        if lengths and model.chunk_count > 1:
+            assert [(t, int(i)) for t, i in lengths] == [(model.chunk_axis[0].name, model.chunk_axis[1])]
+
+
+@pytest.mark.parametrize("name", [BASE_LM_STEP, RESIDUAL_LM_STEP])
+def test_functions_have_the_names_of_macos_15(
+    name: str, architecture: Architecture, sizes: StepSizes
+) -> None:
+    model = declared(architecture, sizes, name)
+    one, several = re.search(r'\$0 == 1 \? "(\w+)" : "(\w+)\\\(\$0\)"', function("functionNames")).groups()
+
+    names = [one if length == 1 else f"{several}{length}" for length in model.chunk_lengths]
+
+    assert names == list(package_form(model, "macOS15").functions)
+
+
+def test_every_step_model_has_a_compute_unit_and_it_is_the_manuals(
+    architecture: Architecture, sizes: StepSizes
+) -> None:
+    units = {name: UNITS[unit] for name, unit in constants()["computeUnits"].items()}
+    manual = (REPOSITORY / "docs" / "bundle.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `(cpu\w*)` \|", manual, re.MULTILINE)
+
+    assert set(units) == set(declare_step_models(architecture, sizes))
+    assert units == dict(rows)
+
+
+class Noted:
+    """A step model that writes down that it was called."""
+
+    def __init__(self, name: str, model, calls: list[str]) -> None:
+        self.name, self.model, self.calls = name, model, calls
+
+    def new_state(self):
+        return self.model.new_state()
+
+    def __call__(self, inputs, state=None):
+        if self.calls[-1:] != [self.name]:
+            self.calls.append(self.name)
+        return self.model(inputs, state)
+
+
+def test_the_order_of_calls_is_that_of_python(tts, models) -> None:
+    calls: list[str] = []
+    python = tts.driver.over({name: Noted(name, model, calls) for name, model in models.items()})
+    a = python.architecture
+    patch_shape = (a.patch_size, a.feat_dim)
+    prompt = np.random.default_rng(0).standard_normal((2, *patch_shape)).astype(np.float32)
+    sequence = build_sequence([5, 6], patch_shape, prompt=prompt)
+    prefilled = python.prefill(sequence)
+    prefill = calls.copy()
+    calls.clear()
+    decode = python.patch_decoder(sequence)
+    assert calls == [AUDIO_VAE_DECODER]
+    calls.clear()
+    for patch in python.generate_patches(prefilled, GenerationOptions(), np.random.default_rng(1), 3):
+        decode(patch.latents)
+    whole = calls[: len(calls) // 2]
+
+    ordered = dict(re.findall(r"// order: (prefill|patch)\n(.*?)// order: end", SOURCE, re.DOTALL))
+    noted = {part: re.findall(r"// (\w+)$", lines, re.MULTILINE) for part, lines in ordered.items()}
+    assert noted["prefill"] == prefill
+    assert noted["patch"] == whole[: len(noted["patch"])]
+    assert len(noted["patch"]) == 5
+    # And each note stands at a call of the function that runs this step model.
+    for lines in ordered.values():
+        called = [name for name in re.findall(r"(\w+)\(", lines) if name in CALLERS]
+        notes = re.findall(r"// (\w+)$", lines, re.MULTILINE)
+        assert [CALLERS[name][0] for name in called] == notes
+
+
+def test_the_head_and_the_manual_say_that_nothing_was_compiled() -> None:
+    assert "NEVER COMPILED" in "\n".join(SOURCE.splitlines()[:6])
+    assert "never been compiled" in (SWIFT.parent / "README.md").read_text(encoding="utf-8")
+
+
+def syntax_errors(source: str) -> list[str]:
+    swift = pytest.importorskip("tree_sitter_swift", reason="the parser is one of the dev extra")
+    import tree_sitter
+
+    tree = tree_sitter.Parser(tree_sitter.Language(swift.language())).parse(source.encode())
+    waiting, found = [tree.root_node], []
+    while waiting:
+        node = waiting.pop()
+        if node.is_error or node.is_missing:
+            found.append(f"line {node.start_point[0] + 1}: {node.type}")
+        waiting.extend(node.children)
+    return found
+
+
+def test_the_syntax_is_swifts() -> None:
+    assert syntax_errors(SOURCE) == []
+    # The parser does find what is wrong.
+    assert syntax_errors(SOURCE.replace("func solve(", "func solve((", 1))
