@@ -38,11 +38,14 @@ def lower(package: Path, function: str = MAIN, mode: Mode = "plain", probe: bool
     Raises PackageError for a damaged package and UnsupportedOperationError for an operation without an ONNX form.
     """
     program = without_states(read_package(package, function))
-    return _serialised(program, *_translate(program, mode, probe), fused=mode == "plain" and not probe)
+    return _serialised(program, *translate(program, mode, probe), fused=mode == "plain" and not probe)
 
 
-def _translate(program: Program, mode: Mode, probe: bool) -> tuple[Graph, dict[str, str], list[str]]:
-    """The graph, the ONNX name of every MIL value, and the names of the probed operations."""
+def translate(program: Program, mode: Mode, probe: bool = False) -> tuple[Graph, dict[str, str], list[str]]:
+    """The graph of a program without states, the ONNX name of every MIL value, and the names of the probed operations.
+
+    Raises UnsupportedOperationError for an operation without an ONNX form.
+    """
     _refuse_unknown(program.operations)
     graph = Graph()
     values = {i.name: i.name for i in program.inputs}

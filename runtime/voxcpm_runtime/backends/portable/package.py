@@ -127,10 +127,7 @@ def read_package(package: Path, function: str = MAIN) -> Program:
 
     Raises PackageError if the package is incomplete, is no ML program or has no such function.
     """
-    path = package / MODEL_FILE
-    if not path.is_file():
-        raise PackageError(f"{package} is not an .mlpackage: it has no {MODEL_FILE}")
-    spec = _parse(path)
+    spec = read_specification(package)
     weights = map_weights(package)
     functions = spec.mlProgram.functions
     if not functions:
@@ -142,7 +139,7 @@ def read_package(package: Path, function: str = MAIN) -> Program:
     description = next((f for f in spec.description.functions if f.name == function), spec.description)
     operations = tuple(_operation(op, weights) for op in block.operations)
     types = {name: type_ for op in operations for name, type_ in op.outputs}
-    types |= {value.name: _tensor_type(value.type) for value in functions[function].inputs}
+    types |= {value.name: tensor_type(value.type) for value in functions[function].inputs}
     return Program(
         inputs=tuple(_input(feature) for feature in description.input),
         outputs=tuple(_output(name, types[name]) for name in block.outputs),
@@ -150,6 +147,14 @@ def read_package(package: Path, function: str = MAIN) -> Program:
         operations=operations,
         weights=weights,
     )
+
+
+def read_specification(package: Path) -> Any:
+    """The package's `Model` message (coremltools' protobuf). Raises PackageError if it is missing or damaged."""
+    path = package / MODEL_FILE
+    if not path.is_file():
+        raise PackageError(f"{package} is not an .mlpackage: it has no {MODEL_FILE}")
+    return _parse(path)
 
 
 def map_weights(package: Path) -> np.ndarray | None:
@@ -215,11 +220,12 @@ def _operation(proto: Any, weights: np.ndarray | None) -> Operation:
         kind=proto.type,
         inputs={k: tuple(argument(a) for a in v.arguments) for k, v in proto.inputs.items()},
         attributes={k: _constant(v, weights) for k, v in proto.attributes.items() if k != "name"},
-        outputs=tuple((value.name, _tensor_type(value.type)) for value in proto.outputs),
+        outputs=tuple((value.name, tensor_type(value.type)) for value in proto.outputs),
     )
 
 
-def _tensor_type(proto: Any) -> TensorType:
+def tensor_type(proto: Any) -> TensorType:
+    """The type of a MIL value (a `ValueType` message); that of a state is the type of the tensor that it wraps."""
     from coremltools.proto import MIL_pb2
 
     is_state = proto.WhichOneof("type") == "stateType"
@@ -231,7 +237,7 @@ def _tensor_type(proto: Any) -> TensorType:
 
 
 def _constant(proto: Any, weights: np.ndarray | None) -> Constant:
-    type_ = _tensor_type(proto.type)
+    type_ = tensor_type(proto.type)
     if type_.dtype not in (*STORED_DTYPES, *HALF_BYTES, "STRING"):
         raise PackageError(f"a constant of MIL type {type_.dtype} cannot be read")
     if proto.WhichOneof("value") == "blobFileValue":

@@ -1,0 +1,99 @@
+"""The lint of a bundle: every function of every package in each precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from voxcpm_constants.manifest import Manifest, check_files, package_path
+from voxcpm_constants.step_models import Precision, StepModel
+from voxcpm_constants.targets import package_form
+from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
+from voxcpm_runtime.bundle.verified_files import check_digests
+
+from .function import Function, read_function
+from .report import Finding, PrecisionReport, Report
+from .rules import RULES, accepted
+
+
+def lint_bundle(
+    bundle: str, precisions: Sequence[str] = (), *, report: Callable[[str], None] = lambda line: None
+) -> Report:
+    """Look for violations of every rule in a bundle's packages.
+
+    bundle: a folder or hub id. precisions: those to look at; by default all that are there. `report` is called with
+    the path of each package.
+
+    Raises BundleError for a bundle that is absent or damaged, and InputError for a precision that it lacks.
+    """
+    folder = locate_bundle(bundle, precisions[0] if precisions else None)
+    manifest = Manifest.read(folder)
+    chosen = [choose_precision(folder, manifest, asked) for asked in dict.fromkeys(precisions)]
+    if not chosen:
+        # Of a bundle from the hub only one precision was downloaded.
+        downloaded = folder != Path(bundle).expanduser()
+        chosen = [choose_precision(folder, manifest, None)] if downloaded else list(manifest.precisions)
+    return Report(
+        bundle=bundle,
+        target=manifest.target,
+        precisions={precision: _lint_precision(folder, manifest, precision, report) for precision in chosen},
+    )
+
+
+def lint_function(function: Function, package: str) -> Iterator[Finding]:
+    """All findings in one function of a package, in the order of the rules. package: how findings name it."""
+    for rule in RULES:
+        reason = accepted(rule, function)
+        for violation in rule.check(function):
+            yield Finding(
+                package=package,
+                function=function.name,
+                rule=rule.name,
+                why=rule.reason,
+                sources=rule.sources,
+                accepted=reason,
+                **violation._asdict(),
+            )
+
+
+def read_functions(
+    folder: Path, manifest: Manifest, precision: Precision, model: StepModel
+) -> list[Function]:
+    """The functions of one step model's package, in the order of its form. Raises PackageError."""
+    form = package_form(model, manifest.target)
+    return [
+        read_function(
+            folder / package_path(precision, model.name),
+            name,
+            declared,
+            keeps_state=form.keeps_state,
+            target=manifest.target,
+            precision=precision,
+            batch=manifest.sizes.batch,
+            is_first=name == next(iter(form.functions)),
+        )
+        for name, declared in form.functions.items()
+    ]
+
+
+def _lint_precision(
+    folder: Path, manifest: Manifest, precision: Precision, report: Callable[[str], None]
+) -> PrecisionReport:
+    files = {path: r for path, r in manifest.files.items() if path.startswith(f"{precision}/")}
+    check_files(folder, files, digests=False)
+    check_digests(folder, files)
+    findings: list[Finding] = []
+    functions = operations = 0
+    for model in manifest.step_models.values():
+        package = str(package_path(precision, model.name))
+        report(package)
+        for function in read_functions(folder, manifest, precision, model):
+            findings += lint_function(function, package)
+            functions += 1
+            operations += sum(operation.kind != "const" for operation in function.program.operations)
+    return PrecisionReport(
+        packages=len(manifest.step_models),
+        functions=functions,
+        operations=operations,
+        findings=tuple(findings),
+    )

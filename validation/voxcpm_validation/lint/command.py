@@ -1,0 +1,57 @@
+"""The command `voxcpm-coreml lint`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from .report import Report
+
+_CODE_OF_FINDINGS = 1
+
+
+def lint(
+    bundle: Annotated[str, typer.Argument(help="Bundle folder or hub id.")],
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: all that the bundle has."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Every finding as JSON.")] = False,
+) -> None:
+    """Look in a bundle's packages for what Core ML on real hardware refuses. Exit code 1: something was found."""
+    # onnx and coremltools, which --help does not need.
+    from .bundle import lint_bundle
+
+    with Console(stderr=True).status("") as status:
+        report = lint_bundle(bundle, precision or (), report=status.update)
+    if as_json:
+        typer.echo(json.dumps(report.document(), indent=1))
+    else:
+        _show(report)
+    if not report.is_clean:
+        raise typer.Exit(_CODE_OF_FINDINGS)
+
+
+def _show(report: Report) -> None:
+    from .report import HEADER
+
+    console = Console(highlight=False, emoji=False)
+    if rows := report.rows():
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for column in HEADER:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+        console.print()
+    for rule, why, sources in report.reasons():
+        console.print(escape(f"{rule}: {why} ({sources})"), soft_wrap=True)
+    for line in report.lines():
+        console.print(escape(line), soft_wrap=True)

@@ -1,0 +1,142 @@
+"""The table of rules: what each expects of a function, why, and who reported it; and what is accepted all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from voxcpm_constants.hardware_limits import LARGEST_RANK, LARGEST_WEIGHT_FILE, LONGEST_AXIS
+
+from . import interface, shapes, values
+from .function import Function, Violation
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What every function of a package must respect, and what looks for violations of it."""
+
+    name: str
+    expectation: str
+    reason: str
+    """What happens otherwise, in one sentence."""
+    sources: tuple[str, ...]
+    """Reports of it: a repository and the number of its issue or pull request, or a document."""
+    check: Callable[[Function], Iterator[Violation]]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Violations of a rule that a package may have, and why."""
+
+    rule: str
+    applies: Callable[[Function], bool]
+    reason: str
+
+
+RULES = (
+    Rule(
+        "broadcast",
+        "the three operands of `select` have one shape; results are declared with the broadcast shape",
+        "Core ML refuses to load a `select` whose operands it would have to broadcast.",
+        ("onnxsim/onnxsim 1399", "kasper0406/stablehlo-coreml 91"),
+        shapes.broadcasts,
+    ),
+    Rule(
+        "value-shaped",
+        "no tensor's size is computed while the model runs",
+        "Core ML refuses tensors that are shaped by a value; enumerated shapes are no values.",
+        ("onnxsim/onnxsim 1430",),
+        shapes.value_shaped,
+    ),
+    Rule(
+        "rank",
+        f"tensors have at most {LARGEST_RANK} axes",
+        "The Neural Engine's compiler fails on graphs with more.",
+        ("FluidInference/FluidAudio 679",),
+        shapes.ranks,
+    ),
+    Rule(
+        "long-axis",
+        f"no axis of an activation has more than {LONGEST_AXIS:,} elements at any enumerated length",
+        "The Neural Engine refuses longer ones.",
+        ("FluidInference/FluidAudio 121", "FluidInference/mobius 61"),
+        shapes.long_axes,
+    ),
+    Rule(
+        "declared-shape",
+        "every declared shape is the one that ONNX infers at each enumerated length",
+        "coremltools declares some results with a shape that they do not have, and Core ML plans with it.",
+        ("onnxsim/onnxsim 1399",),
+        shapes.declared_shapes,
+    ),
+    Rule(
+        "scatter-into-state",
+        "states are written with `slice_update`",
+        "The Neural Engine's compiler refuses `scatter` into a cache, whatever its precision and rank.",
+        ("FluidInference/mobius 67", "FluidInference/FluidAudio 679"),
+        values.scatters_into_states,
+    ),
+    Rule(
+        "float32",
+        "packages other than fp32 compute in fp16; casts at the border are allowed",
+        "The Neural Engine has no fp32, so each such operation leaves it.",
+        ("FluidInference/mobius 67", "john-rocky/coreai-model-zoo 36"),
+        values.float32_arithmetic,
+    ),
+    Rule(
+        "infinite-constant",
+        "all constants are finite",
+        "A constant beyond fp16's 65504 is stored as infinity, and becomes NaN in a softmax.",
+        ("cactus-compute/cactus 734",),
+        values.infinite_constants,
+    ),
+    Rule(
+        "cropped-convolution",
+        "transposed convolutions are cropped by their padding, not by a slice",
+        "Such slices leave the GPU on an iPhone.",
+        ("apple/coremltools 2550",),
+        values.cropped_convolutions,
+    ),
+    Rule(
+        "shaped-convolution",
+        "transposed convolutions have no `output_shape`",
+        "With it, results on the CPU differ from those elsewhere.",
+        ("apple/coremltools 2281", "microsoft/onnxruntime 21416"),
+        values.shaped_convolutions,
+    ),
+    Rule(
+        "interface",
+        "the program's inputs and outputs are those of its description, and both those of the declaration",
+        "Core ML binds what the description names, and an app what the manifest names.",
+        ("Core ML's specification, `Model.proto`",),
+        interface.interfaces,
+    ),
+    Rule(
+        "target",
+        "specification, operations and element types are those of the deployment target",
+        "An earlier system cannot open the package.",
+        ("coremltools' registry of operations",),
+        interface.targets,
+    ),
+    Rule(
+        "weight-file",
+        f"the weights of a package have at most {LARGEST_WEIGHT_FILE / 1e9:g} GB",
+        "An M1 loaded VoxCPM2's base language model only after it was split in two.",
+        ("0seba/VoxCPMANE 14", "0seba/VoxCPMANE 13"),
+        interface.weight_files,
+    ),
+)
+
+ACCEPTED = (
+    Acceptance(
+        "scatter-into-state",
+        lambda function: function.batch > 1,
+        "one call writes rows of several utterances, each at its own position, and slice_update writes one place",
+    ),
+)
+
+
+def accepted(rule: Rule, function: Function) -> str | None:
+    """Why a function's violations of a rule are accepted; None if they are not."""
+    reasons = (a.reason for a in ACCEPTED if a.rule == rule.name and a.applies(function))
+    return next(reasons, None)

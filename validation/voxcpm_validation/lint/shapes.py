@@ -1,0 +1,180 @@
+"""What the rules look for in shapes: broadcasting, sizes that depend on values, ranks, long axes, declared types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from voxcpm_constants.hardware_limits import LARGEST_RANK, LONGEST_AXIS
+from voxcpm_runtime.backends.portable.package import Argument, Operation
+
+from .function import PROGRAM, Function, Shape, Violation, agrees, shown, violation
+from .lengths import Length
+
+SELECT = "select"
+
+# Operations on each element, and the inputs that are broadcast to one shape.
+BROADCASTING: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            "add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum",
+            "equal", "not_equal", "greater", "greater_equal", "less", "less_equal",
+            "logical_and", "logical_or", "logical_xor",
+        ),
+        ("x", "y"),
+    ),
+    SELECT: ("cond", "a", "b"),
+}  # fmt: skip
+
+# Operations, and the inputs whose values decide the size of the result.
+SIZES: dict[str, tuple[str, ...]] = {
+    "conv_transpose": ("output_shape",),
+    "fill": ("shape",),
+    "one_hot": ("one_hot_vector_size",),
+    "pad": ("pad",),
+    "random_bernoulli": ("shape",),
+    "random_normal": ("shape",),
+    "random_uniform": ("shape",),
+    "range_1d": ("start", "end", "step"),
+    "reshape": ("shape",),
+    "slice_by_index": ("begin", "end", "stride"),
+    "slice_by_size": ("size",),
+    "split": ("split_sizes", "num_splits"),
+    "tile": ("reps",),
+    "topk": ("k",),
+    "upsample_bilinear": ("scale_factor_height", "scale_factor_width"),
+    "upsample_nearest_neighbor": ("scale_factor_height", "scale_factor_width"),
+}
+
+# Operations whose result is as long as the values of their input make it.
+COUNTED = ("non_zero", "non_maximum_suppression")
+
+
+def broadcasts(function: Function) -> Iterator[Violation]:
+    """Results that are not declared with the broadcast shape, and selections between tensors of several shapes."""
+    for operation in function.program.operations:
+        if operation.kind in BROADCASTING:
+            found = (_broadcast(function, operation, length) for length in function.lengths)
+            yield from [first for first in found if first][:1]
+
+
+def _broadcast(function: Function, operation: Operation, length: Length) -> Violation | None:
+    arguments = [a for name in BROADCASTING[operation.kind] for a in operation.inputs[name]]
+    shapes = [function.shape(argument, length) for argument in arguments]
+    ((_, type_),) = operation.outputs
+    operands = f"{' and '.join(map(shown, shapes))}{function.at(length)}"
+    try:
+        result = _broadcast_shape(shapes)
+    except ValueError:
+        return violation(operation, f"operands {operands}", "operands that broadcast to one shape")
+    if operation.kind == SELECT and not all(agrees(shape, result) for shape in shapes):
+        return violation(operation, f"operands {operands}", f"all three {shown(result)}")
+    if not agrees(type_.shape, result):
+        return violation(
+            operation, f"declared {shown(type_.shape)}", f"{shown(result)}, broadcast from {operands}"
+        )
+    return None
+
+
+def _broadcast_shape(shapes: Sequence[Shape]) -> Shape:
+    """The shape that shapes are broadcast to. An axis of unknown length has any that fits the others."""
+    lengths = np.broadcast_shapes(*(tuple(axis or 1 for axis in shape) for shape in shapes))
+    unknown = {index - len(shape) for shape in shapes for index, axis in enumerate(shape) if axis is None}
+    axes = zip(range(-len(lengths), 0), lengths, strict=True)
+    return tuple(None if index in unknown and axis == 1 else axis for index, axis in axes)
+
+
+def value_shaped(function: Function) -> Iterator[Violation]:
+    """Tensors whose size is computed while the model runs."""
+    for operation in function.program.operations:
+        kind = operation.kind
+        if kind in COUNTED:
+            yield violation(operation, "a result as long as its input's values make it", "a known length")
+        for size in _sizes(function, operation):
+            argument = next(a for a in operation.inputs[size] if _is_computed(function, a))
+            way = " → ".join((*_way(function, argument), kind))
+            yield violation(operation, f"{size} is computed: {way}", f"a constant {size}")
+
+
+def _sizes(function: Function, operation: Operation) -> Iterator[str]:
+    """Names of the inputs that decide the result's size and are computed."""
+    for size in SIZES.get(operation.kind, ()):
+        if any(_is_computed(function, argument) for argument in operation.inputs.get(size, ())):
+            if operation.kind == "slice_by_index" and not _is_sized_by_bounds(function, operation):
+                continue
+            yield size
+
+
+def _is_computed(function: Function, argument: Argument) -> bool:
+    return isinstance(argument, str) and argument in function.computed
+
+
+def _is_sized_by_bounds(function: Function, operation: Operation) -> bool:
+    """Whether a slice keeps an axis of which it does not take everything: one that is squeezed has a known size."""
+    rank = len(function.type(operation.inputs["x"][0]).shape)
+    whole, begin, squeezed = (
+        _flags(function, operation, f"{m}_mask", rank) for m in ("end", "begin", "squeeze")
+    )
+    return any(not (s or (b and e)) for e, b, s in zip(whole, begin, squeezed, strict=True))
+
+
+def _flags(function: Function, operation: Operation, name: str, rank: int) -> list[bool]:
+    (argument,) = operation.inputs.get(name, (None,))
+    constant = function.constants.get(argument) if isinstance(argument, str) else argument
+    return [False] * rank if constant is None else np.asarray(constant.data, bool).reshape(-1).tolist()
+
+
+def _way(function: Function, argument: Argument) -> list[str]:
+    """Kinds of the operations that compute a value, the earliest first, along their first computed inputs."""
+    kinds: list[str] = []
+    current: Argument | None = argument
+    while isinstance(current, str) and current in function.producers:
+        operation = function.producers[current]
+        kinds.append(operation.kind)
+        arguments = (a for values in operation.inputs.values() for a in values)
+        current = None if operation.kind == "shape" else next(
+            (a for a in arguments if _is_computed(function, a)), None
+        )  # fmt: skip
+    return kinds[::-1]
+
+
+def ranks(function: Function) -> Iterator[Violation]:
+    """Tensors with too many axes."""
+    for name, kind, type_ in function.values():
+        if len(type_.shape) > LARGEST_RANK:
+            found = f"rank {len(type_.shape)}: {shown(type_.shape)}"
+            yield Violation(name, kind, found, f"at most rank {LARGEST_RANK}")
+
+
+def long_axes(function: Function) -> Iterator[Violation]:
+    """Tensors with too many elements along an axis, at the length at which it is longest."""
+    for name, kind, _ in function.values():
+        shapes = [(function.shape(name, length), length) for length in function.lengths]
+        longest, shape, length = max(
+            ((max((axis or 0 for axis in shape), default=0), shape, length) for shape, length in shapes),
+            key=lambda found: found[0],
+        )
+        if longest > LONGEST_AXIS:
+            found = f"{shown(shape)}{function.at(length)}"
+            yield Violation(name, kind, found, f"at most {LONGEST_AXIS} elements along an axis")
+
+
+def declared_shapes(function: Function) -> Iterator[Violation]:
+    """Values whose declared shape is not the inferred one, and operations that have no shape at some length."""
+    for length in function.lengths:
+        for name, message in length.failures:
+            kind = function.producers[name].kind if name in function.producers else PROGRAM
+            yield Violation(name, kind, f"{message}{function.at(length)}", "shapes that fit")
+    for name, kind, type_ in function.values():
+        wrong = (
+            (length.shapes[name], length)
+            for length in function.lengths
+            if name in length.shapes and not agrees(type_.shape, length.shapes[name])
+        )
+        # Broadcasting has a rule of its own.
+        if kind not in BROADCASTING and (first := next(wrong, None)):
+            shape, length = first
+            yield Violation(
+                name, kind, f"declared {shown(type_.shape)}", f"{shown(shape)}{function.at(length)}"
+            )

@@ -1,0 +1,84 @@
+"""What the rules look for in arithmetic: fp32, infinite constants, writes into states, transposed convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from voxcpm_runtime.backends.portable.package import Blob, Constant, Operation
+
+from .function import Function, Violation, violation
+
+# What may have fp32 inputs or results in a package that computes in fp16: conversions at its border.
+FLOAT32_ALLOWED = frozenset({"cast"})
+
+_FLOATS = ("FLOAT16", "FLOAT32")
+_TRANSPOSED = "conv_transpose"
+_SLICES = ("slice_by_index", "slice_by_size")
+
+# Elements that are looked at together, so that no copy of a large weight is made.
+_ELEMENTS = 1 << 22
+
+
+def float32_arithmetic(function: Function) -> Iterator[Violation]:
+    """Operations on fp32 tensors in a package whose arithmetic is fp16."""
+    if function.precision == "fp32":
+        return
+    for operation in function.program.operations:
+        if operation.kind in FLOAT32_ALLOWED or operation.kind == "const":
+            continue
+        read = (a for arguments in operation.inputs.values() for a in arguments if isinstance(a, str))
+        dtypes = {function.type(name).dtype for name in read if name in function.computed}
+        if "FLOAT32" in dtypes | {type_.dtype for _, type_ in operation.outputs}:
+            yield violation(operation, "fp32", "fp16")
+
+
+def infinite_constants(function: Function) -> Iterator[Violation]:
+    """Constants with an element that is infinite or not a number."""
+    for operation in function.program.operations:
+        given = [*operation.attributes.values(), *(a for v in operation.inputs.values() for a in v)]
+        wrong = (_infinite(function, constant) for constant in given if isinstance(constant, Constant))
+        if value := next((value for value in wrong if value is not None), None):
+            yield violation(operation, value, "finite numbers")
+
+
+def _infinite(function: Function, constant: Constant) -> str | None:
+    """The first element that is not finite, in words; None if there is none."""
+    if constant.type.dtype not in _FLOATS:
+        return None
+    data = constant.data
+    elements = np.ravel(function.program.read(data) if isinstance(data, Blob) else np.asarray(data))
+    for start in range(0, elements.size, _ELEMENTS):
+        part = elements[start : start + _ELEMENTS]
+        if not np.isfinite(part).all():
+            return str(part[~np.isfinite(part)][0])
+    return None
+
+
+def scatters_into_states(function: Function) -> Iterator[Violation]:
+    """Scatters in a function that has Core ML states."""
+    if function.program.states:
+        for operation in function.program.operations:
+            if operation.kind.startswith("scatter"):
+                yield violation(operation, operation.kind, "slice_update")
+
+
+def cropped_convolutions(function: Function) -> Iterator[Violation]:
+    """Slices of what a transposed convolution has computed."""
+    for operation in function.program.operations:
+        if operation.kind in _SLICES:
+            (x,) = operation.inputs["x"]
+            if isinstance(x, str) and _is_transposed(function.producers.get(x)):
+                yield violation(operation, f"a slice of {x}", "padding that crops")
+
+
+def shaped_convolutions(function: Function) -> Iterator[Violation]:
+    """Transposed convolutions that are told the shape of their result."""
+    for operation in function.program.operations:
+        if _is_transposed(operation) and "output_shape" in operation.inputs:
+            yield violation(operation, "output_shape", "pad alone")
+
+
+def _is_transposed(operation: Operation | None) -> bool:
+    return operation is not None and operation.kind == _TRANSPOSED
