@@ -15,14 +15,16 @@ from .function import Function, read_function
 from .report import Finding, PrecisionReport, Report
 from .rules import RULES, accepted
 
+BUILT_IN = "the built-in voice"
+
 
 def lint_bundle(
-    bundle: str, precisions: Sequence[str] = (), *, report: Callable[[str], None] = lambda line: None
+    bundle: str | None, precisions: Sequence[str] = (), *, report: Callable[[str], None] = lambda line: None
 ) -> Report:
     """Look for violations of every rule in a bundle's packages.
 
-    bundle: a folder or hub id. precisions: those to look at; by default all that are there. `report` is called with
-    the path of each package.
+    bundle: a folder or hub id; None is the built-in voice. precisions: those to look at; by default all that are there.
+    `report` is called with the path of each package.
 
     Raises BundleError for a bundle that is absent or damaged, and InputError for a precision that it lacks.
     """
@@ -31,10 +33,10 @@ def lint_bundle(
     chosen = [choose_precision(folder, manifest, asked) for asked in dict.fromkeys(precisions)]
     if not chosen:
         # Of a bundle from the hub only one precision was downloaded.
-        downloaded = folder != Path(bundle).expanduser()
+        downloaded = bundle is not None and folder != Path(bundle).expanduser()
         chosen = [choose_precision(folder, manifest, None)] if downloaded else list(manifest.precisions)
     return Report(
-        bundle=bundle,
+        bundle=bundle or BUILT_IN,
         target=manifest.target,
         precisions={precision: _lint_precision(folder, manifest, precision, report) for precision in chosen},
     )

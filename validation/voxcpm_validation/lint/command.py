@@ -18,7 +18,9 @@ _CODE_OF_FINDINGS = 1
 
 
 def lint(
-    bundle: Annotated[str, typer.Argument(help="Bundle folder or hub id.")],
+    bundle: Annotated[
+        str | None, typer.Argument(help="Bundle folder or hub id. Default: the built-in voice.")
+    ] = None,
     precision: Annotated[
         list[str] | None,
         typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: all that the bundle has."),

@@ -67,8 +67,9 @@ def _label(declared: StepModel, chunk: int) -> str:
 
 def _ranks(program: Program, values: Mapping[str, str]) -> dict[str, int]:
     """The number of axes of each ONNX value that stands for a MIL value."""
-    types = {name: type_ for operation in program.operations for name, type_ in operation.outputs}
-    return {value: len(types[name].shape) for name, value in values.items() if name in types}
+    ranks = {i.name: len(i.shapes[0]) for i in program.inputs}
+    ranks |= {name: len(type_.shape) for op in program.operations for name, type_ in op.outputs}
+    return {value: ranks[name] for name, value in values.items() if name in ranks}
 
 
 def _standard(nodes: Sequence[NodeProto], ranks: Mapping[str, int]) -> Iterator[NodeProto]:
