@@ -152,6 +152,15 @@ def violation(operation: Operation, found: str, expected: str) -> Violation:
     return Violation(names[0], operation.kind, found, expected)
 
 
+def constants_of(operation: Operation) -> Iterator[Constant]:
+    """The constants that are given within an operation: a `const` operation's value, or inputs that have no name."""
+    given = (
+        *operation.attributes.values(),
+        *(a for arguments in operation.inputs.values() for a in arguments),
+    )
+    return (argument for argument in given if isinstance(argument, Constant))
+
+
 def shown(shape: Shape) -> str:
     """A shape in words, with `?` for an axis of unknown length: `(1, ?, 64)`."""
     return "(" + ", ".join("?" if axis is None else str(axis) for axis in shape) + ")"

@@ -10,7 +10,7 @@ from voxcpm_constants.step_models import TensorSpec
 from voxcpm_runtime.backends.portable.lowered import Interface
 from voxcpm_runtime.backends.portable.package import HALF_BYTES, WEIGHT_FILE, TensorType
 
-from .function import INPUT, Function, Violation, spelled, violation
+from .function import INPUT, Function, Violation, constants_of, spelled, violation
 
 OUTPUT = "output"
 STATE = "state"
@@ -117,12 +117,13 @@ def targets(function: Function) -> Iterator[Violation]:
         since = [int(t.value) for t in SSAOpRegistry.core_ops.get(operation.kind, ())]
         if operation.kind in _DIALECT_SINCE:
             since = [int(available[_DIALECT_SINCE[operation.kind]].value)]
-        halves = any(type_.dtype in HALF_BYTES for _, type_ in operation.outputs)
         if not since:
             yield violation(operation, "an unknown operation", "one of MIL's")
-        elif min(since) > version or (halves and int(available[_HALF_BYTES_SINCE].value) > version):
-            what = operation.kind if min(since) > version else "elements of half a byte"
-            yield violation(operation, what, f"what {function.target} has")
+        elif min(since) > version:
+            yield violation(operation, operation.kind, f"what {function.target} has")
+        dtypes = {constant.type.dtype for constant in constants_of(operation)}
+        if dtypes & HALF_BYTES.keys() and int(available[_HALF_BYTES_SINCE].value) > version:
+            yield violation(operation, "elements of half a byte", f"what {function.target} has")
 
 
 def weight_files(function: Function) -> Iterator[Violation]:

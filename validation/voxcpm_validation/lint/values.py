@@ -8,7 +8,7 @@ import numpy as np
 
 from voxcpm_runtime.backends.portable.package import Blob, Constant, Operation
 
-from .function import Function, Violation, violation
+from .function import Function, Violation, constants_of, violation
 
 # What may have fp32 inputs or results in a package that computes in fp16: conversions at its border.
 FLOAT32_ALLOWED = frozenset({"cast"})
@@ -37,8 +37,7 @@ def float32_arithmetic(function: Function) -> Iterator[Violation]:
 def infinite_constants(function: Function) -> Iterator[Violation]:
     """Constants with an element that is infinite or not a number."""
     for operation in function.program.operations:
-        given = [*operation.attributes.values(), *(a for v in operation.inputs.values() for a in v)]
-        wrong = (_infinite(function, constant) for constant in given if isinstance(constant, Constant))
+        wrong = (_infinite(function, constant) for constant in constants_of(operation))
         if value := next((value for value in wrong if value is not None), None):
             yield violation(operation, value, "finite numbers")
 

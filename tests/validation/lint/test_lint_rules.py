@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
+from voxcpm_constants.step_models import Precision
 from voxcpm_constants.targets import Target
-from voxcpm_conversion.toolchain import import_coremltools
-from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
 from voxcpm_validation.lint import interface, values
-from voxcpm_validation.lint.bundle import lint_function
-from voxcpm_validation.lint.function import Function, read_function
 from voxcpm_validation.lint.report import Finding
 from voxcpm_validation.lint.rules import ACCEPTED, RULES
 
+Lint = Callable[["Case"], list[Finding]]
+
 HALF = np.float16
-STATE = "cache"
 SQUARE = {"x": (4, 4)}
 
 
@@ -44,83 +39,6 @@ class Case:
     """The target that the bundle claims; by default the one that the program is made for."""
     batch: int = 1
     damage: Callable[[Any], object] = lambda specification: None
-
-
-def declared(case: Case, *outputs: str) -> StepModel:
-    def tensors(shapes: Mapping[str, Any], dtype: Any) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(name=n, shape=s, dtype=dtype, meaning="") for n, s in shapes.items())
-
-    return StepModel(
-        name="tried",
-        inputs=tensors(case.inputs, case.dtype),
-        outputs=tensors(dict.fromkeys(outputs, (1,)), case.returned or case.dtype),
-        state=tensors({STATE: case.state} if case.state else {}, "compute"),
-    )
-
-
-def converted(case: Case) -> Any:
-    """The case's program as an MLModel, without coremltools' optimisations: they would mend some programs."""
-    ct = import_coremltools()
-    from coremltools.converters.mil import Builder
-    from coremltools.converters.mil.mil import types
-
-    model = declared(case)
-    dtype = types.fp32 if case.dtype == "float32" else types.fp16
-    specs = [Builder.TensorSpec(_symbolic(t.shape), dtype=dtype) for t in model.inputs]
-    specs += [Builder.StateTensorSpec(t.shape_at(0), dtype=types.fp16) for t in model.state]
-    # The builder takes the names of the inputs from the function's signature.
-    names = ", ".join(t.name for t in (*model.inputs, *model.state))
-    target = getattr(ct.target, case.target)
-    program = Builder.program(input_specs=specs, opset_version=target)(
-        eval(f"lambda {names}: build(mb, {names})", {"build": case.build, "mb": Builder})  # noqa: S307
-    )
-    flexible = [
-        ct.TensorType(
-            name=t.name, shape=ct.EnumeratedShapes([t.shape_at(n) for n in range(model.chunk_count)])
-        )
-        for t in model.inputs
-        if t.shape != t.shape_at(0)
-    ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ct.convert(
-            program,
-            convert_to="mlprogram",
-            minimum_deployment_target=target,
-            compute_precision=ct.precision.FLOAT32,
-            inputs=flexible or None,
-            pass_pipeline=ct.PassPipeline.EMPTY,
-            skip_model_load=True,
-        )
-
-
-def _symbolic(shape: Iterable[Any]) -> tuple[Any, ...]:
-    from coremltools.converters.mil.mil import get_new_symbol
-
-    return tuple(get_new_symbol() if isinstance(axis, tuple) else axis for axis in shape)
-
-
-def function(case: Case, folder: Path) -> Function:
-    """The case's function, read from its damaged package."""
-    path = folder / "tried.mlpackage"
-    converted(case).save(str(path))
-    specification = read_specification(path)
-    outputs = [output.name for output in specification.description.output]
-    case.damage(specification)
-    (path / MODEL_FILE).write_bytes(specification.SerializeToString())
-    return read_function(
-        path,
-        "main",
-        declared(case, *outputs),
-        keeps_state=bool(case.state),
-        target=case.linted_as or case.target,
-        precision=case.precision,
-        batch=case.batch,
-    )
-
-
-def lint(case: Case, folder: Path) -> list[Finding]:
-    return list(lint_function(function(case, folder), "fp16/tried.mlpackage"))
 
 
 def written(mb: Any, x: Any, cache: Any) -> Any:
@@ -159,8 +77,17 @@ def of_integers(specification: Any) -> None:
     specification.description.input[0].type.multiArrayType.dataType = 131104
 
 
-def returning_nothing(specification: Any) -> None:
+def returning_another(specification: Any) -> None:
     specification.description.output[0].name = "z"
+
+
+def of_macos_14(specification: Any) -> None:
+    specification.specificationVersion = 8
+
+
+def blockwise(mb: Any, dtype: Any) -> Any:
+    data = (np.arange(64) % 8).astype(dtype).reshape(8, 8)
+    return mb.constexpr_blockwise_shift_scale(data=data, scale=np.ones((8, 1), HALF))
 
 
 WEIGHT = np.arange(64, dtype=HALF).reshape(8, 8)
@@ -222,6 +149,11 @@ CASES: dict[str, list[Case]] = {
     "float32": [
         Case(lambda mb, x: mb.cast(x=mb.sin(x=x), dtype="fp16"), dtype="float32", returned="compute"),
         Case(lambda mb, x: mb.tanh(x=mb.cast(x=x, dtype="fp32")), returned="float32"),
+        Case(
+            lambda mb, x: mb.cast(x=mb.greater(x=x, y=np.float32(0)), dtype="fp16"),
+            dtype="float32",
+            returned="compute",
+        ),
     ],
     "infinite-constant": [
         Case(infinite),
@@ -247,19 +179,17 @@ CASES: dict[str, list[Case]] = {
     "interface": [
         Case(lambda mb, x: mb.tanh(x=x), damage=more_inputs),
         Case(lambda mb, x: mb.tanh(x=x), damage=of_integers),
-        Case(lambda mb, x: mb.tanh(x=x), damage=returning_nothing),
+        Case(lambda mb, x: mb.tanh(x=x), damage=returning_another),
+        Case(lambda mb, x: mb.tanh(x=x), returned="int32"),
     ],
     "target": [
+        Case(lambda mb, x: mb.tanh(x=x), target="macOS15", linted_as="macOS14"),
         Case(
-            lambda mb, x: mb.linear(
-                x=x,
-                weight=mb.constexpr_blockwise_shift_scale(
-                    data=WEIGHT.astype(np.int8), scale=np.ones((8, 1), HALF)
-                ),
-            ),
+            lambda mb, x: mb.linear(x=x, weight=blockwise(mb, np.int8)),
             inputs={"x": (2, 8)},
             target="macOS15",
             linted_as="macOS14",
+            damage=of_macos_14,
         ),
     ],
     "weight-file": [Case(lambda mb, x: mb.linear(x=x, weight=WEIGHT), inputs={"x": (2, 8)})],
@@ -297,35 +227,35 @@ def test_every_rule_has_a_program_that_breaks_it() -> None:
     ids=[f"{rule}-{n}" for rule, cases in CASES.items() for n in range(len(cases))],
 )
 def test_a_program_breaks_its_rule_and_no_other(
-    rule: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lint: Lint, rule: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if rule == "weight-file":
         monkeypatch.setattr(interface, "LARGEST_WEIGHT_FILE", 100)
 
-    findings = lint(case, tmp_path)
+    findings = lint(case)
 
     assert {finding.rule for finding in findings} == {rule}
     assert not any(finding.accepted for finding in findings)
 
 
 @pytest.mark.parametrize("case", CLEAN)
-def test_a_program_that_breaks_no_rule_has_no_findings(case: Case, tmp_path: Path) -> None:
-    assert lint(case, tmp_path) == []
+def test_a_program_that_breaks_no_rule_has_no_findings(lint: Lint, case: Case) -> None:
+    assert lint(case) == []
 
 
-def test_scatters_of_a_batch_are_reported_as_accepted(tmp_path: Path) -> None:
+def test_scatters_of_a_batch_are_reported_as_accepted(lint: Lint) -> None:
     (case,) = CASES["scatter-into-state"]
 
-    (finding,) = lint(replace(case, batch=3), tmp_path)
+    (finding,) = lint(replace(case, batch=3))
 
     assert finding.rule == "scatter-into-state"
     assert "several utterances" in (finding.accepted or "")
 
 
-def test_a_finding_says_where_it_is_what_was_found_and_why(tmp_path: Path) -> None:
+def test_a_finding_says_where_it_is_what_was_found_and_why(lint: Lint) -> None:
     case = Case(lambda mb, x: mb.tanh(x=x, name="long"), inputs={"x": (1, (2, 16_400))})
 
-    entrance, result = lint(case, tmp_path)
+    entrance, result = lint(case)
 
     assert (entrance.operation, entrance.kind) == ("x", "input")
     assert (result.package, result.function) == ("fp16/tried.mlpackage", "main")
@@ -336,21 +266,37 @@ def test_a_finding_says_where_it_is_what_was_found_and_why(tmp_path: Path) -> No
     assert "FluidInference/FluidAudio 121" in result.sources
 
 
-def test_the_way_to_a_computed_size_is_told(tmp_path: Path) -> None:
-    (finding,) = lint(CASES["value-shaped"][0], tmp_path)
+def test_the_way_to_a_computed_size_is_told(lint: Lint) -> None:
+    (finding,) = lint(CASES["value-shaped"][0])
 
     assert finding.found == "end is computed: shape → gather → range_1d"
 
 
-def test_a_selection_between_scalars_is_found_with_its_operands(tmp_path: Path) -> None:
-    (finding,) = lint(CASES["broadcast"][1], tmp_path)
+def test_a_selection_between_scalars_is_found_with_its_operands(lint: Lint) -> None:
+    (finding,) = lint(CASES["broadcast"][1])
 
     assert finding.found == "operands (4, 4) and () and ()"
     assert finding.expected == "all three (4, 4)"
 
 
-def test_a_large_weight_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_weight_is_read_in_parts(lint: Lint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "_ELEMENTS", 10)
     (*_, case) = CASES["infinite-constant"]
 
-    assert [finding.found for finding in lint(case, tmp_path)] == ["nan"]
+    assert [finding.found for finding in lint(case)] == ["nan"]
+
+
+def test_half_bytes_and_their_operation_are_of_macos_15(lint: Lint) -> None:
+    from coremltools.converters.mil.mil.types import np_int4_dtype
+
+    case = Case(
+        lambda mb, x: mb.linear(x=x, weight=blockwise(mb, np_int4_dtype)),
+        inputs={"x": (2, 8)},
+        target="macOS15",
+    )
+
+    assert lint(case) == []
+    found = {finding.found for finding in lint(replace(case, linted_as="macOS14"))}
+    assert found == {
+        "specification version 9", "elements of half a byte", "constexpr_blockwise_shift_scale",
+    }  # fmt: skip
