@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP
+from voxcpm_runtime.backends import compiled_packages
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
@@ -191,6 +193,37 @@ def test_without_a_cache_step_models_are_compiled_for_this_process(
     assert not [path for path in left if path.exists()]
 
 
+def test_a_cache_that_cannot_be_written_is_still_read(
+    load: Load, core_ml: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load()
+
+    def read_only(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(compiled_packages, "FileLock", read_only)
+    load()
+
+    assert len(core_ml.events("compile")) == 1
+
+
+def test_a_package_of_other_tensors_is_refused_before_it_is_compiled(
+    core_ml: StandIn, tiny_bundle: Path
+) -> None:
+    bundle = open_bundle(tiny_bundle, "fp16")
+    declared = bundle.manifest.step_models[FEAT_ENCODER]
+    renamed = declared.model_copy(
+        update={"outputs": (declared.outputs[0].model_copy(update={"name": "other"}),)}
+    )
+    models = {**bundle.manifest.step_models, FEAT_ENCODER: renamed}
+    bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"step_models": models}))
+
+    with pytest.raises(BundleError, match=r"outputs are not those of feat_encoder .embeddings is unknown."):
+        load_step_models(bundle, "coreml", names=[FEAT_ENCODER])
+
+    assert not core_ml.events("compile")
+
+
 def test_a_full_disk_leaves_nothing_half_made(
     load: Load, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +271,20 @@ def test_what_a_killed_compilation_left_is_removed(load: Load, cache: Path) -> N
 
     assert entry.is_dir()
     assert not unfinished.exists()
+
+
+def test_the_command_chooses_compute_units_for_one_step_model_or_for_all(
+    core_ml: StandIn, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    options = ["--compute-units", "cpu", "--compute-units", f"{LOCDIT_STEP}=cpu_and_gpu", "--max-len", "4"]
+    given = [str(tiny_bundle), "--precision", "fp16", "-t", "one", "-o", str(tmp_path / "o.wav"), *options]
+
+    assert cli.main(["generate", *given]) == 0
+
+    units = {event["package"]: event["unit"] for event in core_ml.events("load")}
+    assert set(units) == set(open_bundle(tiny_bundle, "fp16").manifest.step_models)
+    assert units.pop(LOCDIT_STEP) == "CPU_AND_GPU"
+    assert set(units.values()) == {"CPU_ONLY"}
 
 
 def test_core_ml_failing_in_the_middle_of_speech_is_one_line(

@@ -52,7 +52,7 @@ def chosen_units(
 
     Raises InputError for an unknown name or unit.
     """
-    wanted = {OTHERS: asked} if isinstance(asked, str) else asked
+    wanted = asked if isinstance(asked, Mapping) else {OTHERS: asked}
     for name, unit in wanted.items():
         if name not in (*names, OTHERS):
             raise InputError(f"compute units of {name}: expected one of {', '.join(names)}")
