@@ -40,7 +40,6 @@ PROGRAM, SCRIPT = "voxcpm-coreml", ["python", "generate_coreml.py"]
 NOT_RUN = {
     "convert": "would download gigabytes",
     "validate": "minutes of upstream's code",
-    "lint": "finds what the packages do not avoid yet",
     "listen": "minutes of a recogniser",
     "publish": "would upload to the hub",
     "benchmark": "starts processes to time them",

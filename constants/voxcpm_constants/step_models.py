@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from voxcpm_constants.architecture import Architecture, Transformer
+from voxcpm_constants.hardware_limits import LONGEST_AXIS
 
 AUDIO_VAE_ENCODER = "audio_vae_encoder"
 AUDIO_VAE_DECODER = "audio_vae_decoder"
@@ -36,8 +37,6 @@ PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "int4", "fp32")
 LARGEST_BATCH = 32
 """The largest number of utterances that one bundle can advance together."""
 
-LONGEST_AXIS = 16_384
-"""The longest axis that the Neural Engine supports (mobius, pull request 61)."""
 _MOST_ENCODED_PATCHES = 8
 
 Axis = int | tuple[int, ...]

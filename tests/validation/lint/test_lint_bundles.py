@@ -21,17 +21,12 @@ from voxcpm_validation.lint.rules import RULES
 BUNDLES = ("tiny_bundle", "tiny_bundle_15", "tiny_batch_bundle", "second_bundle", "speaking_bundle")
 
 
-# The packages follow the rules once their modules avoid `select`, `range_1d`, rank 5, fp32 sines and cropping slices.
-not_yet = pytest.mark.xfail(reason="the packages do not follow all rules yet", strict=False)
-
-
 @pytest.fixture(params=BUNDLES)
 def bundle(request: pytest.FixtureRequest) -> Path:
     folder: Path = request.getfixturevalue(request.param)
     return folder
 
 
-@not_yet
 def test_every_package_of_the_tests_is_clean(bundle: Path) -> None:
     report = lint_bundle(str(bundle))
 
@@ -39,8 +34,7 @@ def test_every_package_of_the_tests_is_clean(bundle: Path) -> None:
     assert report.is_clean
 
 
-@not_yet
-def test_nearly_every_value_has_an_inferred_shape_at_each_length(bundle: Path) -> None:
+def test_every_value_has_an_inferred_shape_at_each_length(bundle: Path) -> None:
     manifest = Manifest.read(bundle)
     for precision in manifest.precisions:
         for model in manifest.step_models.values():
@@ -52,7 +46,6 @@ def test_nearly_every_value_has_an_inferred_shape_at_each_length(bundle: Path) -
                     assert not missing, (precision, model.name, length.label, missing)
 
 
-@not_yet
 def test_the_command_is_silent_about_a_clean_bundle(
     tiny_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,17 @@ def infinite(mb: Any, x: Any) -> Any:
     return mb.add(x=x, y=np.array([0, 1, np.inf, 2], HALF))
 
 
+def transposed(mb: Any, x: Any, **options: Any) -> Any:
+    return mb.conv_transpose(x=x, weight=TAPS, strides=[2], **options)
+
+
+def added_positions(mb: Any, x: Any) -> Any:
+    """Integers of two axes, which ONNX would take for sizes of tensors."""
+    rows, columns = (mb.cast(x=mb.reduce_sum(x=x, axes=[axis]), dtype="int32") for axis in (1, 0))
+    columns = mb.sub(x=mb.cumsum(x=columns, axis=0), y=np.int32(1))
+    return mb.cast(x=mb.add(x=mb.expand_dims(x=rows, axes=[1]), y=columns), dtype="fp16")
+
+
 CASES: dict[str, list[Case]] = {
     "broadcast": [
         Case(
@@ -164,17 +175,13 @@ CASES: dict[str, list[Case]] = {
     ],
     "cropped-convolution": [
         Case(
-            lambda mb, x: mb.slice_by_index(
-                x=mb.conv_transpose(x=x, weight=TAPS, strides=[2]), begin=[0, 0, 2], end=[1, 3, 8]
-            ),
+            lambda mb, x: mb.slice_by_index(x=transposed(mb, x), begin=[0, 0, 2], end=[1, 3, 8]),
             inputs={"x": (1, 2, 4)},
         ),
     ],
-    "shaped-convolution": [
-        Case(
-            lambda mb, x: mb.conv_transpose(x=x, weight=TAPS, strides=[2], output_shape=[1, 3, 11]),
-            inputs={"x": (1, 2, 4)},
-        ),
+    "padded-convolution": [
+        Case(lambda mb, x: transposed(mb, x, output_shape=[1, 3, 11]), inputs={"x": (1, 2, 4)}),
+        Case(lambda mb, x: transposed(mb, x, pad_type="custom", pad=[2, 0]), inputs={"x": (1, 2, 4)}),
     ],
     "interface": [
         Case(lambda mb, x: mb.tanh(x=x), damage=more_inputs),
@@ -212,6 +219,12 @@ CLEAN = [
     Case(lambda mb, x: mb.sin(x=x), dtype="float32", precision="fp32"),
     Case(lambda mb, x: mb.cast(x=mb.tanh(x=mb.cast(x=x, dtype="fp16")), dtype="fp32"), dtype="float32"),
     Case(lambda mb, x: mb.tanh(x=x), inputs={"x": (1, (2, 16_384))}),
+    Case(added_positions, inputs={"x": (3, (2, 16))}),
+    Case(
+        lambda mb, x: transposed(mb, x, pad_type="custom", pad=[2, 2], output_shape=[1, 3, 6]),
+        {"x": (1, 2, 4)},
+    ),
+    Case(lambda mb, x: transposed(mb, x, dilations=[2], output_shape=[1, 3, 13]), {"x": (1, 2, 4)}),
     Case(lambda mb, x: mb.matmul(x=x, y=x, transpose_y=True), inputs={"x": (1, 2, (1, 3), 4)}),
 ]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from voxcpm_constants.step_models import Precision, StepModel
 from voxcpm_constants.targets import Target
@@ -14,6 +14,7 @@ from voxcpm_runtime.backends.portable.lowered import Interface
 from voxcpm_runtime.backends.portable.package import (
     FEATURE_DTYPES,
     Argument,
+    Blob,
     Constant,
     Operation,
     Program,
@@ -101,6 +102,15 @@ class Function:
     def type(self, argument: Argument) -> TensorType:
         """The declared type of an argument of an operation."""
         return self.types[argument] if isinstance(argument, str) else argument.type
+
+    def constant(self, operation: Operation, name: str, default: Any) -> Any:
+        """A constant input as a Python value; the default if the input is absent or computed."""
+        (argument,) = operation.inputs.get(name, (None,))
+        constant = self.constants.get(argument) if isinstance(argument, str) else argument
+        if constant is None or isinstance(constant.data, str):
+            return default if constant is None else constant.data
+        data = constant.data
+        return (self.program.read(data) if isinstance(data, Blob) else data).tolist()
 
     def shape(self, argument: Argument, length: Length) -> Shape:
         """The shape of an argument at one length: inferred, or if that failed as declared."""

@@ -113,19 +113,30 @@ def _single(interface: Interface) -> Sequence[int | None]:
 
 def _inferred(model: ModelProto) -> tuple[dict[str, tuple[int, ...]], list[tuple[str, str]]]:
     """The complete shapes by ONNX name, and the failures: (name of a node, message)."""
-    failures = []
+    inferred, message = _strictly(model, propagated=True)
+    if message:
+        # With data propagation ONNX follows sizes that are computed, but it takes every sum of integers for one, and
+        # refuses those of several axes. What does not fit fails without it, too.
+        inferred, message = _strictly(model, propagated=False)
+    failures = [(node, reason) for _, node, reason in _FAILURE.findall(message)]
+    return _shapes(inferred), failures if failures or not message else [("", message)]
+
+
+def _strictly(model: ModelProto, *, propagated: bool) -> tuple[ModelProto, str]:
+    """The model with inferred shapes, and why some could not be inferred."""
     try:
-        model = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+        return shape_inference.infer_shapes(model, strict_mode=True, data_prop=propagated), ""
     except shape_inference.InferenceError as error:
-        failures = [(node, message) for _, node, message in _FAILURE.findall(str(error))]
-        failures = failures or [("", str(error))]
-        model = shape_inference.infer_shapes(model, data_prop=True)
+        return shape_inference.infer_shapes(model, data_prop=propagated), str(error)
+
+
+def _shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
     shapes = {}
     for value in (*model.graph.input, *model.graph.value_info):
         tensor = value.type.tensor_type
         if tensor.HasField("shape") and all(axis.HasField("dim_value") for axis in tensor.shape.dim):
             shapes[value.name] = tuple(axis.dim_value for axis in tensor.shape.dim)
-    return shapes, failures
+    return shapes
 
 
 def _operation(failed: str, nodes: Sequence[NodeProto], names: Mapping[str, str]) -> str:

@@ -112,17 +112,11 @@ def _is_computed(function: Function, argument: Argument) -> bool:
 
 def _is_sized_by_bounds(function: Function, operation: Operation) -> bool:
     """Whether a slice keeps an axis of which it does not take everything: one that is squeezed has a known size."""
-    rank = len(function.type(operation.inputs["x"][0]).shape)
-    whole, begin, squeezed = (
-        _flags(function, operation, f"{m}_mask", rank) for m in ("end", "begin", "squeeze")
+    none = [False] * len(function.type(operation.inputs["x"][0]).shape)
+    begin, end, squeezed = (
+        function.constant(operation, f"{mask}_mask", none) for mask in ("begin", "end", "squeeze")
     )
-    return any(not (s or (b and e)) for e, b, s in zip(whole, begin, squeezed, strict=True))
-
-
-def _flags(function: Function, operation: Operation, name: str, rank: int) -> list[bool]:
-    (argument,) = operation.inputs.get(name, (None,))
-    constant = function.constants.get(argument) if isinstance(argument, str) else argument
-    return [False] * rank if constant is None else np.asarray(constant.data, bool).reshape(-1).tolist()
+    return any(not (s or (b and e)) for b, e, s in zip(begin, end, squeezed, strict=True))
 
 
 def _way(function: Function, argument: Argument) -> list[str]:

@@ -72,11 +72,34 @@ def cropped_convolutions(function: Function) -> Iterator[Violation]:
                 yield violation(operation, f"a slice of {x}", "padding that crops")
 
 
-def shaped_convolutions(function: Function) -> Iterator[Violation]:
-    """Transposed convolutions that are told the shape of their result."""
+def padded_convolutions(function: Function) -> Iterator[Violation]:
+    """Transposed convolutions with unequal padding, or an `output_shape` that stride, kernel and padding do not give.
+
+    coremltools fills in an `output_shape` wherever lengths are fixed; that one is what they give.
+    """
     for operation in function.program.operations:
-        if _is_transposed(operation) and "output_shape" in operation.inputs:
-            yield violation(operation, "output_shape", "pad alone")
+        if _is_transposed(operation):
+            pad = function.constant(operation, "pad", [])
+            if len(set(pad)) > 1:
+                yield violation(operation, f"pad {pad}", "the same padding on all sides")
+            given = function.constant(operation, "output_shape", [])[2:]
+            lengths = (_length(function, operation, axis) for axis in range(len(given)))
+            if given and (computed := list(lengths)) != given:
+                yield violation(operation, f"output_shape {given}", f"{computed}")
+
+
+def _length(function: Function, operation: Operation, axis: int) -> int | None:
+    """The length of a spatial axis of a transposed convolution's result; None if its input has no fixed length."""
+    (x,), (weight,) = operation.inputs["x"], operation.inputs["weight"]
+    frames, taps = function.type(x).shape[axis + 2], function.type(weight).shape[axis + 2]
+    if frames is None or taps is None:
+        return None
+    is_padded = function.constant(operation, "pad_type", "valid") == "custom"
+    before, after = function.constant(operation, "pad", [])[2 * axis :][:2] if is_padded else (0, 0)
+    stride, dilation = (
+        function.constant(operation, name, {axis: 1})[axis] for name in ("strides", "dilations")
+    )
+    return (frames - 1) * stride + (taps - 1) * dilation + 1 - before - after
 
 
 def _is_transposed(operation: Operation | None) -> bool:
