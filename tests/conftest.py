@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 
 from voxcpm_constants.step_models import Precision, StepSizes
-from voxcpm_constants.targets import Target
+from voxcpm_constants.targets import KVCache, Target
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
@@ -93,6 +93,18 @@ def tiny_bundle_15(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
     """A bundle like `tiny_bundle`, for macOS 15, with int4 instead of fp32."""
     make = _convert(tiny_checkpoint, StepSizes(kv_length=128), ("fp16", "int8", "int4"), "macOS15")
     return _once(tmp_path_factory, worker_id, "bundle-tiny-15", make)
+
+
+@pytest.fixture(scope="session")
+def tiny_parts_bundle(
+    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Path:
+    """A bundle like `tiny_bundle`, in every optional form: caches return rows, the base LM has two packages, and a
+    seventh package takes all of four Euler steps.
+    """
+    sizes = StepSizes(kv_length=128, base_lm_parts=2, solver_steps=4)
+    make = _convert(tiny_checkpoint, sizes, ("fp16", "fp32"), kv_cache="rows")
+    return _once(tmp_path_factory, worker_id, "bundle-tiny-parts", make)
 
 
 @pytest.fixture(scope="session")
@@ -224,12 +236,18 @@ def _convert(
     sizes: StepSizes,
     precisions: tuple[Precision, ...] = ("fp16", "int8", "fp32"),
     target: Target = "macOS14",
+    kv_cache: KVCache = "scatter",
 ) -> Callable[[Path], object]:
     from voxcpm_conversion.checkpoint import Checkpoint
     from voxcpm_conversion.convert import convert
 
     return lambda bundle: convert(
-        Checkpoint.open(checkpoint), bundle, precisions=precisions, sizes=sizes, target=target
+        Checkpoint.open(checkpoint),
+        bundle,
+        precisions=precisions,
+        sizes=sizes,
+        target=target,
+        kv_cache=kv_cache,
     )
 
 

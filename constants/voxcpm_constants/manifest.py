@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import BundleError
+from voxcpm_constants.parts import parts
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
-from voxcpm_constants.targets import Target
+from voxcpm_constants.targets import KVCache, PackageForm, Target, package_form
 
 SCHEMA_VERSION = 2
 MANIFEST_FILE = "manifest.json"
@@ -78,6 +79,7 @@ class Manifest(_Record):
     step_models: dict[str, StepModel]
     precisions: tuple[Precision, ...]
     target: Target = "macOS14"
+    kv_cache: KVCache = "scatter"
     source: Source
     tools: dict[str, str]
     """Versions of the packages that made the bundle."""
@@ -121,6 +123,14 @@ class Manifest(_Record):
                 f"{path}: not a bundle manifest: {where}: {first['msg']}; convert again"
             ) from None
 
+    def parts(self, step_model: str) -> tuple[StepModel, ...]:
+        """The declarations of a step model's packages: usually one, its own."""
+        return parts(self.step_models[step_model], self.sizes)
+
+    def form(self, package: StepModel) -> PackageForm:
+        """The form of a package in this bundle."""
+        return package_form(package, self.target, self.kv_cache)
+
     def files_of(self, precision: Precision) -> dict[str, FileRecord]:
         """The files that one precision uses, by path: constants, tokenizer and that precision's step models."""
         others = tuple(f"{other}/" for other in self.precisions if other != precision)
@@ -131,18 +141,18 @@ class Manifest(_Record):
         files = {path: record.sha256 for path, record in self.files_of(precision).items()}
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
-    def package_key(self, precision: Precision, step_model: str) -> str:
-        """SHA-256 over the recorded digests of one step model's package: a key for what is derived from it."""
-        prefix = f"{package_path(precision, step_model)}/"
+    def package_key(self, precision: Precision, package: str) -> str:
+        """SHA-256 over the recorded digests of one package: a key for what is derived from it."""
+        prefix = f"{package_path(precision, package)}/"
         records = sorted(
             (path, record.sha256) for path, record in self.files.items() if path.startswith(prefix)
         )
         return hashlib.sha256(json.dumps(records).encode()).hexdigest()
 
 
-def package_path(precision: str, step_model: str) -> PurePosixPath:
-    """Path of a step model's package, relative to the bundle."""
-    return PurePosixPath(precision) / f"{step_model}.mlpackage"
+def package_path(precision: str, package: str) -> PurePosixPath:
+    """Path of a package, relative to the bundle. package: the name of a step model, or of a part of one."""
+    return PurePosixPath(precision) / f"{package}.mlpackage"
 
 
 def record_file(path: Path) -> FileRecord:

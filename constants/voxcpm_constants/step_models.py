@@ -22,6 +22,8 @@ FEAT_ENCODER = "feat_encoder"
 BASE_LM_STEP = "base_lm_step"
 RESIDUAL_LM_STEP = "residual_lm_step"
 LOCDIT_STEP = "locdit_step"
+LOCDIT_SOLVE = "locdit_solve"
+"""An optional seventh step model: all Euler steps of a patch in one call."""
 STEP_MODEL_NAMES = (
     AUDIO_VAE_ENCODER,
     AUDIO_VAE_DECODER,
@@ -38,6 +40,7 @@ LARGEST_BATCH = 32
 """The largest number of utterances that one bundle can advance together."""
 
 _MOST_ENCODED_PATCHES = 8
+_ZERO_VELOCITY_FRACTION = 0.04
 
 Axis = int | tuple[int, ...]
 """The length of an axis, or all lengths that an enumerated axis may have."""
@@ -78,6 +81,11 @@ class StepModel(_Declared):
     state: tuple[TensorSpec, ...] = ()
 
     @property
+    def has_caches(self) -> bool:
+        """Whether the state consists of KV caches; that of the AudioVAE consists of contexts."""
+        return self.name.startswith((BASE_LM_STEP, RESIDUAL_LM_STEP))
+
+    @property
     def chunk_axis(self) -> tuple[TensorSpec, int]:
         """The first input with an enumerated axis, and that axis; if there is none, the first input and axis 1."""
         axes = ((t, i) for t in self.inputs for i, axis in enumerate(t.shape) if isinstance(axis, tuple))
@@ -116,6 +124,11 @@ class StepSizes(_Declared):
     encode_patches: tuple[int, ...] = Field(default=(1, 16), validate_default=True)
     """The possible numbers of patches in one call of the feat encoder, ascending; `batch` is always one of them."""
 
+    base_lm_parts: int = Field(default=1, ge=1)
+    """Packages that hold the base LM's layers in turn (`voxcpm_constants.parts`)."""
+    solver_steps: int = Field(default=0, ge=0)
+    """Euler steps that `locdit_solve` takes in one call; 0 for a bundle without it."""
+
     @field_validator("encode_patches")
     @classmethod
     def _also_one_of_each_utterance(cls, patches: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
@@ -123,15 +136,17 @@ class StepSizes(_Declared):
 
 
 def declare_step_models(architecture: Architecture, sizes: StepSizes) -> dict[str, StepModel]:
-    """All six step models of a bundle by name, in the order of STEP_MODEL_NAMES."""
-    models = (
+    """All step models of a bundle by name, in the order of STEP_MODEL_NAMES; `locdit_solve` last, if it is wanted."""
+    models = [
         _audio_vae_encoder(architecture),
         _audio_vae_decoder(architecture),
         _feat_encoder(architecture, sizes),
         _base_lm_step(architecture, sizes),
         _residual_lm_step(architecture, sizes),
         _locdit_step(architecture, sizes),
-    )
+    ]
+    if sizes.solver_steps:
+        models.append(_locdit_solve(architecture, sizes))
     return {model.name: model for model in models}
 
 
@@ -289,6 +304,32 @@ def _locdit_step(a: Architecture, sizes: StepSizes) -> StepModel:
             ),
         ),
         outputs=(TensorSpec(name="velocity", shape=latents, meaning="velocity of each row"),),
+    )
+
+
+def zero_velocity_steps(steps: int) -> int:
+    """Number of first steps with zero velocity (CFG-zero*, arXiv 2503.18886): 1 for fewer than 49 steps."""
+    return max(1, int((steps + 1) * _ZERO_VELOCITY_FRACTION))
+
+
+def _locdit_solve(a: Architecture, sizes: StepSizes) -> StepModel:
+    moves = sizes.solver_steps - zero_velocity_steps(sizes.solver_steps)
+    latents = (1, a.feat_dim, a.patch_size)
+    return StepModel(
+        name=LOCDIT_SOLVE,
+        inputs=(
+            TensorSpec(name="noise", shape=latents, meaning="the patch at time 1"),
+            TensorSpec(name="mu", shape=(1, a.mu_size), meaning="LM condition"),
+            TensorSpec(name="cond", shape=latents, meaning="previous patch"),
+            TensorSpec(
+                name="t_embeddings",
+                shape=(moves, a.dit_config.hidden_dim),
+                meaning="sine and cosine of the time at each step that moves the patch",
+            ),
+            TensorSpec(name="step_lengths", shape=(moves,), meaning="the length of each of these steps"),
+            TensorSpec(name="cfg_value", shape=(1,), meaning="classifier-free guidance"),
+        ),
+        outputs=(TensorSpec(name="patch", shape=latents, meaning="the patch at time 0"),),
     )
 
 

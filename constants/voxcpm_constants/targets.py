@@ -1,6 +1,8 @@
 """Deployment targets, and the form of a step model's package for each of them.
 
 macOS14   one function, `main`, that accepts every enumerated length; state is inputs `name` and outputs `name_out`.
+          With the KV cache form "rows", the caches are inputs only; the outputs `name_rows` are the rows that the
+          call computed, and the caller writes them into the caches.
 macOS15   the caches of the LM steps are Core ML states, and these packages have one function for each length, which
           share the weights: `decode` for one embedding, `prefill_16` for 16, and so on. The other step models have
           the same form as for macOS14.
@@ -10,32 +12,43 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from voxcpm_constants.step_models import BASE_LM_STEP, RESIDUAL_LM_STEP, StepModel
+from voxcpm_constants.step_models import StepModel, TensorSpec
 
 Target = Literal["macOS14", "macOS15"]
 TARGETS: tuple[Target, ...] = ("macOS14", "macOS15")
 OLDEST_MACOS: dict[Target, int] = {"macOS14": 14, "macOS15": 15}
 """The oldest major version of macOS that opens packages of a target."""
 
+KVCache = Literal["scatter", "rows"]
+"""How a macOS 14 package returns its KV caches: whole, or only the rows that a call computed."""
+KV_CACHES: tuple[KVCache, ...] = ("scatter", "rows")
+
+StateForm = Literal["passed", "rows", "native"]
+"""passed: inputs and outputs. rows: inputs, whose new rows are outputs. native: Core ML states."""
+
 MAIN = "main"
 """Name of the function in a package that has only one."""
-
-_WITH_CACHES = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 
 
 class PackageForm(NamedTuple):
     """The functions of a package by name, the default one first, and how they handle state."""
 
     functions: dict[str, StepModel]
-    keeps_state: bool
-    """Whether the caches are Core ML states; otherwise they are inputs and outputs."""
+    state: StateForm
 
 
-def package_form(model: StepModel, target: Target) -> PackageForm:
-    """The form of a step model's package for a deployment target."""
-    if target == "macOS14" or model.name not in _WITH_CACHES:
-        return PackageForm({MAIN: model}, keeps_state=False)
+def package_form(model: StepModel, target: Target, kv_cache: KVCache = "scatter") -> PackageForm:
+    """The form of a step model's package for a deployment target; kv_cache: for macOS 14 only."""
+    if not model.has_caches:
+        return PackageForm({MAIN: model}, "passed")
+    if target == "macOS14":
+        return PackageForm({MAIN: model}, "rows" if kv_cache == "rows" else "passed")
     if model.chunk_count == 1:
-        return PackageForm({MAIN: model}, keeps_state=True)
+        return PackageForm({MAIN: model}, "native")
     names = ("decode" if length == 1 else f"prefill_{length}" for length in model.chunk_lengths)
-    return PackageForm({name: model.at(chunk) for chunk, name in enumerate(names)}, keeps_state=True)
+    return PackageForm({name: model.at(chunk) for chunk, name in enumerate(names)}, "native")
+
+
+def updated_name(tensor: TensorSpec, state: StateForm) -> str:
+    """Name of the output that updates a state tensor; of a native state there is none, and the name is its own."""
+    return {"passed": tensor.output_name, "rows": f"{tensor.name}_rows", "native": tensor.name}[state]

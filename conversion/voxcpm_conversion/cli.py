@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.step_models import LARGEST_BATCH, PRECISIONS, STEP_MODEL_NAMES, StepSizes
-from voxcpm_constants.targets import TARGETS, Target
+from voxcpm_constants.step_models import LARGEST_BATCH, PRECISIONS, Precision, StepSizes
+from voxcpm_constants.targets import KV_CACHES, TARGETS, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.compilation import why_not_compiled
 from voxcpm_conversion.convert import Report
 from voxcpm_conversion.convert import convert as convert_checkpoint
 from voxcpm_conversion.replacing import bundle_folder
+from voxcpm_conversion.splitting import base_lm_parts
 
 
 def convert(
@@ -46,6 +47,20 @@ def convert(
         str,
         typer.Option(help="macos14, or macos15: caches as Core ML states, prefill and decode as functions."),
     ] = "macos14",
+    kv_cache: Annotated[
+        str,
+        typer.Option(
+            help="scatter: macos14 packages return their caches whole; rows: only what a call adds to them."
+        ),
+    ] = "scatter",
+    solver_steps: Annotated[
+        int,
+        typer.Option(help="Add a package with this many Euler steps in one call, for speech with as many."),
+    ] = 0,
+    split_gigabytes: Annotated[
+        float | None,
+        typer.Option(help="Put the base LM's layers into several packages of about this size at most."),
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub id.")] = None,
     lora: Annotated[
         Path | None,
@@ -60,8 +75,10 @@ def convert(
     unknown = [p for p in asked if p not in PRECISIONS]
     if unknown:
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
-    sizes = _sizes(batch, max_length, prefill_chunk)
+    sizes = _sizes(batch, max_length, prefill_chunk, solver_steps)
     deployment = _target(target)
+    if kv_cache not in KV_CACHES:
+        raise InputError(f"--kv-cache {kv_cache}: expected one of {', '.join(KV_CACHES)}")
     # Before a download, and before weights are read.
     bundle_folder(output, [checkpoint, *([lora] if lora else [])], overwrite=overwrite)
     opened = Checkpoint.open(checkpoint, revision=revision, lora=lora)
@@ -71,13 +88,18 @@ def convert(
         console.print(f"config.json: ignored unknown keys {', '.join(ignored)}")
     for remark in opened.lora.remarks() if opened.lora else ():
         console.print(remark)
+    precisions: list[Precision] = [p for p in PRECISIONS if p in asked]
+    if split_gigabytes is not None:
+        count = base_lm_parts(opened.architecture, precisions, split_gigabytes)
+        sizes = sizes.model_copy(update={"base_lm_parts": count})
     with _progress(console) as report:
         manifest = convert_checkpoint(
             opened,
             output,
-            precisions=[p for p in PRECISIONS if p in asked],
+            precisions=precisions,
             sizes=sizes,
             target=deployment,
+            kv_cache=kv_cache,
             overwrite=overwrite,
             report=report,
         )
@@ -90,7 +112,7 @@ def convert(
         )
     size = sum(record.bytes for record in manifest.files.values())
     console.print(
-        f"{output}: {len(STEP_MODEL_NAMES)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "
+        f"{output}: {len(manifest.step_models)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "
         f"{size / 1e6:.0f} MB, {sizes.kv_length} positions{f', batch {batch}' if batch > 1 else ''}"
     )
 
@@ -127,7 +149,7 @@ def _target(asked: str) -> Target:
     raise InputError(f"--target {asked}: expected one of {', '.join(t.lower() for t in TARGETS)}")
 
 
-def _sizes(batch: int, max_length: int, prefill_chunks: list[int] | None) -> StepSizes:
+def _sizes(batch: int, max_length: int, prefill_chunks: list[int] | None, solver_steps: int) -> StepSizes:
     if not 1 <= batch <= LARGEST_BATCH:
         raise InputError(f"--batch {batch}: expected 1 to {LARGEST_BATCH} utterances")
     if max_length < 1:
@@ -139,4 +161,6 @@ def _sizes(batch: int, max_length: int, prefill_chunks: list[int] | None) -> Ste
         chunks = tuple(sorted({1, *prefill_chunks}))
     if chunks[0] < 1:
         raise InputError(f"--prefill-chunk {chunks[0]}: expected at least 1")
-    return StepSizes(batch=batch, kv_length=max_length, prefill_chunks=chunks)
+    if solver_steps < 0:
+        raise InputError(f"--solver-steps {solver_steps}: expected at least 2, or 0 for none")
+    return StepSizes(batch=batch, kv_length=max_length, prefill_chunks=chunks, solver_steps=solver_steps)

@@ -23,8 +23,15 @@ from voxcpm_constants.manifest import (
     package_path,
     record_folder,
 )
-from voxcpm_constants.step_models import PRECISIONS, Precision, StepSizes, declare_step_models
-from voxcpm_constants.targets import Target
+from voxcpm_constants.parts import parts
+from voxcpm_constants.step_models import (
+    PRECISIONS,
+    Precision,
+    StepSizes,
+    declare_step_models,
+    zero_velocity_steps,
+)
+from voxcpm_constants.targets import KVCache, Target, package_form
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint, check_weights
 from voxcpm_conversion.compilation import compile_packages
@@ -50,18 +57,20 @@ def convert(
     precisions: Sequence[Precision],
     sizes: StepSizes,
     target: Target = "macOS14",
+    kv_cache: KVCache = "scatter",
     overwrite: bool = False,
     report: Report = lambda model, stage, done, total: None,
 ) -> Manifest:
     """Write `bundle`, continuing an interrupted run with the same arguments; an error leaves no bundle.
 
-    overwrite: replace a bundle that exists; nothing but a bundle is ever replaced (`replacing`).
+    kv_cache: what a macOS 14 package returns of its caches. overwrite: replace a bundle that exists; nothing but a
+    bundle is ever replaced (`replacing`).
     Raises InputError for sizes the checkpoint does not allow, a precision that the target does not or an output that
     exists and may not be replaced, CheckpointError for weights that are missing, unexpected or of another shape.
     """
     a = checkpoint.architecture
     folder = bundle_folder(bundle, checkpoint.inputs(), overwrite=overwrite)
-    _check_request(a, precisions, sizes, target)
+    _check_request(a, precisions, sizes, target, kv_cache)
     check_weights(checkpoint.shapes(), expected_shapes(a))
     source = checkpoint.source()
     tools = {name: version(name) for name in _TOOLS}
@@ -73,16 +82,19 @@ def convert(
         "lora": source.lora.model_dump(mode="json") if source.lora else None,
         "sizes": sizes.model_dump(mode="json"),
         "target": target,
+        "kv_cache": kv_cache,
         "tools": tools,
     }
     workspace = Workspace(folder, plan)
     _add_constants(workspace, checkpoint)
-    for declaration in declarations.values():
-        missing = [p for p in ordered if not workspace.has(str(package_path(p, declaration.name)))]
+    packages = [part for declaration in declarations.values() for part in parts(declaration, sizes)]
+    for package in packages:
+        missing = [p for p in ordered if not workspace.has(str(package_path(p, package.name)))]
         if missing:
-            with stages_reported(partial(report, declaration.name)):
-                add_packages(workspace, checkpoint, declaration, sizes, missing, target)
-    compile_packages(workspace, list(declarations), ordered, target)
+            form = package_form(package, target, kv_cache)
+            with stages_reported(partial(report, package.name)):
+                add_packages(workspace, checkpoint, package, form, sizes, missing, target)
+    compile_packages(workspace, [package.name for package in packages], ordered, target)
     report("bundle", "digests", 0, 1)
     manifest = Manifest(
         architecture=a,
@@ -90,6 +102,7 @@ def convert(
         step_models=declarations,
         precisions=ordered,
         target=target,
+        kv_cache=kv_cache,
         source=source,
         tools=tools,
         files={k: v for k, v in record_folder(workspace.folder).items() if "/" in k},
@@ -108,8 +121,13 @@ def _check_request(
     precisions: Sequence[Precision],
     sizes: StepSizes,
     target: Target,
+    kv_cache: KVCache,
 ) -> None:
     check_target(precisions, target)
+    if kv_cache != "scatter" and target != "macOS14":
+        raise InputError(f"--kv-cache {kv_cache} needs --target macos14: later caches are Core ML states")
+    if sizes.solver_steps:
+        _check_solver(a, sizes)
     if target != "macOS14" and "fp32" in precisions:
         raise InputError(
             "--precision fp32 needs --target macos14: a Core ML state, the KV cache's form after it, is float16"
@@ -122,6 +140,17 @@ def _check_request(
         raise InputError(
             f"--prefill-chunk {max(sizes.prefill_chunks)} does not fit into a KV cache of {sizes.kv_length} positions"
         )
+
+
+def _check_solver(a: Architecture, sizes: StepSizes) -> None:
+    if sizes.batch > 1:
+        raise InputError(
+            f"--solver-steps needs --batch 1, got {sizes.batch}: each utterance has options of its own"
+        )
+    if a.mean_mode:
+        raise InputError("--solver-steps: this checkpoint's DiT is told the length of each step (mean mode)")
+    if sizes.solver_steps <= zero_velocity_steps(sizes.solver_steps):
+        raise InputError(f"--solver-steps {sizes.solver_steps}: the first step never moves; 2 is the least")
 
 
 def _add_constants(workspace: Workspace, checkpoint: Checkpoint) -> None:

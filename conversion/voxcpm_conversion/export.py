@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from voxcpm_constants.step_models import StepModel, TensorSpec
-from voxcpm_constants.targets import Target
+from voxcpm_constants.targets import StateForm, Target, updated_name
 from voxcpm_conversion.step_modules import WithState, example_inputs
 from voxcpm_conversion.toolchain import import_coremltools
 
@@ -25,23 +25,22 @@ def export_step(
     arithmetic: Arithmetic,
     *,
     target: Target = "macOS14",
-    keeps_state: bool = False,
+    state: StateForm = "passed",
 ) -> Any:
     """Trace a step module and convert it. Returns a coremltools MLModel that is not loaded for prediction.
 
-    keeps_state: make the state tensors Core ML states (macOS 15) instead of inputs and outputs. A cache of one
-    utterance is then written by `slice_update`, Apple's own form; several utterances each have their own position, so
-    that their rows are not one slice, and a scatter writes them.
+    state: the form of the state tensors. A native cache of one utterance is written by `slice_update`, Apple's own
+    form; several utterances each have their own position, so that their rows are not one slice: a scatter writes them.
     """
     ct = import_coremltools()
     one_utterance = declaration.inputs[0].shape_at(0)[0] == 1
-    _register_index_copy("slice_update" if keeps_state and one_utterance else "scatter")
-    # State tensors that are inputs and outputs of the program.
-    passed = () if keeps_state else declaration.state
+    native = state == "native"
+    _register_index_copy("slice_update" if native and one_utterance else "scatter")
+    passed = () if native else declaration.state
     # The graph must not depend on the traced length. If it does by mistake, the largest length shows it soonest.
     examples = example_inputs((*declaration.inputs, *passed), declaration.chunk_count - 1)
     with torch.inference_mode():
-        module = WithState(step, declaration) if keeps_state else step
+        module = WithState(step, declaration) if native else step
         traced = torch.jit.trace(module, examples, check_trace=False)
     precision = ct.precision.FLOAT16 if arithmetic == "fp16" else ct.precision.FLOAT32
     return ct.convert(
@@ -52,9 +51,9 @@ def export_step(
         inputs=[_input_type(ct, t, declaration, arithmetic) for t in (*declaration.inputs, *passed)],
         outputs=[
             *(ct.TensorType(name=t.name, dtype=_dtype(t, arithmetic)) for t in declaration.outputs),
-            *(ct.TensorType(name=t.output_name, dtype=_dtype(t, arithmetic)) for t in passed),
+            *(ct.TensorType(name=updated_name(t, state), dtype=_dtype(t, arithmetic)) for t in passed),
         ],
-        states=[_state_type(ct, t) for t in declaration.state] if keeps_state else None,
+        states=[_state_type(ct, t) for t in declaration.state] if native else None,
         pass_pipeline=_pass_pipeline(ct),
         skip_model_load=True,
     )

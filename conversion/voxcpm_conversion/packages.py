@@ -9,7 +9,7 @@ from typing import Any
 
 from voxcpm_constants.manifest import package_path
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
-from voxcpm_constants.targets import MAIN, Target, package_form
+from voxcpm_constants.targets import MAIN, PackageForm, StateForm, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.compression import compress
 from voxcpm_conversion.export import export_step
@@ -23,69 +23,63 @@ def add_packages(
     workspace: Workspace,
     checkpoint: Checkpoint,
     declaration: StepModel,
+    form: PackageForm,
     sizes: StepSizes,
     precisions: Sequence[Precision],
     target: Target,
 ) -> None:
-    """Export a step model in the given precisions and add its packages to the workspace."""
-    form = package_form(declaration, target)
+    """Export a step model, or a part of one, in the given precisions and add its packages to the workspace."""
     with workspace.scratch() as scratch:
         for function, declared in form.functions.items():
-            # A function with one length is traced as such: its positions need no counting.
-            lengths = {"prefill_chunks": declared.chunk_lengths} if form.keeps_state else {}
-            for precision, model in _models(
-                checkpoint, declared, sizes.model_copy(update=lengths), precisions, target,
-                keeps_state=form.keeps_state,
-            ):  # fmt: skip
-                _describe(model, declared, precision, keeps_state=form.keeps_state)
+            for precision, model in _models(checkpoint, declared, form.state, sizes, precisions, target):
+                _describe(model, declared, precision, form.state)
                 model.save(str(scratch / precision / f"{function}.mlpackage"))
         for precision in precisions:
-            parts = {name: scratch / precision / f"{name}.mlpackage" for name in form.functions}
-            workspace.add(str(package_path(precision, declaration.name)), partial(_join, parts))
+            functions = {name: scratch / precision / f"{name}.mlpackage" for name in form.functions}
+            workspace.add(str(package_path(precision, declaration.name)), partial(_join, functions))
 
 
 def _models(
     checkpoint: Checkpoint,
     declared: StepModel,
+    state: StateForm,
     sizes: StepSizes,
     precisions: Sequence[Precision],
     target: Target,
-    *,
-    keeps_state: bool,
 ) -> Iterator[tuple[Precision, Any]]:
-    """A step model, or one function of it, as an MLModel in each precision; int8 and int4 are made from fp16."""
+    """One function of a package as an MLModel in each precision; int8 and int4 are made from fp16."""
     a = checkpoint.architecture
     modules = empty_modules(a)
-    checkpoint.load_into(modules, step_parameter_names(declared.name, modules, a, sizes))
-    step = build_step(declared.name, modules, a, sizes)
+    checkpoint.load_into(modules, step_parameter_names(declared, modules, a, sizes))
+    step = build_step(declared, modules, a, sizes, state)
     if "fp32" in precisions:
-        yield "fp32", export_step(step, declared, "fp32", target=target, keeps_state=keeps_state)
+        yield "fp32", export_step(step, declared, "fp32", target=target, state=state)
     of_half: list[Precision] = [precision for precision in precisions if precision != "fp32"]
     if not of_half:
         return
-    half = export_step(step, declared, "fp16", target=target, keeps_state=keeps_state)
+    half = export_step(step, declared, "fp16", target=target, state=state)
     # The module's float32 weights are twice as large as the program's: VoxCPM2's base LM would need 17 GB for both.
     del step, modules
     for precision in of_half:
         yield precision, half if precision == "fp16" else compress(half, declared.name, precision)
 
 
-def _describe(model: Any, declared: StepModel, precision: Precision, *, keeps_state: bool) -> None:
+def _describe(model: Any, declared: StepModel, precision: Precision, state: StateForm) -> None:
     """Set the descriptions that Xcode shows."""
     model.short_description = f"VoxCPM {declared.name}, {precision}"
-    for tensor in (*declared.inputs, *(() if keeps_state else declared.state)):
+    for tensor in (*declared.inputs, *(() if state == "native" else declared.state)):
         model.input_description[tensor.name] = tensor.meaning
 
 
-def _join(parts: Mapping[str, Path], package: Path) -> None:
+def _join(functions: Mapping[str, Path], package: Path) -> None:
     """Join the packages of several functions into one that shares their weights; the first function is the default."""
-    default, *others = parts
+    default, *others = functions
     if not others:
-        parts[default].replace(package)
+        functions[default].replace(package)
         return
     ct = import_coremltools()
     descriptor = ct.utils.MultiFunctionDescriptor()
-    for name, part in parts.items():
+    for name, part in functions.items():
         descriptor.add_function(str(part), src_function_name=MAIN, target_function_name=name)
     descriptor.default_function_name = default
     ct.utils.save_multifunction(descriptor, str(package))

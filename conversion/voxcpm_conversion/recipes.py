@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.step_models import LOCDIT_STEP, Precision
+from voxcpm_constants.step_models import Precision
 from voxcpm_constants.targets import TARGETS, Target
 
 Format = Literal["fp16", "int8", "int4"]
@@ -50,7 +50,7 @@ RECIPES: dict[Precision, Recipe] = {
         "int8",
         (
             # The DiT runs nine times a patch, and its errors accumulate over the steps; 8 bits are also faster.
-            Rule(LOCDIT_STEP, "*", "int8"),
+            Rule("locdit_*", "*", "int8"),
             # These are a tenth of a layer with grouped queries, but cause a third of its noise (TRIALS.md).
             Rule("*", "*_self_attn_[kvo]_proj_weight", "int8"),
             Rule("*", "*_layers_*_weight", "int4"),

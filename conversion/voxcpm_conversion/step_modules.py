@@ -6,16 +6,19 @@ Shapes below: B utterances, S embeddings or T patches of each, P frames a patch,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture, Transformer
+from voxcpm_constants.parts import STREAM, layers
 from voxcpm_constants.step_models import StepModel, StepSizes, TensorSpec
+from voxcpm_constants.targets import StateForm
 from voxcpm_conversion.modules.audio_vae import Contexts, Decoder, Encoder
 from voxcpm_conversion.modules.local_transformers import LocalDiT, LocalEncoder, ScalarQuantizer
-from voxcpm_conversion.modules.minicpm4 import MASKED, Past, Rope, Stack, rope_table
+from voxcpm_conversion.modules.minicpm4 import MASKED, Past, ReadOnlyPast, Rope, Stack, rope_table
 from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 
 
@@ -69,51 +72,72 @@ class FeatEncoderStep(nn.Module):
 
 
 class _CachedStack(nn.Module):
-    """A language model with explicit caches, the common part of both LM steps.
+    """A language model, or some of its layers, with explicit caches: the common part of both LM steps.
 
-    Hardware refuses a `select` that broadcasts, and tensors whose shape is a value (`shape`, `range_1d`): the mask is a
-    product, and positions are counted from the embeddings themselves (TRIALS.md, "The trodden path").
+    Hardware refuses a `select` that broadcasts, and tensors whose shape is a value (`shape`, `range_1d`): the masks are
+    products, and positions are counted from the embeddings themselves (TRIALS.md, "The trodden path").
     """
 
     cache_positions: Tensor
     cache_starts: Tensor
     offsets: Tensor
 
-    def __init__(self, stack: Stack, a: Architecture, t: Transformer, sizes: StepSizes) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        a: Architecture,
+        t: Transformer,
+        sizes: StepSizes,
+        declared: StepModel,
+        state: StateForm,
+    ) -> None:
         super().__init__()
-        self.stack, self.batch, self.groups = stack, sizes.batch, t.num_heads // t.num_kv_heads
-        self.one_length = len(sizes.prefill_chunks) == 1
+        own = layers(declared)
+        self.layers = stack.layers[own.start : own.stop]
+        self.norm = stack.norm if own.stop == len(stack.layers) else nn.Identity()
+        self.returns_rows = state == "rows"
+        self.batch, self.groups = sizes.batch, t.num_heads // t.num_kv_heads
+        lengths = declared.chunk_lengths
+        self.one_length = len(lengths) == 1
         self.rope = _Rope(a, t, sizes.kv_length) if t.use_rope else None
         positions = torch.arange(sizes.kv_length, dtype=torch.int32)
         starts = sizes.kv_length * torch.arange(sizes.batch, dtype=torch.int32)[:, None]
-        offsets = torch.arange(sizes.prefill_chunks[0], dtype=torch.int32)
         self.register_buffer("cache_positions", positions, persistent=False)
         self.register_buffer("cache_starts", starts, persistent=False)
-        self.register_buffer("offsets", offsets, persistent=False)
+        self.register_buffer("offsets", torch.arange(lengths[0], dtype=torch.int32), persistent=False)
 
     def forward(
         self, embeddings: Tensor, position: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, list[Tensor]]:
-        """embeddings (B, S, hidden) -> hidden states (B, S, hidden), and the updated state.
+        """embeddings (B, S, hidden) -> hidden states (B, S, hidden), and the updated state or its new rows.
 
         position (B,): cache position of each utterance's first embedding. state: keys and values of each layer in turn.
         """
         if self.batch == 1:
-            places = positions = position + self._offsets(embeddings)
-            rows = torch.cat([positions] * self.groups)
-            turned = positions
+            positions = position + self._offsets(embeddings)
+            rows, turned = torch.cat([positions] * self.groups), positions
         else:
             positions = position[:, None] + self._offsets(embeddings)
-            places = (self.cache_starts + positions).reshape(-1)
             rows = torch.stack([positions] * self.groups, dim=-1).reshape(self.batch, -1)
             # The last axis broadcasts over the heads.
             turned = positions[..., None]
-        mask = (self.cache_positions > rows[..., None]).float() * MASKED
+        caches = list(zip(state[::2], state[1::2], strict=True))
+        pasts: list[Past | ReadOnlyPast]
+        if self.returns_rows:
+            before = position if self.batch == 1 else position[:, None, None]
+            mask = _masked(self.cache_positions >= before)
+            own_mask = _masked(positions[..., None, :] > rows[..., None])
+            pasts = [ReadOnlyPast(cached, mask, own_mask, self.batch) for cached in caches]
+        else:
+            places = positions if self.batch == 1 else (self.cache_starts + positions).reshape(-1)
+            mask = _masked(self.cache_positions > rows[..., None])
+            pasts = [Past(cached, places.long(), mask, self.batch) for cached in caches]
         rope = None if self.rope is None else self.rope.at(turned)
-        caches = zip(state[::2], state[1::2], strict=True)
-        pasts = [Past(cached, places.long(), mask, self.batch) for cached in caches]
-        hidden, updated = self.stack.step(embeddings, rope, pasts)
-        return hidden, [tensor for cached in updated for tensor in cached]
+        hidden, presents = embeddings, []
+        for layer, past in zip(self.layers, pasts, strict=True):
+            hidden, present = layer(hidden, rope, past)
+            presents += present
+        return self.norm(hidden), presents
 
     def _offsets(self, embeddings: Tensor) -> Tensor:
         """0, 1, … S - 1, as int32."""
@@ -121,6 +145,11 @@ class _CachedStack(nn.Module):
             return self.offsets
         ones = (embeddings[0, :, 0] * 0.0 + 1.0).int()
         return torch.cumsum(ones, 0, dtype=torch.int32) - 1
+
+
+def _masked(hidden: Tensor) -> Tensor:
+    """0 where false, MASKED where true."""
+    return hidden.float() * MASKED
 
 
 class BaseLMStep(nn.Module):
@@ -143,8 +172,8 @@ class BaseLMStep(nn.Module):
         return hidden, quantized, stop_logits, *updated
 
 
-class ResidualLMStep(nn.Module):
-    """The residual language model."""
+class LMStep(nn.Module):
+    """Layers of a language model alone: the residual language model, or a part of the base one."""
 
     def __init__(self, lm: _CachedStack) -> None:
         super().__init__()
@@ -174,6 +203,55 @@ class LocDiTStep(nn.Module):
         return self.dit(x, mu, t_embedding, cond, dt_embedding, self.rope.all())
 
 
+class LocDiTSolve(nn.Module):
+    """All Euler steps of a patch, with classifier-free guidance and CFG-zero* (upstream `locdit/unified_cfm.py`).
+
+    The runtime's `flow_matching.solve` is the same loop. The first steps, of zero velocity, are left out.
+    """
+
+    smallest_peak: Tensor
+    smallest_square: Tensor
+    delta: Tensor
+
+    def __init__(self, step: LocDiTStep, width: int) -> None:
+        super().__init__()
+        self.step = step
+        # Without a mean mode, the length of a step that the DiT is told is zero: sines of 0, cosines of 1.
+        self.register_buffer("delta", torch.arange(width)[None].ge(width // 2).float(), persistent=False)
+        self.register_buffer("smallest_peak", torch.tensor([1e-3]), persistent=False)
+        # Far below the mean square of values whose largest magnitude is 1; it matters only where all are zero.
+        self.register_buffer("smallest_square", torch.tensor([1e-4]), persistent=False)
+
+    def forward(
+        self,
+        noise: Tensor,
+        mu: Tensor,
+        cond: Tensor,
+        t_embeddings: Tensor,
+        step_lengths: Tensor,
+        cfg_value: Tensor,
+    ) -> Tensor:
+        """noise, cond (1, latent_dim, P); mu (1, mu_size); t_embeddings (n, hidden); step_lengths (n,) -> as noise."""
+        x, both = noise, torch.cat((mu, mu * 0.0))
+        conds, deltas = torch.cat((cond, cond)), torch.cat((self.delta, self.delta))
+        for index in range(len(t_embeddings)):
+            time = t_embeddings[index : index + 1]
+            velocities = self.step(torch.cat((x, x)), both, torch.cat((time, time)), conds, deltas)
+            x = x - step_lengths[index : index + 1] * self._guided(velocities[:1], velocities[1:], cfg_value)
+        return x
+
+    def _guided(self, conditional: Tensor, unconditional: Tensor, cfg_value: Tensor) -> Tensor:
+        """The unconditional velocity times <v+, v-> / |v-|², and from there towards the conditional one.
+
+        Both sums are of v- over its largest magnitude, so that squares stay within fp16.
+        """
+        peak = torch.maximum(unconditional.abs().amax(dim=(1, 2), keepdim=True), self.smallest_peak)
+        y = unconditional / peak
+        square = torch.maximum((y * y).mean(dim=(1, 2), keepdim=True), self.smallest_square)
+        start = y * ((conditional * y).mean(dim=(1, 2), keepdim=True) / square)
+        return start + cfg_value * (conditional - start)
+
+
 class WithState(nn.Module):
     """A step module whose state tensors are buffers, which become Core ML states, and not inputs and outputs."""
 
@@ -191,31 +269,61 @@ class WithState(nn.Module):
         return results[: self.outputs]
 
 
-StepBuilder = Callable[[VoxCPMModules, Architecture, StepSizes], nn.Module]
+class _Plan(NamedTuple):
+    """The arguments of `build_step`."""
 
-STEP_BUILDERS: dict[str, StepBuilder] = {
-    names.AUDIO_VAE_ENCODER: lambda m, a, sizes: AudioVAEStep(m.audio_vae.encoder),
-    names.AUDIO_VAE_DECODER: lambda m, a, sizes: AudioVAEStep(m.audio_vae.decoder),
-    names.FEAT_ENCODER: lambda m, a, sizes: FeatEncoderStep(m.feat_encoder, m.enc_to_lm_proj, a),
-    names.BASE_LM_STEP: lambda m, a, sizes: BaseLMStep(
-        _CachedStack(m.base_lm, a, a.base_lm, sizes), m.fsq_layer, m.stop_proj, m.stop_head
+    declared: StepModel
+    modules: VoxCPMModules
+    a: Architecture
+    sizes: StepSizes
+    state: StateForm
+
+    def language_model(self, stack: Stack, t: Transformer) -> _CachedStack:
+        return _CachedStack(stack, self.a, t, self.sizes, self.declared, self.state)
+
+
+def _base_lm(plan: _Plan) -> nn.Module:
+    modules, lm = plan.modules, plan.language_model(plan.modules.base_lm, plan.a.base_lm)
+    if plan.declared.outputs[0].name == STREAM:
+        return LMStep(lm)
+    return BaseLMStep(lm, modules.fsq_layer, modules.stop_proj, modules.stop_head)
+
+
+STEP_BUILDERS: dict[str, Callable[[_Plan], nn.Module]] = {
+    names.AUDIO_VAE_ENCODER: lambda p: AudioVAEStep(p.modules.audio_vae.encoder),
+    names.AUDIO_VAE_DECODER: lambda p: AudioVAEStep(p.modules.audio_vae.decoder),
+    names.FEAT_ENCODER: lambda p: FeatEncoderStep(p.modules.feat_encoder, p.modules.enc_to_lm_proj, p.a),
+    names.BASE_LM_STEP: _base_lm,
+    names.RESIDUAL_LM_STEP: lambda p: LMStep(p.language_model(p.modules.residual_lm, p.a.residual_lm)),
+    names.LOCDIT_STEP: lambda p: LocDiTStep(p.modules.feat_decoder.estimator, p.a),
+    names.LOCDIT_SOLVE: lambda p: LocDiTSolve(
+        LocDiTStep(p.modules.feat_decoder.estimator, p.a), p.a.dit_config.hidden_dim
     ),
-    names.RESIDUAL_LM_STEP: lambda m, a, sizes: ResidualLMStep(
-        _CachedStack(m.residual_lm, a, a.residual_lm, sizes)
-    ),
-    names.LOCDIT_STEP: lambda m, a, sizes: LocDiTStep(m.feat_decoder.estimator, a),
 }
 
 
-def build_step(name: str, modules: VoxCPMModules, a: Architecture, sizes: StepSizes) -> nn.Module:
-    """The step model `name` with the parameters of `modules`, which may still be on the meta device."""
-    return STEP_BUILDERS[name](modules, a, sizes).eval().requires_grad_(False)
+def build_step(
+    declared: StepModel,
+    modules: VoxCPMModules,
+    a: Architecture,
+    sizes: StepSizes,
+    state: StateForm = "passed",
+) -> nn.Module:
+    """A step model, a part of one or one function of it, with the parameters of `modules`.
+
+    These may still be on the meta device. state: only "rows" makes a difference here.
+    """
+    # A part's name begins with that of its step model.
+    build = next(build for name, build in STEP_BUILDERS.items() if declared.name.startswith(name))
+    return build(_Plan(declared, modules, a, sizes, state)).eval().requires_grad_(False)
 
 
-def step_parameter_names(name: str, modules: VoxCPMModules, a: Architecture, sizes: StepSizes) -> list[str]:
+def step_parameter_names(
+    declared: StepModel, modules: VoxCPMModules, a: Architecture, sizes: StepSizes
+) -> list[str]:
     """Names, in a checkpoint, of the weights that a step model uses."""
     qualified = {id(parameter): key for key, parameter in modules.named_parameters()}
-    return [qualified[id(p)] for p in build_step(name, modules, a, sizes).parameters() if p is not None]
+    return [qualified[id(p)] for p in build_step(declared, modules, a, sizes).parameters() if p is not None]
 
 
 def example_inputs(tensors: Iterable[TensorSpec], chunk: int) -> tuple[Tensor, ...]:

@@ -60,8 +60,8 @@ class Generation:
         """The outputs of each call of the step model for one utterance, and the state after the call."""
         a, declared = self.checkpoint.architecture, self.alone[name]
         modules = empty_modules(a)
-        self.checkpoint.load_into(modules, step_parameter_names(name, modules, a, ALONE))
-        step = build_step(name, modules, a, ALONE)
+        self.checkpoint.load_into(modules, step_parameter_names(declared, modules, a, ALONE))
+        step = build_step(declared, modules, a, ALONE)
         state = example_inputs(declared.state, 0)
         names = [*(t.name for t in declared.outputs), *(t.name for t in declared.state)]
         results = []

@@ -12,7 +12,13 @@ import pytest
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import package_path
-from voxcpm_constants.step_models import BASE_LM_STEP, STEP_MODEL_NAMES, Precision, StepSizes
+from voxcpm_constants.step_models import (
+    BASE_LM_STEP,
+    STEP_MODEL_NAMES,
+    Precision,
+    StepSizes,
+    declare_step_models,
+)
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.modules.voxcpm import empty_modules
@@ -41,8 +47,8 @@ SENSITIVE = (
 def _names(a: Architecture) -> Iterator[tuple[str, str]]:
     """(step model, weight) of all matrices and kernels, named as coremltools names them."""
     modules = empty_modules(a)
-    for step_model in STEP_MODEL_NAMES:
-        for name, parameter in build_step(step_model, modules, a, SIZES).named_parameters():
+    for step_model, declared in declare_step_models(a, SIZES).items():
+        for name, parameter in build_step(declared, modules, a, SIZES).named_parameters():
             # The encoder's variance is used in training only; the special token and the alphas are not multiplied with.
             if (
                 parameter.ndim > 1

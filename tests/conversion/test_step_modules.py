@@ -36,9 +36,10 @@ class Pair:
 
     def step(self, name: str) -> Callable[..., Any]:
         modules = empty_modules(self.architecture)
-        wanted = step_parameter_names(name, modules, self.architecture, SIZES)
+        declared = declare_step_models(self.architecture, SIZES)[name]
+        wanted = step_parameter_names(declared, modules, self.architecture, SIZES)
         self.checkpoint.load_into(modules, wanted)
-        return build_step(name, modules, self.architecture, SIZES)
+        return build_step(declared, modules, self.architecture, SIZES)
 
     def stream(
         self, name: str, inputs: Sequence[tuple[Tensor, ...]], outputs: int

@@ -106,8 +106,9 @@ def test_one_length_is_one_function_without_a_name(tiny_checkpoint: Path, tmp_pa
     checkpoint = Checkpoint.open(tiny_checkpoint)
     declared = declare_step_models(checkpoint.architecture, sizes)[RESIDUAL_LM_STEP]
     workspace = Workspace(tmp_path / "bundle", {})
-    add_packages(workspace, checkpoint, declared, sizes, ["fp16"], "macOS15")
-    assert list(package_form(declared, "macOS15").functions) == ["main"]
+    form = package_form(declared, "macOS15")
+    assert list(form.functions) == ["main"]
+    add_packages(workspace, checkpoint, declared, form, sizes, ["fp16"], "macOS15")
     package = workspace.folder / package_path("fp16", RESIDUAL_LM_STEP)
     model = PortableStepModel(package, state={t.name: t.output_name for t in declared.state})
     state = model.new_state()

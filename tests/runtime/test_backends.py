@@ -131,21 +131,24 @@ def test_an_interface_of_other_names_is_refused(declared, tmp_path):
     model = declared[LOCDIT_STEP]
     inputs = [tensor.name for tensor in model.inputs]
 
-    check_interface(model, inputs, ["velocity"], tmp_path)
+    def check(inputs: list[str], outputs: list[str]) -> None:
+        check_interface(model, "passed", inputs, outputs, [], tmp_path)
+
+    check(inputs, ["velocity"])
     with pytest.raises(BundleError, match=r"inputs are not those of locdit_step .cond is missing."):
-        check_interface(model, [name for name in inputs if name != "cond"], ["velocity"], tmp_path)
+        check([name for name in inputs if name != "cond"], ["velocity"])
     with pytest.raises(BundleError, match=r"outputs are not those of locdit_step .extra is unknown."):
-        check_interface(model, inputs, ["velocity", "extra"], tmp_path)
+        check(inputs, ["velocity", "extra"])
 
 
-@pytest.mark.parametrize("keeps_state", [False, True])
-def test_rows_of_a_cache_are_read_and_overwritten(declared, keeps_state):
+@pytest.mark.parametrize("form", ["passed", "rows", "native"])
+def test_rows_of_a_cache_are_read_and_overwritten(declared, form):
     """A voice's prefix needs this, in either form of Core ML's state; the rest of the cache stays unchanged."""
     model = declared[BASE_LM_STEP]
     kept = {t.name: np.zeros(t.shape_at(0), np.float16) for t in model.state}
     native = SimpleNamespace(read_state=lambda name: kept[name], write_state=kept.__setitem__)
     predictor = SimpleNamespace(make_state=lambda: native)
-    state = CoreMLStepModel(model, predictor, "fp16", keeps_state=keeps_state).new_state()
+    state = CoreMLStepModel(model, predictor, "fp16", state=form).new_state()
     name, shape = model.state[0].name, model.state[0].shape_at(0)
     ones = np.ones((*shape[:2], 3, shape[3]), np.float16)
 

@@ -29,7 +29,12 @@ GIVEN = {"seed": 3, "min_len": 4, "max_len": 4, "retry_badcase": False}
 TEXT = "one two three."
 
 # A package for each form of state, and the arithmetic that both sides have.
-BUNDLES = [("tiny_bundle", "fp32"), ("tiny_bundle", "fp16"), ("tiny_bundle_15", "int8")]
+BUNDLES = [
+    ("tiny_bundle", "fp32"),
+    ("tiny_bundle", "fp16"),
+    ("tiny_bundle_15", "int8"),
+    ("tiny_parts_bundle", "fp16"),
+]
 
 
 @pytest.fixture(autouse=True)

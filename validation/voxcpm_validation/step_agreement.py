@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel
-from voxcpm_constants.targets import package_form
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.backends.portable import PROBE_OUTPUT
 from voxcpm_validation.measures import Agreement, agreement
@@ -90,8 +89,9 @@ def measure_step(
     """
     declaration = manifest.step_models[step_model]
     calls = [in_batch(call, declaration) for call in calls]
-    # The functions of one package name their operations differently, so only packages with one function are probed.
-    probe = arithmetic == "faithful" and len(package_form(declaration, manifest.target).functions) == 1
+    # Functions and parts name their operations differently, so only a step model of one function is probed.
+    packages = manifest.parts(step_model)
+    probe = arithmetic == "faithful" and [len(manifest.form(p).functions) for p in packages] == [1]
     runner: Any = load_portable_step_model(
         bundle, manifest, precision, step_model, mode=arithmetic, probe=probe
     )

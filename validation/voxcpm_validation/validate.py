@@ -8,7 +8,7 @@ from pathlib import Path
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, Source
-from voxcpm_constants.step_models import STEP_MODEL_NAMES, Precision
+from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_runtime.backends.loading import Backend
 from voxcpm_runtime.bundle.opening import open_bundle
@@ -123,7 +123,7 @@ def _measure_steps(
     report: Callable[[str], None],
 ) -> tuple[StepAgreement, ...]:
     measured = []
-    for name in STEP_MODEL_NAMES:
+    for name in reference:
         for precision in precisions:
             for arithmetic in ARITHMETICS[precision]:
                 report(f"{name} {precision} {arithmetic}")

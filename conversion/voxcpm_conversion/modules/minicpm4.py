@@ -58,7 +58,7 @@ Cached = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Past:
-    """The cache of one layer, the positions at which a step writes to it, and the mask of what it can see."""
+    """The cache of one layer, which a step reads whole, and to which it writes its own keys and values in place."""
 
     cached: Cached
     places: Tensor
@@ -70,16 +70,50 @@ class Past:
     batch: int = 1
     """Utterances that are advanced together."""
 
-    def updated(self, keys: Tensor, values: Tensor) -> Cached:
-        """The cache after keys and values, each (1, kv_heads, B · S, head_dim), are written to it in place.
+    def attended(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Cached]:
+        """The values that the queries attend to, and the cache after keys and values are written to it.
 
-        In a traced graph, writing to an input makes a new value, and writing to a buffer updates a Core ML state.
+        queries (1, kv_heads, groups · S, head_dim), for a batch (kv_heads, B, S · groups, head_dim), and so the result.
+        keys, values (1, kv_heads, B · S, head_dim). In a traced graph, writing to an input makes a new value, and
+        writing to a buffer updates a Core ML state.
         """
         cached_keys, cached_values = self.cached
-        return (
+        updated = (
             cached_keys.index_copy_(2, self.places, keys),
             cached_values.index_copy_(2, self.places, values),
         )
+        k, v = (_by_utterance(tensor, self.batch) for tensor in updated)
+        weights = torch.softmax(queries @ k.transpose(-1, -2) + self.mask, dim=-1)
+        return weights @ v, updated
+
+
+@dataclass(frozen=True)
+class ReadOnlyPast:
+    """The cache of one layer before a step. It is not written: the caller appends the step's own keys and values."""
+
+    cached: Cached
+    mask: Tensor
+    """Added to scores of cached keys: (1, cache positions), for a batch (B, 1, cache positions)."""
+    own_mask: Tensor
+    """Added to scores of the step's own keys: (groups · S, S), for a batch (B, S · groups, S)."""
+    batch: int = 1
+
+    def attended(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Cached]:
+        """The values that the queries attend to, and the step's own keys and values; shapes as in `Past.attended`."""
+        k, v, cached_k, cached_v = (
+            _by_utterance(tensor, self.batch) for tensor in (keys, values, *self.cached)
+        )
+        scores = torch.cat(
+            (queries @ cached_k.transpose(-1, -2) + self.mask, queries @ k.transpose(-1, -2) + self.own_mask),
+            dim=-1,
+        )
+        weights, length = torch.softmax(scores, dim=-1), cached_k.size(2)
+        return weights[..., :length] @ cached_v + weights[..., length:] @ v, (keys, values)
+
+
+def _by_utterance(rows: Tensor, batch: int) -> Tensor:
+    """A cache, or rows of one, (1, kv_heads, B · positions, head_dim), as (kv_heads, B, positions, head_dim)."""
+    return rows if batch == 1 else rows.reshape(rows.size(1), batch, -1, rows.size(3))
 
 
 class Attention(nn.Module):
@@ -103,7 +137,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         rope: Rope | None,
-        past: Past | None = None,
+        past: Past | ReadOnlyPast | None = None,
         keep: slice = EVERY,
     ) -> tuple[Tensor, Cached]:
         """x (B, S, hidden) -> (B, kept, hidden), and the keys and values that were attended to."""
@@ -120,14 +154,15 @@ class Attention(nn.Module):
         if rope is not None:
             cos, sin = rope
             q, k = rotate(q, (cos[keep], sin[keep])), rotate(k, rope)
-        k, v = (k, v) if past is None else past.updated(k, v)
         q = (q * width**-0.5).reshape(batch, self.kv_heads, rows, width)
-        scores = q @ k.transpose(-1, -2)
-        weights = torch.softmax(scores if past is None else scores + past.mask, dim=-1)
-        attended = (weights @ v).reshape(batch, heads, kept, width).transpose(1, 2)
-        return self.o_proj(attended.reshape(batch, kept, heads * width)), (k, v)
+        if past is None:
+            attended, present = torch.softmax(q @ k.transpose(-1, -2), dim=-1) @ v, (k, v)
+        else:
+            attended, present = past.attended(q, k, v)
+        attended = attended.reshape(batch, heads, kept, width).transpose(1, 2)
+        return self.o_proj(attended.reshape(batch, kept, heads * width)), present
 
-    def _in_a_batch(self, x: Tensor, rope: Rope | None, past: Past) -> tuple[Tensor, Cached]:
+    def _in_a_batch(self, x: Tensor, rope: Rope | None, past: Past | ReadOnlyPast) -> tuple[Tensor, Cached]:
         """`forward` for several utterances, each attending to its own part of the cache, which is viewed, not copied.
 
         Key heads are the first axis, as in the cache; rows of the product are (S, heads that share a key head).
@@ -138,13 +173,11 @@ class Attention(nn.Module):
         v = self.v_proj(x).reshape(batch, -1, kv_heads, width)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
-        cached = past.updated(*(t.permute(2, 0, 1, 3).reshape(1, kv_heads, -1, width) for t in (k, v)))
-        k, v = (t.reshape(kv_heads, batch, -1, width) for t in cached)
+        k, v = (t.permute(2, 0, 1, 3).reshape(1, kv_heads, -1, width) for t in (k, v))
         q = (q * width**-0.5).reshape(batch, -1, kv_heads, groups * width).permute(2, 0, 1, 3)
-        scores = q.reshape(kv_heads, batch, -1, width) @ k.transpose(-1, -2)
-        weights = torch.softmax(scores + past.mask, dim=-1)
-        attended = (weights @ v).reshape(kv_heads, batch, -1, groups * width).permute(1, 2, 0, 3)
-        return self.o_proj(attended.reshape(batch, -1, kv_heads * groups * width)), cached
+        attended, present = past.attended(q.reshape(kv_heads, batch, -1, width), k, v)
+        attended = attended.reshape(kv_heads, batch, -1, groups * width).permute(1, 2, 0, 3)
+        return self.o_proj(attended.reshape(batch, -1, kv_heads * groups * width)), present
 
 
 def _kept(x: Tensor, keep: slice) -> Tensor:
@@ -187,7 +220,7 @@ class Layer(nn.Module):
         self,
         x: Tensor,
         rope: Rope | None,
-        past: Past | None = None,
+        past: Past | ReadOnlyPast | None = None,
         keep: slice = EVERY,
     ) -> tuple[Tensor, Cached]:
         """x (B, S, hidden) -> (B, kept, hidden): the positions `keep` attend to all, and only they are computed."""
@@ -217,17 +250,6 @@ class Stack(nn.Module):
             x, _ = layer(x, rope)
         x, _ = last(x, rope, keep=keep)
         return self.norm(x)
-
-    def step(self, x: Tensor, rope: Rope | None, pasts: list[Past]) -> tuple[Tensor, list[Cached]]:
-        """Causal attention over the caches, one `Past` for each layer: x (B, S, hidden) -> (B, S, hidden).
-
-        Also returns the updated cache of each layer.
-        """
-        updated = []
-        for layer, past in zip(self.layers, pasts, strict=True):
-            x, present = layer(x, rope, past)
-            updated.append(present)
-        return self.norm(x), updated
 
 
 def rope_table(lm: LanguageModelConfig, head_dim: int, length: int) -> Rope:

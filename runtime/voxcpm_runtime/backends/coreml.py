@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
+from voxcpm_constants.targets import StateForm, updated_name
+from voxcpm_runtime.backends.cache_rows import write_rows
 from voxcpm_runtime.backends.step_function import Array, StepState
 
 
@@ -42,6 +44,17 @@ class PassedState:
             self.arrays[name] = _with_rows(self.arrays[name], start, array)
 
 
+class RowsState(PassedState):
+    """State tensors in numpy: inputs of a prediction, which returns the rows to write into them."""
+
+    def predict(self, predictor: Any, features: dict[str, Array]) -> dict[str, Array]:
+        """Predict from the inputs `features` and this state, which is updated in place; all outputs by name."""
+        results: dict[str, Array] = predictor.predict(features | self.arrays)
+        for tensor in self._declared.state:
+            write_rows(self.arrays[tensor.name], results[updated_name(tensor, "rows")], features["position"])
+        return results
+
+
 class NativeState:
     """Core ML's own state, updated in place; the functions of one package may share it."""
 
@@ -71,7 +84,7 @@ class NativeState:
 class CoreMLStepModel:
     """A step model, or one function of it, on Core ML.
 
-    predictor: coremltools' CompiledMLModel. keeps_state: whether Core ML owns the state (macOS 15). package: where the
+    predictor: coremltools' CompiledMLModel. state: how the package handles its state. package: where the
     predictor comes from, which lives as long as this does. Any number of threads may call it, each with its own state;
     calls wait for each other, as Core ML requires.
     """
@@ -84,22 +97,22 @@ class CoreMLStepModel:
         predictor: Any,
         precision: Precision,
         *,
-        keeps_state: bool = False,
+        state: StateForm = "passed",
         package: object = None,
     ) -> None:
         self._package = package
         self._declared = declared
         self._predictor = predictor
         self._compute = np.float32 if precision == "fp32" else np.float16
-        self._keeps_state = keeps_state
+        self._state = state
         self._predicting = threading.Lock()
 
     def new_state(self) -> PassedState | NativeState:
         """The state at the start of a stream: zeros."""
-        if self._keeps_state:
+        if self._state == "native":
             return NativeState(self._predictor.make_state(), [t.name for t in self._declared.state])
         zeros = {t.name: np.zeros(t.shape_at(0), self._dtype(t)) for t in self._declared.state}
-        return PassedState(self._declared, zeros)
+        return (RowsState if self._state == "rows" else PassedState)(self._declared, zeros)
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """Run one step.

@@ -39,7 +39,7 @@ def load_functions(
     """
     package = _Package(functions, digest, unit)
     return [
-        CoreMLStepModel(f.declared, package.load(f), precision, keeps_state=f.keeps_state, package=package)
+        CoreMLStepModel(f.declared, package.load(f), precision, state=f.state, package=package)
         for f in functions
     ]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,10 +12,12 @@ from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel
+from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.compute_units import AUTO, USUAL, ComputeUnits, chosen_units
 from voxcpm_runtime.backends.coreml_loading import check_system, load_functions
 from voxcpm_runtime.backends.functions_by_length import FunctionsByLength
 from voxcpm_runtime.backends.package_functions import PackageFunction, package_functions
+from voxcpm_runtime.backends.parts_in_turn import PartsInTurn
 from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
 
@@ -49,14 +52,15 @@ def load_step_models(
         }
     check_system(folder, manifest.target, macos())
     units = chosen_units(compute_units, manifest.step_models, measured)
-    loaded = {}
-    for name in wanted:
-        functions = package_functions(folder, manifest, precision, name)
-        digest = manifest.package_key(precision, name)
-        loaded[name] = _joined(
-            manifest.step_models[name], load_functions(functions, digest, precision, units[name])
+
+    def load(name: str, package: StepModel) -> StepFunction:
+        functions = package_functions(folder, manifest, precision, package)
+        loaded = load_functions(
+            functions, manifest.package_key(precision, package.name), precision, units[name]
         )
-    return loaded
+        return loaded[0] if len(loaded) == 1 else FunctionsByLength(package, loaded[0], loaded.__getitem__)
+
+    return {name: _in_turn(manifest.parts(name), partial(load, name)) for name in wanted}
 
 
 def load_portable_step_model(
@@ -64,16 +68,20 @@ def load_portable_step_model(
 ) -> StepFunction:
     """One step model on ONNX Runtime. options: keywords of `portable.PortableStepModel`. Raises BundleError.
 
-    Its first function is loaded now, to check the package, and the others when they are first called.
+    The first function of each package is loaded now, to check the package, and the others when they are first called.
     """
-    functions = package_functions(folder, manifest, precision, name)
-    key = manifest.package_key(precision, name)
 
-    def load(index: int) -> StepFunction:
-        return _load_portable(functions[index], cache_key=key, **options)
+    def load(package: StepModel) -> StepFunction:
+        functions = package_functions(folder, manifest, precision, package)
+        key = manifest.package_key(precision, package.name)
 
-    first = load(0)
-    return first if len(functions) == 1 else FunctionsByLength(manifest.step_models[name], first, load)
+        def load_one(index: int) -> StepFunction:
+            return _load_portable(functions[index], cache_key=key, **options)
+
+        first = load_one(0)
+        return first if len(functions) == 1 else FunctionsByLength(package, first, load_one)
+
+    return _in_turn(manifest.parts(name), load)
 
 
 def arithmetic_key(backend: str, compute_units: Mapping[str, str]) -> str:
@@ -114,20 +122,29 @@ def choose_backend(backend: str) -> Literal["coreml", "portable"]:
     return "coreml" if backend == "coreml" else "portable"
 
 
-def _joined(declared: StepModel, functions: Sequence[StepFunction]) -> StepFunction:
-    first = functions[0]
-    return first if len(functions) == 1 else FunctionsByLength(declared, first, functions.__getitem__)
+def _in_turn(parts: Sequence[StepModel], load: Callable[[StepModel], StepFunction]) -> StepFunction:
+    loaded = [load(part) for part in parts]
+    return loaded[0] if len(loaded) == 1 else PartsInTurn(parts, loaded)
 
 
 def _load_portable(function: PackageFunction, **options: Any) -> StepFunction:
     # On a Mac ONNX Runtime need not be installed.
     from voxcpm_runtime.backends.portable import PackageError, PortableStepModel
 
-    state = {t.name: t.output_name for t in function.declared.state}
+    # A native state too is an input and an output of the lowered function.
+    lowered: StateForm = "passed" if function.state == "native" else function.state
+    state = {t.name: updated_name(t, lowered) for t in function.declared.state}
     try:
-        model = PortableStepModel(function.package, function=function.name, state=state, **options)
+        model = PortableStepModel(
+            function.package,
+            function=function.name,
+            state=state,
+            returns_rows=function.state == "rows",
+            **options,
+        )
     except (PackageError, ValueError) as error:
         raise BundleError(f"{function.package}: cannot be run here ({first_line(error)})") from None
-    passed = ([], []) if function.keeps_state else (list(state), list(state.values()))
-    function.check([*model.inputs, *passed[0]], [*model.outputs, *passed[1]], list(state))
+    native = function.state == "native"
+    passed = ([], []) if native else (list(state), list(state.values()))
+    function.check([*model.inputs, *passed[0]], [*model.outputs, *passed[1]], list(state) if native else [])
     return model

@@ -1,4 +1,4 @@
-"""The functions of a step model's package, as a bundle's manifest declares them."""
+"""The functions of a package, as a bundle's manifest declares them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.manifest import Manifest, package_path
 from voxcpm_constants.step_models import Precision, StepModel
-from voxcpm_constants.targets import package_form
+from voxcpm_constants.targets import StateForm, updated_name
 
 
 class PackageFunction(NamedTuple):
@@ -18,44 +18,43 @@ class PackageFunction(NamedTuple):
     package: Path
     name: str
     declared: StepModel
-    keeps_state: bool
+    state: StateForm
 
     def check(self, inputs: Iterable[str], outputs: Iterable[str], states: Iterable[str]) -> None:
         """Raises BundleError if the function's tensors are not named as declared."""
-        check_interface(
-            self.declared, inputs, outputs, self.package, states=states if self.keeps_state else None
-        )
+        check_interface(self.declared, self.state, inputs, outputs, states, self.package)
 
 
 def package_functions(
-    folder: Path, manifest: Manifest, precision: Precision, name: str
+    folder: Path, manifest: Manifest, precision: Precision, package: StepModel
 ) -> list[PackageFunction]:
-    """The functions of a step model's package in the bundle at `folder`, the default one first."""
-    form = package_form(manifest.step_models[name], manifest.target)
-    package = folder / package_path(precision, name)
-    return [PackageFunction(package, *item, form.keeps_state) for item in form.functions.items()]
+    """The functions of a package of the bundle at `folder`, the default one first.
+
+    package: the declaration of a step model that has one package, or of a part of one (`Manifest.parts`).
+    """
+    form = manifest.form(package)
+    path = folder / package_path(precision, package.name)
+    return [PackageFunction(path, *item, form.state) for item in form.functions.items()]
 
 
 def check_interface(
     declared: StepModel,
+    state: StateForm,
     inputs: Iterable[str],
     outputs: Iterable[str],
+    states: Iterable[str],
     package: Path,
-    *,
-    states: Iterable[str] | None = None,
 ) -> None:
-    """Raises BundleError if a package's tensors are not named as declared.
-
-    states: names of Core ML's own states; None if state is passed as inputs and outputs.
-    """
-    state = {t.name for t in declared.state}
-    expected = {"inputs": {t.name for t in declared.inputs}, "outputs": {t.name for t in declared.outputs}}
-    found = {"inputs": set(inputs), "outputs": set(outputs)}
-    if states is None:
-        expected["inputs"] |= state
-        expected["outputs"] |= {t.output_name for t in declared.state}
-    else:
-        expected["states"], found["states"] = state, set(states)
+    """Raises BundleError if a package's tensors are not named as declared. states: Core ML's own states."""
+    kept = {t.name for t in declared.state}
+    passed = set() if state == "native" else kept
+    updated = {updated_name(t, state) for t in declared.state if t.name in passed}
+    expected = {
+        "inputs": {t.name for t in declared.inputs} | passed,
+        "outputs": {t.name for t in declared.outputs} | updated,
+        "states": kept - passed,
+    }
+    found = {"inputs": set(inputs), "outputs": set(outputs), "states": set(states)}
     for kind, names in expected.items():
         wrong = sorted(names ^ found[kind])
         if wrong:

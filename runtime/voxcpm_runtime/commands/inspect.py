@@ -14,7 +14,6 @@ from rich.table import Table
 
 from voxcpm_constants.manifest import FileRecord, Manifest, check_files, package_path
 from voxcpm_constants.step_models import StepModel
-from voxcpm_constants.targets import package_form
 from voxcpm_runtime.bundle.opening import choose_precision
 from voxcpm_runtime.commands.engine import located
 from voxcpm_runtime.commands.shared_arguments import BundleArgument
@@ -61,7 +60,7 @@ def describe_manifest(manifest: Manifest) -> dict[str, Any]:
         "step_models": {
             name: {
                 **_tensors(model),
-                "functions": list(package_form(model, manifest.target).functions),
+                "functions": list(manifest.form(model).functions),
                 "bytes": _bytes_by_precision(manifest, name),
             }
             for name, model in manifest.step_models.items()
@@ -78,7 +77,10 @@ def _files_here(bundle: str | None, folder: Path, manifest: Manifest) -> dict[st
 def _bytes_by_precision(manifest: Manifest, step_model: str) -> dict[str, int]:
     """Bytes of the package in each precision, without the compiled form beside it (.mlmodelc)."""
     return {
-        precision: _bytes_below(manifest, str(package_path(precision, step_model)))
+        precision: sum(
+            _bytes_below(manifest, str(package_path(precision, part.name)))
+            for part in manifest.parts(step_model)
+        )
         for precision in manifest.precisions
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from voxcpm_constants.step_models import (
     AUDIO_VAE_ENCODER,
     BASE_LM_STEP,
     FEAT_ENCODER,
+    LOCDIT_SOLVE,
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
     StepSizes,
@@ -31,7 +32,7 @@ from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import Floats, StepFunction, StepState
 from voxcpm_runtime.model.audio_vae import encode_audio, pad_to_patches, patch_decoder
 from voxcpm_runtime.model.chunk_plan import plan_chunks
-from voxcpm_runtime.model.flow_matching import solve
+from voxcpm_runtime.model.flow_matching import solve, solve_at_once
 from voxcpm_runtime.model.projections import projections
 from voxcpm_runtime.model.sequence import Latents, Sequence
 from voxcpm_runtime.options import GenerationOptions
@@ -249,18 +250,24 @@ class Driver:
     ) -> Latents:
         a = self.architecture
         noise = np.asarray(rng.standard_normal((1, a.feat_dim, a.patch_size)), np.float32)[0]
-        patch = solve(
-            self.models[LOCDIT_STEP],
+        given = (
             noise * np.float32(options.temperature),
             self._projections.dit_condition(hidden, residual_hidden),
             np.ascontiguousarray(last.T),
-            steps=options.inference_timesteps,
-            cfg_value=options.cfg_value,
-            embedding_size=a.dit_config.hidden_dim,
-            sway_sampling_coef=options.sway_sampling_coef,
-            use_cfg_zero_star=options.use_cfg_zero_star,
-            mean_mode=a.mean_mode,
         )
+        chosen: dict[str, Any] = {
+            "steps": options.inference_timesteps,
+            "cfg_value": options.cfg_value,
+            "embedding_size": a.dit_config.hidden_dim,
+            "sway_sampling_coef": options.sway_sampling_coef,
+        }
+        if options.use_cfg_zero_star and options.inference_timesteps == self.sizes.solver_steps:
+            patch = solve_at_once(self.models[LOCDIT_SOLVE], *given, **chosen)
+        else:
+            patch = solve(
+                self.models[LOCDIT_STEP], *given, **chosen,
+                use_cfg_zero_star=options.use_cfg_zero_star, mean_mode=a.mean_mode,
+            )  # fmt: skip
         return np.ascontiguousarray(patch.T)
 
     def _lm_step(

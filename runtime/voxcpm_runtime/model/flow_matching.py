@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from voxcpm_constants.step_models import zero_velocity_steps
 from voxcpm_runtime.backends.step_function import Floats
 
 Estimator = Callable[[Mapping[str, Floats]], Mapping[str, Floats]]
-"""The `locdit_step` step model, for two rows: conditional, unconditional."""
+"""A step model without state: `locdit_step`, for two rows, conditional and unconditional, or `locdit_solve`."""
 
-_ZERO_VELOCITY_FRACTION = 0.04
 _NORM_FLOOR = np.float32(1e-8)
 _LOWEST_FREQUENCY = 1 / 10000
 _ANGLE_SCALE = np.float32(1000)
@@ -31,11 +31,6 @@ def time_span(steps: int, sway_sampling_coef: float = 1.0) -> Floats:
     linear = np.where(2 * index < steps + 1, 1 - step * index, step * (steps - index)).astype(np.float32)
     sway = np.cos(np.float32(math.pi / 2) * linear) - np.float32(1) + linear
     return (linear + np.float32(sway_sampling_coef) * sway).astype(np.float32)
-
-
-def zero_velocity_steps(steps: int) -> int:
-    """Number of first steps with zero velocity (CFG-zero*, arXiv 2503.18886): 1 for fewer than 49 steps."""
-    return max(1, int((steps + 1) * _ZERO_VELOCITY_FRACTION))
 
 
 def time_embedding(times: Floats, width: int) -> Floats:
@@ -60,6 +55,21 @@ def guided_velocity(velocities: Floats, cfg_value: float, *, use_cfg_zero_star: 
     return unconditional + np.float32(cfg_value) * (conditional - unconditional)
 
 
+def euler_steps(steps: int, sway_sampling_coef: float = 1.0, *, skipped: int = 0) -> tuple[Floats, Floats]:
+    """Time and length of each Euler step after the first `skipped`: two arrays (steps - skipped,)."""
+    times = time_span(steps, sway_sampling_coef)
+    t, dt = times[0], times[0] - times[1]
+    starts, lengths = [], []
+    for step in range(1, steps + 1):
+        starts.append(t)
+        lengths.append(dt)
+        # Not times[step]: upstream subtracts, and the estimator's input includes the rounding of t.
+        t = t - dt
+        if step < steps:
+            dt = t - times[step + 1]
+    return np.array(starts[skipped:], np.float32), np.array(lengths[skipped:], np.float32)
+
+
 def solve(
     estimator: Estimator,
     noise: Floats,
@@ -79,25 +89,41 @@ def solve(
     time embeddings. mean_mode: tell the estimator the length of each step, otherwise zero. use_cfg_zero_star: zero
     velocity in the first steps, then a projected unconditional velocity.
     """
-    times = time_span(steps, sway_sampling_coef)
     conditions = {
         "mu": np.stack([mu, np.zeros_like(mu)]),
         "cond": np.stack([cond, cond]),
     }
-    unmoved = zero_velocity_steps(steps) if use_cfg_zero_star else 0
-    x, t, dt = noise, times[0], times[0] - times[1]
-    for step in range(1, steps + 1):
-        if step > unmoved:
-            told = dt if mean_mode else np.float32(0)
-            moving = {
-                "x": np.stack([x, x]),
-                "t_embedding": time_embedding(np.full(2, t), embedding_size),
-                "dt_embedding": time_embedding(np.full(2, told), embedding_size),
-            }
-            velocities = estimator(moving | conditions)["velocity"]
-            x = x - dt * guided_velocity(velocities, cfg_value, use_cfg_zero_star=use_cfg_zero_star)
-        # Not times[step]: upstream subtracts, and the estimator's input includes the rounding of t.
-        t = t - dt
-        if step < steps:
-            dt = t - times[step + 1]
+    x, skipped = noise, zero_velocity_steps(steps) if use_cfg_zero_star else 0
+    for t, dt in zip(*euler_steps(steps, sway_sampling_coef, skipped=skipped), strict=True):
+        moving = {
+            "x": np.stack([x, x]),
+            "t_embedding": time_embedding(np.full(2, t), embedding_size),
+            "dt_embedding": time_embedding(np.full(2, dt if mean_mode else np.float32(0)), embedding_size),
+        }
+        velocities = estimator(moving | conditions)["velocity"]
+        x = x - dt * guided_velocity(velocities, cfg_value, use_cfg_zero_star=use_cfg_zero_star)
     return x
+
+
+def solve_at_once(
+    solver: Estimator,
+    noise: Floats,
+    mu: Floats,
+    cond: Floats,
+    *,
+    steps: int,
+    cfg_value: float,
+    embedding_size: int,
+    sway_sampling_coef: float = 1.0,
+) -> Floats:
+    """The patch of `solve`, with CFG-zero*, by one call of `locdit_solve`, which must be made for so many steps."""
+    times, lengths = euler_steps(steps, sway_sampling_coef, skipped=zero_velocity_steps(steps))
+    inputs = {
+        "noise": noise[np.newaxis],
+        "mu": mu[np.newaxis],
+        "cond": cond[np.newaxis],
+        "t_embeddings": time_embedding(times, embedding_size),
+        "step_lengths": lengths,
+        "cfg_value": np.array([cfg_value], np.float32),
+    }
+    return np.asarray(solver(inputs)["patch"][0], np.float32)

@@ -91,7 +91,7 @@ def _function(case: Any, folder: Path) -> Function:
         path,
         "main",
         _declared(case, *outputs),
-        keeps_state=bool(case.state),
+        state="native" if case.state else "passed",
         target=case.linted_as or case.target,
         precision=case.precision,
         batch=case.batch,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from voxcpm_constants.manifest import Manifest, check_files, package_path
 from voxcpm_constants.step_models import Precision, StepModel
-from voxcpm_constants.targets import package_form
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_runtime.bundle.verified_files import check_digests
 
@@ -59,16 +58,19 @@ def lint_function(function: Function, package: str) -> Iterator[Finding]:
 
 
 def read_functions(
-    folder: Path, manifest: Manifest, precision: Precision, model: StepModel
+    folder: Path, manifest: Manifest, precision: Precision, package: StepModel
 ) -> list[Function]:
-    """The functions of one step model's package, in the order of its form. Raises PackageError."""
-    form = package_form(model, manifest.target)
+    """The functions of one package, in the order of its form. Raises PackageError.
+
+    package: the declaration of a step model with one package, or of a part of one (`Manifest.parts`).
+    """
+    form = manifest.form(package)
     return [
         read_function(
-            folder / package_path(precision, model.name),
+            folder / package_path(precision, package.name),
             name,
             declared,
-            keeps_state=form.keeps_state,
+            state=form.state,
             target=manifest.target,
             precision=precision,
             batch=manifest.sizes.batch,
@@ -86,15 +88,16 @@ def _lint_precision(
     check_digests(folder, files)
     findings: list[Finding] = []
     functions = operations = 0
-    for model in manifest.step_models.values():
-        package = str(package_path(precision, model.name))
+    packages = [part for name in manifest.step_models for part in manifest.parts(name)]
+    for declared in packages:
+        package = str(package_path(precision, declared.name))
         report(package)
-        for function in read_functions(folder, manifest, precision, model):
+        for function in read_functions(folder, manifest, precision, declared):
             findings += lint_function(function, package)
             functions += 1
             operations += sum(operation.kind != "const" for operation in function.program.operations)
     return PrecisionReport(
-        packages=len(manifest.step_models),
+        packages=len(packages),
         functions=functions,
         operations=operations,
         findings=tuple(findings),

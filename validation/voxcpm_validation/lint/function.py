@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from voxcpm_constants.step_models import Precision, StepModel
-from voxcpm_constants.targets import Target
+from voxcpm_constants.targets import StateForm, Target
 from voxcpm_runtime.backends.portable.lowered import Interface
 from voxcpm_runtime.backends.portable.package import (
     FEATURE_DTYPES,
@@ -57,7 +57,7 @@ class Function:
     """Element type (MIL name) of each output of the description."""
     specification_version: int
     declared: StepModel
-    keeps_state: bool
+    state: StateForm
     target: Target
     precision: Precision
     batch: int
@@ -127,7 +127,7 @@ def read_function(
     name: str,
     declared: StepModel,
     *,
-    keeps_state: bool,
+    state: StateForm,
     target: Target,
     precision: Precision,
     batch: int = 1,
@@ -148,7 +148,7 @@ def read_function(
         },
         specification_version=specification.specificationVersion,
         declared=declared,
-        keeps_state=keeps_state,
+        state=state,
         target=target,
         precision=precision,
         batch=batch,

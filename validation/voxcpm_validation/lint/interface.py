@@ -7,6 +7,7 @@ from typing import Any
 
 from voxcpm_constants.hardware_limits import LARGEST_WEIGHT_FILE
 from voxcpm_constants.step_models import TensorSpec
+from voxcpm_constants.targets import updated_name
 from voxcpm_runtime.backends.portable.lowered import Interface
 from voxcpm_runtime.backends.portable.package import HALF_BYTES, WEIGHT_FILE, TensorType
 
@@ -66,11 +67,12 @@ def _is_open(type_: TensorType | None, interface: Interface | None) -> bool:
 def _undeclared(function: Function) -> Iterator[Violation]:
     """Differences between the description and the declaration."""
     declared = function.declared
-    passed = () if function.keeps_state else declared.state
+    native = function.state == "native"
+    passed = () if native else declared.state
     inputs = {t.name: _declared(t, function) for t in (*declared.inputs, *passed)}
-    states = {t.name: _declared(t, function) for t in declared.state if function.keeps_state}
+    states = {t.name: _declared(t, function) for t in declared.state if native}
     outputs = {t.name: _dtype(t, function) for t in declared.outputs}
-    outputs |= {t.output_name: _dtype(t, function) for t in passed}
+    outputs |= {updated_name(t, function.state): _dtype(t, function) for t in passed}
     program = function.program
     for kind, found, expected in (
         (INPUT, {i.name: _described(i) for i in program.inputs}, inputs),

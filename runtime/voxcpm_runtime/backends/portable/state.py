@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from voxcpm_runtime.backends.cache_rows import write_rows
+
 from .lowered import Interface, Mode
 from .onnx_runtime import ort
 
@@ -20,6 +22,7 @@ class State:
     """The state of one stream: zeros at its start, updated by every call of the model that made it.
 
     A tensor written by one scatter has one buffer, read and written in place. Any other has two, which take turns.
+    Caches whose new rows are returned (`append`) are only read by the model, and `outputs` is empty.
     One state belongs to one stream: two threads must not run with the same state at the same time.
     """
 
@@ -67,6 +70,11 @@ class State:
         for name, array in rows.items():
             self._now[name][:, :, start : start + array.shape[2]] = array
 
+    def append(self, rows: Mapping[str, np.ndarray], positions: np.ndarray) -> None:
+        """Write the rows that a call returned, by name of the cache, at its positions (utterances,)."""
+        for name, array in rows.items():
+            write_rows(self._now[name], array, positions)
+
     def advance(self) -> None:
         """Make what the last run wrote the state that the next run reads."""
         for name, written in self._next.items():
@@ -77,6 +85,8 @@ class State:
     def _bind(self, name: str, binding: ort.IOBinding) -> None:
         now = self._now[name]
         binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(now))
+        if name not in self._outputs:
+            return
         target = ort.OrtValue.ortvalue_from_numpy(self._next.get(name, now))
         binding.bind_ortvalue_output(self._outputs[name], target)
 

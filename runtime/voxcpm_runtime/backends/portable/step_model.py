@@ -41,8 +41,9 @@ class PortableStepModel:
     """A step model, or one function of it: `(inputs, state) -> outputs`, the state changed in place.
 
     `state` maps each state input to the output that holds its next value; both are hidden from callers. A Core ML state
-    `name` is an input `name` and an output `name_out` here. Functions of one package may share a state. `mode` is
-    "plain" (float32 arithmetic) or "faithful" (every fp16 result rounded to fp16). With `probe`, the output
+    `name` is an input `name` and an output `name_out` here. With `returns_rows` these outputs hold only the new rows of
+    KV caches, which are written into the caches at the input "position". Functions of one package may share a state.
+    `mode` is "plain" (float32 arithmetic) or "faithful" (every fp16 result rounded to fp16). With `probe`, the output
     "probe.max_abs" has the largest |value| of every fp16 operation. `threads`: threads of one operation.
 
     Several threads may call one model, each with its own state.
@@ -60,6 +61,7 @@ class PortableStepModel:
         probe: bool = False,
         threads: int | None = None,
         state: Mapping[str, str] | None = None,
+        returns_rows: bool = False,
     ) -> None:
         self._lowered = load_lowered(package, cache_key=cache_key, function=function, mode=mode, probe=probe)
         self._mode = mode
@@ -70,7 +72,9 @@ class PortableStepModel:
         hidden = set(self._state.values())
         self.outputs = {o.name: o for o in self._lowered.outputs if o.name not in hidden}
         self._require_state(hidden)
-        self._in_place = frozenset(i for i, o in self._state.items() if self._lowered.scattered.get(i) == o)
+        scattered = self._lowered.scattered
+        self._returns_rows = returns_rows
+        self._in_place = frozenset(i for i, o in self._state.items() if returns_rows or scattered.get(i) == o)
         self._visible = [*self.outputs, *([PROBE_OUTPUT] if self._lowered.probed else [])]
         self._session, self._weights = _open(package, self._lowered, mode, threads)
 
@@ -81,7 +85,8 @@ class PortableStepModel:
 
     def new_state(self) -> State:
         """The state at the start of a stream: zeros."""
-        return State(self._state_inputs, self._state, self._in_place, self._mode)
+        outputs = {} if self._returns_rows else self._state
+        return State(self._state_inputs, outputs, self._in_place, self._mode)
 
     def __call__(
         self, inputs: Mapping[str, np.ndarray], state: StepState | None = None
@@ -107,12 +112,15 @@ class PortableStepModel:
         binding = state.binding(self._session)
         for name, array in feeds.items():
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
-        for name in self._visible:
+        names = [*(self._state.values() if self._returns_rows else ()), *self._visible]
+        for name in names:
             binding.bind_output(name)  # anew each time: a bound output would keep the first call's shape
         self._session.run_with_iobinding(binding)
-        # The state bound its outputs first, then came the visible ones in order.
-        visible = binding.get_outputs()[-len(self._visible) :]
-        results = {name: value.numpy() for name, value in zip(self._visible, visible, strict=True)}
+        # The state bound its outputs first, then came these in order.
+        values = binding.get_outputs()[-len(names) :]
+        results = {name: value.numpy() for name, value in zip(names, values, strict=True)}
+        if self._returns_rows:
+            state.append({i: results.pop(o) for i, o in self._state.items()}, feeds["position"])
         state.advance()
         return results
 

@@ -1,0 +1,39 @@
+"""The parts of a step model that has several packages: a base LM whose weights are too large for one.
+
+Each part has some of the layers and their caches. The first one takes the embeddings, each of the others the stream
+that the one before it returns, under the same name; the last one has the outputs of the whole.
+"""
+
+from __future__ import annotations
+
+from voxcpm_constants.step_models import BASE_LM_STEP, StepModel, StepSizes, TensorSpec
+
+STREAM = "stream"
+"""The output of each part but the last: the `embeddings` of the next one."""
+_CACHES_OF_A_LAYER = 2
+
+
+def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:
+    """The step models that run in turn as `model`, each with a package of its own; usually `model` itself alone."""
+    count = sizes.base_lm_parts if model.name == BASE_LM_STEP else 1
+    if count == 1:
+        return (model,)
+    embeddings, total = model.inputs[0], len(model.state) // _CACHES_OF_A_LAYER
+    stream = TensorSpec(name=STREAM, shape=embeddings.shape, meaning="hidden states after this part's layers")
+    bounds = [index * total // count * _CACHES_OF_A_LAYER for index in range(count + 1)]
+    return tuple(
+        model.model_copy(
+            update={
+                "name": f"{model.name}_{index + 1}",
+                "outputs": model.outputs if index + 1 == count else (stream,),
+                "state": model.state[bounds[index] : bounds[index + 1]],
+            }
+        )
+        for index in range(count)
+    )
+
+
+def layers(model: StepModel) -> range:
+    """The layers of a language model, or of a part of one, whose caches are its state."""
+    first = int(model.state[0].name.rpartition("_")[2])
+    return range(first, first + len(model.state) // _CACHES_OF_A_LAYER)
