@@ -40,7 +40,7 @@ UNITS = [step for step in STEPS if "COREML_COMPUTE_UNITS" in step.get("env", {})
 
 def test_every_line_is_one_that_is_checked_here() -> None:
     shell = {"commands=.venv/bin/voxcpm-coreml", "for", "done", "echo"}
-    known = {*PROGRAMS, "make", ".venv/bin/python", *shell}
+    known = {*PROGRAMS, "make", ".venv/bin/python", "swiftc", *shell}
     assert {words[0] for words in lines()} <= known
 
 
@@ -79,6 +79,12 @@ def test_what_python_runs_exists() -> None:
     marker = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     assert all(words[2:4] == ["-m", "coreml"] for words in called if words[0] == "-m")
     assert '"coreml: ' in marker
+
+
+def test_what_swiftc_compiles_exists() -> None:
+    (words,) = (words for words in lines() if words[0] == "swiftc")
+    assert words[-2] == "-typecheck"
+    assert (REPOSITORY / words[-1]).is_file()
 
 
 def test_each_compute_unit_has_a_step_of_its_own_that_others_cannot_stop() -> None:

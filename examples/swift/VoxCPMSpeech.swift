@@ -1,8 +1,8 @@
 // VoxCPM on Core ML: zero-shot speech, and the continuation of a recording, in one file without dependencies.
 //
-// NEVER COMPILED OR RUN. The project had no Mac when this was written. A parser checks the syntax; a test
-// (tests/test_swift_example.py) compares the constants, the names of tensors and functions, and the order of calls with
-// the Python driver. Expect to mend a line, then check the loop with docs/bundle.md, "Check your own loop".
+// NEVER RUN ON A MAC OR A PHONE, nor compiled against Apple's frameworks: the project had no Mac when this was written.
+// It was compiled with Swift 6.0 on Linux against stand-ins for them (tests/swift_stand_in), and speaks the samples of
+// the Python driver there. On a Mac, check it with docs/bundle.md, "Check your own loop".
 //
 // It follows runtime/voxcpm_runtime/model/: driver, flow_matching, sequence, projections, chunk_plan and audio_vae.
 // Names, shapes and lengths of tensors come from the bundle's manifest.json.
@@ -20,13 +20,13 @@ import Foundation
 
 /// Numbers that the Python driver has, too; the test reads them from here.
 enum Constant {
-    static let schemaVersion = 1
+    static let schemaVersion = 2
     static let audioStart = 101
     static let stopIndex = 1
     static let zeroVelocityFraction = 0.04
     static let normFloor: Float = 1e-8
-    static let timeScale: Float = 1000
-    static let longestPeriod: Float = 10000
+    static let angleScale: Float = 1000
+    static let lowestFrequency = 1e-4
     static let callCost = 8
     static let patchesBeyondTheRatio = 10
     static let peak: Float = 32767
@@ -573,11 +573,10 @@ func zeroVelocitySteps(_ steps: Int) -> Int {
 }
 
 /// The sinusoids of a time: the sines of all frequencies, then the cosines.
-func sinusoids(_ time: Float, width: Int) -> [Float] {
+func timeEmbedding(_ time: Float, width: Int) -> [Float] {
     let half = width / 2
-    let angles = (0..<half).map { index in
-        Constant.timeScale * time * exp(-Float(index) * log(Constant.longestPeriod) / Float(half - 1))
-    }
+    let decay = Float(log(Constant.lowestFrequency) / Double(half - 1))
+    let angles = (0..<half).map { Constant.angleScale * time * exp(Float($0) * decay) }
     return angles.map { sin($0) } + angles.map { cos($0) }
 }
 
@@ -819,7 +818,7 @@ final class VoxCPMSpeech {
     /// width).
     private func solve(_ noise: [Float], _ mu: [Float], _ last: [Float], _ options: SpeechOptions) throws -> [Float] {
         let dit = try model("locdit_step")
-        let steps = options.inferenceTimesteps, embedded = try dit.declared.lengths("time_embedding", 1)[0]
+        let steps = options.inferenceTimesteps, embedded = try dit.declared.lengths("t_embedding", 1)[0]
         let times = timeSpan(steps, options.swaySamplingCoef)
         let unmoved = options.useCfgZeroStar ? zeroVelocitySteps(steps) : 0
         let before = transposed(last, rows: frames, columns: width)
@@ -828,14 +827,14 @@ final class VoxCPMSpeech {
         var x = noise, time = times[0], delta = times[0] - times[1]
         for step in 1...steps {
             if step > unmoved {
-                let now = sinusoids(time, width: embedded)
-                let told = sinusoids(manifest.meanMode ? delta : 0, width: embedded)
+                let now = timeEmbedding(time, width: embedded)
+                let told = timeEmbedding(manifest.meanMode ? delta : 0, width: embedded)
                 let rows = try dit([
                     "x": Tensor(shape: [2, width, frames], values: x + x),
                     "mu": mus,
-                    "time_embedding": Tensor(shape: [2, embedded], values: now + now),
+                    "t_embedding": Tensor(shape: [2, embedded], values: now + now),
                     "cond": conds,
-                    "delta_time_embedding": Tensor(shape: [2, embedded], values: told + told),
+                    "dt_embedding": Tensor(shape: [2, embedded], values: told + told),
                 ])["velocity"]!
                 let velocity = guidedVelocity(rows, options.cfgValue, useCfgZeroStar: options.useCfgZeroStar)
                 x = zip(x, velocity).map { $0 - delta * $1 }
