@@ -349,7 +349,7 @@ def test_without_a_token_nothing_is_asked(
     refused = command("publish", carded, "someone/voice")
 
     assert refused.returncode == 2
-    assert "hf auth login" in refused.stderr
+    assert "publishing needs a token" in refused.stderr
     assert hub.repositories == {}
 
 
