@@ -6,6 +6,7 @@ bundle/
   constants/   config.json and the arrays of `voxcpm_constants.arrays`
   tokenizer/   tokenizer.json, tokenizer_config.json
   fp16/        <step model>.mlpackage (and .mlmodelc where Apple's compiler was present); int8/, fp32/ likewise
+  vectors/     test vectors of the step models (`voxcpm_constants.vectors`)
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ CONSTANTS_FOLDER = "constants"
 CONFIG_FILE = "constants/config.json"
 TOKENIZER_FOLDER = "tokenizer"
 TOKENIZER_FILE = "tokenizer/tokenizer.json"
+VECTORS_FOLDER = "vectors"
 
 
 class _Record(BaseModel):
@@ -132,9 +134,16 @@ class Manifest(_Record):
         return package_form(package, self.target, self.kv_cache)
 
     def files_of(self, precision: Precision) -> dict[str, FileRecord]:
-        """The files that one precision uses, by path: constants, tokenizer and that precision's step models."""
-        others = tuple(f"{other}/" for other in self.precisions if other != precision)
+        """The files that one precision speaks with, by path: constants, tokenizer and that precision's step models.
+
+        The test vectors are not among them: speech does not need them, and `vector_files` has them.
+        """
+        others = (*(f"{other}/" for other in self.precisions if other != precision), f"{VECTORS_FOLDER}/")
         return {path: record for path, record in self.files.items() if not path.startswith(others)}
+
+    def vector_files(self) -> dict[str, FileRecord]:
+        """The files of the test vectors, by path; none in a bundle that an earlier release made."""
+        return {path: record for path, record in self.files.items() if path.startswith(f"{VECTORS_FOLDER}/")}
 
     def digest(self, precision: Precision) -> str:
         """SHA-256 over the recorded digests of every file that this precision uses."""

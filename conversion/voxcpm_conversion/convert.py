@@ -27,21 +27,24 @@ from voxcpm_constants.parts import parts
 from voxcpm_constants.step_models import (
     PRECISIONS,
     Precision,
+    StepModel,
     StepSizes,
     declare_step_models,
     zero_velocity_steps,
 )
 from voxcpm_constants.targets import KVCache, Target, package_form
+from voxcpm_constants.vectors import VECTORS_FORMAT
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint, check_weights
 from voxcpm_conversion.compilation import compile_packages
 from voxcpm_conversion.model_card import write_model_card
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
 from voxcpm_conversion.modules.voxcpm import expected_shapes
-from voxcpm_conversion.packages import add_packages
+from voxcpm_conversion.packages import add_packages, loaded_modules
 from voxcpm_conversion.recipes import check_target
 from voxcpm_conversion.replacing import bundle_folder
 from voxcpm_conversion.toolchain import stages_reported
+from voxcpm_conversion.vectors import add_vectors
 from voxcpm_conversion.workspace import Workspace
 
 Report = Callable[[str, str, int, int], None]
@@ -84,17 +87,14 @@ def convert(
         "target": target,
         "kv_cache": kv_cache,
         "tools": tools,
+        "vectors": VECTORS_FORMAT,
     }
     workspace = Workspace(folder, plan)
     _add_constants(workspace, checkpoint)
-    packages = [part for declaration in declarations.values() for part in parts(declaration, sizes)]
-    for package in packages:
-        missing = [p for p in ordered if not workspace.has(str(package_path(p, package.name)))]
-        if missing:
-            form = package_form(package, target, kv_cache)
-            with stages_reported(partial(report, package.name)):
-                add_packages(workspace, checkpoint, package, form, sizes, missing, target)
-    compile_packages(workspace, [package.name for package in packages], ordered, target)
+    for declaration in declarations.values():
+        _add_step_model(workspace, checkpoint, declaration, sizes, ordered, target, kv_cache, report)
+    names = [package.name for declaration in declarations.values() for package in parts(declaration, sizes)]
+    compile_packages(workspace, names, ordered, target)
     report("bundle", "digests", 0, 1)
     manifest = Manifest(
         architecture=a,
@@ -114,6 +114,32 @@ def convert(
     workspace.publish()
     report("bundle", "digests", 1, 1)
     return manifest
+
+
+def _add_step_model(
+    workspace: Workspace,
+    checkpoint: Checkpoint,
+    declaration: StepModel,
+    sizes: StepSizes,
+    precisions: Sequence[Precision],
+    target: Target,
+    kv_cache: KVCache,
+    report: Report,
+) -> None:
+    """Add the packages of a step model that the workspace lacks, and its test vectors."""
+    record = partial(add_vectors, workspace, declaration, checkpoint.architecture, sizes)
+    packages = parts(declaration, sizes)
+    for package in packages:
+        missing = [p for p in precisions if not workspace.has(str(package_path(p, package.name)))]
+        if missing:
+            form = package_form(package, target, kv_cache)
+            with stages_reported(partial(report, package.name)):
+                if len(packages) > 1:
+                    # The vectors are of the whole, of which a part has only some layers.
+                    record(loaded_modules(checkpoint, declaration, sizes))
+                    add_packages(workspace, checkpoint, package, form, sizes, missing, target)
+                else:
+                    add_packages(workspace, checkpoint, package, form, sizes, missing, target, record)
 
 
 def _check_request(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from voxcpm_constants.targets import MAIN, PackageForm, StateForm, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.compression import compress
 from voxcpm_conversion.export import export_step
-from voxcpm_conversion.modules.voxcpm import empty_modules
+from voxcpm_conversion.modules.voxcpm import VoxCPMModules, empty_modules
 from voxcpm_conversion.step_modules import build_step, step_parameter_names
 from voxcpm_conversion.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
@@ -27,16 +27,30 @@ def add_packages(
     sizes: StepSizes,
     precisions: Sequence[Precision],
     target: Target,
+    loaded: Callable[[VoxCPMModules], object] = lambda modules: None,
 ) -> None:
-    """Export a step model, or a part of one, in the given precisions and add its packages to the workspace."""
+    """Export a step model, or a part of one, in the given precisions and add its packages to the workspace.
+
+    loaded(modules) is called with the torch modules whenever the step model's weights are in them, in float32.
+    """
     with workspace.scratch() as scratch:
         for function, declared in form.functions.items():
-            for precision, model in _models(checkpoint, declared, form.state, sizes, precisions, target):
+            for precision, model in _models(
+                checkpoint, declared, form.state, sizes, precisions, target, loaded
+            ):
                 _describe(model, declared, precision, form.state)
                 model.save(str(scratch / precision / f"{function}.mlpackage"))
         for precision in precisions:
             functions = {name: scratch / precision / f"{name}.mlpackage" for name in form.functions}
             workspace.add(str(package_path(precision, declaration.name)), partial(_join, functions))
+
+
+def loaded_modules(checkpoint: Checkpoint, declared: StepModel, sizes: StepSizes) -> VoxCPMModules:
+    """All modules, of which those of one step model have their weights, in float32."""
+    modules = empty_modules(checkpoint.architecture)
+    names = step_parameter_names(declared, modules, checkpoint.architecture, sizes)
+    checkpoint.load_into(modules, names)
+    return modules
 
 
 def _models(
@@ -46,11 +60,11 @@ def _models(
     sizes: StepSizes,
     precisions: Sequence[Precision],
     target: Target,
+    loaded: Callable[[VoxCPMModules], object],
 ) -> Iterator[tuple[Precision, Any]]:
     """One function of a package as an MLModel in each precision; int8 and int4 are made from fp16."""
-    a = checkpoint.architecture
-    modules = empty_modules(a)
-    checkpoint.load_into(modules, step_parameter_names(declared, modules, a, sizes))
+    a, modules = checkpoint.architecture, loaded_modules(checkpoint, declared, sizes)
+    loaded(modules)
     step = build_step(declared, modules, a, sizes, state)
     if "fp32" in precisions:
         yield "fp32", export_step(step, declared, "fp32", target=target, state=state)

@@ -54,6 +54,7 @@ def test_manifest_lists_every_file_and_no_other(tiny_bundle: Path) -> None:
         "fp16",
         "int8",
         "fp32",
+        "vectors",
     }
 
 

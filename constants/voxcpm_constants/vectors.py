@@ -1,0 +1,147 @@
+"""Test vectors: for each step model, calls with what went in, what comes out and the state that is left.
+
+    vectors/<step model>.safetensors
+
+A *stream* is one call or several that pass their state on. Each step model has these:
+
+| stream | calls | length | the state before it |
+|---|---|---|---|
+| `chain` | 12 | the shortest | zeros |
+| `first_L` for every longer length L | 1 | L | zeros |
+| `last_L` for every length L, of models with KV caches | 1 | L | the rows that `chain` left, repeated to the end |
+
+`chain` and `first_L` begin at cache position 0, and `last_L` ends at the cache's last position. A tensor's name is
+`<stream>/<kind>/<name of the declaration>`, where kind is `in`, `out` or `state`. Inputs and outputs have a first axis
+more, the call. `state` is what the stream leaves: contexts whole, and of each KV cache the rows that the stream wrote,
+(1, kv_heads, utterances · rows, head_dim). Floats are float16, or float32 where float16 overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from voxcpm_constants.errors import BundleError, first_line
+from voxcpm_constants.manifest import VECTORS_FOLDER
+from voxcpm_constants.step_models import StepModel, StepSizes, TensorSpec
+
+CHAIN = "chain"
+CHAIN_CALLS = 12
+VECTORS_FORMAT = "1"
+
+Array = npt.NDArray[Any]
+Vectors = Mapping[str, Array]
+"""The tensors of one step model by name: floats as float32, positions as int32."""
+
+
+class Stream(NamedTuple):
+    """Calls of a step model that pass their state on."""
+
+    name: str
+    declared: StepModel
+    """The step model at the stream's length."""
+    length: int
+    """Length of the enumerated axis."""
+    calls: int
+    start: int = 0
+    """Cache position of the first embedding."""
+    filled: bool = False
+    """Whether the KV caches begin with the rows of `chain`, repeated, and not with zeros."""
+
+    def key(self, kind: str, name: str) -> str:
+        """Name of a tensor in the file; kind: "in", "out" or "state"."""
+        return f"{self.name}/{kind}/{name}"
+
+    @property
+    def rows(self) -> slice:
+        """The cache positions that the stream writes."""
+        return slice(self.start, self.start + self.calls * self.length)
+
+
+def vectors_path(step_model: str) -> PurePosixPath:
+    """Path of a step model's test vectors, relative to the bundle."""
+    return PurePosixPath(VECTORS_FOLDER) / f"{step_model}.safetensors"
+
+
+def streams(model: StepModel, sizes: StepSizes) -> tuple[Stream, ...]:
+    """The streams of a step model's test vectors, `chain` first."""
+    shortest, *longer = sorted(range(model.chunk_count), key=lambda chunk: model.chunk_lengths[chunk])
+    cached, length = any(map(is_cache, model.state)), model.chunk_lengths[shortest]
+    calls = min(CHAIN_CALLS, sizes.kv_length // length) if cached else CHAIN_CALLS
+    found = [Stream(CHAIN, model.at(shortest), length, calls)]
+    for chunk in longer:
+        length = model.chunk_lengths[chunk]
+        found.append(Stream(f"first_{length}", model.at(chunk), length, 1))
+    for chunk in (shortest, *longer) if cached else ():
+        length = model.chunk_lengths[chunk]
+        start = sizes.kv_length - length
+        found.append(Stream(f"last_{length}", model.at(chunk), length, 1, start, filled=True))
+    return tuple(found)
+
+
+def is_cache(tensor: TensorSpec) -> bool:
+    """Whether a state tensor is a KV cache (1, kv_heads, utterances · positions, head_dim), and not a context."""
+    return len(tensor.shape) == 4
+
+
+def cache_rows(cache: Array, rows: slice | Array, batch: int) -> Array:
+    """The rows of each utterance of a KV cache (1, kv_heads, batch · positions, head_dim), a cache of those alone."""
+    one, heads, _, width = cache.shape
+    apart = cache.reshape(one, heads, batch, -1, width)[:, :, :, rows]
+    return apart.reshape(one, heads, -1, width)
+
+
+def repeated_rows(cache: Array, positions: int, batch: int) -> Array:
+    """A KV cache of `positions` for each utterance: its rows of `cache` again and again."""
+    return cache_rows(cache, np.arange(positions) % (cache.shape[2] // batch), batch)
+
+
+def write_vectors(path: Path, step_model: str, arrays: Vectors) -> None:
+    """Write a step model's test vectors. Floats become float16 where they fit."""
+    stored = {name: np.ascontiguousarray(_narrowed(array)) for name, array in arrays.items()}
+    path.write_bytes(save(stored, {"format": VECTORS_FORMAT, "step_model": step_model}))
+
+
+def read_vectors(bundle: Path, model: StepModel, sizes: StepSizes) -> Vectors:
+    """The test vectors of a step model.
+
+    Raises BundleError, naming the file, if it cannot be read or lacks a tensor of the declared shape.
+    """
+    path = bundle / vectors_path(model.name)
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise BundleError(
+            f"{path}: expected test vectors, but they cannot be read ({first_line(error)}); convert again"
+        ) from None
+    for name, shape in _shapes(model, sizes):
+        if name not in stored or stored[name].shape != shape:
+            found = stored[name].shape if name in stored else "none"
+            raise BundleError(f"{path}: expected {name} of shape {shape}, found {found}; convert again")
+    return {n: a if a.dtype == np.int32 else a.astype(np.float32) for n, a in stored.items()}
+
+
+def _shapes(model: StepModel, sizes: StepSizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for stream in streams(model, sizes):
+        for kind, tensors in (("in", stream.declared.inputs), ("out", stream.declared.outputs)):
+            yield from ((stream.key(kind, t.name), (stream.calls, *t.shape_at(0))) for t in tensors)
+        for tensor in stream.declared.state:
+            shape = tensor.shape_at(0)
+            if is_cache(tensor):
+                rows = sizes.batch * (stream.rows.stop - stream.rows.start)
+                shape = (*shape[:2], rows, shape[3])
+            yield stream.key("state", tensor.name), shape
+
+
+def _narrowed(array: Array) -> Array:
+    if array.dtype == np.int32:
+        return array
+    with np.errstate(over="ignore"):
+        half = array.astype(np.float16)
+    return half if np.isfinite(half).all() else array.astype(np.float32)

@@ -1,0 +1,176 @@
+"""Test vectors: which calls they have, that they are the model's own, and how the bundle lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from voxcpm_constants.errors import BundleError
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    AUDIO_VAE_ENCODER,
+    BASE_LM_STEP,
+    LOCDIT_STEP,
+    STEP_MODEL_NAMES,
+    StepSizes,
+)
+from voxcpm_constants.vectors import cache_rows, read_vectors, repeated_rows, streams, vectors_path
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.modules.voxcpm import empty_modules
+from voxcpm_conversion.step_modules import build_step, step_parameter_names
+from voxcpm_conversion.vectors import compute_vectors
+
+
+def test_the_manifest_lists_them_and_speech_does_not_need_them(tiny_bundle: Path) -> None:
+    manifest = Manifest.read(tiny_bundle)
+
+    assert set(manifest.vector_files()) == {f"vectors/{name}.safetensors" for name in manifest.step_models}
+    assert not set(manifest.vector_files()) & set(manifest.files_of("fp16"))
+    assert {**manifest.files_of("fp16"), **manifest.files_of("int8"), **manifest.files_of("fp32")} == {
+        path: record for path, record in manifest.files.items() if not path.startswith("vectors/")
+    }
+
+
+def test_the_streams_of_a_language_model_reach_both_ends_of_the_cache_at_every_length(
+    tiny_bundle: Path,
+) -> None:
+    manifest = Manifest.read(tiny_bundle)
+    found = {s.name: s for s in streams(manifest.step_models[BASE_LM_STEP], manifest.sizes)}
+
+    assert list(found) == ["chain", "first_16", "first_64", "last_1", "last_16", "last_64"]
+    assert (found["chain"].calls, found["chain"].rows) == (12, slice(0, 12))
+    assert {name: s.rows.stop for name, s in found.items() if s.filled} == dict.fromkeys(
+        ("last_1", "last_16", "last_64"), 128
+    )
+    vectors = read_vectors(tiny_bundle, manifest.step_models[BASE_LM_STEP], manifest.sizes)
+    assert vectors["chain/in/position"].ravel().tolist() == list(range(12))
+    assert vectors["last_64/in/position"].ravel().tolist() == [64]
+    assert vectors["last_16/out/hidden"].shape == (1, 1, 16, 64)
+
+
+def test_a_short_cache_shortens_the_chain(tiny_bundle: Path) -> None:
+    declared = Manifest.read(tiny_bundle).step_models[BASE_LM_STEP]
+    model = declared.model_copy(
+        update={"inputs": tuple(t.model_copy(update={"shape": t.shape_at(0)}) for t in declared.inputs)}
+    )
+
+    assert [s.calls for s in streams(model, StepSizes(kv_length=5, prefill_chunks=(1,)))] == [5, 1]
+
+
+@pytest.mark.parametrize("name", STEP_MODEL_NAMES)
+def test_every_tensor_is_there_finite_and_not_constant(tiny_batch_bundle: Path, name: str) -> None:
+    manifest = Manifest.read(tiny_batch_bundle)
+
+    vectors = read_vectors(tiny_batch_bundle, manifest.step_models[name], manifest.sizes)
+
+    for key, array in vectors.items():
+        assert np.isfinite(array).all(), key
+        if "/out/" in key or "/state/" in key:
+            assert array.std() > 0, key
+
+
+def test_the_file_has_what_the_module_computes_from_what_the_file_has(
+    tiny_bundle: Path, tiny_checkpoint: Path
+) -> None:
+    """The inputs are exact, so that only the results are rounded to float16."""
+    import torch
+
+    checkpoint, manifest = Checkpoint.open(tiny_checkpoint), Manifest.read(tiny_bundle)
+    a, declared = manifest.architecture, manifest.step_models[AUDIO_VAE_DECODER]
+    modules = empty_modules(a)
+    checkpoint.load_into(modules, step_parameter_names(declared, modules, a, manifest.sizes))
+    step = build_step(declared, modules, a, manifest.sizes)
+    vectors = read_vectors(tiny_bundle, declared, manifest.sizes)
+
+    state = [torch.zeros(t.shape_at(0)) for t in declared.state]
+    for call, given in enumerate(vectors["chain/in/latents"]):
+        audio, *state = step(torch.from_numpy(given), *state)
+        np.testing.assert_allclose(audio.numpy(), vectors["chain/out/audio"][call], rtol=2**-11, atol=2**-25)
+    for tensor, array in zip(declared.state, state, strict=True):
+        expected = vectors[f"chain/state/{tensor.name}"]
+        np.testing.assert_allclose(array.numpy(), expected, rtol=2**-11, atol=2**-25)
+
+
+def test_the_inputs_have_the_scale_of_speech(speaking_bundle: Path) -> None:
+    manifest = Manifest.read(speaking_bundle)
+
+    def spread(name: str, tensor: str) -> float:
+        return float(read_vectors(speaking_bundle, manifest.step_models[name], manifest.sizes)[tensor].std())
+
+    assert 0.03 < spread(AUDIO_VAE_ENCODER, "chain/in/audio") < 0.1
+    embeddings = np.load(speaking_bundle / "constants" / "embed_tokens.npy")
+    assert 0.5 < spread(BASE_LM_STEP, "first_64/in/embeddings") / embeddings.std() < 2
+    assert 0.5 < spread(AUDIO_VAE_ENCODER, "chain/out/latents") < 2
+    conditions = read_vectors(speaking_bundle, manifest.step_models[LOCDIT_STEP], manifest.sizes)[
+        "chain/in/mu"
+    ]
+    assert conditions[:, 0].any()
+    assert not conditions[:, 1].any()
+
+
+def test_two_conversions_have_the_same_inputs(tiny_checkpoint: Path, tiny_bundle: Path) -> None:
+    manifest = Manifest.read(tiny_bundle)
+    declared = manifest.step_models[LOCDIT_STEP]
+    modules = empty_modules(manifest.architecture)
+    names = step_parameter_names(declared, modules, manifest.architecture, manifest.sizes)
+    Checkpoint.open(tiny_checkpoint).load_into(modules, names)
+    step = build_step(declared, modules, manifest.architecture, manifest.sizes)
+
+    again = compute_vectors(step, declared, manifest.sizes, lambda generator, shape: np.zeros(shape))
+
+    for name, array in read_vectors(tiny_bundle, declared, manifest.sizes).items():
+        if "/in/" in name:
+            np.testing.assert_array_equal(again[name], array)
+
+
+def test_rows_of_a_cache_are_each_utterances_own() -> None:
+    cache = np.arange(12).reshape(1, 1, 6, 2)
+
+    assert cache_rows(cache, slice(1, 3), batch=2).reshape(-1, 2)[:, 0].tolist() == [2, 4, 8, 10]
+    assert repeated_rows(cache[:, :, :4], 3, batch=2).reshape(-1, 2)[:, 0].tolist() == [0, 2, 0, 4, 6, 4]
+
+
+def test_large_numbers_are_stored_as_float32(tmp_path: Path) -> None:
+    from voxcpm_constants.vectors import write_vectors
+
+    path = tmp_path / "x.safetensors"
+    write_vectors(
+        path, "x", {"a": np.array([1e6], np.float32), "b": np.array([1.0]), "c": np.array([7], np.int32)}
+    )
+
+    assert {name: array.dtype.name for name, array in load_file(path).items()} == {
+        "a": "float32", "b": "float16", "c": "int32",
+    }  # fmt: skip
+    with safe_open(path, "numpy") as file:
+        assert file.metadata() == {"format": "1", "step_model": "x"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path, arrays: path.unlink(), "cannot be read"),
+        (lambda path, arrays: path.write_bytes(b"abc"), "cannot be read"),
+        (lambda path, arrays: save_file({}, path), "expected chain/in/x of shape"),
+        (
+            lambda path, arrays: save_file({**arrays, "chain/out/velocity": np.zeros(3)}, path),
+            r"expected chain/out/velocity .*, found \(3,\)",
+        ),
+    ],
+)
+def test_vectors_that_are_not_those_declared_are_refused_by_name(
+    tiny_bundle: Path, tmp_path: Path, damage: object, told: str
+) -> None:
+    manifest = Manifest.read(tiny_bundle)
+    path = tmp_path / vectors_path(LOCDIT_STEP)
+    path.parent.mkdir()
+    arrays = load_file(tiny_bundle / vectors_path(LOCDIT_STEP))
+    save_file(arrays, path)
+    damage(path, arrays)  # type: ignore[operator]
+
+    with pytest.raises(BundleError, match=rf"{path}: .*{told}.*convert again"):
+        read_vectors(tmp_path, manifest.step_models[LOCDIT_STEP], manifest.sizes)
