@@ -17,6 +17,7 @@ from voxcpm_constants.manifest import (
     CONSTANTS_FOLDER,
     MANIFEST_FILE,
     TOKENIZER_FOLDER,
+    VECTORS_FOLDER,
     Manifest,
     check_files,
 )
@@ -106,9 +107,8 @@ def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path
         return folder
     manifest_only = _download(str(path), [MANIFEST_FILE])
     chosen = choose_precision(Path(str(path)), Manifest.read(manifest_only), precision)
-    return _download(
-        str(path), [MANIFEST_FILE, f"{CONSTANTS_FOLDER}/**", f"{TOKENIZER_FOLDER}/**", f"{chosen}/**"]
-    )
+    folders = (CONSTANTS_FOLDER, TOKENIZER_FOLDER, VECTORS_FOLDER, chosen)
+    return _download(str(path), [MANIFEST_FILE, *(f"{name}/**" for name in folders)])
 
 
 def _download(repository: str, patterns: list[str]) -> Path:

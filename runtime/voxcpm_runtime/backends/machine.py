@@ -1,0 +1,53 @@
+"""The machine: its system, its chip, and which backends it has. No name of a user or a host is among these."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import platform
+import subprocess
+from pathlib import Path
+
+from voxcpm_constants.macos import macos
+
+_BACKENDS = {"coreml": ("coremltools",), "portable": ("coremltools", "onnx", "onnxruntime")}
+"""Backend -> the libraries that it needs."""
+
+
+def system() -> str:
+    """The system with its version, such as "macOS 15.5" or "Linux 6.8.0"."""
+    return str(macos() or f"{platform.system()} {platform.release()}")
+
+
+def build() -> str:
+    """The system's build, such as "24F74", which every update changes."""
+    mac = macos()
+    return platform.version() if mac is None else mac.build
+
+
+@functools.cache
+def chip() -> str:
+    """The processor's name, such as "Apple M4"; its architecture where the system does not tell it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass
+    try:
+        asked = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10)  # noqa: S603 - a fixed command
+    except (OSError, subprocess.SubprocessError):
+        return platform.machine()
+    return told.stdout.strip() or platform.machine()
+
+
+def backends() -> tuple[str, ...]:
+    """The backends that can run here: "coreml" on a Mac, "portable" with ONNX Runtime."""
+    return tuple(
+        backend
+        for backend, libraries in _BACKENDS.items()
+        if all(importlib.util.find_spec(library) for library in libraries)
+        and (backend != "coreml" or macos() is not None)
+    )

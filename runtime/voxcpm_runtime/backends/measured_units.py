@@ -1,0 +1,46 @@
+"""The compute unit of each step model that `doctor` found to be the fastest correct one, kept for this machine.
+
+    measured/<key>.json in the user's cache folder; the key is of chip, system build and the bundle's digest
+
+An update of the system or another bundle has another key, so what was measured before says nothing about it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from voxcpm_constants.user_folders import cache_folder
+from voxcpm_runtime.backends.machine import build, chip
+from voxcpm_runtime.storage.whole_file import whole_file
+
+KIND = "measured"
+
+
+def measured_units(bundle_digest: str) -> dict[str, str]:
+    """Compute unit by step model, as `keep_measured_units` kept them; empty if nothing readable was kept."""
+    try:
+        document = json.loads(_path(bundle_digest).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    units = document.get("units") if isinstance(document, dict) else None
+    if not isinstance(units, dict) or not all(isinstance(unit, str) for unit in units.values()):
+        return {}
+    return units
+
+
+def keep_measured_units(bundle_digest: str, units: Mapping[str, str]) -> Path:
+    """Keep compute units by step model, instead of what was kept before. Raises OSError if the folder is unwritable."""
+    path = _path(bundle_digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"chip": chip(), "build": build(), "bundle": bundle_digest, "units": dict(units)}
+    with whole_file(path) as file:
+        file.write(json.dumps(document, indent=1).encode())
+    return path
+
+
+def _path(bundle_digest: str) -> Path:
+    key = hashlib.sha256(f"{chip()}\n{build()}\n{bundle_digest}".encode()).hexdigest()
+    return cache_folder(KIND) / f"{key}.json"

@@ -1,0 +1,94 @@
+"""Child processes that may crash, hang or be killed: started, listened to, and always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import IO, Literal, NamedTuple
+
+from voxcpm_runtime.doctor.worker import Event, Request
+
+_PROGRAM = "voxcpm_runtime.doctor.worker"
+_TAIL_BYTES = 4096
+_START_SECONDS = 60.0
+"""What a child may take before its first event: importing coremltools takes seconds."""
+
+
+class Ending(NamedTuple):
+    """How a child process ended."""
+
+    outcome: Literal["done", "crashed", "hung"]
+    message: str = ""
+    """For a crash: the signal or the exit code, and the last words on standard error since the last event."""
+
+
+def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
+    """Run a child process and pass on its events. It is ended if a step model takes longer than `request.limit`.
+
+    It is also ended with this function, however that ends: Ctrl-C does not reach it directly.
+    """
+    receiving, sending = os.pipe()
+    with os.fdopen(receiving, "rb", buffering=0) as told, tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-m", _PROGRAM, request.model_dump_json(), str(sending)],
+            pass_fds=(sending,),
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            # A session of its own, so that what the child may have started ends with it.
+            start_new_session=True,
+            # Python 3.11: a file of the user's working directory must not be taken for a module.
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )
+        os.close(sending)
+        said = 0
+        try:
+            for event in _events(told, request.limit):
+                if event is None:
+                    return Ending("hung", f"no answer within {request.limit:g} s")
+                said = errors.seek(0, os.SEEK_END)
+                heard(event)
+            code = child.wait(request.limit)
+        except subprocess.TimeoutExpired:
+            return Ending("hung", f"did not end within {request.limit:g} s")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        return Ending("done") if code == 0 else Ending("crashed", _last_words(code, errors, said))
+
+
+def _events(told: IO[bytes], limit: float) -> Iterator[Event | None]:
+    """Events until the child closes its end; None if a step model takes longer than `limit` seconds."""
+    deadline, rest = time.monotonic() + _START_SECONDS + limit, b""
+    while True:
+        readable, _, _ = select.select([told], [], [], max(0.0, deadline - time.monotonic()))
+        if not readable:
+            yield None
+            return
+        received = told.read(65536)
+        if not received:
+            return
+        *lines, rest = (rest + received).split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            if event.get("stage") == "load":
+                deadline = time.monotonic() + limit
+            yield event
+
+
+def _last_words(code: int, errors: IO[bytes], said: int) -> str:
+    """How the child ended, and the last line behind the first `said` bytes on its standard error."""
+    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    errors.seek(max(said, errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
+    lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
+    last = next((line for line in reversed(lines) if line), "")
+    return f"{name}: {last}" if last else name

@@ -1,0 +1,58 @@
+"""A whole examination: every step model on every compute unit of the backends that are here."""
+
+from __future__ import annotations
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import check_files
+from voxcpm_constants.vectors import read_vectors
+from voxcpm_runtime.backends.coreml import COMPUTE_UNITS
+from voxcpm_runtime.backends.loading import choose_backend
+from voxcpm_runtime.backends.machine import backends
+from voxcpm_runtime.bundle.opening import Bundle
+from voxcpm_runtime.doctor.report import Report, report_of
+from voxcpm_runtime.doctor.trials import Begun, fastest_correct, placed, trials
+from voxcpm_runtime.doctor.worker import PORTABLE
+
+UNITS = {"coreml": ("cpu", "cpu_and_gpu", "cpu_and_ne", "all"), "portable": (PORTABLE,)}
+"""Backend -> the units that are tried, the safest first."""
+
+
+def units_here(backend: str) -> tuple[str, ...]:
+    """The units to try with a backend; with "auto", those of every backend that is here.
+
+    Raises InputError for an unknown backend, and for Core ML off the Mac.
+    """
+    choose_backend(backend)
+    asked = backends() if backend == "auto" else (b for b in backends() if b == backend)
+    return tuple(unit for name in asked for unit in UNITS[name])
+
+
+def examine(bundle: Bundle, backend: str, *, limit: float, begun: Begun = lambda name, unit: None) -> Report:
+    """Try every step model of an open bundle. limit: seconds for one step model on one unit.
+
+    Raises BundleError, naming the file, for test vectors that were altered, and InputError where no backend is here.
+    """
+    check_files(bundle.folder, bundle.manifest.vector_files(), digests=True)
+    if bundle.manifest.vector_files():
+        for declared in bundle.manifest.step_models.values():
+            read_vectors(bundle.folder, declared, bundle.manifest.sizes)
+    units = units_here(backend)
+    if not units:
+        raise InputError(NO_BACKEND)
+    names = tuple(bundle.manifest.step_models)
+    found = [trial for unit in units for trial in trials(bundle, unit, names, limit=limit, begun=begun)]
+    native = [trial for trial in fastest_correct(found).values() if trial.unit in COMPUTE_UNITS]
+    operations = placed(bundle, native, limit=limit)
+    found = [
+        trial.model_copy(update={"operations": operations.get(trial.step_model)})
+        if trial in native
+        else trial
+        for trial in found
+    ]
+    return report_of(bundle, found)
+
+
+NO_BACKEND = (
+    "no backend is here: expected Core ML (macOS with coremltools) or ONNX Runtime; install it with: "
+    'pip install "coremltools>=9.0,<10" "onnx>=1.17" "onnxruntime>=1.22"'
+)

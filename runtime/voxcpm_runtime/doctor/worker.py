@@ -1,0 +1,102 @@
+"""The child process of a trial: it takes step models in turn and tells each stage of theirs, one JSON line an event.
+
+An event is a dictionary with `step_model`, the `stage` that begins now, and what the stage before it found; or an
+`outcome` and its message. Core ML may end this process at any time, so nothing is told later than it is known.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from voxcpm_constants.errors import first_line
+from voxcpm_constants.manifest import package_path
+from voxcpm_constants.vectors import read_vectors
+from voxcpm_runtime.backends.loading import Backend, load_step_models
+from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.doctor.placement import operations_by_device
+from voxcpm_runtime.doctor.trial import compared, median_seconds
+
+PORTABLE = "portable"
+"""The name of the portable backend beside the compute units of Core ML."""
+
+Event = dict[str, Any]
+Task = Literal["trial", "placement"]
+
+
+class Request(BaseModel):
+    """What a child process is asked for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task: Task
+    bundle: str
+    precision: str
+    unit: str
+    """A compute unit of Core ML, or PORTABLE."""
+    step_models: tuple[str, ...]
+    limit: float
+    """Seconds for one step model."""
+    judged: bool
+    """Whether the bundle has test vectors."""
+
+
+def main() -> None:
+    """Answer the request in the first argument through the file descriptor in the second."""
+    request = Request.model_validate_json(sys.argv[1])
+    with os.fdopen(int(sys.argv[2]), "wb", buffering=0) as told:
+        for event in _events(request):
+            told.write(json.dumps(event).encode() + b"\n")
+
+
+def _events(request: Request) -> Iterator[Event]:
+    bundle = open_bundle(request.bundle, request.precision)
+    work = _WORK[request.task]
+    for name in request.step_models:
+        # The parent ends what takes too long. Should it be gone, the system does: no handler in Python would be called.
+        signal.alarm(int(request.limit) + 30)
+        try:
+            for event in work(bundle, name, request):
+                yield {"step_model": name, **event}
+        except Exception as error:  # noqa: BLE001 - coremltools raises what Core ML gives it, of any class
+            yield {"step_model": name, "outcome": "refused", "message": first_line(error)}
+        gc.collect()
+
+
+def _trial(bundle: Bundle, name: str, request: Request) -> Iterator[Event]:
+    declared, sizes = bundle.manifest.step_models[name], bundle.manifest.sizes
+    yield {"stage": "load"}
+    began = time.perf_counter()
+    portable = request.unit == PORTABLE
+    backend: Backend = "portable" if portable else "coreml"
+    units = "all" if portable else request.unit
+    model = load_step_models(bundle, backend, names=[name], compute_units=units)[name]
+    yield {"stage": "check", "load_seconds": time.perf_counter() - began}
+    vectors = read_vectors(bundle.folder, declared, sizes) if request.judged else None
+    agreement = None if vectors is None else compared(model, declared, sizes, vectors).model_dump()
+    yield {"stage": "time", "agreement": agreement}
+    yield {"stage": "done", "call_seconds": median_seconds(model, declared, sizes, vectors)}
+
+
+def _placement(bundle: Bundle, name: str, request: Request) -> Iterator[Event]:
+    yield {"stage": "load"}
+    package = Path(bundle.folder) / package_path(bundle.precision, name)
+    yield {"stage": "done", "operations": operations_by_device(package, request.unit)}
+
+
+_WORK: dict[Task, Callable[[Bundle, str, Request], Iterator[Event]]] = {
+    "trial": _trial,
+    "placement": _placement,
+}
+
+if __name__ == "__main__":
+    main()
