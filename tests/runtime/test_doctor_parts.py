@@ -1,0 +1,194 @@
+"""The parts of the doctor that need no bundle: agreement, anonymity, the kept choice, Core ML's plan, advice."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from voxcpm_runtime.backends import measured_units as kept
+from voxcpm_runtime.backends.machine import chip
+from voxcpm_runtime.doctor.agreement import FLOORS, Agreement, correlation, worst
+from voxcpm_runtime.doctor.anonymous import anonymous
+from voxcpm_runtime.doctor.placement import operations_by_device
+from voxcpm_runtime.doctor.trials import Trial, fastest_correct
+
+
+def test_correlation_sees_an_angle_a_scale_and_an_offset():
+    r = np.array([1.0, -1.0, 1.0, -1.0])
+
+    assert correlation(r, r) == 1
+    assert correlation(-r, r) == -1
+    assert correlation(np.array([1.0, 1.0, 1.0, 1.0]), r) == 0
+    # 2·2 / (4 + 1)
+    assert correlation(2 * r, r) == pytest.approx(0.8)
+    # 2⟨v, r⟩ / (|v|² + |r|²) with v = r + 1: 2·4 / (8 + 4)
+    assert correlation(r + 1, r) == pytest.approx(2 / 3)
+    assert correlation(0 * r, 0 * r) == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_correlation_of_what_is_not_finite_or_of_another_shape_is_zero(bad):
+    r = np.ones(3)
+
+    assert correlation(np.array([1.0, bad, 1.0]), r) == 0
+    assert correlation(np.ones((1, 3)), r) == 0
+
+
+def test_large_values_do_not_overflow():
+    assert correlation(np.full(4, 6e4, np.float16), np.full(4, 6e4, np.float32)) == pytest.approx(1, abs=1e-3)
+
+
+def test_the_worst_tensor_counts():
+    expected = {"a": np.ones(2), "b": np.array([1.0, -1.0])}
+
+    assert worst({"a": np.ones(2), "b": np.array([-1.0, 1.0]), "c": np.zeros(1)}, expected) == -1
+
+
+def agreement(**changed):
+    return Agreement(**{"streams": {"chain": 1.0, "last_1": 1.0}, "chain": (1.0,), "state": 1.0, **changed})
+
+
+@pytest.mark.parametrize("changed", [{"streams": {"chain": 1.0, "last_1": 0.5}}, {"state": 0.5}])
+@pytest.mark.parametrize("precision", FLOORS)
+def test_one_bad_stream_or_state_makes_a_unit_wrong(changed, precision):
+    assert agreement().correct(precision)
+    assert agreement(state=None).correct(precision)
+    assert not agreement(**changed).correct(precision)
+
+
+def trial(name, unit, seconds, outcome="correct"):
+    return Trial(step_model=name, unit=unit, outcome=outcome, call_seconds=seconds)
+
+
+def test_the_fastest_correct_unit_is_chosen_and_the_portable_backend_only_in_need():
+    found = [
+        trial("a", "cpu", 3.0),
+        trial("a", "all", 2.0),
+        trial("a", "cpu_and_ne", 1.0, "wrong"),
+        trial("a", "portable", 0.5),
+        trial("b", "cpu", None, "crashed"),
+        trial("b", "portable", 0.5),
+        trial("c", "cpu", None, "hung"),
+    ]
+
+    assert {name: t.unit for name, t in fastest_correct(found).items()} == {"a": "all", "b": "portable"}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_choice_is_kept_for_this_chip_this_build_and_this_bundle(cache, monkeypatch):
+    path = kept.keep_measured_units("digest", {"a": "cpu"})
+
+    assert path.parent == cache / "measured"
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert kept.measured_units("digest") == {"a": "cpu"}
+    assert kept.measured_units("another") == {}
+    for question, answer in (("build", "24F75"), ("chip", "Apple M9")):
+        with monkeypatch.context() as patched:
+            patched.setattr(kept, question, lambda answer=answer: answer)
+            assert kept.measured_units("digest") == {}
+    kept.keep_measured_units("digest", {"a": "all"})
+    assert kept.measured_units("digest") == {"a": "all"}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"units": [1]}', '{"units": {"a": 1}}', "{}"])
+@pytest.mark.usefixtures("cache")
+def test_a_damaged_choice_counts_as_none(content):
+    path = kept.keep_measured_units("digest", {"a": "cpu"})
+    path.write_text(content)
+
+    assert kept.measured_units("digest") == {}
+
+
+def test_the_chip_has_a_name():
+    assert chip().strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("cannot open /Users/ada/b/fp16/x.mlpackage.", "cannot open …/x.mlpackage."),
+        ("file:///private/var/folders/a/b/model.mil: bad", "…/model.mil: bad"),
+        ("in '~/voices/ada.voice'", "in '…/ada.voice'"),
+        ("/home/ada kept", "…/ada kept"),
+        ("2 m/s, and/or 3/4", "2 m/s, and/or 3/4"),
+        ("ios17.cast: x", "ios17.cast: x"),
+    ],
+)
+def test_of_a_path_the_last_part_is_left(text, left, monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: "nobody-here")
+
+    assert anonymous({"a": [text, 1, None]}, []) == {"a": [left, 1, None]}
+
+
+def test_names_are_removed_as_whole_words(monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    monkeypatch.setattr("platform.node", lambda: "engine.local")
+
+    assert anonymous("ada on engine.local, engine; adapter", []) == "… on …, …; adapter"
+
+
+def test_folders_with_spaces_are_removed_as_a_whole():
+    folder = Path("/Volumes/My Disk/my bundle")
+
+    left = anonymous(f"{folder}/fp16/x.mlpackage and file:///Volumes/My%20Disk/my%20bundle/y", [folder])
+
+    assert "My" not in left
+    assert left.startswith("…/fp16/x.mlpackage and ")
+
+
+class MLCPUComputeDevice:
+    pass
+
+
+class MLNeuralEngineComputeDevice:
+    pass
+
+
+def test_operations_are_counted_by_device(tmp_path, monkeypatch):
+    usages = {
+        "conv": SimpleNamespace(preferred_compute_device=MLNeuralEngineComputeDevice()),
+        "cast": SimpleNamespace(preferred_compute_device=MLCPUComputeDevice()),
+        "const": None,
+    }
+    functions = {
+        "decode": SimpleNamespace(block=SimpleNamespace(operations=["const", "conv", "conv"])),
+        "prefill_16": SimpleNamespace(block=SimpleNamespace(operations=["cast", "conv"])),
+    }
+    plan = SimpleNamespace(
+        model_structure=SimpleNamespace(program=SimpleNamespace(functions=functions)),
+        get_compute_device_usage_for_mlprogram_operation=usages.get,
+    )
+    asked = []
+
+    def load_from_path(path, unit):
+        asked.append((path, unit))
+        return plan
+
+    compute_plan = ModuleType("coremltools.models.compute_plan")
+    compute_plan.MLComputePlan = SimpleNamespace(load_from_path=load_from_path)
+    tools = ModuleType("coremltools")
+    tools.ComputeUnit = SimpleNamespace(CPU_AND_NE="CPU_AND_NE")
+    monkeypatch.setitem(sys.modules, "coremltools", tools)
+    monkeypatch.setitem(sys.modules, "coremltools.models", ModuleType("coremltools.models"))
+    monkeypatch.setitem(sys.modules, "coremltools.models.compute_plan", compute_plan)
+    (tmp_path / "x.mlmodelc").mkdir()
+
+    assert operations_by_device(tmp_path / "x.mlpackage", "cpu_and_ne") == {"ne": 3, "cpu": 1}
+    assert asked == [(str(tmp_path / "x.mlmodelc"), "CPU_AND_NE")]
+
+
+def test_what_is_kept_names_no_folder(cache):
+    document = json.loads(kept.keep_measured_units("digest", {"a": "cpu"}).read_text())
+
+    assert set(document) == {"chip", "build", "bundle", "units"}
+    assert str(cache) not in json.dumps(document)
