@@ -127,6 +127,7 @@ ROOMS = (
     "speech",
     "session",
     "voxcpm",
+    "doctor",
     "commands",
 )
 

@@ -14,7 +14,8 @@ from voxcpm_constants.errors import InputError, VoxCPMError
 from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits, chosen_units
-from voxcpm_runtime.backends.loading import Backend, arithmetic_key, load_step_models
+from voxcpm_runtime.backends.loading import Backend, arithmetic_key, choose_backend, load_step_models
+from voxcpm_runtime.backends.measured_units import measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.batch_slots import lone_slot
 from voxcpm_runtime.model.driver import Driver, Prefix
@@ -84,8 +85,11 @@ class VoxCPM:
                 "give its folder to choose another"
             )
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
-        units = chosen_units(compute_units, bundle.manifest.step_models)
-        models = load_step_models(bundle, backend, threads=threads, compute_units=units)
+        measured = measured_units(bundle.digest, backend) if choose_backend(backend) == "coreml" else {}
+        units = chosen_units(compute_units, bundle.manifest.step_models, measured)
+        models = load_step_models(
+            bundle, backend, threads=threads, compute_units=compute_units, measured=measured
+        )
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
         return_freed_memory()
         return cls(bundle, driver, arithmetic_key(backend, units))

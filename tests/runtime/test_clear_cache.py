@@ -15,6 +15,7 @@ CACHED = (
     "compiled/0-24F74.lock",
     "lowered/a.lowered",
     "verified/b.json",
+    "measured/c.json",
 )
 BUILT_IN = ("bundles/default-0/manifest.json", "bundles/default-0.lock")
 
@@ -43,6 +44,7 @@ def test_it_removes_what_was_cached_and_says_how_much(
         f"{cache}/compiled: 2.0 MB removed",
         f"{cache}/lowered: 1.0 MB removed",
         f"{cache}/verified: 1.0 MB removed",
+        f"{cache}/measured: 1.0 MB removed",
     ]
 
 
@@ -70,7 +72,7 @@ def test_nothing_cached_is_nothing_removed(
 
     assert cli.main(["clear-cache", "--all"]) == 0
 
-    assert capsys.readouterr().out.count(" 0.0 MB removed") == 4
+    assert capsys.readouterr().out.count(" 0.0 MB removed") == 5
 
 
 def test_what_cannot_be_removed_is_named_and_the_rest_goes(

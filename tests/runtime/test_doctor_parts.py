@@ -183,7 +183,7 @@ def test_operations_are_counted_by_device(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "coremltools.models.compute_plan", compute_plan)
     (tmp_path / "x.mlmodelc").mkdir()
 
-    assert operations_by_device(tmp_path / "x.mlpackage", "cpu_and_ne") == {"ne": 3, "cpu": 1}
+    assert operations_by_device(tmp_path / "x.mlpackage", "digest", "cpu_and_ne") == {"ne": 3, "cpu": 1}
     assert asked == [(str(tmp_path / "x.mlmodelc"), "CPU_AND_NE")]
 
 

@@ -22,6 +22,8 @@ OTHERS = "*"
 """In a mapping: every step model that it does not name."""
 CPU = "cpu"
 """Takes every package."""
+PORTABLE = "portable"
+"""No compute unit of Core ML: what stands for the portable backend where a unit is named."""
 
 ComputeUnits = str | Mapping[str, str]
 """A compute unit or "auto" for all step models, or for some of them by name."""
@@ -63,6 +65,11 @@ def chosen_units(
     units = {name: wanted.get(name, wanted.get(OTHERS, AUTO)) for name in names}
     known = measured or {}
     return {name: (known.get(name) or usual_unit(name)) if u == AUTO else u for name, u in units.items()}
+
+
+def is_auto(asked: ComputeUnits, name: str) -> bool:
+    """Whether the unit of a step model is left to "auto"."""
+    return (asked if isinstance(asked, str) else asked.get(name, asked.get(OTHERS, AUTO))) == AUTO
 
 
 def usual_unit(name: str) -> str:

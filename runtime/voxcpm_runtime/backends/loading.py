@@ -13,9 +13,19 @@ from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel
 from voxcpm_constants.targets import StateForm, updated_name
-from voxcpm_runtime.backends.compute_units import AUTO, USUAL, ComputeUnits, chosen_units
+from voxcpm_runtime.backends.compute_units import (
+    AUTO,
+    CPU,
+    PORTABLE,
+    USUAL,
+    ComputeUnits,
+    chosen_units,
+    is_auto,
+)
 from voxcpm_runtime.backends.coreml_loading import check_system, load_functions
+from voxcpm_runtime.backends.fallback import first_that_loads
 from voxcpm_runtime.backends.functions_by_length import FunctionsByLength
+from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.backends.package_functions import PackageFunction, package_functions
 from voxcpm_runtime.backends.parts_in_turn import PartsInTurn
 from voxcpm_runtime.backends.step_function import StepFunction
@@ -37,7 +47,7 @@ def load_step_models(
     """Step models of an open bundle, in its precision. names: some of them; by default all that the bundle has.
 
     threads: threads of one operation (portable backend only). compute_units, measured: see `chosen_units` (Core ML
-    only).
+    only). Where "auto" chooses the unit, another takes its place if Core ML refuses it (`fallback`).
 
     Raises InputError for a backend that this machine lacks or compute units that there are not, BundleError for a
     package that cannot be loaded, needs a newer system, or whose inputs and outputs are not the declared ones.
@@ -52,15 +62,28 @@ def load_step_models(
         }
     check_system(folder, manifest.target, macos())
     units = chosen_units(compute_units, manifest.step_models, measured)
+    last = (PORTABLE,) if backend == "auto" and PORTABLE in backends() else ()
 
-    def load(name: str, package: StepModel) -> StepFunction:
-        functions = package_functions(folder, manifest, precision, package)
-        loaded = load_functions(
-            functions, manifest.package_key(precision, package.name), precision, units[name]
-        )
-        return loaded[0] if len(loaded) == 1 else FunctionsByLength(package, loaded[0], loaded.__getitem__)
+    def load(name: str, unit: str) -> StepFunction:
+        if unit == PORTABLE:
+            return load_portable_step_model(folder, manifest, precision, name, threads=threads)
 
-    return {name: _in_turn(manifest.parts(name), partial(load, name)) for name in wanted}
+        def load_package(package: StepModel) -> StepFunction:
+            functions = package_functions(folder, manifest, precision, package)
+            digest = manifest.package_key(precision, package.name)
+            loaded = load_functions(functions, digest, precision, unit)
+            return (
+                loaded[0] if len(loaded) == 1 else FunctionsByLength(package, loaded[0], loaded.__getitem__)
+            )
+
+        return _in_turn(manifest.parts(name), load_package)
+
+    return {
+        name: first_that_loads(name, dict.fromkeys((units[name], CPU, *last)), partial(load, name))
+        if is_auto(compute_units, name)
+        else load(name, units[name])
+        for name in wanted
+    }
 
 
 def load_portable_step_model(

@@ -13,22 +13,27 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from voxcpm_constants.user_folders import cache_folder
+from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, PORTABLE
 from voxcpm_runtime.backends.machine import build, chip
 from voxcpm_runtime.storage.whole_file import whole_file
 
 KIND = "measured"
 
 
-def measured_units(bundle_digest: str) -> dict[str, str]:
-    """Compute unit by step model, as `keep_measured_units` kept them; empty if nothing readable was kept."""
+def measured_units(bundle_digest: str, backend: str = "auto") -> dict[str, str]:
+    """Compute unit by step model, as `keep_measured_units` kept them; empty if nothing readable was kept.
+
+    backend: what the user asked for; unless it is "auto", the portable backend takes no step model's place.
+    """
     try:
         document = json.loads(_path(bundle_digest).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     units = document.get("units") if isinstance(document, dict) else None
-    if not isinstance(units, dict) or not all(isinstance(unit, str) for unit in units.values()):
+    if not isinstance(units, dict):
         return {}
-    return units
+    allowed = (*COMPUTE_UNITS, *((PORTABLE,) if backend == "auto" else ()))
+    return {name: unit for name, unit in units.items() if unit in allowed}
 
 
 def keep_measured_units(bundle_digest: str, units: Mapping[str, str]) -> Path:

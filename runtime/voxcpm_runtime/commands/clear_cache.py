@@ -16,6 +16,7 @@ _ENTRIES = {
     "compiled": ("*.mlmodelc", ".*.mlmodelc", "*.lock"),
     "lowered": ("*.lowered", ".*.lowered.*.part"),
     "verified": ("*.json", ".*.json.*.part"),
+    "measured": ("*.json", ".*.json.*.part"),
 }
 _VOICE_ENTRIES = {"bundles": ("default-*", ".default-*")}
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import CACHE_VARIABLE
+from voxcpm_runtime.backends.compute_units import PORTABLE
 from voxcpm_runtime.backends.measured_units import keep_measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands.engine import located
@@ -22,7 +23,6 @@ from voxcpm_runtime.doctor.anonymous import anonymous
 from voxcpm_runtime.doctor.examination import NO_BACKEND, examine, units_here
 from voxcpm_runtime.doctor.report import Machine, Report, this_machine
 from voxcpm_runtime.doctor.trials import Trial
-from voxcpm_runtime.doctor.worker import PORTABLE
 
 UNHEALTHY = 1
 _LEAST_SECONDS = 1.0
@@ -61,9 +61,12 @@ def doctor(
 
 
 def _kept(bundle: Bundle, report: Report) -> bool:
-    """Whether the choice was kept for `--compute-units auto`. A folder that cannot be written is a warning."""
-    units = {name: trial.unit for name, trial in report.chosen.items() if trial.unit != PORTABLE}
-    if not units:
+    """Whether the choice was kept for `--compute-units auto`. A folder that cannot be written is a warning.
+
+    Only where Core ML was tried: elsewhere there is nothing to choose.
+    """
+    units = {name: trial.unit for name, trial in report.chosen.items()}
+    if not units or all(trial.unit == PORTABLE for trial in report.trials):
         return False
     try:
         keep_measured_units(bundle.digest, units)

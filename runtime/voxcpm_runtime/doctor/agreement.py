@@ -13,8 +13,10 @@ from voxcpm_constants.step_models import Precision
 
 Array = npt.NDArray[Any]
 
-FLOORS: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.99, "int8": 0.9, "int4": 0.9}
-"""The lowest correlation with the test vectors, which are float32."""
+FLOORS: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.995, "int8": 0.99, "int4": 0.85}
+"""The lowest correlation with the test vectors, which are float32: at least three times as far from 1 as the worst that
+was measured on the portable backend, plain and with every result rounded to fp16 (TRIALS.md). The worst is the base LM,
+whose quantiser rounds to another level now and then, and in int4 its weights."""
 
 
 class Agreement(BaseModel):

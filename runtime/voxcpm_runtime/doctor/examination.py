@@ -5,13 +5,13 @@ from __future__ import annotations
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import check_files
 from voxcpm_constants.vectors import read_vectors
-from voxcpm_runtime.backends.coreml import COMPUTE_UNITS
+from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, PORTABLE
+from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE
 from voxcpm_runtime.backends.loading import choose_backend
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.report import Report, report_of
 from voxcpm_runtime.doctor.trials import Begun, fastest_correct, placed, trials
-from voxcpm_runtime.doctor.worker import PORTABLE
 
 UNITS = {"coreml": ("cpu", "cpu_and_gpu", "cpu_and_ne", "all"), "portable": (PORTABLE,)}
 """Backend -> the units that are tried, the safest first."""
@@ -54,5 +54,5 @@ def examine(bundle: Bundle, backend: str, *, limit: float, begun: Begun = lambda
 
 NO_BACKEND = (
     "no backend is here: expected Core ML (macOS with coremltools) or ONNX Runtime; install it with: "
-    'pip install "coremltools>=9.0,<10" "onnx>=1.17" "onnxruntime>=1.22"'
+    f'{INSTALL_PORTABLE} "coremltools>=9.0,<10"'
 )

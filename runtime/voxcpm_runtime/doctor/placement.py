@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from pathlib import Path
 
-from voxcpm_runtime.backends.coreml import COMPUTE_UNITS
+from voxcpm_runtime.backends.compiled_packages import CompiledPackage
+from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS
 
 _DEVICES = {"MLCPUComputeDevice": "cpu", "MLGPUComputeDevice": "gpu", "MLNeuralEngineComputeDevice": "ne"}
 """coremltools' classes -> the names used here."""
 
 
-def operations_by_device(package: Path, unit: str) -> dict[str, int]:
+def operations_by_device(package: Path, digest: str, unit: str) -> dict[str, int]:
     """Number of operations of a package, all its functions together, on "cpu", "gpu" and "ne".
 
-    Raises what coremltools raises; it has no plan before macOS 14.4.
+    digest: identifies the package's content. Raises what coremltools raises; it has no plan before macOS 14.4.
     """
     import coremltools as ct  # seconds, and on a Mac only
     from coremltools.models.compute_plan import MLComputePlan
 
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = package.with_suffix(".mlmodelc")
-        if not compiled.is_dir():
-            compiled = Path(folder) / compiled.name
-            ct.models.utils.compile_model(str(package), destination_path=str(compiled))
-        plan = MLComputePlan.load_from_path(str(compiled), getattr(ct.ComputeUnit, COMPUTE_UNITS[unit]))
-        usages = [
-            plan.get_compute_device_usage_for_mlprogram_operation(operation)
-            for function in plan.model_structure.program.functions.values()
-            for operation in function.block.operations
-        ]
-        # Constants run nowhere, and have no usage.
-        devices = (type(usage.preferred_compute_device).__name__ for usage in usages if usage is not None)
-        return dict(Counter(_DEVICES[device] for device in devices if device in _DEVICES))
+    kept = CompiledPackage(package, digest, _compile)
+    plan = MLComputePlan.load_from_path(
+        str(kept.shipped or kept.path()[0]), getattr(ct.ComputeUnit, COMPUTE_UNITS[unit])
+    )
+    usages = [
+        plan.get_compute_device_usage_for_mlprogram_operation(operation)
+        for function in plan.model_structure.program.functions.values()
+        for operation in function.block.operations
+    ]
+    # Constants run nowhere, and have no usage.
+    devices = (type(usage.preferred_compute_device).__name__ for usage in usages if usage is not None)
+    return dict(Counter(_DEVICES[device] for device in devices if device in _DEVICES))
+
+
+def _compile(package: Path, compiled: Path) -> None:
+    import coremltools as ct  # likewise
+
+    ct.models.utils.compile_model(str(package), destination_path=str(compiled))

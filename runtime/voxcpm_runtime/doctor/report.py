@@ -10,11 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.backends.compute_units import PORTABLE
+from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE
 from voxcpm_runtime.backends.machine import backends, build, chip, system
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.agreement import FLOORS
 from voxcpm_runtime.doctor.trials import Trial, fastest_correct
-from voxcpm_runtime.doctor.worker import PORTABLE
 
 _LIBRARIES = ("voxcpm-coreml", "coremltools", "onnxruntime", "onnx", "numpy")
 
@@ -144,7 +145,7 @@ def _without_a_unit(report: Report) -> Iterable[str]:
             "--json prints to an issue; it has no names and no paths."
         )
         if "portable" not in report.machine.backends:
-            yield 'The portable backend would be a way to speak: pip install "onnx>=1.17" "onnxruntime>=1.22".'
+            yield f"The portable backend would be a way to speak: {INSTALL_PORTABLE}"
 
 
 def _failures(report: Report) -> Iterable[str]:

@@ -8,10 +8,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.backends.compute_units import PORTABLE
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.agreement import Agreement
 from voxcpm_runtime.doctor.children import run_child
-from voxcpm_runtime.doctor.worker import PORTABLE, Event, Request, Task
+from voxcpm_runtime.doctor.worker import Event, Request, Task
 
 Outcome = Literal["correct", "wrong", "unjudged", "refused", "crashed", "hung"]
 Begun = Callable[[str, str], None]

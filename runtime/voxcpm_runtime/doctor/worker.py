@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -21,13 +20,11 @@ from pydantic import BaseModel, ConfigDict
 from voxcpm_constants.errors import first_line
 from voxcpm_constants.manifest import package_path
 from voxcpm_constants.vectors import read_vectors
+from voxcpm_runtime.backends.compute_units import PORTABLE
 from voxcpm_runtime.backends.loading import Backend, load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.doctor.placement import operations_by_device
 from voxcpm_runtime.doctor.trial import compared, median_seconds
-
-PORTABLE = "portable"
-"""The name of the portable backend beside the compute units of Core ML."""
 
 Event = dict[str, Any]
 Task = Literal["trial", "placement"]
@@ -89,8 +86,9 @@ def _trial(bundle: Bundle, name: str, request: Request) -> Iterator[Event]:
 
 def _placement(bundle: Bundle, name: str, request: Request) -> Iterator[Event]:
     yield {"stage": "load"}
-    package = Path(bundle.folder) / package_path(bundle.precision, name)
-    yield {"stage": "done", "operations": operations_by_device(package, request.unit)}
+    package = bundle.folder / package_path(bundle.precision, name)
+    digest = bundle.manifest.package_key(bundle.precision, name)
+    yield {"stage": "done", "operations": operations_by_device(package, digest, request.unit)}
 
 
 _WORK: dict[Task, Callable[[Bundle, str, Request], Iterator[Event]]] = {
