@@ -37,8 +37,8 @@ from voxcpm_runtime.doctor.trials import Trial, trials
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
 
-# A child has a minute to start; only then its time counts.
-LIMIT = 4.0
+# A child has a minute more to start.
+LIMIT = 8.0
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +190,9 @@ def test_a_step_model_without_a_correct_unit_is_told_and_the_portable_backend_ta
 
 def test_ctrl_c_ends_the_children(core_ml: StandIn, tiny_bundle: Path) -> None:
     core_ml.fault(does="hang")
-    program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+    # A shell's background job ignores the signal, and so would its children.
+    heard = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heard}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
     given = [sys.executable, "-c", program, "doctor", str(tiny_bundle), "--precision", "fp16"]
 
     with subprocess.Popen(given, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as doctor:
@@ -313,6 +315,7 @@ def test_a_choice_that_cannot_be_kept_is_one_warning(
         (["--backend", "coreml"], "needs macOS"),
         (["--precision", "fp8"], "precision must be one of"),
         (["--timeout", "0"], "timeout"),
+        (["--timeout", "nan"], "timeout"),
     ],
 )
 def test_wrong_arguments_are_one_line(

@@ -70,5 +70,5 @@ if __name__ == "__main__":
         open(sys.argv[1], "rb") as requests,
         open(sys.argv[2], "wb") as answers,
         open(sys.argv[3], "w") as log,
-    ):  # noqa: PTH123
+    ):
         serve(requests, answers, log)

@@ -25,7 +25,6 @@ from voxcpm_runtime.doctor.report import Machine, Report, this_machine
 from voxcpm_runtime.doctor.trials import Trial
 
 UNHEALTHY = 1
-_LEAST_SECONDS = 1.0
 
 
 def doctor(
@@ -40,8 +39,8 @@ def doctor(
         bool, typer.Option("--json", help="JSON without names and paths, for an issue.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(help="Seconds for one step model on one compute unit.", min=_LEAST_SECONDS)
-    ] = 120.0,
+        int, typer.Option(help="Seconds for one step model on one compute unit.", min=1)
+    ] = 120,
 ) -> None:
     """Try every step model on every compute unit: is it correct, how fast, and which is best here."""
     console = Console(highlight=False, markup=False, emoji=False)

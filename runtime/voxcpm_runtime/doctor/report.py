@@ -130,11 +130,15 @@ def _unjudged(report: Report) -> Iterable[str]:
 
 
 def _usable(report: Report) -> Iterable[str]:
-    units = {trial.unit for trial in report.chosen.values()}
-    if report.healthy and PORTABLE not in units:
-        yield "Every step model is correct somewhere. The fastest correct units are used by --compute-units auto."
-    elif report.healthy:
-        yield "Every step model is correct with the portable backend."
+    if not report.healthy:
+        return
+    portable = [name for name, trial in report.chosen.items() if trial.unit == PORTABLE]
+    if len(portable) == len(report.chosen):
+        yield "Every step model is correct on the portable backend."
+        return
+    yield "Every step model is correct somewhere. What --compute-units auto uses has a star."
+    if portable:
+        yield f"Only the portable backend is correct for {', '.join(portable)}."
 
 
 def _without_a_unit(report: Report) -> Iterable[str]:
