@@ -17,7 +17,7 @@ import pytest
 import typer
 import yaml
 
-from voxcpm_runtime.backends.coreml import COMPUTE_UNITS
+from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS
 from voxcpm_runtime.commands import cli
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -29,6 +29,7 @@ from voxcpm_constants.step_models import (
 )
 from voxcpm_constants.targets import package_form
 from voxcpm_runtime.audio import pcm
+from voxcpm_runtime.backends.compute_units import USUAL
 from voxcpm_runtime.model import chunk_plan, driver, flow_matching
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import DEFAULT_MAX_LEN, GenerationOptions
@@ -177,7 +178,7 @@ def test_functions_have_the_names_of_macos_15(
     assert names == list(package_form(model, "macOS15").functions)
 
 
-def test_every_step_model_has_a_compute_unit_and_it_is_the_manuals(
+def test_every_step_model_has_the_compute_unit_of_the_runtime_and_the_manual(
     architecture: Architecture, sizes: StepSizes
 ) -> None:
     units = {name: UNITS[unit] for name, unit in constants()["computeUnits"].items()}
@@ -186,6 +187,7 @@ def test_every_step_model_has_a_compute_unit_and_it_is_the_manuals(
 
     assert set(units) == set(declare_step_models(architecture, sizes))
     assert units == dict(rows)
+    assert units == {name: USUAL[name] for name in units}
 
 
 class Noted:

@@ -66,9 +66,6 @@ def serve(requests: BinaryIO, answers: BinaryIO, log: Any) -> None:
 
 
 if __name__ == "__main__":
-    with (
-        open(sys.argv[1], "rb") as requests,
-        open(sys.argv[2], "wb") as answers,
-        open(sys.argv[3], "w") as log,
-    ):
-        serve(requests, answers, log)
+    requests, answers, log = map(Path, sys.argv[1:])
+    with requests.open("rb") as asked, answers.open("wb") as told, log.open("w") as loaded:
+        serve(asked, told, loaded)
