@@ -31,7 +31,7 @@ SYSTEMS: dict[Target, str] = {"macOS14": "macOS 14, iOS 17 or later", "macOS15":
 _LOADING = """\
 `BUNDLE` is this folder, or the id of the repository that holds it (`organisation/name`).
 
-From Python, without PyTorch (`pip install voxcpm-coreml`):
+From Python, with the package `voxcpm-coreml`; PyTorch is not needed:
 
 ```python
 from voxcpm_runtime import VoxCPM
