@@ -62,7 +62,7 @@ def write_model_card(bundle: Path, manifest: Manifest) -> None:
 
 def model_card(manifest: Manifest) -> str:
     """The card of a bundle in Markdown, with front matter for a hub."""
-    made = f"a VoxCPM checkpoint, converted by voxcpm-coreml to {len(manifest.step_models)} Core ML models"
+    made = f"a VoxCPM checkpoint, converted by voxcpm-coreml to {len(_packages(manifest))} Core ML models"
     return "\n".join(
         [
             "---",
@@ -78,7 +78,7 @@ def model_card(manifest: Manifest) -> str:
             "",
             f"In MB. A device needs one precision, the constants and the tokenizer ({_shared(manifest)} MB).",
             "",
-            *table(("step model", *manifest.precisions), _sizes(manifest)),
+            *table(("package", *manifest.precisions), _sizes(manifest)),
             "## Load it",
             "",
             _LOADING.replace("PRECISION", manifest.precisions[0]),
@@ -146,10 +146,15 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _sizes(manifest: Manifest) -> Iterator[list[str]]:
-    for name in manifest.step_models:
+    for name in _packages(manifest):
         folders = (package_path(precision, name) for precision in manifest.precisions)
         yield [name, *(_megabytes(manifest, str(folder)) for folder in folders)]
     yield ["together", *(_megabytes(manifest, precision) for precision in manifest.precisions)]
+
+
+def _packages(manifest: Manifest) -> list[str]:
+    """Names of the packages: the step models, and the parts of one that has several."""
+    return [part.name for name in manifest.step_models for part in manifest.parts(name)]
 
 
 def _shared(manifest: Manifest) -> str:

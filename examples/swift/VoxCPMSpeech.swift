@@ -8,7 +8,8 @@
 // Names, shapes and lengths of tensors come from the bundle's manifest.json.
 //
 // Systems: macOS 14 and iOS 17, with a bundle for macOS15: macOS 15 and iOS 18.
-// Left out: reference voices, control, texts longer than one utterance, retries, bundles for several utterances.
+// Left out: reference voices, control, texts longer than one utterance, retries, bundles for several utterances, and
+// those converted with --kv-cache rows or --split-gigabytes.
 
 import AVFoundation
 import Accelerate
@@ -116,6 +117,7 @@ struct Manifest: Decodable {
     struct Sizes: Decodable {
         let batch: Int
         let kv_length: Int
+        let base_lm_parts: Int
     }
 
     struct LanguageModel: Decodable {
@@ -153,6 +155,7 @@ struct Manifest: Decodable {
     let step_models: [String: StepModel]
     let precisions: [String]
     let target: String
+    let kv_cache: String
     let files: [String: File]
 
     var isSecondGeneration: Bool { architecture.architecture == "voxcpm2" }
@@ -625,6 +628,9 @@ final class VoxCPMSpeech {
             manifest.schema_version == Constant.schemaVersion, manifest.sizes.batch == 1,
             manifest.precisions.contains(precision)
         else { throw SpeechError("expected a bundle for one utterance, of this release, with \(precision)") }
+        guard manifest.kv_cache == "scatter", manifest.sizes.base_lm_parts == 1 else {
+            throw SpeechError("expected a bundle converted without --kv-cache rows and without --split-gigabytes")
+        }
         guard Set(manifest.step_models.keys).isSuperset(of: Constant.computeUnits.keys) else {
             throw SpeechError("expected the step models \(Constant.computeUnits.keys.sorted())")
         }

@@ -87,6 +87,16 @@ def test_sizes_are_sums_of_the_files() -> None:
     assert "the constants and the tokenizer (1.0 MB)" in card
 
 
+def test_a_divided_base_model_is_several_packages() -> None:
+    whole = manifest("2")
+    card = model_card(whole.model_copy(update={"sizes": whole.sizes.model_copy(update={"base_lm_parts": 2})}))
+
+    named = [name for name in rows(card) if name.startswith("base_lm_step")]
+    assert len(named) == 2
+    assert "base_lm_step" not in named
+    assert "to 7 Core ML models" in card
+
+
 @pytest.mark.parametrize(("preset", "missing"), [("0.5b", True), ("1.5", True), ("2", False)])
 def test_modes_that_the_generation_lacks_are_named(preset: str, missing: bool) -> None:
     card = model_card(manifest(preset))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from voxcpm_constants import special_tokens, targets
+from voxcpm_constants import special_tokens, step_models
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.generations import GENERATIONS
 from voxcpm_constants.manifest import SCHEMA_VERSION, Manifest
@@ -24,6 +24,8 @@ from voxcpm_constants.step_models import (
     FEAT_ENCODER,
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
+    STEP_MODEL_NAMES,
+    StepModel,
     StepSizes,
     declare_step_models,
 )
@@ -92,7 +94,7 @@ def test_the_constants_are_those_of_python() -> None:
         "schemaVersion": SCHEMA_VERSION,
         "audioStart": special_tokens.AUDIO_START,
         "stopIndex": driver._STOP,
-        "zeroVelocityFraction": flow_matching._ZERO_VELOCITY_FRACTION,
+        "zeroVelocityFraction": step_models._ZERO_VELOCITY_FRACTION,
         "normFloor": pytest.approx(float(flow_matching._NORM_FLOOR)),
         "angleScale": float(flow_matching._ANGLE_SCALE),
         "lowestFrequency": flow_matching._LOWEST_FREQUENCY,
@@ -101,7 +103,9 @@ def test_the_constants_are_those_of_python() -> None:
         "peak": pcm._PEAK,
         "oneChinese": (0x4E00, 0x9FFF),
         "decoderContextPatches": {name: t.decoder_context_patches for name, t in GENERATIONS.items()},
-        "modelsWithCaches": list(targets._WITH_CACHES),
+        "modelsWithCaches": [
+            name for name in STEP_MODEL_NAMES if StepModel(name=name, inputs=(), outputs=()).has_caches
+        ],
         "computeUnits": None,
     }
 

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.targets import package_form
 from voxcpm_runtime.backends.portable import PortableStepModel
 
 TYPES = {"FLOAT16": "float16", "INT32": "int32"}
@@ -27,8 +26,8 @@ def model(package: Path, function: str) -> tuple[PortableStepModel, bool]:
     """A function of a package, the default one for an empty name, and whether Core ML would keep its state."""
     manifest = Manifest.read(package.parents[1])
     declared = manifest.step_models[package.stem]
-    form = package_form(declared, manifest.target)
-    kept = {t.name: t.output_name for t in declared.state} if form.keeps_state else {}
+    form = manifest.form(declared)
+    kept = {t.name: t.output_name for t in declared.state} if form.state == "native" else {}
     chosen = function or next(iter(form.functions))
     return PortableStepModel(package, function=chosen, state=kept), bool(kept)
 
