@@ -184,7 +184,7 @@ def test_a_hub_id_is_downloaded_in_one_precision(bundle_folder, monkeypatch):
 
     assert locate_bundle("someone/voice", "fp16") == bundle_folder
     assert asked[0] == ("someone/voice", ["manifest.json"])
-    assert "fp16/**" in asked[1][1]
+    assert {"fp16/**", "vectors/**"} <= set(asked[1][1])
     assert "int8/**" not in asked[1][1]
 
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 # An absolute path, or one in a home folder: of it only the last part is kept, which names a file of the bundle. A path
 # may stand in a file: URL. Spaces are part of it only where they are escaped.
@@ -30,8 +29,7 @@ def _cleaned(value: Any, folders: list[str], names: re.Pattern[str] | None) -> A
     if not isinstance(value, str):
         return value
     for folder in folders:
-        for spelled in (folder, quote(folder)):
-            value = value.replace(spelled, "…") if len(spelled) > 1 else value
+        value = value.replace(folder, "…") if len(folder) > 1 else value
     value = _PATH.sub(r"…/\1", value)
     return value if names is None else names.sub("…", value)
 
