@@ -12,7 +12,7 @@ _DEVICES = {"MLCPUComputeDevice": "cpu", "MLGPUComputeDevice": "gpu", "MLNeuralE
 """coremltools' classes -> the names used here."""
 
 
-def operations_by_device(package: Path, digest: str, unit: str) -> dict[str, int]:
+def operations_by_device(package: Path, digest: str, unit: str) -> Counter[str]:
     """Number of operations of a package, all its functions together, on "cpu", "gpu" and "ne".
 
     digest: identifies the package's content. Raises what coremltools raises; it has no plan before macOS 14.4.
@@ -31,7 +31,7 @@ def operations_by_device(package: Path, digest: str, unit: str) -> dict[str, int
     ]
     # Constants run nowhere, and have no usage.
     devices = (type(usage.preferred_compute_device).__name__ for usage in usages if usage is not None)
-    return dict(Counter(_DEVICES[device] for device in devices if device in _DEVICES))
+    return Counter(_DEVICES[device] for device in devices if device in _DEVICES)
 
 
 def _compile(package: Path, compiled: Path) -> None:

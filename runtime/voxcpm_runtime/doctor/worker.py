@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -89,9 +90,12 @@ def _trial(bundle: Bundle, name: str, request: Request) -> Iterator[Event]:
 
 def _placement(bundle: Bundle, name: str, request: Request) -> Iterator[Event]:
     yield {"stage": "load"}
-    package = bundle.folder / package_path(bundle.precision, name)
-    digest = bundle.manifest.package_key(bundle.precision, name)
-    yield {"stage": "done", "operations": operations_by_device(package, digest, request.unit)}
+    operations: Counter[str] = Counter()
+    for part in bundle.manifest.parts(name):
+        package = bundle.folder / package_path(bundle.precision, part.name)
+        digest = bundle.manifest.package_key(bundle.precision, part.name)
+        operations += operations_by_device(package, digest, request.unit)
+    yield {"stage": "done", "operations": operations}
 
 
 _WORK: dict[Task, Callable[[Bundle, str, Request], Iterator[Event]]] = {
