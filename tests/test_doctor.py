@@ -22,6 +22,7 @@ from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
     AUDIO_VAE_ENCODER,
     FEAT_ENCODER,
+    LOCDIT_SOLVE,
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
     STEP_MODEL_NAMES,
@@ -98,6 +99,16 @@ def test_several_utterances_are_tried_together(tiny_batch_bundle: Path) -> None:
     found = tried(open_bundle(tiny_batch_bundle, "fp32"), FEAT_ENCODER, RESIDUAL_LM_STEP, unit="portable")
 
     assert [t.agreement is not None and t.agreement.worst > 1 - 1e-6 for t in found] == [True, True]
+
+
+def test_every_optional_form_is_tried(tiny_parts_bundle: Path) -> None:
+    bundle = open_bundle(tiny_parts_bundle, "fp32")
+    assert LOCDIT_SOLVE in bundle.manifest.step_models
+
+    found = tried(bundle, *bundle.manifest.step_models, unit="portable")
+
+    assert [(t.step_model, t.outcome) for t in found] == [(n, "correct") for n in bundle.manifest.step_models]
+    assert all(t.agreement is not None and t.agreement.worst > 1 - 1e-6 for t in found)
 
 
 @pytest.mark.usefixtures("core_ml")

@@ -33,7 +33,7 @@ from voxcpm_constants.step_models import (
     zero_velocity_steps,
 )
 from voxcpm_constants.targets import KVCache, Target, package_form
-from voxcpm_constants.vectors import VECTORS_FORMAT
+from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint, check_weights
 from voxcpm_conversion.compilation import compile_packages
@@ -136,7 +136,8 @@ def _add_step_model(
             with stages_reported(partial(report, package.name)):
                 if len(packages) > 1:
                     # The vectors are of the whole, of which a part has only some layers.
-                    record(loaded_modules(checkpoint, declaration, sizes))
+                    if not workspace.has(str(vectors_path(declaration.name))):
+                        record(loaded_modules(checkpoint, declaration, sizes))
                     add_packages(workspace, checkpoint, package, form, sizes, missing, target)
                 else:
                     add_packages(workspace, checkpoint, package, form, sizes, missing, target, record)

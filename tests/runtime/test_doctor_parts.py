@@ -15,6 +15,7 @@ from voxcpm_runtime.backends.machine import chip
 from voxcpm_runtime.doctor.agreement import FLOORS, Agreement, correlation, worst
 from voxcpm_runtime.doctor.anonymous import anonymous
 from voxcpm_runtime.doctor.placement import operations_by_device
+from voxcpm_runtime.doctor.report import Described, Machine, Report
 from voxcpm_runtime.doctor.trials import Trial, fastest_correct
 
 
@@ -77,6 +78,53 @@ def test_the_fastest_correct_unit_is_chosen_and_the_portable_backend_only_in_nee
     ]
 
     assert {name: t.unit for name, t in fastest_correct(found).items()} == {"a": "all", "b": "portable"}
+
+
+def report(*found, backends=("portable",), judged=True):
+    machine = Machine(
+        system="",
+        build="",
+        chip="",
+        architecture="",
+        processors=1,
+        python="",
+        libraries={},
+        backends=backends,
+    )
+    bundle = Described(
+        generation="voxcpm",
+        precision="fp16",
+        target="macOS14",
+        batch=1,
+        kv_length=8,
+        digest="",
+        judged=judged,
+    )
+    names = tuple(dict.fromkeys(t.step_model for t in found))
+    return Report(machine=machine, bundle=bundle, floor=0.9, step_models=names, trials=found)
+
+
+def test_the_advice_says_what_to_use():
+    native, portable = trial("a", "cpu", 1.0), trial("b", "portable", 1.0)
+
+    assert report(native).advice() == [
+        "Every step model is correct somewhere. What --compute-units auto uses has a star."
+    ]
+    assert report(portable).advice() == ["Every step model is correct on the portable backend."]
+    assert report(native, portable).advice()[1:] == ["Only the portable backend is correct for b."]
+
+
+def test_the_advice_says_what_failed_and_what_to_do():
+    found = [trial("a", "cpu", None, "hung"), trial("a", "all", None, "hung"), trial("b", "cpu", 1.0)]
+
+    lost, install, hung, slow = report(*found, backends=("coreml",)).advice()
+
+    assert lost.startswith("No unit is correct for a. ")
+    assert "--json" in lost
+    assert "pip install" in install
+    assert hung == "a does not answer in time on cpu, all."
+    assert "--timeout" in slow
+    assert not any("pip install" in line for line in report(*found).advice())
 
 
 @pytest.fixture
