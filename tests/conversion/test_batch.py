@@ -84,7 +84,8 @@ def _packages(
     opened, workspace = Checkpoint.open(checkpoint), Workspace(folder / "bundle", {})
     declared = declare_step_models(opened.architecture, TOGETHER)
     for name in names:
-        add_packages(workspace, opened, declared[name], TOGETHER, [precision], target)
+        form = package_form(declared[name], target)
+        add_packages(workspace, opened, declared[name], form, TOGETHER, [precision], target)
     return lambda name: workspace.folder / package_path(precision, name)
 
 

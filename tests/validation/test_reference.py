@@ -20,19 +20,33 @@ def test_plan(units: int, single: int, expected: list[int]) -> None:
     assert cut_plan(units, (1, 16, 64), single) == expected
 
 
-def test_cut_along_the_enumerated_axis_with_positions() -> None:
+def _tensor(name: str, *shape: int | tuple[int, ...]) -> TensorSpec:
+    return TensorSpec(name=name, shape=shape, meaning="")
+
+
+def test_a_language_models_sequence_is_cut_with_positions() -> None:
+    lengths = (1, 2)
     declared = StepModel(
-        name="m",
-        inputs=(
-            TensorSpec(name="audio", shape=(1, 1, (2, 4)), meaning=""),
-            TensorSpec(name="position", shape=(1,), dtype="int32", meaning=""),
-        ),
-        outputs=(TensorSpec(name="frames", shape=(1, (1, 2), 3), meaning=""),),
+        name="base_lm_step",
+        inputs=(_tensor("embeddings", 1, lengths, 2), TensorSpec(name="position", shape=(1,), meaning="")),
+        outputs=(_tensor("hidden", 1, lengths, 3),),
     )
-    audio = np.arange(8.0, dtype=np.float32).reshape(1, 1, 8)
-    frames = np.arange(12.0, dtype=np.float32).reshape(1, 4, 3)
-    calls = cut_calls(declared, {"audio": audio}, {"frames": frames}, [2, 1, 1])
-    assert [call.inputs["audio"].ravel().tolist() for call in calls] == [[0, 1, 2, 3], [4, 5], [6, 7]]
+    embeddings = np.arange(8.0, dtype=np.float32).reshape(1, 4, 2)
+    hidden = np.arange(12.0, dtype=np.float32).reshape(1, 4, 3)
+    calls = cut_calls(declared, {"embeddings": embeddings}, {"hidden": hidden}, [2, 1, 1])
+    assert [call.inputs["embeddings"].ravel().tolist() for call in calls] == [[0, 1, 2, 3], [4, 5], [6, 7]]
     assert [call.inputs["position"].tolist() for call in calls] == [[0], [2], [3]]
-    assert [call.outputs["frames"].shape for call in calls] == [(1, 2, 3), (1, 1, 3), (1, 1, 3)]
-    assert calls[1].outputs["frames"].ravel().tolist() == [6, 7, 8]
+    assert [call.outputs["hidden"].shape for call in calls] == [(1, 2, 3), (1, 1, 3), (1, 1, 3)]
+    assert calls[1].outputs["hidden"].ravel().tolist() == [6, 7, 8]
+
+
+def test_a_signal_is_cut_along_its_time_also_where_one_length_is_declared() -> None:
+    declared = StepModel(
+        name="audio_vae_decoder", inputs=(_tensor("latents", 1, 3, 2),), outputs=(_tensor("audio", 1, 1, 4),)
+    )
+    latents = np.arange(12.0, dtype=np.float32).reshape(1, 3, 4)
+    audio = np.arange(8.0, dtype=np.float32).reshape(1, 1, 8)
+    first, second = cut_calls(declared, {"latents": latents}, {"audio": audio}, [1, 1])
+    assert first.inputs["latents"].tolist() == [[[0, 1], [4, 5], [8, 9]]]
+    assert second.outputs["audio"].ravel().tolist() == [4, 5, 6, 7]
+    assert "position" not in first.inputs

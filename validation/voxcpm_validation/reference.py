@@ -93,27 +93,23 @@ def cut_calls(
     outputs: Mapping[str, Floats],
     plan: Sequence[int],
 ) -> list[RecordedCall]:
-    """Cut whole sequences into calls, along the enumerated axis of each tensor.
+    """Cut whole sequences into calls, along time: the last axis of the AudioVAE's tensors, the second of all others.
 
     plan: units (patches, or positions of a language model) of each call. `position`, if the declaration has it, is the
     number of units before the call.
     """
-    specs = {spec.name: spec for spec in (*declaration.inputs, *declaration.outputs)}
+    axis = 2 if declaration.name in (names.AUDIO_VAE_ENCODER, names.AUDIO_VAE_DECODER) else 1
 
-    def cut(name: str, array: npt.NDArray[Any], start: int, length: int) -> npt.NDArray[Any]:
-        shape = specs[name].shape
-        axis = next((i for i, size in enumerate(shape) if isinstance(size, tuple)), 1)
+    def cut(array: npt.NDArray[Any], start: int, length: int) -> npt.NDArray[Any]:
         unit = array.shape[axis] // sum(plan)
         return np.ascontiguousarray(np.take(array, range(start * unit, (start + length) * unit), axis))
 
     calls, start = [], 0
     for length in plan:
-        fed = {name: cut(name, array, start, length) for name, array in inputs.items()}
-        if "position" in specs:
+        fed = {name: cut(array, start, length) for name, array in inputs.items()}
+        if declaration.has_caches:
             fed["position"] = np.array([start], np.int32)
-        calls.append(
-            RecordedCall(fed, {name: cut(name, array, start, length) for name, array in outputs.items()})
-        )
+        calls.append(RecordedCall(fed, {name: cut(array, start, length) for name, array in outputs.items()}))
         start += length
     return calls
 
