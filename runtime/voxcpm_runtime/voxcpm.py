@@ -13,8 +13,8 @@ import numpy as np
 from voxcpm_constants.errors import InputError, VoxCPMError
 from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
-from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits, chosen_units
-from voxcpm_runtime.backends.loading import Backend, arithmetic_key, choose_backend, load_step_models
+from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits
+from voxcpm_runtime.backends.loading import Backend, arithmetic_key, choose_backend, place_step_models
 from voxcpm_runtime.backends.measured_units import measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.batch_slots import lone_slot
@@ -53,7 +53,7 @@ class VoxCPM:
     """
 
     def __init__(self, bundle: Bundle, driver: Driver, arithmetic: str = "") -> None:
-        """Make one from loaded step models. driver: over them. arithmetic: `arithmetic_key` of their backend."""
+        """Make one from loaded step models. driver: over them. arithmetic: `arithmetic_key` of their units."""
         self.bundle = bundle
         self._batch_driver: Driver | None = driver
         self._key = f"{bundle.digest}|{arithmetic}"
@@ -85,14 +85,14 @@ class VoxCPM:
                 "give its folder to choose another"
             )
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
-        measured = measured_units(bundle.digest, backend) if choose_backend(backend) == "coreml" else {}
-        units = chosen_units(compute_units, bundle.manifest.step_models, measured)
-        models = load_step_models(
+        measured = measured_units(bundle.digest) if choose_backend(backend) == "coreml" else {}
+        placed = place_step_models(
             bundle, backend, threads=threads, compute_units=compute_units, measured=measured
         )
+        models = {name: step_model.model for name, step_model in placed.items()}
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
         return_freed_memory()
-        return cls(bundle, driver, arithmetic_key(backend, units))
+        return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}))
 
     def close(self) -> None:
         """Release the step models and their memory. Calls that are running finish normally."""

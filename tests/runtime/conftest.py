@@ -16,6 +16,7 @@ from voxcpm_constants.arrays import constant_shapes, write_constant
 from voxcpm_constants.manifest import Manifest, Source, record_folder
 from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models
 from voxcpm_runtime import voxcpm
+from voxcpm_runtime.backends.fallback import Placed
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.model.driver import Driver
@@ -326,7 +327,8 @@ def speaking(
     network: FakeNetwork,
 ) -> str:
     """A bundle with the tiny step models, whose stop head ends the speech as soon as it may."""
-    monkeypatch.setattr(voxcpm, "load_step_models", lambda *_, **__: models)
+    placed = {name: Placed(model, "portable") for name, model in models.items()}
+    monkeypatch.setattr(voxcpm, "place_step_models", lambda *_, **__: placed)
     network.stop_bias = np.array([-1e3, 0], np.float32)
     return str(bundle_folder)
 

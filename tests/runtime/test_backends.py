@@ -160,16 +160,24 @@ def test_rows_of_a_cache_are_read_and_overwritten(declared, form):
     np.testing.assert_array_equal(state.numpy(name).sum(), ones.sum())
 
 
-@pytest.mark.usefixtures("on_linux")
-def test_arithmetic_has_a_key_off_the_mac():
-    assert arithmetic_key("auto", {LOCDIT_STEP: "all"}) == arithmetic_key("portable", {LOCDIT_STEP: "cpu"})
+def test_arithmetic_has_a_key():
+    """One for all step models on the portable backend, and for each unit of each one on Core ML."""
+    units = [{LOCDIT_STEP: "all"}, {LOCDIT_STEP: "cpu"}, {LOCDIT_STEP: "portable"}]
+    units += [{**units[0], FEAT_ENCODER: "portable"}, {**units[0], FEAT_ENCODER: "all"}]
+
+    assert len(set(map(arithmetic_key, units))) == 5
+    assert arithmetic_key({FEAT_ENCODER: "portable"}) == arithmetic_key(units[2])
 
 
-@pytest.mark.usefixtures("on_mac")
-def test_arithmetic_has_a_key_on_a_mac():
-    asked = [("auto", "all"), ("coreml", "all"), ("coreml", "cpu"), ("portable", "all")]
+def test_a_step_model_on_the_portable_backend_has_its_lowering_in_the_key(monkeypatch):
+    cache = pytest.importorskip("voxcpm_runtime.backends.portable.cache")
+    units = [{LOCDIT_STEP: "cpu"}, {LOCDIT_STEP: "portable"}, {LOCDIT_STEP: "portable", FEAT_ENCODER: "cpu"}]
+    before = [arithmetic_key(each) for each in units]
 
-    keys = [arithmetic_key(backend, {LOCDIT_STEP: unit}) for backend, unit in asked]
+    monkeypatch.setattr(cache, "LOWERING_VERSION", cache.LOWERING_VERSION + 1)
 
-    assert keys[0] == keys[1]
-    assert len(set(keys)) == 3
+    assert [arithmetic_key(each) == key for each, key in zip(units, before, strict=True)] == [
+        True,
+        False,
+        False,
+    ]

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.step_models import AUDIO_VAE_DECODER, BASE_LM_STEP, LOCDIT_STEP, STEP_MODEL_NAMES
-from voxcpm_runtime.backends.compute_units import chosen_units, read_compute_units, usual_unit
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    BASE_LM_STEP,
+    LOCDIT_SOLVE,
+    LOCDIT_STEP,
+    STEP_MODEL_NAMES,
+)
+from voxcpm_runtime.backends.compute_units import USUAL, chosen_units, read_compute_units
 from voxcpm_runtime.commands import cli
 
 NAMES = (AUDIO_VAE_DECODER, BASE_LM_STEP, LOCDIT_STEP)
@@ -20,10 +26,8 @@ def test_auto_is_the_table() -> None:
     }
 
 
-def test_every_step_model_has_a_usual_unit_and_so_has_a_part_of_one() -> None:
-    assert "all" not in map(usual_unit, STEP_MODEL_NAMES)
-    assert usual_unit("base_lm_step_2") == usual_unit(BASE_LM_STEP)
-    assert usual_unit("something_new") == "all"
+def test_every_step_model_has_a_usual_unit() -> None:
+    assert set(USUAL) == {*STEP_MODEL_NAMES, LOCDIT_SOLVE}
 
 
 def test_what_was_measured_goes_before_the_table_and_what_is_asked_for_before_both() -> None:
@@ -60,8 +64,12 @@ def test_a_commands_words(given: list[str], asked: object) -> None:
     ("given", "message"),
     [
         (["gpu"], "compute units must be one of auto, all, cpu, cpu_and_gpu, cpu_and_ne, got 'gpu'"),
-        (["locdit_step="], "got ''"),
-        (["decoder=cpu"], "compute units of decoder: expected one of audio_vae_encoder, audio_vae_decoder"),
+        (["locdit_step="], "'locdit_step=': the unit after = is missing"),
+        (["=cpu"], "'=cpu': the step model before = is missing"),
+        (
+            ["decoder=cpu"],
+            f"unknown step model decoder for compute units: expected one of {', '.join(STEP_MODEL_NAMES)}\n",
+        ),
         (["cpu", "all"], "given twice: cpu and all"),
         (["locdit_step=cpu", "locdit_step=all"], "of locdit_step given twice"),
     ],
@@ -87,6 +95,6 @@ def test_what_is_no_unit_is_one_line_in_python_too(asked: object) -> None:
 
 def test_a_step_model_that_the_bundle_lacks_is_named() -> None:
     with pytest.raises(
-        InputError, match=r"compute units of locdit_solve: expected one of audio_vae_decoder, base"
+        InputError, match=r"unknown step model locdit_solve .*: expected one of audio_vae_decoder, base"
     ):
         chosen_units({"locdit_solve": "cpu"}, NAMES)

@@ -134,7 +134,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_choice_is_kept_for_this_chip_this_build_and_this_bundle(cache, monkeypatch):
-    path = kept.keep_measured_units("digest", {"a": "cpu"})
+    path = kept.save_measured_units("digest", {"a": "cpu"})
 
     assert path.parent == cache / "measured"
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -144,14 +144,14 @@ def test_a_choice_is_kept_for_this_chip_this_build_and_this_bundle(cache, monkey
         with monkeypatch.context() as patched:
             patched.setattr(kept, question, lambda answer=answer: answer)
             assert kept.measured_units("digest") == {}
-    kept.keep_measured_units("digest", {"a": "all"})
+    kept.save_measured_units("digest", {"a": "all"})
     assert kept.measured_units("digest") == {"a": "all"}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"units": [1]}', '{"units": {"a": 1}}', "{}"])
 @pytest.mark.usefixtures("cache")
 def test_a_damaged_choice_counts_as_none(content):
-    path = kept.keep_measured_units("digest", {"a": "cpu"})
+    path = kept.save_measured_units("digest", {"a": "cpu"})
     path.write_text(content)
 
     assert kept.measured_units("digest") == {}
@@ -236,7 +236,7 @@ def test_operations_are_counted_by_device(tmp_path, monkeypatch):
 
 
 def test_what_is_kept_names_no_folder(cache):
-    document = json.loads(kept.keep_measured_units("digest", {"a": "cpu"}).read_text())
+    document = json.loads(kept.save_measured_units("digest", {"a": "cpu"}).read_text())
 
     assert set(document) == {"chip", "build", "bundle", "units"}
     assert str(cache) not in json.dumps(document)

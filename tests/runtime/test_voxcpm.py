@@ -7,6 +7,7 @@ import soundfile
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime import voxcpm
+from voxcpm_runtime.backends.fallback import Placed
 from voxcpm_runtime.speech.results import TooLongWarning
 from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.text.words import checked_text, one_line
@@ -272,9 +273,9 @@ def test_from_bundle_loads_the_step_models_of_the_precision(bundle_folder, monke
 
     def load(bundle, backend, **options):
         asked.append((bundle.precision, backend, options))
-        return models
+        return {name: Placed(model, "portable") for name, model in models.items()}
 
-    monkeypatch.setattr(voxcpm, "load_step_models", load)
+    monkeypatch.setattr(voxcpm, "place_step_models", load)
 
     tts = VoxCPM.from_bundle(bundle_folder, precision="fp16", backend="portable", threads=2)
 

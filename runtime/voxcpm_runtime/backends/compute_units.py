@@ -10,6 +10,7 @@ from voxcpm_constants.step_models import (
     AUDIO_VAE_ENCODER,
     BASE_LM_STEP,
     FEAT_ENCODER,
+    LOCDIT_SOLVE,
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
 )
@@ -35,13 +36,12 @@ USUAL = {
     # Many small calls without state: what the Neural Engine is for.
     FEAT_ENCODER: "cpu_and_ne",
     LOCDIT_STEP: "cpu_and_ne",
-    "locdit_solve": "cpu_and_ne",
+    LOCDIT_SOLVE: "cpu_and_ne",
     # The Neural Engine's compiler refuses writes into a KV cache more often than not.
     BASE_LM_STEP: "cpu_and_gpu",
     RESIDUAL_LM_STEP: "cpu_and_gpu",
 }
-"""The usual unit of each step model. One whose name begins like a name here, such as a half of a divided model, has
-the same unit."""
+"""The usual unit of each step model."""
 
 
 def chosen_units(
@@ -57,14 +57,16 @@ def chosen_units(
     wanted = asked if isinstance(asked, Mapping) else {OTHERS: asked}
     for name, unit in wanted.items():
         if name not in (*names, OTHERS):
-            raise InputError(f"compute units of {name}: expected one of {', '.join(names)}")
+            raise InputError(
+                f"unknown step model {name} for compute units: expected one of {', '.join(names)}"
+            )
         if unit not in (AUTO, *COMPUTE_UNITS):
             raise InputError(
                 f"compute units must be one of {', '.join((AUTO, *COMPUTE_UNITS))}, got {unit!r}"
             )
     units = {name: wanted.get(name, wanted.get(OTHERS, AUTO)) for name in names}
     known = measured or {}
-    return {name: (known.get(name) or usual_unit(name)) if u == AUTO else u for name, u in units.items()}
+    return {name: (known.get(name) or USUAL[name]) if u == AUTO else u for name, u in units.items()}
 
 
 def is_auto(asked: ComputeUnits, name: str) -> bool:
@@ -72,22 +74,22 @@ def is_auto(asked: ComputeUnits, name: str) -> bool:
     return (asked if isinstance(asked, str) else asked.get(name, asked.get(OTHERS, AUTO))) == AUTO
 
 
-def usual_unit(name: str) -> str:
-    """The unit of a step model in the table; "all" for one that the table does not know."""
-    return next((unit for known, unit in USUAL.items() if name.startswith(known)), "all")
-
-
 def read_compute_units(given: Iterable[str]) -> ComputeUnits:
     """The compute units in a command's words: UNIT for all step models, NAME=UNIT for one of them.
 
-    Raises InputError for two words about the same step models.
+    Raises InputError for two words about the same step models, and for NAME=UNIT with one of them only.
     """
     asked: dict[str, str] = {}
     for word in given:
         name, equals, unit = word.rpartition("=")
-        name = name.strip() if equals else OTHERS
+        name, unit = name.strip() if equals else OTHERS, unit.strip()
+        if equals and not (name and unit):
+            missing = "unit after" if name else "step model before"
+            raise InputError(
+                f"compute units {word!r}: the {missing} = is missing; expected NAME=UNIT or UNIT"
+            )
         if name in asked:
-            both = f"{asked[name]} and {unit.strip()}"
+            both = f"{asked[name]} and {unit}"
             raise InputError(f"compute units {'' if name == OTHERS else f'of {name} '}given twice: {both}")
-        asked[name] = unit.strip()
+        asked[name] = unit
     return asked or AUTO

@@ -35,13 +35,18 @@ def load_functions(
 ) -> list[CoreMLStepModel]:
     """All functions of a package on Core ML. digest: identifies the package. unit: a key of COMPUTE_UNITS.
 
-    All are loaded at once, so that a refusal is an error now and not in the middle of speech. Raises BundleError.
+    All are loaded at once, so that a refusal is an error now and not in the middle of speech. Raises BundleError, as a
+    RefusedError what another unit may take.
     """
     package = _Package(functions, digest, unit)
     return [
         CoreMLStepModel(f.declared, package.load(f), precision, state=f.state, package=package)
         for f in functions
     ]
+
+
+class RefusedError(BundleError):
+    """A package that Core ML refuses on a compute unit, in Core ML's words; another unit may take it."""
 
 
 class _Package:
@@ -60,19 +65,19 @@ class _Package:
                 return self._loaded(shipped, function, self._unit)
             except Exception as error:  # noqa: BLE001 - coremltools raises what Core ML gives it, of any class
                 if self._loads_on_cpu(shipped, function):
-                    raise self._refused(function, error) from None
+                    raise self._refused(error) from None
         path, new = self._compiled_path()
         before = mark(path)
         try:
             return self._loaded(path, function, self._unit)
         except Exception as error:  # noqa: BLE001 - likewise
             if new or self._loads_on_cpu(path, function):
-                raise self._refused(function, error) from None
+                raise self._refused(error) from None
         path, _ = self._compiled_path(damaged=before)
         try:
             return self._loaded(path, function, self._unit)
         except Exception as error:  # noqa: BLE001 - likewise
-            raise self._refused(function, error) from None
+            raise self._refused(error) from None
 
     def _loaded(self, compiled: Path, function: PackageFunction, unit: str) -> Any:
         import coremltools as ct  # seconds, and on a Mac only
@@ -99,17 +104,14 @@ class _Package:
         except Exception as error:  # noqa: BLE001 - likewise
             raise BundleError(f"{self._path}: Core ML cannot compile it ({first_line(error)})") from None
 
-    def _refused(self, function: PackageFunction, error: Exception) -> BundleError:
+    def _refused(self, error: Exception) -> RefusedError:
         words = first_line(error)
         if _MISLEADING in words:
             words = (
                 "the package is too large for it, or the system refuses one of the functions, though Core ML speaks of "
                 f"{_MISLEADING}"
             )
-        instead = "" if self._unit == CPU else f"--compute-units {function.declared.name}={CPU} or "
-        return BundleError(
-            f"{self._path}: Core ML refuses it on {self._unit} ({words}); try {instead}--backend portable"
-        )
+        return RefusedError(f"{self._path}: Core ML refuses it on {self._unit} ({words})")
 
 
 def _compile(functions: Sequence[PackageFunction], package: Path, compiled: Path) -> None:

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from voxcpm_constants.errors import BundleError
-from voxcpm_runtime.backends.compute_units import PORTABLE
-from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.backends.step_function import StepFunction
 
 INSTALL_PORTABLE = 'pip install "onnx>=1.17" "onnxruntime>=1.22"'
 """What brings the portable backend; on a Mac the runtime does not require it."""
 
 
-def first_that_loads(name: str, units: Iterable[str], load: Callable[[str], StepFunction]) -> StepFunction:
+class Placed(NamedTuple):
+    """A step model, and the compute unit that took it; PORTABLE for the portable backend."""
+
+    model: StepFunction
+    unit: str
+
+
+def first_that_loads(
+    name: str, units: Iterable[str], load: Callable[[str], StepFunction], advice: str = ""
+) -> Placed:
     """A step model on the first unit that takes it, with a warning where that is not the first one.
 
-    load(unit) loads it. Raises the BundleError of the first unit if none takes it.
+    load(unit) loads it. Raises a BundleError if none takes it: the first unit's, the units that were tried, and the
+    advice, if there is some.
     """
-    first, *_ = names = tuple(units)
+    names = tuple(units)
     refusals: list[BundleError] = []
     for unit in names:
         try:
@@ -29,10 +38,9 @@ def first_that_loads(name: str, units: Iterable[str], load: Callable[[str], Step
             continue
         if refusals:
             warnings.warn(
-                f"{name} runs on {unit}, as {first} does not take it ({refusals[0]}); "
+                f"{name} runs on {unit} and not on {' or '.join(names[: len(refusals)])} ({refusals[0]}); "
                 "voxcpm-coreml doctor finds what is best on this machine",
                 stacklevel=2,
             )
-        return model
-    hint = "" if PORTABLE in backends() else f" ({INSTALL_PORTABLE})"
-    raise BundleError(f"{refusals[0]}{hint}")
+        return Placed(model, unit)
+    raise BundleError("; ".join(filter(None, (f"{refusals[0]}", f"tried {', '.join(names)}", advice))))

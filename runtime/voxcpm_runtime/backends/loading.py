@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,19 +12,18 @@ from typing import Any, Literal
 from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import Precision, StepModel
+from voxcpm_constants.step_models import LOCDIT_SOLVE, STEP_MODEL_NAMES, Precision, StepModel
 from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.compute_units import (
     AUTO,
     CPU,
     PORTABLE,
-    USUAL,
     ComputeUnits,
     chosen_units,
     is_auto,
 )
-from voxcpm_runtime.backends.coreml_loading import check_system, load_functions
-from voxcpm_runtime.backends.fallback import first_that_loads
+from voxcpm_runtime.backends.coreml_loading import RefusedError, check_system, load_functions
+from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE, Placed, first_that_loads
 from voxcpm_runtime.backends.functions_by_length import FunctionsByLength
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.backends.package_functions import PackageFunction, package_functions
@@ -35,7 +35,12 @@ Backend = Literal["auto", "coreml", "portable"]
 BACKENDS: tuple[Backend, ...] = ("auto", "coreml", "portable")
 
 
-def load_step_models(
+def load_step_models(bundle: Bundle, backend: Backend = "auto", **options: Any) -> dict[str, StepFunction]:
+    """Step models of an open bundle by name. Arguments, warnings and errors: see `place_step_models`."""
+    return {name: placed.model for name, placed in place_step_models(bundle, backend, **options).items()}
+
+
+def place_step_models(
     bundle: Bundle,
     backend: Backend = "auto",
     *,
@@ -43,11 +48,12 @@ def load_step_models(
     threads: int | None = None,
     compute_units: ComputeUnits = AUTO,
     measured: Mapping[str, str] | None = None,
-) -> dict[str, StepFunction]:
-    """Step models of an open bundle, in its precision. names: some of them; by default all that the bundle has.
+) -> dict[str, Placed]:
+    """Step models of an open bundle, in its precision, and the unit of each one.
 
-    threads: threads of one operation (portable backend only). compute_units, measured: see `chosen_units` (Core ML
-    only). Where "auto" chooses the unit, another takes its place if Core ML refuses it (`fallback`).
+    names: some of them; by default all that the bundle has. threads: threads of one operation (portable backend only).
+    compute_units, measured: see `chosen_units` (Core ML only). With backend "auto", what Core ML refuses runs on
+    another unit or on the portable backend, with a warning, unless the caller named its unit.
 
     Raises InputError for a backend that this machine lacks or compute units that there are not, BundleError for a
     package that cannot be loaded, needs a newer system, or whose inputs and outputs are not the declared ones.
@@ -55,18 +61,28 @@ def load_step_models(
     chosen = check_engine(backend, threads, compute_units)
     folder, manifest, precision = bundle.folder, bundle.manifest, bundle.precision
     wanted = tuple(manifest.step_models if names is None else names)
-    if chosen == "portable":
-        return {
-            name: load_portable_step_model(folder, manifest, precision, name, threads=threads)
-            for name in wanted
-        }
-    check_system(folder, manifest.target, macos())
-    units = chosen_units(compute_units, manifest.step_models, measured)
     last = (PORTABLE,) if backend == "auto" and PORTABLE in backends() else ()
+
+    def portable(name: str) -> StepFunction:
+        return load_portable_step_model(folder, manifest, precision, name, threads=threads)
+
+    if chosen == "coreml":
+        try:
+            check_system(folder, manifest.target, macos())
+        except BundleError as error:
+            if not last or not all(is_auto(compute_units, name) for name in wanted):
+                raise
+            warnings.warn(f"{error}; until then it runs on the portable backend", stacklevel=2)
+            chosen = "portable"
+    if chosen == "portable":
+        return {name: Placed(portable(name), PORTABLE) for name in wanted}
+    # The portable backend may have been here when it was measured.
+    known = {name: unit for name, unit in (measured or {}).items() if unit != PORTABLE or last}
+    units = chosen_units(compute_units, manifest.step_models, known)
 
     def load(name: str, unit: str) -> StepFunction:
         if unit == PORTABLE:
-            return load_portable_step_model(folder, manifest, precision, name, threads=threads)
+            return portable(name)
 
         def load_package(package: StepModel) -> StepFunction:
             functions = package_functions(folder, manifest, precision, package)
@@ -78,10 +94,19 @@ def load_step_models(
 
         return _in_turn(manifest.parts(name), load_package)
 
+    def load_where_asked(name: str, unit: str) -> Placed:
+        try:
+            return Placed(load(name, unit), unit)
+        except RefusedError as error:
+            instead = "" if unit == CPU else f"--compute-units {name}={CPU} or "
+            raise BundleError(f"{error}; try {instead}--backend portable") from None
+
+    advice = "" if last else f"install the portable backend: {INSTALL_PORTABLE}"
+    advice = advice if backend == "auto" else "try --backend portable"
     return {
-        name: first_that_loads(name, dict.fromkeys((units[name], CPU, *last)), partial(load, name))
+        name: first_that_loads(name, dict.fromkeys((units[name], CPU, *last)), partial(load, name), advice)
         if is_auto(compute_units, name)
-        else load(name, units[name])
+        else load_where_asked(name, units[name])
         for name in wanted
     }
 
@@ -107,17 +132,20 @@ def load_portable_step_model(
     return _in_turn(manifest.parts(name), load)
 
 
-def arithmetic_key(backend: str, compute_units: Mapping[str, str]) -> str:
+def arithmetic_key(units: Mapping[str, str]) -> str:
     """A key that is equal if the same step models give the same numbers, up to rounding by the number of threads.
 
-    compute_units: the unit of every step model, by name (`chosen_units`).
+    units: the unit that every step model runs on, by name (`place_step_models`).
     """
-    if choose_backend(backend) == "coreml":
-        return f"coreml {','.join(f'{name}={unit}' for name, unit in sorted(compute_units.items()))}"
-    # On a Mac ONNX Runtime need not be installed.
-    from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
+    version = ""
+    if PORTABLE in units.values():
+        # On a Mac ONNX Runtime need not be installed.
+        from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
 
-    return f"portable {LOWERING_VERSION}"
+        version = f" {LOWERING_VERSION}"
+    if set(units.values()) == {PORTABLE}:
+        return f"{PORTABLE}{version}"
+    return f"coreml{version} {','.join(f'{name}={unit}' for name, unit in sorted(units.items()))}"
 
 
 def check_engine(
@@ -127,7 +155,9 @@ def check_engine(
     chosen = choose_backend(backend)
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1, got {threads}")
-    chosen_units(compute_units, tuple(USUAL))
+    # Which bundle it is for is not known yet: the optional step model is taken, but not offered.
+    named = isinstance(compute_units, Mapping) and LOCDIT_SOLVE in compute_units
+    chosen_units(compute_units, (*STEP_MODEL_NAMES, *((LOCDIT_SOLVE,) if named else ())))
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""The compute unit of each step model that `doctor` found to be the fastest correct one, kept for this machine.
+"""The compute unit of each step model that `doctor` found to be the fastest correct one, saved for this machine.
 
     measured/<key>.json in the user's cache folder; the key is of chip, system build and the bundle's digest
 
@@ -20,11 +20,8 @@ from voxcpm_runtime.storage.whole_file import whole_file
 KIND = "measured"
 
 
-def measured_units(bundle_digest: str, backend: str = "auto") -> dict[str, str]:
-    """Compute unit by step model, as `keep_measured_units` kept them; empty if nothing readable was kept.
-
-    backend: what the user asked for; unless it is "auto", the portable backend takes no step model's place.
-    """
+def measured_units(bundle_digest: str) -> dict[str, str]:
+    """Compute unit, or PORTABLE, by step model, as `save_measured_units` saved them; empty if nothing can be read."""
     try:
         document = json.loads(_path(bundle_digest).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -32,12 +29,11 @@ def measured_units(bundle_digest: str, backend: str = "auto") -> dict[str, str]:
     units = document.get("units") if isinstance(document, dict) else None
     if not isinstance(units, dict):
         return {}
-    allowed = (*COMPUTE_UNITS, *((PORTABLE,) if backend == "auto" else ()))
-    return {name: unit for name, unit in units.items() if unit in allowed}
+    return {name: unit for name, unit in units.items() if unit in (*COMPUTE_UNITS, PORTABLE)}
 
 
-def keep_measured_units(bundle_digest: str, units: Mapping[str, str]) -> Path:
-    """Keep compute units by step model, instead of what was kept before. Raises OSError if the folder is unwritable."""
+def save_measured_units(bundle_digest: str, units: Mapping[str, str]) -> Path:
+    """Save compute units by step model, and forget what was saved before. Raises OSError if that is impossible."""
     path = _path(bundle_digest)
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {"chip": chip(), "build": build(), "bundle": bundle_digest, "units": dict(units)}

@@ -14,7 +14,7 @@ from rich.table import Table
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import CACHE_VARIABLE
 from voxcpm_runtime.backends.compute_units import PORTABLE
-from voxcpm_runtime.backends.measured_units import keep_measured_units
+from voxcpm_runtime.backends.measured_units import save_measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands.engine import located
 from voxcpm_runtime.commands.shared_arguments import BundleArgument
@@ -68,7 +68,7 @@ def _kept(bundle: Bundle, report: Report) -> bool:
     if not units or all(trial.unit == PORTABLE for trial in report.trials):
         return False
     try:
-        keep_measured_units(bundle.digest, units)
+        save_measured_units(bundle.digest, units)
     except OSError as error:
         typer.echo(
             f"warning: the choice cannot be kept ({os_reason(error)}); "
