@@ -12,7 +12,7 @@ from voxcpm_constants.user_folders import cache_folder, voices_folder
 from voxcpm_runtime.backends.portable.cache import load_lowered
 from voxcpm_runtime.commands import cli
 
-KINDS = ("compiled", "lowered", "verified", "bundles")
+KINDS = ("compiled", "lowered", "verified", "measured", "bundles")
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Where this project writes for a user, by default and by two environment variables.
 
-    $VOXCPM_COREML_CACHE     one folder for everything: compiled/, lowered/, verified/, bundles/, voices/
+    $VOXCPM_COREML_CACHE     one folder for everything: compiled/, lowered/, verified/, measured/,
+                             bundles/, voices/
     $VOXCPM_COREML_VOICES    the folder of the voices alone
 
 Without them: the platform's user cache and user data folders. A variable that is empty counts as not set.
@@ -19,7 +20,7 @@ _APPLICATION = "voxcpm-coreml"
 
 
 def cache_folder(kind: str) -> Path:
-    """A cache folder, which need not exist yet. kind: "compiled", "lowered", "verified" or "bundles".
+    """A cache folder, which need not exist yet. kind: "compiled", "lowered", "verified", "measured" or "bundles".
 
     Raises InputError where the variable names a file.
     """

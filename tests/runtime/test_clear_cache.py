@@ -9,15 +9,21 @@ import pytest
 
 from voxcpm_runtime.commands import cli
 
-KEPT = ("voices/ada.voice", "compiled/mine.txt", "lowered/notes/a.lowered.txt", "bundles/mine/manifest.json")
+KEPT = (
+    "voices/ada.voice",
+    "compiled/mine.txt",
+    "lowered/notes/a.lowered.txt",
+    "bundles/mine/manifest.json",
+    "compiled/0-24F74.lock",
+    "bundles/default-0.lock",
+)
 CACHED = (
     "compiled/0-24F74.mlmodelc/weights/weight.bin",
-    "compiled/0-24F74.lock",
     "lowered/a.lowered",
     "verified/b.json",
     "measured/c.json",
 )
-BUILT_IN = ("bundles/default-0/manifest.json", "bundles/default-0.lock")
+BUILT_IN = ("bundles/default-0/manifest.json",)
 
 
 @pytest.fixture
@@ -41,7 +47,7 @@ def test_it_removes_what_was_cached_and_says_how_much(
 
     assert files(cache) == {*KEPT, *BUILT_IN}
     assert capsys.readouterr().out.splitlines() == [
-        f"{cache}/compiled: 2.0 MB removed",
+        f"{cache}/compiled: 1.0 MB removed",
         f"{cache}/lowered: 1.0 MB removed",
         f"{cache}/verified: 1.0 MB removed",
         f"{cache}/measured: 1.0 MB removed",

@@ -11,14 +11,16 @@ import typer
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import cache_folder
 
-# Folder in the user's cache -> what this project writes there. Files of other names are not its own.
+# Folder in the user's cache -> what this project writes there. Files of other names are not its own. Lock files stay:
+# another process may hold one, and without the file a third one would lock another file of that name.
 _ENTRIES = {
-    "compiled": ("*.mlmodelc", ".*.mlmodelc", "*.lock"),
+    "compiled": ("*.mlmodelc", ".*.mlmodelc"),
     "lowered": ("*.lowered", ".*.lowered.*.part"),
     "verified": ("*.json", ".*.json.*.part"),
     "measured": ("*.json", ".*.json.*.part"),
 }
 _VOICE_ENTRIES = {"bundles": ("default-*", ".default-*")}
+_LOCK = ".lock"
 
 
 def clear_cache(
@@ -30,11 +32,13 @@ def clear_cache(
         ),
     ] = False,
 ) -> None:
-    """Remove what was cached: compiled and lowered step models, and which files were verified. Voices stay."""
+    """Remove compiled and lowered step models, which files were verified, and the choices of doctor. Voices stay."""
     failures = []
     for kind, patterns in (_ENTRIES | (_VOICE_ENTRIES if everything else {})).items():
         folder = cache_folder(kind)
-        entries = sorted({entry for pattern in patterns for entry in folder.glob(pattern)})
+        entries = sorted(
+            {entry for pattern in patterns for entry in folder.glob(pattern) if entry.suffix != _LOCK}
+        )
         freed = 0
         for entry in entries:
             size = _bytes(entry)
