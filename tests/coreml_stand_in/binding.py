@@ -27,7 +27,12 @@ class Model:
     """A loaded model: coremltools' `_MLModelProxy`."""
 
     def __init__(self, path, unit, function, hints, asset):
-        assert (hints, asset) == ({}, None)
+        assert asset is None
+        # The names of coremltools' values, as the native module gets them.
+        assert all(
+            (key, value) in {("reshapeFrequency", "Frequent"), ("reshapeFrequency", "Infrequent")}
+            for key, value in hints.items()
+        )
         self._temporary = None
         if path.endswith(".mlpackage"):
             self._temporary = path = Model.compileModel(path)
@@ -42,7 +47,7 @@ class Model:
             raise RuntimeError(
                 "Failed to load: .functionName property must be nil unless the model type is ML Program."
             )
-        meet("load", self._package, unit, function)
+        meet("load", self._package, unit, function, hints)
         chosen = function or spec.description.defaultFunctionName or "main"
         self._executor, self._states = _executor(_digest(self._compiled), chosen, self._compiled)
 

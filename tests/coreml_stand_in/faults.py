@@ -55,11 +55,13 @@ def settings(system_version: Path, log: Path, faults=()):
     })  # fmt: skip
 
 
-def meet(at: str, package: str, unit: str = "", function: str = "") -> bool:
+def meet(at: str, package: str, unit: str = "", function: str = "", hints: object = None) -> bool:
     """Write the event into the log, and do what the faults for it say. True if the numbers shall be wrong."""
     given = told()
     event = {"at": at, "package": package, "unit": unit, "function": function}
-    line = json.dumps({**event, "pid": os.getpid(), "thread": threading.current_thread().name})
+    line = json.dumps(
+        {**event, "hints": hints, "pid": os.getpid(), "thread": threading.current_thread().name}
+    )
     with Path(given["log"]).open("a") as log:
         log.write(f"{line}\n")
     wrong = False

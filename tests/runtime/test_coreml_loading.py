@@ -95,6 +95,21 @@ def test_a_damaged_compiled_package_is_made_again_once(load: Load, core_ml: Stan
     assert model is not None
 
 
+@pytest.mark.parametrize(("system", "hint"), [("15.5", {"reshapeFrequency": "Infrequent"}), ("14.6", {})])
+def test_enumerated_lengths_rarely_change(
+    load: Load, core_ml: StandIn, tiny_bundle_15: Path, system: str, hint: dict[str, str]
+) -> None:
+    """coremltools refuses hints before macOS 15. A package without enumerated lengths needs none."""
+    core_ml.system(system, "1A1")
+
+    load(FEAT_ENCODER)
+    load(LOCDIT_STEP)
+    if hint:
+        load(BASE_LM_STEP, tiny_bundle_15)
+
+    assert [event["hints"] for event in core_ml.events("load")] == [hint, {}, *([{}, {}, {}] if hint else [])]
+
+
 def test_a_package_that_a_unit_refuses_is_not_compiled_again(load: Load, core_ml: StandIn) -> None:
     load()
     core_ml.fault(package=LOCDIT_STEP, unit="CPU_AND_NE", message="ANECCompile() FAILED\nand more")

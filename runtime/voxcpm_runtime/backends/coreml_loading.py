@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from voxcpm_constants.errors import BundleError, first_line
-from voxcpm_constants.macos import MacOS
+from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.step_models import Precision
 from voxcpm_constants.targets import OLDEST_MACOS, Target
 from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
@@ -83,8 +83,13 @@ class _Package:
         import coremltools as ct  # seconds, and on a Mac only
 
         # The only function of a package is loaded without its name: systems before macOS 15 know no names.
-        named = {"function_name": function.name} if len(self._functions) > 1 else {}
-        return ct.models.CompiledMLModel(str(compiled), getattr(ct.ComputeUnit, COMPUTE_UNITS[unit]), **named)
+        options: dict[str, Any] = {"function_name": function.name} if len(self._functions) > 1 else {}
+        # Speech keeps to the shortest length after the prefill. coremltools refuses the hint before macOS 15.
+        if function.declared.chunk_count > 1 and (system := macos()) and system.version >= (15,):
+            options["optimization_hints"] = {"reshapeFrequency": ct.ReshapeFrequency.Infrequent}
+        return ct.models.CompiledMLModel(
+            str(compiled), getattr(ct.ComputeUnit, COMPUTE_UNITS[unit]), **options
+        )
 
     def _loads_on_cpu(self, compiled: Path, function: PackageFunction) -> bool:
         """Whether the compiled form is whole: then it is the compute unit that refuses it."""
