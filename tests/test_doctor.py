@@ -32,8 +32,11 @@ from voxcpm_runtime.backends.measured_units import measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.doctor import examination
+from voxcpm_runtime.doctor import trials as trials_module
+from voxcpm_runtime.doctor.children import Ending
 from voxcpm_runtime.doctor.examination import examine
 from voxcpm_runtime.doctor.trials import Trial, trials
+from voxcpm_runtime.doctor.worker import Event, Request
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
@@ -176,8 +179,59 @@ def test_a_unit_with_wrong_numbers_is_not_chosen_and_the_choice_is_kept(
     wrong = [t for t in found["trials"] if t["outcome"] == "wrong"]
     assert [(t["step_model"], t["unit"]) for t in wrong] == [(AUDIO_VAE_DECODER, "cpu_and_ne")]
     assert any("audio_vae_decoder gives wrong numbers on cpu_and_ne" in line for line in found["advice"])
-    # The stand-in has no plan, as systems before macOS 14.4 have none.
-    assert {t["operations"] and sum(t["operations"].values()) for t in found["trials"]} == {None}
+    # The stand-in has no plan, as systems before macOS 14.4 have none; every correct trial has the reason.
+    assert {t["operations"] for t in found["trials"]} == {None}
+    assert [bool(t["no_plan"]) for t in found["trials"]] == [
+        t["outcome"] == "correct" for t in found["trials"]
+    ]
+
+
+def test_every_correct_trial_on_core_ml_has_its_plan_or_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child process that made plans crashed at the second step model; another goes on behind it."""
+    found = [Trial(step_model=name, unit="cpu", outcome="correct") for name in ("a", "b", "c")]
+    found += [Trial(step_model="a", unit="all", outcome="wrong")]
+    found += [Trial(step_model="a", unit="portable", outcome="correct")]
+    asked = []
+
+    def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
+        asked.append((request.task, request.unit, request.step_models))
+        for name in request.step_models:
+            heard({"step_model": name, "stage": "load"})
+            if name == "b":
+                return Ending("crashed", "SIGABRT")
+            heard({"step_model": name, "stage": "done", "operations": {"ne": 3}})
+        return Ending("done")
+
+    monkeypatch.setattr(trials_module, "run_child", run_child)
+    monkeypatch.setattr(
+        trials_module,
+        "_request",
+        lambda bundle, task, unit, names, limit: Request(
+            task=task, bundle="", precision="fp16", unit=unit, step_models=names, limit=limit, judged=True
+        ),
+    )
+
+    plans = [(t.operations, t.no_plan) for t in trials_module.placed(None, found, limit=1.0)]  # type: ignore[arg-type]
+
+    assert asked == [("placement", "cpu", ("a", "b", "c")), ("placement", "cpu", ("c",))]
+    assert plans == [({"ne": 3}, ""), (None, "SIGABRT"), ({"ne": 3}, ""), (None, ""), (None, "")]
+
+
+def test_a_bundle_for_a_newer_system_is_refused_once(
+    core_ml: StandIn, tiny_bundle_15: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core_ml.system("14.6.1", "23G93")
+
+    code, out, _ = doctored(capsys, tiny_bundle_15, "--precision", "fp16", "--json")
+
+    found = json.loads(out)
+    assert code == 0
+    assert {t["unit"] for t in found["trials"]} == {"portable"}
+    assert sum("needs macOS 15 or newer" in line for line in found["advice"]) == 1
+    assert not core_ml.events("load")
+    code, out, err = doctored(capsys, tiny_bundle_15, "--precision", "fp16", "--backend", "coreml")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "needs macOS 15 or newer" in err
 
 
 def test_a_step_model_without_a_correct_unit_is_told_and_the_portable_backend_takes_its_place(

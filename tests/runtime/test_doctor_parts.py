@@ -12,11 +12,13 @@ import pytest
 
 from voxcpm_runtime.backends import measured_units as kept
 from voxcpm_runtime.backends.machine import chip
+from voxcpm_runtime.doctor import children
 from voxcpm_runtime.doctor.agreement import FLOORS, Agreement, correlation, worst
 from voxcpm_runtime.doctor.anonymous import anonymous
 from voxcpm_runtime.doctor.placement import operations_by_device
 from voxcpm_runtime.doctor.report import Described, Machine, Report
 from voxcpm_runtime.doctor.trials import Trial, fastest_correct
+from voxcpm_runtime.doctor.worker import Request
 
 
 def test_correlation_sees_an_angle_a_scale_and_an_offset():
@@ -157,6 +159,18 @@ def test_a_damaged_choice_counts_as_none(content):
     assert kept.measured_units("digest") == {}
 
 
+def test_a_child_that_never_starts_is_given_its_limit_and_the_time_to_start(tmp_path, monkeypatch):
+    (tmp_path / "asleep.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(children, "_PROGRAM", "asleep")
+    monkeypatch.setattr(children, "_START_SECONDS", 0.25)
+    request = Request(
+        task="trial", bundle="", precision="fp16", unit="cpu", step_models=("a",), limit=0.5, judged=False
+    )
+
+    assert children.run_child(request, print) == ("hung", "did not start within 0.75 s")
+
+
 def test_the_chip_has_a_name():
     assert chip().strip()
 
@@ -175,20 +189,62 @@ def test_the_chip_has_a_name():
 def test_of_a_path_the_last_part_is_left(text, left, monkeypatch):
     monkeypatch.setattr("getpass.getuser", lambda: "nobody-here")
 
-    assert anonymous({"a": [text, 1, None]}, []) == {"a": [left, 1, None]}
+    assert anonymous({"advice": [text, 1, None]}, []) == {"advice": [left, 1, None]}
+
+
+def cleaned(text, *folders):
+    return anonymous({"message": text}, folders)["message"]
 
 
 def test_names_are_removed_as_whole_words(monkeypatch):
     monkeypatch.setattr("getpass.getuser", lambda: "ada")
     monkeypatch.setattr("platform.node", lambda: "engine.local")
 
-    assert anonymous("ada on engine.local, engine; adapter", []) == "… on …, …; adapter"
+    assert cleaned("ada on engine.local, engine; adapter") == "… on …, …; adapter"
+
+
+def test_words_of_our_own_are_no_names(monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: "cpu")
+    monkeypatch.setattr("platform.node", lambda: "portable")
+    trials = {"trials": [{"unit": "cpu", "message": "refused for cpu"}], "backends": ["portable"]}
+
+    assert anonymous(trials, []) == {
+        "trials": [{"unit": "cpu", "message": "refused for …"}],
+        "backends": ["portable"],
+    }
+
+
+def test_a_user_without_a_name_and_a_home_has_a_report_too(monkeypatch, tmp_path):
+    import pwd
+
+    def unknown(*_):
+        raise KeyError("getpwuid(): uid not found")
+
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
+
+    assert cleaned("in /Users/ada/x.mlpackage") == "in …/x.mlpackage"
+
+
+@pytest.mark.parametrize("which", ["cache", "temporary", "installation"])
+def test_folders_of_the_user_with_spaces_are_removed_as_a_whole(which, tmp_path, monkeypatch):
+    folder = tmp_path / "Ada Lovelace" / which
+    if which == "cache":
+        monkeypatch.setenv("VOXCPM_COREML_CACHE", str(folder))
+    elif which == "temporary":
+        monkeypatch.setattr("tempfile.gettempdir", lambda: str(folder))
+    else:
+        monkeypatch.setattr("sys.prefix", str(folder))
+
+    assert cleaned(f"in {folder}/model.mil") == "in …/model.mil"
 
 
 def test_folders_with_spaces_are_removed_as_a_whole():
     folder = Path("/Volumes/My Disk/my bundle")
 
-    left = anonymous(f"{folder}/fp16/x.mlpackage and file:///Volumes/My%20Disk/my%20bundle/y", [folder])
+    left = cleaned(f"{folder}/fp16/x.mlpackage and file:///Volumes/My%20Disk/my%20bundle/y", folder)
 
     assert "My" not in left
     assert left.startswith("…/fp16/x.mlpackage and ")

@@ -2,36 +2,73 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import platform
 import re
-from collections.abc import Iterable
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.user_folders import cache_folder
 
 # An absolute path, or one in a home folder: of it only the last part is kept, which names a file of the bundle. A path
 # may stand in a file: URL. Spaces are part of it only where they are escaped.
 _PATH = re.compile(r"(?:file:/*)?(?<![\w.…])~?/(?:[^\s/'\"()<>,;:]+/)+([^\s/'\"()<>,;:]*)")
 
 
-def anonymous(value: Any, folders: Iterable[Path]) -> Any:
-    """A JSON value whose texts have "…" for paths and names. folders: paths that may have spaces."""
-    private = [folder for path in (*folders, Path.home()) for folder in {str(path), str(path.resolve())}]
-    names = {getpass.getuser(), platform.node(), platform.node().partition(".")[0]}
-    return _cleaned(value, sorted(private, key=len, reverse=True), _words(names))
+# Where words come that are not this project's own: Core ML's, and what a child process said last. All other texts are
+# of its vocabulary, in which a user's or a host's name may stand by chance.
+_FREE = {"message", "advice", "refusal", "no_plan"}
 
 
-def _cleaned(value: Any, folders: list[str], names: re.Pattern[str] | None) -> Any:
+def anonymous(document: Any, folders: Iterable[Path]) -> Any:
+    """A JSON value whose free texts have "…" for paths and names. folders: paths that may have spaces."""
+    known = {folder for path in (*folders, *_folders()) for folder in {str(path), str(path.resolve())}}
+    private = sorted((re.escape(folder) for folder in known if len(folder) > 1), key=len, reverse=True)
+    node = platform.node()
+    paths = re.compile(rf"(?:{'|'.join(private)})(?![\w.-])") if private else None
+    names = _words({_user(), node, node.partition(".")[0]})
+
+    def cleaned(text: str) -> str:
+        text = _PATH.sub(r"…/\1", paths.sub("…", text) if paths else text)
+        return names.sub("…", text) if names else text
+
+    return _with_free_texts(document, cleaned, free=False)
+
+
+def _with_free_texts(value: Any, cleaned: Callable[[str], str], *, free: bool) -> Any:
     if isinstance(value, dict):
-        return {key: _cleaned(item, folders, names) for key, item in value.items()}
+        return {
+            key: _with_free_texts(item, cleaned, free=free or key in _FREE) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_cleaned(item, folders, names) for item in value]
-    if not isinstance(value, str):
-        return value
-    for folder in folders:
-        value = value.replace(folder, "…") if len(folder) > 1 else value
-    value = _PATH.sub(r"…/\1", value)
-    return value if names is None else names.sub("…", value)
+        return [_with_free_texts(item, cleaned, free=free) for item in value]
+    return cleaned(value) if free and isinstance(value, str) else value
+
+
+def _folders() -> Iterator[Path]:
+    """Folders of this user and this installation that Core ML or a library may name."""
+    for folder in (
+        Path.home,
+        lambda: cache_folder("compiled").parent,
+        tempfile.gettempdir,
+        lambda: sys.prefix,
+    ):
+        # There may be no home folder, and no folder to write into.
+        with contextlib.suppress(KeyError, OSError, RuntimeError, InputError):
+            yield Path(folder())
+
+
+def _user() -> str:
+    """The user's name; empty for a user whom the system does not know."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, RuntimeError):
+        return ""
 
 
 def _words(names: Iterable[str]) -> re.Pattern[str] | None:

@@ -19,7 +19,7 @@ from voxcpm_runtime.doctor.worker import Event, Request
 _PROGRAM = "voxcpm_runtime.doctor.worker"
 _TAIL_BYTES = 4096
 _START_SECONDS = 60.0
-"""What a child may take before its first event: importing coremltools takes seconds."""
+"""Seconds beyond the limit that a child may take before its first event: importing coremltools takes some."""
 
 
 class Ending(NamedTuple):
@@ -36,7 +36,7 @@ def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
     It is also ended with this function, however that ends: Ctrl-C does not reach it directly.
     """
     receiving, sending = os.pipe()
-    with os.fdopen(receiving, "rb", buffering=0) as told, tempfile.TemporaryFile() as errors:
+    with os.fdopen(receiving, "rb", buffering=0) as reported, tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-m", _PROGRAM, request.model_dump_json(), str(sending)],
             pass_fds=(sending,),
@@ -49,11 +49,13 @@ def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
         os.close(sending)
-        said = 0
+        said: int | None = None
         try:
-            for event in _events(told, request.limit):
+            for event in _events(reported, request.limit):
                 if event is None:
-                    return Ending("hung", f"no answer within {request.limit:g} s")
+                    begun = said is not None
+                    within = request.limit + (0 if begun else _START_SECONDS)
+                    return Ending("hung", f"{'no answer' if begun else 'did not start'} within {within:g} s")
                 said = errors.seek(0, os.SEEK_END)
                 heard(event)
             code = child.wait(request.limit)
@@ -63,18 +65,18 @@ def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-        return Ending("done") if code == 0 else Ending("crashed", _last_words(code, errors, said))
+        return Ending("done") if code == 0 else Ending("crashed", _last_words(code, errors, said or 0))
 
 
-def _events(told: IO[bytes], limit: float) -> Iterator[Event | None]:
-    """Events until the child closes its end; None if a step model takes longer than `limit` seconds."""
+def _events(reported: IO[bytes], limit: float) -> Iterator[Event | None]:
+    """Events until the child closes its end; None if a step model, or the first event, takes too long."""
     deadline, rest = time.monotonic() + _START_SECONDS + limit, b""
     while True:
-        readable, _, _ = select.select([told], [], [], max(0.0, deadline - time.monotonic()))
+        readable, _, _ = select.select([reported], [], [], max(0.0, deadline - time.monotonic()))
         if not readable:
             yield None
             return
-        received = told.read(65536)
+        received = reported.read(65536)
         if not received:
             return
         *lines, rest = (rest + received).split(b"\n")

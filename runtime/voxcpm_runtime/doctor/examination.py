@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import check_files
 from voxcpm_constants.vectors import read_vectors
 from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, PORTABLE
+from voxcpm_runtime.backends.coreml_loading import check_system
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE
 from voxcpm_runtime.backends.loading import choose_backend
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.report import Report, report_of
-from voxcpm_runtime.doctor.trials import Begun, fastest_correct, placed, trials
+from voxcpm_runtime.doctor.trials import Begun, placed, trials
 
 UNITS = {"coreml": ("cpu", "cpu_and_gpu", "cpu_and_ne", "all"), "portable": (PORTABLE,)}
 """Backend -> the units that are tried, the safest first."""
@@ -30,7 +32,8 @@ def units_here(backend: str) -> tuple[str, ...]:
 def examine(bundle: Bundle, backend: str, *, limit: float, begun: Begun = lambda name, unit: None) -> Report:
     """Try every step model of an open bundle. limit: seconds for one step model on one unit.
 
-    Raises BundleError, naming the file, for test vectors that were altered, and InputError where no backend is here.
+    Raises BundleError, naming the file, for test vectors that were altered, BundleError where Core ML alone is here and
+    needs a newer system, and InputError where no backend is here.
     """
     check_files(bundle.folder, bundle.manifest.vector_files(), digests=True)
     if bundle.manifest.vector_files():
@@ -39,17 +42,17 @@ def examine(bundle: Bundle, backend: str, *, limit: float, begun: Begun = lambda
     units = units_here(backend)
     if not units:
         raise InputError(NO_BACKEND)
+    refusal = ""
+    try:
+        check_system(bundle.folder, bundle.manifest.target, macos())
+    except BundleError as error:
+        units = tuple(unit for unit in units if unit not in COMPUTE_UNITS)
+        if not units:
+            raise
+        refusal = str(error)
     names = tuple(bundle.manifest.step_models)
     found = [trial for unit in units for trial in trials(bundle, unit, names, limit=limit, begun=begun)]
-    native = [trial for trial in fastest_correct(found).values() if trial.unit in COMPUTE_UNITS]
-    operations = placed(bundle, native, limit=limit)
-    found = [
-        trial.model_copy(update={"operations": operations.get(trial.step_model)})
-        if trial in native
-        else trial
-        for trial in found
-    ]
-    return report_of(bundle, found)
+    return report_of(bundle, placed(bundle, found, limit=limit), refusal)
 
 
 NO_BACKEND = (

@@ -60,6 +60,8 @@ class Report(_Part):
     """The lowest correlation that counts as correct in this precision."""
     step_models: tuple[str, ...]
     trials: tuple[Trial, ...]
+    refusal: str = ""
+    """Why no step model of the bundle was tried on Core ML: it needs a newer system."""
 
     @property
     def chosen(self) -> dict[str, Trial]:
@@ -104,14 +106,15 @@ def describe_bundle(bundle: Bundle) -> Described:
     )
 
 
-def report_of(bundle: Bundle, trials: Iterable[Trial]) -> Report:
-    """The report of a bundle's trials on this machine."""
+def report_of(bundle: Bundle, trials: Iterable[Trial], refusal: str = "") -> Report:
+    """The report of a bundle's trials on this machine. refusal: see `Report`."""
     return Report(
         machine=this_machine(),
         bundle=describe_bundle(bundle),
         floor=FLOORS[bundle.precision],
         step_models=tuple(bundle.manifest.step_models),
         trials=tuple(trials),
+        refusal=refusal,
     )
 
 
@@ -127,6 +130,11 @@ def _unjudged(report: Report) -> Iterable[str]:
         yield (
             "This bundle has no test vectors: its numbers cannot be judged, only timed. Convert the checkpoint again."
         )
+
+
+def _refused(report: Report) -> Iterable[str]:
+    if report.refusal:
+        yield f"Core ML was not tried: {report.refusal}."
 
 
 def _usable(report: Report) -> Iterable[str]:
@@ -176,6 +184,7 @@ _FAILED = {
 """Outcome -> what the advice says about it."""
 
 _ADVICE: tuple[Callable[[Report], Iterable[str]], ...] = (
+    _refused,
     _usable,
     _unjudged,
     _without_a_unit,

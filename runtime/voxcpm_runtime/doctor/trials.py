@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
-from voxcpm_runtime.backends.compute_units import PORTABLE
+from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, PORTABLE
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.agreement import Agreement
 from voxcpm_runtime.doctor.children import run_child
@@ -19,7 +19,7 @@ Begun = Callable[[str, str], None]
 """begun(step model, unit): called when the trial of a step model begins."""
 
 # What only the last event of a step model has.
-_FINISHED = {"outcome", "call_seconds"}
+_FINISHED = {"outcome", "call_seconds", "operations"}
 
 
 class Trial(BaseModel):
@@ -40,32 +40,29 @@ class Trial(BaseModel):
     """Median of a call at the shortest length."""
     agreement: Agreement | None = None
     operations: dict[str, int] | None = None
-    """Operations by device, by Core ML's own plan; None where it is unknown."""
+    """Operations by device, by Core ML's own plan; None where there is none."""
+    no_plan: str = ""
+    """Why Core ML gave no plan."""
 
 
 def trials(bundle: Bundle, unit: str, names: Sequence[str], *, limit: float, begun: Begun) -> list[Trial]:
     """One trial for each named step model, in order. limit: seconds for one of them."""
-    found: list[Trial] = []
-    while left := names[len(found) :]:
-        # After a crash a new child goes on behind the step model that crashed.
-        found += _of_one_child(_request(bundle, "trial", unit, left, limit), bundle.precision, begun)
-    return found
+    events = _events(bundle, "trial", unit, names, limit, begun)
+    return [_trial(event, unit, bundle.precision) for event in events]
 
 
-def placed(bundle: Bundle, chosen: Iterable[Trial], *, limit: float) -> dict[str, dict[str, int]]:
-    """Operations by device of the chosen trials, by step model; none where Core ML tells nothing."""
-    found: dict[str, dict[str, int]] = {}
+def placed(bundle: Bundle, found: Sequence[Trial], *, limit: float) -> list[Trial]:
+    """The trials, and in the correct ones on Core ML its operations by device, or why there is no plan."""
+    plans: dict[tuple[str, str], Event] = {}
+    for unit in COMPUTE_UNITS:
+        correct = [t.step_model for t in found if (t.unit, t.outcome) == (unit, "correct")]
+        for event in _events(bundle, "placement", unit, correct, limit):
+            plans[event["step_model"], unit] = event
+    return [t.model_copy(update=_plan(plans.get((t.step_model, t.unit), {}))) for t in found]
 
-    def heard(event: Event) -> None:
-        if "operations" in event:
-            found[event["step_model"]] = event["operations"]
 
-    by_unit: dict[str, list[str]] = {}
-    for trial in chosen:
-        by_unit.setdefault(trial.unit, []).append(trial.step_model)
-    for unit, names in by_unit.items():
-        run_child(_request(bundle, "placement", unit, names, limit), heard)
-    return found
+def _plan(event: Event) -> Event:
+    return {"operations": event.get("operations"), "no_plan": event.get("message", "")}
 
 
 def fastest_correct(found: Iterable[Trial]) -> dict[str, Trial]:
@@ -93,8 +90,25 @@ def _request(bundle: Bundle, task: Task, unit: str, names: Sequence[str], limit:
     )
 
 
-def _of_one_child(request: Request, precision: Precision, begun: Begun) -> list[Trial]:
-    """Trials of the first step models of a request: those that one child finished, and the one that ended it."""
+def _events(
+    bundle: Bundle,
+    task: Task,
+    unit: str,
+    names: Sequence[str],
+    limit: float,
+    begun: Begun = lambda name, unit: None,
+) -> Iterator[Event]:
+    """The events of each named step model as one, in order."""
+    left = tuple(names)
+    while left:
+        # After a crash a new child goes on behind the step model that crashed.
+        found = _of_one_child(_request(bundle, task, unit, left, limit), begun)
+        yield from found
+        left = left[len(found) :]
+
+
+def _of_one_child(request: Request, begun: Begun) -> list[Event]:
+    """Events of the first step models of a request: those that one child finished, and the one that ended it."""
     found: dict[str, Event] = {}
 
     def heard(event: Event) -> None:
@@ -109,7 +123,7 @@ def _of_one_child(request: Request, precision: Precision, begun: Begun) -> list[
         before = found.get(unfinished[0], {"step_model": unfinished[0], "stage": "start"})
         outcome = "crashed" if ending.outcome == "done" else ending.outcome
         found[unfinished[0]] = before | {"outcome": outcome, "message": ending.message}
-    return [_trial(found[name], request.unit, precision) for name in request.step_models if name in found]
+    return [found[name] for name in request.step_models if name in found]
 
 
 def _trial(event: Event, unit: str, precision: Precision) -> Trial:
