@@ -160,7 +160,7 @@ def test_a_child_that_hangs_is_ended_after_its_time(core_ml: StandIn, bundle: Bu
         os.kill(pid, 0)
 
 
-def test_a_unit_with_wrong_numbers_is_not_chosen_and_the_choice_is_kept(
+def test_a_unit_with_wrong_numbers_is_not_chosen_and_the_choice_is_saved(
     core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(examination.UNITS, "coreml", ("cpu", "cpu_and_ne"))
@@ -173,7 +173,7 @@ def test_a_unit_with_wrong_numbers_is_not_chosen_and_the_choice_is_kept(
 
     found = json.loads(out)
     expected = {**dict.fromkeys(STEP_MODEL_NAMES, "cpu_and_ne"), AUDIO_VAE_DECODER: "cpu"}
-    assert (code, found["chosen"], found["kept"]) == (0, expected, True)
+    assert (code, found["chosen"], found["saved"]) == (0, expected, True)
     assert measured_units(open_bundle(tiny_bundle, "fp16").digest) == expected
     assert measured_units(open_bundle(tiny_bundle, "int8").digest) == {}
     wrong = [t for t in found["trials"] if t["outcome"] == "wrong"]
@@ -319,7 +319,7 @@ def test_a_bundle_without_vectors_is_timed_and_not_judged(
     assert code == 1
     assert {t["outcome"] for t in found["trials"]} == {"unjudged"}
     assert all(t["call_seconds"] > 0 for t in found["trials"])
-    assert (found["chosen"], found["kept"]) == ({}, False)
+    assert (found["chosen"], found["saved"]) == ({}, False)
     assert any("Convert the checkpoint again" in line for line in found["advice"])
     assert not any("No unit is correct" in line for line in found["advice"])
 
@@ -354,7 +354,7 @@ def test_a_machine_without_a_backend_is_told_what_to_install(
     assert json.loads(doctored(capsys, tiny_bundle, "--json")[1])["machine"]["backends"] == []
 
 
-def test_a_choice_that_cannot_be_kept_is_one_warning(
+def test_a_choice_that_cannot_be_saved_is_one_warning(
     core_ml: StandIn,  # noqa: ARG001 - a Mac
     tiny_bundle: Path,
     tmp_path: Path,
@@ -370,7 +370,7 @@ def test_a_choice_that_cannot_be_kept_is_one_warning(
     assert code == 0
     assert "Every step model is correct" in out
     assert err.count("\n") == 1
-    assert err.startswith("warning: the choice cannot be kept")
+    assert err.startswith("warning: the choice cannot be saved")
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ BAD_INPUTS = [
     ({"x": np.zeros((1, 1, 4), np.float64)}, "x must be float16 or float32, not float64"),
     ({"x": np.zeros((1, 4), np.float32)}, r"x must have shape \(1, 1, 4\), not \(1, 4\)"),
     ({"x": np.zeros((1, 1, 4), np.float32), "z": np.zeros(1)}, "has no input z; its inputs are x"),
-    ({"x": np.zeros((1, 1, 4), np.float32)}, "keeps a state: pass one"),
+    ({"x": np.zeros((1, 1, 4), np.float32)}, "has a state: pass one"),
 ]
 
 

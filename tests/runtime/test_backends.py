@@ -11,7 +11,7 @@ from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, declare_step_models
 from voxcpm_runtime.backends.coreml import CoreMLStepModel
 from voxcpm_runtime.backends.loading import arithmetic_key, choose_backend, load_step_models
-from voxcpm_runtime.backends.package_functions import check_interface
+from voxcpm_runtime.backends.package_functions import PackageFunction
 from voxcpm_runtime.bundle.opening import open_bundle
 
 
@@ -107,7 +107,7 @@ def test_a_missing_input_or_state_is_told(declared):
 
     with pytest.raises(ValueError, match="needs an input position"):
         model({"embeddings": np.ones((1, 1, 8))}, model.new_state())
-    with pytest.raises(ValueError, match="keeps a state"):
+    with pytest.raises(ValueError, match="has a state"):
         model({"embeddings": np.ones((1, 1, 8)), "position": np.array([0])})
 
 
@@ -132,7 +132,7 @@ def test_an_interface_of_other_names_is_refused(declared, tmp_path):
     inputs = [tensor.name for tensor in model.inputs]
 
     def check(inputs: list[str], outputs: list[str]) -> None:
-        check_interface(model, "passed", inputs, outputs, [], tmp_path)
+        PackageFunction(tmp_path, "main", model, "passed").check(inputs, outputs, [])
 
     check(inputs, ["velocity"])
     with pytest.raises(BundleError, match=r"inputs are not those of locdit_step .cond is missing."):
@@ -145,8 +145,8 @@ def test_an_interface_of_other_names_is_refused(declared, tmp_path):
 def test_rows_of_a_cache_are_read_and_overwritten(declared, form):
     """A voice's prefix needs this, in either form of Core ML's state; the rest of the cache stays unchanged."""
     model = declared[BASE_LM_STEP]
-    kept = {t.name: np.zeros(t.shape_at(0), np.float16) for t in model.state}
-    native = SimpleNamespace(read_state=lambda name: kept[name], write_state=kept.__setitem__)
+    arrays = {t.name: np.zeros(t.shape_at(0), np.float16) for t in model.state}
+    native = SimpleNamespace(read_state=lambda name: arrays[name], write_state=arrays.__setitem__)
     predictor = SimpleNamespace(make_state=lambda: native)
     state = CoreMLStepModel(model, predictor, "fp16", state=form).new_state()
     name, shape = model.state[0].name, model.state[0].shape_at(0)

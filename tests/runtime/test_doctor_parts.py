@@ -1,4 +1,4 @@
-"""The parts of the doctor that need no bundle: agreement, anonymity, the kept choice, Core ML's plan, advice."""
+"""The parts of the doctor that need no bundle: agreement, anonymity, the saved choice, Core ML's plan, advice."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from voxcpm_runtime.backends import measured_units as kept
+from voxcpm_runtime.backends import measured_units as saved
 from voxcpm_runtime.backends.machine import chip
 from voxcpm_runtime.doctor import children
-from voxcpm_runtime.doctor.agreement import FLOORS, Agreement, correlation, worst
+from voxcpm_runtime.doctor.agreement import FLOORS, Agreement, correlation, lowest_correlation
 from voxcpm_runtime.doctor.anonymous import anonymous
 from voxcpm_runtime.doctor.placement import operations_by_device
 from voxcpm_runtime.doctor.report import Described, Machine, Report
@@ -49,7 +49,7 @@ def test_large_values_do_not_overflow():
 def test_the_worst_tensor_counts():
     expected = {"a": np.ones(2), "b": np.array([1.0, -1.0])}
 
-    assert worst({"a": np.ones(2), "b": np.array([-1.0, 1.0]), "c": np.zeros(1)}, expected) == -1
+    assert lowest_correlation({"a": np.ones(2), "b": np.array([-1.0, 1.0]), "c": np.zeros(1)}, expected) == -1
 
 
 def agreement(**changed):
@@ -135,28 +135,28 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_choice_is_kept_for_this_chip_this_build_and_this_bundle(cache, monkeypatch):
-    path = kept.save_measured_units("digest", {"a": "cpu"})
+def test_a_choice_is_saved_for_this_chip_this_build_and_this_bundle(cache, monkeypatch):
+    path = saved.save_measured_units("digest", {"a": "cpu"})
 
     assert path.parent == cache / "measured"
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-    assert kept.measured_units("digest") == {"a": "cpu"}
-    assert kept.measured_units("another") == {}
+    assert saved.measured_units("digest") == {"a": "cpu"}
+    assert saved.measured_units("another") == {}
     for question, answer in (("build", "24F75"), ("chip", "Apple M9")):
         with monkeypatch.context() as patched:
-            patched.setattr(kept, question, lambda answer=answer: answer)
-            assert kept.measured_units("digest") == {}
-    kept.save_measured_units("digest", {"a": "all"})
-    assert kept.measured_units("digest") == {"a": "all"}
+            patched.setattr(saved, question, lambda answer=answer: answer)
+            assert saved.measured_units("digest") == {}
+    saved.save_measured_units("digest", {"a": "all"})
+    assert saved.measured_units("digest") == {"a": "all"}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"units": [1]}', '{"units": {"a": 1}}', "{}"])
 @pytest.mark.usefixtures("cache")
 def test_a_damaged_choice_counts_as_none(content):
-    path = kept.save_measured_units("digest", {"a": "cpu"})
+    path = saved.save_measured_units("digest", {"a": "cpu"})
     path.write_text(content)
 
-    assert kept.measured_units("digest") == {}
+    assert saved.measured_units("digest") == {}
 
 
 def test_a_child_that_never_starts_is_given_its_limit_and_the_time_to_start(tmp_path, monkeypatch):
@@ -291,8 +291,8 @@ def test_operations_are_counted_by_device(tmp_path, monkeypatch):
     assert asked == [(str(tmp_path / "x.mlmodelc"), "CPU_AND_NE")]
 
 
-def test_what_is_kept_names_no_folder(cache):
-    document = json.loads(kept.save_measured_units("digest", {"a": "cpu"}).read_text())
+def test_what_is_saved_names_no_folder(cache):
+    document = json.loads(saved.save_measured_units("digest", {"a": "cpu"}).read_text())
 
     assert set(document) == {"chip", "build", "bundle", "units"}
     assert str(cache) not in json.dumps(document)

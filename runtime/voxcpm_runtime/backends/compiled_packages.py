@@ -29,16 +29,24 @@ Compile = Callable[[Path, Path], None]
 """compile(package, folder to make). It raises OSError for a folder that cannot be made, and what Core ML raises."""
 
 
+def compile_package(package: Path, compiled: Path) -> None:
+    """Compile a package into a new folder. Raises what Core ML's compiler raises."""
+    import coremltools as ct  # seconds, and on a Mac only
+
+    ct.utils.compile_model(str(package), destination_path=str(compiled))
+
+
 class CompiledPackage:
     """The compiled form of a package: shipped beside it, or in the user's cache, or compiled for this process alone.
 
-    digest: identifies the package's content. A folder for this process alone is removed with this object.
+    digest: identifies the package's content. compile_with: `compile_package` by default. A folder for this process
+    alone is removed with this object.
     """
 
-    def __init__(self, package: Path, digest: str, compile_package: Compile) -> None:
+    def __init__(self, package: Path, digest: str, compile_with: Compile | None = None) -> None:
         self._package = package
         self._digest = digest[:32]
-        self._compile = compile_package
+        self._compile = compile_with or compile_package
         self._own: Path | None = None
 
     @property
@@ -46,6 +54,10 @@ class CompiledPackage:
         """The compiled form that a bundle brings beside the package, if it does."""
         folder = self._package.with_suffix(COMPILED)
         return folder if folder.is_dir() else None
+
+    def loadable(self) -> Path:
+        """The shipped form, or else the compiled one. Raises what Core ML's compiler raises."""
+        return self.shipped or self.path()[0]
 
     def path(self, damaged: int | None = None) -> tuple[Path, bool]:
         """The compiled form, and whether this call made it.

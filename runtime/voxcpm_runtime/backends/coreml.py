@@ -124,7 +124,7 @@ class CoreMLStepModel:
         if missing:
             raise ValueError(f"{self._declared.name} needs an input {missing[0]}")
         if self._declared.state and state is None:
-            raise ValueError(f"{self._declared.name} keeps a state: pass one")
+            raise ValueError(f"{self._declared.name} has a state: pass one")
         if not isinstance(state, PassedState | NativeState | None):
             raise ValueError(f"{self._declared.name}: the state is not of this step model")  # noqa: TRY004 - a wrong input
         features = {

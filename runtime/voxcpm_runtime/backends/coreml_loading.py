@@ -11,7 +11,7 @@ from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.step_models import Precision
 from voxcpm_constants.targets import OLDEST_MACOS, Target
-from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
+from voxcpm_runtime.backends.compiled_packages import CompiledPackage, compile_package, mark
 from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, CPU
 from voxcpm_runtime.backends.coreml import CoreMLStepModel
 from voxcpm_runtime.backends.package_functions import PackageFunction
@@ -56,7 +56,7 @@ class _Package:
         self._functions = functions
         self._path = functions[0].package
         self._unit = unit
-        self._compiled = CompiledPackage(self._path, digest, partial(_compile, functions))
+        self._compiled = CompiledPackage(self._path, digest, partial(_check_and_compile, functions))
 
     def load(self, function: PackageFunction) -> Any:
         """coremltools' model of one function. A compiled form that is damaged is made again once."""
@@ -70,13 +70,13 @@ class _Package:
         before = mark(path)
         try:
             return self._loaded(path, function, self._unit)
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:  # noqa: BLE001 - coremltools raises any class
             if new or self._loads_on_cpu(path, function):
                 raise self._refused(error) from None
         path, _ = self._compiled_path(damaged=before)
         try:
             return self._loaded(path, function, self._unit)
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:  # noqa: BLE001 - coremltools raises any class
             raise self._refused(error) from None
 
     def _loaded(self, compiled: Path, function: PackageFunction, unit: str) -> Any:
@@ -97,7 +97,7 @@ class _Package:
             return False
         try:
             self._loaded(compiled, function, CPU)
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - coremltools raises any class
             return False
         return True
 
@@ -106,7 +106,7 @@ class _Package:
             return self._compiled.path(damaged)
         except BundleError:
             raise
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:  # noqa: BLE001 - coremltools raises any class
             raise BundleError(f"{self._path}: Core ML cannot compile it ({first_line(error)})") from None
 
     def _refused(self, error: Exception) -> RefusedError:
@@ -119,14 +119,14 @@ class _Package:
         return RefusedError(f"{self._path}: Core ML refuses it on {self._unit} ({words})")
 
 
-def _compile(functions: Sequence[PackageFunction], package: Path, compiled: Path) -> None:
+def _check_and_compile(functions: Sequence[PackageFunction], package: Path, compiled: Path) -> None:
     """Compile a package of these functions. Raises BundleError if they are not the package's."""
-    import coremltools as ct  # likewise
+    import coremltools as ct  # seconds, and on a Mac only
 
     description = ct.utils.load_spec(str(package)).description
     for function in functions:
         function.check(*_interface_names(description, function.name))
-    ct.utils.compile_model(str(package), destination_path=str(compiled))
+    compile_package(package, compiled)
 
 
 def _interface_names(description: Any, function: str) -> tuple[list[str], list[str], list[str]]:

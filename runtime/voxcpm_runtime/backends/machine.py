@@ -27,7 +27,7 @@ def build() -> str:
 
 @functools.cache
 def chip() -> str:
-    """The processor's name, such as "Apple M4"; its architecture where the system does not tell it."""
+    """The processor's name, such as "Apple M4"; its architecture where the system does not report it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
@@ -37,10 +37,10 @@ def chip() -> str:
         pass
     try:
         asked = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10)  # noqa: S603 - a fixed command
+        answer = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10)  # noqa: S603 - a fixed command
     except (OSError, subprocess.SubprocessError):
         return platform.machine()
-    return told.stdout.strip() or platform.machine()
+    return answer.stdout.strip() or platform.machine()
 
 
 def backends() -> tuple[str, ...]:

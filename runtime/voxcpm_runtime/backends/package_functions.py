@@ -21,8 +21,24 @@ class PackageFunction(NamedTuple):
     state: StateForm
 
     def check(self, inputs: Iterable[str], outputs: Iterable[str], states: Iterable[str]) -> None:
-        """Raises BundleError if the function's tensors are not named as declared."""
-        check_interface(self.declared, self.state, inputs, outputs, states, self.package)
+        """Raises BundleError if its tensors are not named as declared. states: Core ML's own states."""
+        state = {t.name for t in self.declared.state}
+        passed = set() if self.state == "native" else state
+        updated = {updated_name(t, self.state) for t in self.declared.state if t.name in passed}
+        expected = {
+            "inputs": {t.name for t in self.declared.inputs} | passed,
+            "outputs": {t.name for t in self.declared.outputs} | updated,
+            "states": state - passed,
+        }
+        found = {"inputs": set(inputs), "outputs": set(outputs), "states": set(states)}
+        for kind, names in expected.items():
+            wrong = sorted(names ^ found[kind])
+            if wrong:
+                what = "missing" if wrong[0] in names else "unknown"
+                raise BundleError(
+                    f"{self.package}: {kind} are not those of {self.declared.name} ({wrong[0]} is {what}); "
+                    "convert again"
+                )
 
 
 def package_functions(
@@ -35,30 +51,3 @@ def package_functions(
     form = manifest.form(package)
     path = folder / package_path(precision, package.name)
     return [PackageFunction(path, *item, form.state) for item in form.functions.items()]
-
-
-def check_interface(
-    declared: StepModel,
-    state: StateForm,
-    inputs: Iterable[str],
-    outputs: Iterable[str],
-    states: Iterable[str],
-    package: Path,
-) -> None:
-    """Raises BundleError if a package's tensors are not named as declared. states: Core ML's own states."""
-    kept = {t.name for t in declared.state}
-    passed = set() if state == "native" else kept
-    updated = {updated_name(t, state) for t in declared.state if t.name in passed}
-    expected = {
-        "inputs": {t.name for t in declared.inputs} | passed,
-        "outputs": {t.name for t in declared.outputs} | updated,
-        "states": kept - passed,
-    }
-    found = {"inputs": set(inputs), "outputs": set(outputs), "states": set(states)}
-    for kind, names in expected.items():
-        wrong = sorted(names ^ found[kind])
-        if wrong:
-            what = "missing" if wrong[0] in names else "unknown"
-            raise BundleError(
-                f"{package}: {kind} are not those of {declared.name} ({wrong[0]} is {what}); convert again"
-            )

@@ -50,17 +50,17 @@ def doctor(
     opened = open_bundle(located(bundle, precision, shown=not as_json), precision)
     with status_line("the test vectors …", shown=not as_json) as note:
         report = examine(opened, backend, limit=timeout, begun=lambda name, unit: note(f"{name} on {unit} …"))
-    kept = _kept(opened, report)
+    saved = _saved(opened, report)
     if as_json:
-        typer.echo(json.dumps(_document(opened, report, kept=kept), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(_document(opened, report, saved=saved), indent=1, ensure_ascii=False))
     else:
         _show(console, report)
     if not report.healthy:
         raise typer.Exit(UNHEALTHY)
 
 
-def _kept(bundle: Bundle, report: Report) -> bool:
-    """Whether the choice was kept for `--compute-units auto`. A folder that cannot be written is a warning.
+def _saved(bundle: Bundle, report: Report) -> bool:
+    """Whether the choice was saved for `--compute-units auto`. A folder that cannot be written is a warning.
 
     Only where Core ML was tried: elsewhere there is nothing to choose.
     """
@@ -71,7 +71,7 @@ def _kept(bundle: Bundle, report: Report) -> bool:
         save_measured_units(bundle.digest, units)
     except OSError as error:
         typer.echo(
-            f"warning: the choice cannot be kept ({os_reason(error)}); "
+            f"warning: the choice cannot be saved ({os_reason(error)}); "
             f"set {CACHE_VARIABLE} to a folder that can be written",
             err=True,
         )
@@ -79,11 +79,11 @@ def _kept(bundle: Bundle, report: Report) -> bool:
     return True
 
 
-def _document(bundle: Bundle, report: Report, *, kept: bool) -> Any:
+def _document(bundle: Bundle, report: Report, *, saved: bool) -> Any:
     """The report for `--json`, without names and paths."""
     document = report.model_dump(mode="json")
     document["chosen"] = {name: trial.unit for name, trial in report.chosen.items()}
-    document |= {"kept": kept, "advice": report.advice()}
+    document |= {"saved": saved, "advice": report.advice()}
     return anonymous(document, [bundle.folder])
 
 

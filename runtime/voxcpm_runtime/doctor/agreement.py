@@ -54,6 +54,6 @@ def correlation(values: Array, reference: Array) -> float:
     return 2 * float(v @ r) / power if power else 1.0
 
 
-def worst(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
+def lowest_correlation(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
     """The lowest correlation of the tensors of `expected` with those of the same name."""
     return min(correlation(found[name], array) for name, array in expected.items())

@@ -20,10 +20,8 @@ def operations_by_device(package: Path, digest: str, unit: str) -> Counter[str]:
     import coremltools as ct  # seconds, and on a Mac only
     from coremltools.models.compute_plan import MLComputePlan
 
-    kept = CompiledPackage(package, digest, _compile)
-    plan = MLComputePlan.load_from_path(
-        str(kept.shipped or kept.path()[0]), getattr(ct.ComputeUnit, COMPUTE_UNITS[unit])
-    )
+    compiled = CompiledPackage(package, digest).loadable()
+    plan = MLComputePlan.load_from_path(str(compiled), getattr(ct.ComputeUnit, COMPUTE_UNITS[unit]))
     usages = [
         plan.get_compute_device_usage_for_mlprogram_operation(operation)
         for function in plan.model_structure.program.functions.values()
@@ -32,9 +30,3 @@ def operations_by_device(package: Path, digest: str, unit: str) -> Counter[str]:
     # Constants run nowhere, and have no usage.
     devices = (type(usage.preferred_compute_device).__name__ for usage in usages if usage is not None)
     return Counter(_DEVICES[device] for device in devices if device in _DEVICES)
-
-
-def _compile(package: Path, compiled: Path) -> None:
-    import coremltools as ct  # likewise
-
-    ct.models.utils.compile_model(str(package), destination_path=str(compiled))

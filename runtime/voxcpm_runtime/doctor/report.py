@@ -20,11 +20,11 @@ from voxcpm_runtime.doctor.trials import Trial, fastest_correct
 _LIBRARIES = ("voxcpm-coreml", "coremltools", "onnxruntime", "onnx", "numpy")
 
 
-class _Part(BaseModel):
+class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Machine(_Part):
+class Machine(_Record):
     """The machine and the libraries of this project on it."""
 
     system: str
@@ -38,7 +38,7 @@ class Machine(_Part):
     backends: tuple[str, ...]
 
 
-class Described(_Part):
+class Described(_Record):
     """The bundle, without its name."""
 
     generation: str
@@ -51,7 +51,7 @@ class Described(_Part):
     """Whether it has test vectors."""
 
 
-class Report(_Part):
+class Report(_Record):
     """Everything that the doctor found."""
 
     machine: Machine

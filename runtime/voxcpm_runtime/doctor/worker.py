@@ -1,7 +1,7 @@
-"""The child process of a trial: it takes step models in turn and tells each stage of theirs, one JSON line an event.
+"""The child process of a trial: it takes step models in turn and reports each stage, one JSON line an event.
 
 An event is a dictionary with `step_model`, the `stage` that begins now, and what the stage before it found; or an
-`outcome` and its message. Core ML may end this process at any time, so nothing is told later than it is known.
+`outcome` and its message. Core ML may end this process at any time, so it reports each result as soon as it is known.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from voxcpm_constants.vectors import read_vectors
 from voxcpm_runtime.backends.compute_units import PORTABLE
 from voxcpm_runtime.backends.loading import Backend, load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.doctor.comparison import compared, median_seconds
 from voxcpm_runtime.doctor.placement import operations_by_device
-from voxcpm_runtime.doctor.trial import compared, median_seconds
 
 Event = dict[str, Any]
 Task = Literal["trial", "placement"]
@@ -52,15 +52,15 @@ class Request(BaseModel):
 def main() -> None:
     """Answer the request in the first argument through the file descriptor in the second."""
     request = Request.model_validate_json(sys.argv[1])
-    with os.fdopen(int(sys.argv[2]), "wb", buffering=0) as told:
+    with os.fdopen(int(sys.argv[2]), "wb", buffering=0) as reports:
         for event in _events(request):
-            told.write(json.dumps(event).encode() + b"\n")
+            reports.write(json.dumps(event).encode() + b"\n")
 
 
 def _events(request: Request) -> Iterator[Event]:
     bundle = open_bundle(request.bundle, request.precision)
     work = _WORK[request.task]
-    # Seconds that are neither the first step model's loading time nor part of its limit.
+    # Imported first: its seconds are not part of a step model's loading time and limit.
     importlib.import_module("coremltools" if request.unit != PORTABLE else "voxcpm_runtime.backends.portable")
     for name in request.step_models:
         # The parent ends what takes too long. Should it be gone, the system does: no handler in Python would be called.

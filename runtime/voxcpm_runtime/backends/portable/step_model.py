@@ -101,7 +101,7 @@ class PortableStepModel:
             unknown = ", ".join(sorted(set(inputs) - set(feeds)))
             raise ValueError(f"{self._name} has no input {unknown}; its inputs are {', '.join(self.inputs)}")
         if (state is None) != (not self._state):
-            raise ValueError(f"{self._name} {'keeps a state: pass one' if self._state else 'keeps no state'}")
+            raise ValueError(f"{self._name} {'has a state: pass one' if self._state else 'has no state'}")
         if state is None:
             return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
         if not isinstance(state, State) or state.in_place != self._in_place:

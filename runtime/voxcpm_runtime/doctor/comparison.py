@@ -20,10 +20,9 @@ from voxcpm_constants.vectors import (
     streams,
 )
 from voxcpm_runtime.backends.step_function import StepFunction, StepState
-from voxcpm_runtime.doctor.agreement import Agreement, worst
+from voxcpm_runtime.doctor.agreement import Agreement, lowest_correlation
 
 _TIMED_SECONDS, _TIMED_CALLS, _LEAST_CALLS = 1.0, 30, 3
-_EVERYTHING = 1 << 30
 
 
 def compared(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors) -> Agreement:
@@ -37,12 +36,13 @@ def compared(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors
         for call in range(stream.calls):
             outputs = model(_inputs(stream, call, vectors), state)
             expected = {t.name: vectors[stream.key("out", t.name)][call] for t in declared.outputs}
-            calls.append(worst(outputs, expected))
+            calls.append(lowest_correlation(outputs, expected))
         by_stream[stream.name] = min(calls)
         chain = chain or calls
         if state is not None:
             left = _state_after(state, stream, sizes)
-            states.append(worst(left, {t.name: vectors[stream.key("state", t.name)] for t in declared.state}))
+            expected = {t.name: vectors[stream.key("state", t.name)] for t in declared.state}
+            states.append(lowest_correlation(left, expected))
     return Agreement(streams=by_stream, chain=tuple(chain), state=min(states) if states else None)
 
 
@@ -84,7 +84,7 @@ def _state_before(
 
 def _state_after(state: StepState, stream: Stream, sizes: StepSizes) -> dict[str, Array]:
     """What the stream left: contexts whole, and the rows of the caches that it wrote."""
-    whole = state.rows(0, _EVERYTHING)
+    whole = state.rows(0, max(t.shape_at(0)[2] for t in stream.declared.state))
     return {
         t.name: cache_rows(whole[t.name], stream.rows, sizes.batch) if is_cache(t) else whole[t.name]
         for t in stream.declared.state
