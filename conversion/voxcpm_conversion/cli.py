@@ -12,14 +12,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.euler_steps import LEAST_SOLVER_STEPS, MOST_EULER_STEPS
+from voxcpm_constants.hardware_limits import LONGEST_AXIS
 from voxcpm_constants.step_models import LARGEST_BATCH, PRECISIONS, Precision, StepSizes
 from voxcpm_constants.targets import KV_CACHES, TARGETS, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.compilation import why_not_compiled
-from voxcpm_conversion.convert import Report
+from voxcpm_conversion.convert import Report, check_forms, check_solver_steps
 from voxcpm_conversion.convert import convert as convert_checkpoint
 from voxcpm_conversion.replacing import bundle_folder
-from voxcpm_conversion.splitting import base_lm_parts
+from voxcpm_conversion.splitting import base_lm_parts, check_split
 
 
 def convert(
@@ -55,7 +57,10 @@ def convert(
     ] = "scatter",
     solver_steps: Annotated[
         int,
-        typer.Option(help="Add a package with this many Euler steps in one call, for speech with as many."),
+        typer.Option(
+            help=f"Add a package with this many Euler steps in one call, {LEAST_SOLVER_STEPS} to {MOST_EULER_STEPS}, "
+            "for speech with as many; 0: none."
+        ),
     ] = 0,
     split_gigabytes: Annotated[
         float | None,
@@ -78,8 +83,12 @@ def convert(
     sizes = _sizes(batch, max_length, prefill_chunk, solver_steps)
     deployment = _target(target)
     if kv_cache not in KV_CACHES:
-        raise InputError(f"--kv-cache {kv_cache}: expected one of {', '.join(KV_CACHES)}")
-    # Before a download, and before weights are read.
+        raise InputError(f"--kv-cache {kv_cache!r}: expected one of {', '.join(KV_CACHES)}")
+    precisions: list[Precision] = [p for p in PRECISIONS if p in asked]
+    # All of this before a download, and before weights are read.
+    check_forms(precisions, sizes, deployment, kv_cache)
+    if split_gigabytes is not None:
+        check_split(split_gigabytes)
     bundle_folder(output, [checkpoint, *([lora] if lora else [])], overwrite=overwrite)
     opened = Checkpoint.open(checkpoint, revision=revision, lora=lora)
     console = Console(stderr=True)
@@ -88,7 +97,11 @@ def convert(
         console.print(f"config.json: ignored unknown keys {', '.join(ignored)}")
     for remark in opened.lora.remarks() if opened.lora else ():
         console.print(remark)
-    precisions: list[Precision] = [p for p in PRECISIONS if p in asked]
+    if batch * max_length > LONGEST_AXIS:
+        console.print(
+            f"--batch {batch} --max-length {max_length}: the Neural Engine does not take caches of more than "
+            f"{LONGEST_AXIS} positions in all, so the LM steps will run elsewhere"
+        )
     if split_gigabytes is not None:
         count = base_lm_parts(opened.architecture, precisions, split_gigabytes)
         sizes = sizes.model_copy(update={"base_lm_parts": count})
@@ -161,6 +174,5 @@ def _sizes(batch: int, max_length: int, prefill_chunks: list[int] | None, solver
         chunks = tuple(sorted({1, *prefill_chunks}))
     if chunks[0] < 1:
         raise InputError(f"--prefill-chunk {chunks[0]}: expected at least 1")
-    if solver_steps < 0:
-        raise InputError(f"--solver-steps {solver_steps}: expected at least 2, or 0 for none")
+    check_solver_steps(solver_steps)
     return StepSizes(batch=batch, kv_length=max_length, prefill_chunks=chunks, solver_steps=solver_steps)

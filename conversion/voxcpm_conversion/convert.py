@@ -14,6 +14,7 @@ import numpy.typing as npt
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import EMBED_TOKENS, constant_shapes, write_constant
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.euler_steps import LEAST_SOLVER_STEPS, MOST_EULER_STEPS
 from voxcpm_constants.manifest import (
     CONFIG_FILE,
     CONSTANTS_FOLDER,
@@ -30,7 +31,6 @@ from voxcpm_constants.step_models import (
     StepModel,
     StepSizes,
     declare_step_models,
-    zero_velocity_steps,
 )
 from voxcpm_constants.targets import KVCache, Target, package_form
 from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
@@ -73,7 +73,8 @@ def convert(
     """
     a = checkpoint.architecture
     folder = bundle_folder(bundle, checkpoint.inputs(), overwrite=overwrite)
-    _check_request(a, precisions, sizes, target, kv_cache)
+    check_forms(precisions, sizes, target, kv_cache)
+    _check_architecture(a, sizes)
     check_weights(checkpoint.shapes(), expected_shapes(a))
     source = checkpoint.source()
     tools = {name: version(name) for name in _TOOLS}
@@ -143,25 +144,24 @@ def _add_step_model(
                     add_packages(workspace, checkpoint, package, form, sizes, missing, target, record)
 
 
-def _check_request(
-    a: Architecture,
-    precisions: Sequence[Precision],
-    sizes: StepSizes,
-    target: Target,
-    kv_cache: KVCache,
+def check_forms(
+    precisions: Sequence[Precision], sizes: StepSizes, target: Target, kv_cache: KVCache = "scatter"
 ) -> None:
+    """Check what needs no checkpoint, so that nobody waits for a download first.
+
+    Raises InputError for precisions, sizes, a target and a form of the caches that do not go together.
+    """
     check_target(precisions, target)
     if kv_cache != "scatter" and target != "macOS14":
         raise InputError(f"--kv-cache {kv_cache} needs --target macos14: later caches are Core ML states")
-    if sizes.solver_steps:
-        _check_solver(a, sizes)
+    if sizes.solver_steps and sizes.batch > 1:
+        raise InputError(
+            f"--solver-steps needs --batch 1, got {sizes.batch}: each utterance has options of its own"
+        )
+    check_solver_steps(sizes.solver_steps)
     if target != "macOS14" and "fp32" in precisions:
         raise InputError(
             "--precision fp32 needs --target macos14: a Core ML state, the KV cache's form after it, is float16"
-        )
-    if sizes.kv_length > a.max_length:
-        raise InputError(
-            f"--max-length {sizes.kv_length}: this checkpoint was made for at most {a.max_length} positions"
         )
     if max(sizes.prefill_chunks) > sizes.kv_length:
         raise InputError(
@@ -169,15 +169,21 @@ def _check_request(
         )
 
 
-def _check_solver(a: Architecture, sizes: StepSizes) -> None:
-    if sizes.batch > 1:
+def check_solver_steps(steps: int) -> None:
+    """Check the Euler steps of `locdit_solve`, 0 for none. Raises InputError for a number that there is not."""
+    if steps and not LEAST_SOLVER_STEPS <= steps <= MOST_EULER_STEPS:
         raise InputError(
-            f"--solver-steps needs --batch 1, got {sizes.batch}: each utterance has options of its own"
+            f"--solver-steps {steps}: expected {LEAST_SOLVER_STEPS} to {MOST_EULER_STEPS}, or 0 for none"
         )
-    if a.mean_mode:
+
+
+def _check_architecture(a: Architecture, sizes: StepSizes) -> None:
+    if sizes.kv_length > a.max_length:
+        raise InputError(
+            f"--max-length {sizes.kv_length}: this checkpoint was made for at most {a.max_length} positions"
+        )
+    if sizes.solver_steps and a.mean_mode:
         raise InputError("--solver-steps: this checkpoint's DiT is told the length of each step (mean mode)")
-    if sizes.solver_steps <= zero_velocity_steps(sizes.solver_steps):
-        raise InputError(f"--solver-steps {sizes.solver_steps}: the first step never moves; 2 is the least")
 
 
 def _add_constants(workspace: Workspace, checkpoint: Checkpoint) -> None:

@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.euler_steps import MOST_EULER_STEPS
 from voxcpm_constants.generations import GENERATIONS, Generation
 
 WITH_REFERENCE = tuple(name for name, traits in GENERATIONS.items() if traits.takes_reference)
@@ -74,7 +75,7 @@ class GenerationOptions:
         int,
         Option(
             "Euler steps of a patch; with CFG-zero* the first 4 % have zero velocity.",
-            (1, 100),
+            (1, MOST_EULER_STEPS),
             "steps",
         ),
     ] = 10
