@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Fixtures that everything needing a conversion comes from, and folders whose every test needs coremltools or torch.
-CONVERSIONS = {"any_checkpoint", "tiny_checkpoint", "second_checkpoint", "speaking_bundle", "default_cache"}
+CONVERSIONS = {
+    "any_checkpoint",
+    "tiny_checkpoint",
+    "second_checkpoint",
+    "speaking_bundle",
+    "default_cache",
+    "some_packages",
+}
 CONVERTING_FOLDERS = {"conversion", "portable", "training", "validation"}
 
 
@@ -153,6 +160,22 @@ def second_bundle(second_checkpoint: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
+def some_packages(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[..., Path]:
+    """some_packages(name, preset, step_models, sizes, precisions=("fp16",), target="macOS14", kv_cache="scatter").
+
+    A folder with those step models of a synthetic checkpoint alone, and a manifest of them: seconds, where all of a
+    bundle would take half a minute. It cannot speak. The checkpoint is that of the other fixtures.
+    """
+
+    def made(name: str, preset: str, *given: Any, **options: Any) -> Path:
+        checkpoint = _once(tmp_path_factory, worker_id, f"checkpoint-{preset}", _synthesize(preset))
+        make = _convert_some(checkpoint, *given, **options)
+        return _once(tmp_path_factory, worker_id, f"packages-{name}", make)
+
+    return made
+
+
+@pytest.fixture(scope="session")
 def default_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """A user's cache directory that holds the built-in voice's bundle, in fp32 too."""
     from voxcpm_conversion import default_bundle
@@ -249,6 +272,48 @@ def _convert(
         target=target,
         kv_cache=kv_cache,
     )
+
+
+def _convert_some(
+    checkpoint: Path,
+    step_models: Iterable[str],
+    sizes: StepSizes,
+    precisions: tuple[Precision, ...] = ("fp16",),
+    target: Target = "macOS14",
+    kv_cache: KVCache = "scatter",
+) -> Callable[[Path], object]:
+    from voxcpm_constants.manifest import Manifest, record_folder
+    from voxcpm_constants.step_models import declare_step_models
+    from voxcpm_conversion.checkpoint import Checkpoint
+    from voxcpm_conversion.packages import add_packages
+    from voxcpm_conversion.toolchain import stages_reported
+    from voxcpm_conversion.workspace import Workspace
+
+    def make(folder: Path) -> None:
+        opened = Checkpoint.open(checkpoint)
+        declared = declare_step_models(opened.architecture, sizes)
+        manifest = Manifest(
+            architecture=opened.architecture,
+            sizes=sizes,
+            step_models={name: declared[name] for name in step_models},
+            precisions=precisions,
+            target=target,
+            kv_cache=kv_cache,
+            source=opened.source(),
+            tools={},
+            files={},
+        )
+        workspace = Workspace(folder, {})
+        for name in manifest.step_models:
+            for package in manifest.parts(name):
+                form = manifest.form(package)
+                with stages_reported(lambda *_: None):
+                    add_packages(workspace, opened, package, form, sizes, precisions, target)
+        files = {path: record for path, record in record_folder(workspace.folder).items() if "/" in path}
+        manifest.model_copy(update={"files": files}).write(workspace.folder)
+        workspace.publish()
+
+    return make
 
 
 @pytest.hookimpl(tryfirst=True)

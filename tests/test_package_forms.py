@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from voxcpm_conversion.convert import convert
 from voxcpm_conversion.splitting import base_lm_parts
 from voxcpm_runtime.backends.cache_rows import write_rows
 from voxcpm_runtime.backends.loading import load_portable_step_model
+from voxcpm_runtime.backends.parts_in_turn import PartsInTurn
 from voxcpm_runtime.backends.step_function import StepFunction
+from voxcpm_runtime.commands import cli
 from voxcpm_runtime.model.flow_matching import solve, solve_at_once
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -70,6 +74,153 @@ def test_the_base_lm_has_two_packages_with_half_of_the_layers_each(tiny_parts_bu
     for part in (first, second):
         assert (tiny_parts_bundle / "fp16" / f"{part.name}.mlpackage").is_dir()
     assert not (tiny_parts_bundle / "fp16" / f"{BASE_LM_STEP}.mlpackage").exists()
+
+
+CHUNKS = StepSizes(kv_length=128, prefill_chunks=(1, 16))
+
+
+@pytest.fixture(scope="session")
+def split_base_lm(some_packages: Callable[..., Path]) -> Path:
+    """The base LM of "tiny" in two packages and in no other optional form."""
+    sizes = StepSizes(kv_length=128, base_lm_parts=2)
+    return some_packages("split", "tiny", (BASE_LM_STEP,), sizes, ("fp32",))
+
+
+@pytest.fixture(scope="session")
+def forms_of_macos_15(some_packages: Callable[..., Path]) -> Path:
+    """The base LM of "tiny" in two packages with states, and the solver, for macOS 15."""
+    sizes = CHUNKS.model_copy(update={"base_lm_parts": 2, "solver_steps": STEPS})
+    names = (BASE_LM_STEP, LOCDIT_SOLVE)
+    return some_packages("forms-15", "tiny", names, sizes, ("fp16",), "macOS15")
+
+
+def _equal_to_the_last_bit(models: Sequence[StepFunction]) -> None:
+    """Outputs and caches over chunks of 16, 1 and 1 embeddings, and the last position of the cache."""
+    rng = np.random.default_rng(2)
+    states = [model.new_state() for model in models]
+    for position, length in ((0, 16), (16, 1), (17, 1), (127, 1)):
+        inputs = {
+            "embeddings": rng.standard_normal((1, length, 64), np.float32),
+            "position": np.array([position], np.int32),
+        }
+        theirs, ours = (model(inputs, state) for model, state in zip(models, states, strict=True))
+        assert theirs.keys() == ours.keys()
+        for output in theirs:
+            np.testing.assert_array_equal(ours[output], theirs[output])
+    theirs, ours = (state.rows(0, 128) for state in states)
+    assert theirs.keys() == ours.keys()
+    for cache in theirs:
+        np.testing.assert_array_equal(ours[cache], theirs[cache])
+    assert all(np.any(array) for array in ours.values())
+
+
+def test_a_split_base_lm_alone_is_the_whole_one_to_the_last_bit(
+    tiny_bundle: Path, split_base_lm: Path
+) -> None:
+    models = [_step(folder, "fp32", BASE_LM_STEP) for folder in (tiny_bundle, split_base_lm)]
+    assert [isinstance(model, PartsInTurn) for model in models] == [False, True]
+    _equal_to_the_last_bit(models)
+
+
+def test_parts_with_states_and_functions_are_the_whole_base_lm_to_the_last_bit(
+    tiny_bundle_15: Path, forms_of_macos_15: Path
+) -> None:
+    manifest = Manifest.read(forms_of_macos_15)
+    for part in manifest.parts(BASE_LM_STEP):
+        form = manifest.form(part)
+        assert (list(form.functions), form.state) == (["decode", "prefill_16"], "native")
+    _equal_to_the_last_bit(
+        [_step(folder, "fp16", BASE_LM_STEP) for folder in (tiny_bundle_15, forms_of_macos_15)]
+    )
+
+
+def test_the_solver_for_macos_15_is_that_for_macos_14(
+    tiny_parts_bundle: Path, forms_of_macos_15: Path
+) -> None:
+    rng = np.random.default_rng(4)
+    declared = Manifest.read(forms_of_macos_15).step_models[LOCDIT_SOLVE]
+    inputs = {t.name: rng.standard_normal(t.shape_at(0), np.float32) for t in declared.inputs}
+    theirs, ours = (
+        _step(folder, "fp16", LOCDIT_SOLVE, mode="faithful")(inputs)["patch"]
+        for folder in (tiny_parts_bundle, forms_of_macos_15)
+    )
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_command_passes_the_three_options_on(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base LM's two layers have 43,136 weights each, and two bytes a weight."""
+    asked: list[dict[str, Any]] = []
+
+    def noted(*_: object, **given: Any) -> None:
+        asked.append(given)
+        raise InputError("far enough")
+
+    monkeypatch.setattr("voxcpm_conversion.cli.convert_checkpoint", noted)
+    forms = ("--kv-cache", "rows", "--solver-steps", "100", "--split-gigabytes", "1.1e-4")
+    given = ["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), "--max-length", "128", *forms]
+    assert cli.main(given) == 2
+    (options,) = asked
+    assert options["kv_cache"] == "rows"
+    assert options["sizes"] == StepSizes(kv_length=128, solver_steps=100, base_lm_parts=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--split-gigabytes", "inf"], "--split-gigabytes inf: expected a finite size above 0"),
+        (["--split-gigabytes", "0"], "--split-gigabytes 0: expected a finite size above 0"),
+        (["--solver-steps", "101"], "--solver-steps 101: expected 2 to 100, or 0 for none"),
+        (["--solver-steps", "1"], "--solver-steps 1: expected 2 to 100, or 0 for none"),
+        (["--solver-steps", "-1"], "--solver-steps -1: expected 2 to 100, or 0 for none"),
+        (["--solver-steps", "4", "--batch", "2"], "--solver-steps needs --batch 1, got 2"),
+        (["--kv-cache", ""], "--kv-cache '': expected one of scatter, rows"),
+        (["--kv-cache", "rows", "--target", "macos15"], "--kv-cache rows needs --target macos14"),
+        (["--precision", "fp32", "--target", "macos15"], "--precision fp32 needs --target macos14"),
+        (["--precision", "int4"], "--precision int4 needs --target macos15"),
+        (["--max-length", "32", "--prefill-chunk", "64"], "--prefill-chunk 64 does not fit"),
+    ],
+)
+def test_what_needs_no_checkpoint_is_checked_before_one_is_downloaded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("the checkpoint was opened")
+
+    monkeypatch.setattr(Checkpoint, "open", opened)
+    assert cli.main(["convert", "openbmb/VoxCPM2", "-o", str(tmp_path / "b"), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {message}")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("batch", "warned"), [(31, False), (32, True)])
+def test_caches_that_the_neural_engine_does_not_take_are_named(
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    batch: int,
+    warned: bool,
+) -> None:
+    """It takes 16,384 positions of all utterances together, and this is no error."""
+
+    def ended(*_: object, **__: object) -> None:
+        raise InputError("far enough")
+
+    monkeypatch.setattr("voxcpm_conversion.cli.convert_checkpoint", ended)
+    monkeypatch.setenv("COLUMNS", "500")
+    sizes = ("--batch", str(batch), "--max-length", "520")
+    cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *sizes])
+    *before, error = capsys.readouterr().err.splitlines()
+    assert error == "error: far enough"
+    told = [line for line in before if "Neural Engine does not take caches of more than 16384" in line]
+    assert len(told) == warned
 
 
 def test_a_state_of_another_step_model_is_refused_by_the_parts(tiny_parts_bundle: Path) -> None:
@@ -137,7 +288,8 @@ def test_the_solvers_package_is_called_where_it_does_what_was_asked(
             {"sizes": StepSizes(kv_length=64, solver_steps=4, batch=2)},
             "--solver-steps needs --batch 1, got 2",
         ),
-        ({"sizes": StepSizes(kv_length=64, solver_steps=1)}, "--solver-steps 1: .* 2 is the least"),
+        ({"sizes": StepSizes(kv_length=64, solver_steps=1)}, "--solver-steps 1: expected 2 to 100"),
+        ({"sizes": StepSizes(kv_length=64, solver_steps=101)}, "--solver-steps 101: expected 2 to 100"),
         ({"kv_cache": "rows", "target": "macOS15"}, "--kv-cache rows needs --target macos14"),
     ],
 )
@@ -156,5 +308,11 @@ def test_voxcpm_2_fits_into_packages_of_two_gigabytes_as_two(shared_data: Path) 
     assert base_lm_parts(a, ["fp16", "int8"], 2) == 2
     assert base_lm_parts(a, ["int8"], 2) == 1
     assert base_lm_parts(a, ["fp16"], 1e-6) == a.base_lm.num_layers
-    with pytest.raises(InputError, match="--split-gigabytes 0: expected a size above 0"):
-        base_lm_parts(a, ["fp16"], 0)
+    assert base_lm_parts(a, ["fp16"], 1e308) == 1
+
+
+@pytest.mark.parametrize("gigabytes", [0, -1.0, float("inf"), float("nan")])
+def test_a_package_size_that_is_none_is_refused(shared_data: Path, gigabytes: float) -> None:
+    a = Architecture.from_file(shared_data / "config" / "voxcpm-2.json")
+    with pytest.raises(InputError, match=f"--split-gigabytes {gigabytes:g}: expected a finite size above 0"):
+        base_lm_parts(a, ["fp16"], gigabytes)
