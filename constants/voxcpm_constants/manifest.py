@@ -1,4 +1,4 @@
-"""`manifest.json`: a bundle's architecture, step models and source, and the digest of every file in it.
+"""`manifest.json`: a bundle's architecture, step models and source, and the digest of every file in its folders.
 
 bundle/
   manifest.json
@@ -86,7 +86,7 @@ class Manifest(_Record):
     tools: dict[str, str]
     """Versions of the packages that made the bundle."""
     files: dict[str, FileRecord]
-    """Every file but the manifest, by POSIX path relative to the bundle."""
+    """Every file in a folder of the bundle, by POSIX path relative to it: not the manifest, nor the model card."""
 
     def write(self, bundle: Path) -> None:
         """Write `manifest.json` into the folder of the bundle."""
