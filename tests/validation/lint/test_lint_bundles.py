@@ -5,24 +5,67 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from voxcpm_constants.manifest import MANIFEST_FILE, Manifest, package_path
-from voxcpm_constants.step_models import AUDIO_VAE_DECODER, BASE_LM_STEP
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    AUDIO_VAE_ENCODER,
+    BASE_LM_STEP,
+    LOCDIT_STEP,
+    RESIDUAL_LM_STEP,
+    StepSizes,
+)
 from voxcpm_runtime.backends.portable.package import MODEL_FILE, WEIGHT_FILE
 from voxcpm_runtime.commands import cli
 from voxcpm_validation.lint import interface, shapes
 from voxcpm_validation.lint.bundle import lint_bundle, read_functions
 from voxcpm_validation.lint.rules import RULES
 
-# Every bundle that the tests convert: three generations, both targets, and a batch.
-BUNDLES = ("tiny_bundle", "tiny_bundle_15", "tiny_batch_bundle", "second_bundle", "speaking_bundle")
+# Every bundle that the tests convert: both structures, both targets, a batch and the optional forms.
+BUNDLES = (
+    "tiny_bundle",
+    "tiny_bundle_15",
+    "tiny_batch_bundle",
+    "tiny_parts_bundle",
+    "second_bundle",
+    "speaking_bundle",
+)
+# What none of these has: VoxCPM2 in fp16 and int8 for macOS 15, a batch there, and one key/value head with plain
+# convolutions in the AudioVAE. Only the step models that this changes, each once: conversions take long.
+SIZES = StepSizes(kv_length=128, prefill_chunks=(1, 16))
+PACKAGES: dict[str, tuple[Any, ...]] = {
+    "second-15": (
+        "tiny-2",
+        (BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_STEP),
+        SIZES,
+        ("fp16", "int8"),
+        "macOS15",
+    ),
+    "batch-15": (
+        "tiny",
+        (BASE_LM_STEP, LOCDIT_STEP),
+        SIZES.model_copy(update={"batch": 3}),
+        ("fp16",),
+        "macOS15",
+    ),
+    "unusual": (
+        "tiny-kv",
+        (BASE_LM_STEP, LOCDIT_STEP, AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER),
+        SIZES,
+        ("fp16",),
+    ),
+}
 
 
-@pytest.fixture(params=BUNDLES)
-def bundle(request: pytest.FixtureRequest) -> Path:
+@pytest.fixture(params=[*BUNDLES, *PACKAGES])
+def bundle(request: pytest.FixtureRequest, some_packages: Callable[..., Path]) -> Path:
+    if request.param in PACKAGES:
+        return some_packages(request.param, *PACKAGES[request.param])
     folder: Path = request.getfixturevalue(request.param)
     return folder
 
@@ -37,7 +80,7 @@ def test_every_package_of_the_tests_is_clean(bundle: Path) -> None:
 def test_every_value_has_an_inferred_shape_at_each_length(bundle: Path) -> None:
     manifest = Manifest.read(bundle)
     for precision in manifest.precisions:
-        for model in manifest.step_models.values():
+        for model in (part for name in manifest.step_models for part in manifest.parts(name)):
             for function in read_functions(bundle, manifest, precision, model):
                 values = {name for name, kind, _ in function.values() if kind != "read_state"}
                 assert len(function.lengths) == function.declared.chunk_count
