@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import json
+import os
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -24,6 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 WORKFLOW = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
 STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
 SCRIPT = ".github/core_ml_coverage.py"
+DOCTOR_TABLE = ".github/doctor_table.py"
 coverage = runpy.run_path(str(REPOSITORY / SCRIPT))["coverage"]
 
 
@@ -39,7 +44,7 @@ UNITS = [step for step in STEPS if "COREML_COMPUTE_UNITS" in step.get("env", {})
 
 
 def test_every_line_is_one_that_is_checked_here() -> None:
-    shell = {"commands=.venv/bin/voxcpm-coreml", "for", "done", "echo"}
+    shell = {"commands=.venv/bin/voxcpm-coreml", "for", "done", "echo", "code=0", "exit"}
     known = {*PROGRAMS, "make", ".venv/bin/python", "swiftc", *shell}
     assert {words[0] for words in lines()} <= known
 
@@ -72,8 +77,10 @@ def test_what_python_runs_exists() -> None:
     assert {tuple(words[:2]) if words[0] == "-m" else words[0] for words in called} == {
         ("-m", "pytest"),
         SCRIPT,
+        DOCTOR_TABLE,
     }
-    assert (REPOSITORY / SCRIPT).is_file()
+    for script in (SCRIPT, DOCTOR_TABLE):
+        assert (REPOSITORY / script).is_file()
     marker = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     assert all(words[2:4] == ["-m", "coreml"] for words in called if words[0] == "-m")
     assert '"coreml: ' in marker
@@ -121,6 +128,64 @@ def test_units_that_were_skipped_are_named_as_not_covered(tmp_path: Path) -> Non
 def test_a_run_that_covered_everything_says_so(tmp_path: Path) -> None:
     report(tmp_path, "cpu", "")
     assert "Every unit was covered." in coverage(tmp_path, ["cpu"])
+
+
+TRIED = {
+    "step_model": "locdit_step",
+    "unit": "cpu",
+    "outcome": "correct",
+    "load_seconds": 0.25,
+    "call_seconds": 0.0125,
+    "agreement": {"streams": {"chain": 0.9999, "first_16": 0.99871}, "chain": [1.0], "state": None},
+}
+REFUSED = TRIED | {
+    "unit": "all",
+    "outcome": "refused",
+    "load_seconds": None,
+    "call_seconds": None,
+    "agreement": None,
+}
+DOCUMENT = {"trials": [TRIED, REFUSED], "chosen": {"locdit_step": "cpu"}, "advice": ["Use cpu."]}
+
+
+BASH = shutil.which("bash") or ""
+
+
+@pytest.mark.skipif(not BASH, reason="the step is written for bash")
+@pytest.mark.parametrize(
+    ("code", "printed", "expected"),
+    [
+        (
+            1,
+            json.dumps(DOCUMENT),
+            [
+                "| locdit_step | cpu | 0.2 | 12.5 | 0.99871 | correct * |",
+                "| locdit_step | all |  |  |  | refused |",
+                "- Use cpu.",
+            ],
+        ),
+        (0, json.dumps(DOCUMENT), ["- Use cpu."]),
+        (2, "", ["**No report**: the doctor ended early."]),
+    ],
+)
+def test_the_doctors_findings_fail_its_step_after_table_and_json(
+    tmp_path: Path, code: int, printed: str, expected: list[str]
+) -> None:
+    """The step itself, as GitHub runs it, with a doctor that prints and ends as told."""
+    (step,) = (step for step in STEPS if "doctor.json" in step.get("run", ""))
+    (tmp_path / ".github").symlink_to(REPOSITORY / ".github")
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (tmp_path / "printed").write_text(printed)
+    (programs / "python").symlink_to(sys.executable)
+    (programs / "voxcpm-coreml").write_text(f"#!/bin/sh\necho run >> runs\ncat printed\nexit {code}\n")
+    (programs / "voxcpm-coreml").chmod(0o755)
+    places = {"RUNNER_TEMP": str(tmp_path), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    done = subprocess.run([BASH, "-e", "-c", step["run"]], cwd=tmp_path, env=os.environ | places, check=False)
+    assert done.returncode == code
+    assert (tmp_path / "doctor.json").read_text() == printed
+    assert (tmp_path / "runs").read_text() == "run\n"
+    assert set(expected) <= set((tmp_path / "summary.md").read_text().splitlines())
 
 
 CPU, NEURAL_ENGINE = (type(f"ML{kind}ComputeDevice", (), {}) for kind in ("CPU", "NeuralEngine"))
