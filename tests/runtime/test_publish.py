@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.hub import is_branch
 from voxcpm_constants.manifest import Manifest
 from voxcpm_runtime.bundle.publishing import publishable_files, upload
 from voxcpm_runtime.commands import cli
@@ -305,6 +307,39 @@ def test_an_interrupted_upload_is_continued(carded: Path, hub: Hub, command: Com
     assert command("publish", carded, "someone/voice").returncode == 0
     assert hub.sent == []
     assert set(hub.repositories["someone/voice"]["main"]) >= listed(carded)
+
+
+@pytest.mark.parametrize("name", ["next", "release/v2.1", "über", "v2-fp16"])
+def test_a_branch_that_git_allows_is_one(name: str) -> None:
+    assert is_branch(name)
+    assert _git_allows(name) in (True, None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x y", "x y", "a..b", "-d", "/a", "a/", "a//b", ".a", "a/.b", "a.", "a.lock", "a.lock/b", "@", "a@{1}", "a^",
+     "a~1", "a:b", "a\\b", "a\tb", ""],
+)  # fmt: skip
+def test_a_branch_that_git_does_not_allow_is_none(name: str) -> None:
+    assert not is_branch(name)
+    # "@" alone git would take, for HEAD.
+    assert name == "@" or _git_allows(name) in (False, None)
+
+
+def _git_allows(name: str) -> bool | None:
+    """Whether git's own check passes; None where there is no git."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    return subprocess.run([git, "check-ref-format", "--branch", name], capture_output=True).returncode == 0  # noqa: PLW1510
+
+
+def test_a_branch_that_git_does_not_allow_is_refused_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["publish", str(tmp_path / "absent"), "someone/voice", "--dry-run", "--branch", "../x y"]
+    assert cli.main(given) == 2
+    assert capsys.readouterr().err.startswith("error: --branch '../x y': expected a name that git allows")
 
 
 def test_a_branch_is_made_and_main_stays(carded: Path, hub: Hub, command: Command) -> None:
