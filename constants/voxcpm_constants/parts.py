@@ -1,14 +1,14 @@
 """The parts of a step model that has several packages: a base LM whose weights are too large for one.
 
-Each part has some of the layers and their caches. The first one takes the embeddings, each of the others the stream
-that the one before it returns, under the same name; the last one has the outputs of the whole.
+Each part has some of the layers and their caches. The first one takes the embeddings, each of the others the hidden
+states that the one before it returns, under the same name; the last one has the outputs of the whole.
 """
 
 from __future__ import annotations
 
 from voxcpm_constants.step_models import BASE_LM_STEP, StepModel, StepSizes, TensorSpec
 
-STREAM = "stream"
+PASSED_ON = "hidden_states"
 """The output of each part but the last: the `embeddings` of the next one."""
 _CACHES_OF_A_LAYER = 2
 
@@ -19,13 +19,13 @@ def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:
     if count == 1:
         return (model,)
     embeddings, total = model.inputs[0], len(model.state) // _CACHES_OF_A_LAYER
-    stream = TensorSpec(name=STREAM, shape=embeddings.shape, meaning="hidden states after this part's layers")
+    passed_on = TensorSpec(name=PASSED_ON, shape=embeddings.shape, meaning="after this part's layers")
     bounds = [index * total // count * _CACHES_OF_A_LAYER for index in range(count + 1)]
     return tuple(
         model.model_copy(
             update={
                 "name": f"{model.name}_{index + 1}",
-                "outputs": model.outputs if index + 1 == count else (stream,),
+                "outputs": model.outputs if index + 1 == count else (passed_on,),
                 "state": model.state[bounds[index] : bounds[index + 1]],
             }
         )

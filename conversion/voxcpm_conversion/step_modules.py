@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture, Transformer
-from voxcpm_constants.parts import STREAM, layers
+from voxcpm_constants.parts import PASSED_ON, layers
 from voxcpm_constants.step_models import StepModel, StepSizes, TensorSpec
 from voxcpm_constants.targets import StateForm
 from voxcpm_conversion.modules.audio_vae import Contexts, Decoder, Encoder
@@ -284,7 +284,7 @@ class _Plan(NamedTuple):
 
 def _base_lm(plan: _Plan) -> nn.Module:
     modules, lm = plan.modules, plan.language_model(plan.modules.base_lm, plan.a.base_lm)
-    if plan.declared.outputs[0].name == STREAM:
+    if plan.declared.outputs[0].name == PASSED_ON:
         return LMStep(lm)
     return BaseLMStep(lm, modules.fsq_layer, modules.stop_proj, modules.stop_head)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from voxcpm_constants.parts import STREAM
+from voxcpm_constants.parts import PASSED_ON
 from voxcpm_constants.step_models import StepModel
 from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
@@ -41,7 +41,7 @@ class PartsInTurn:
         """Run one step. Raises ValueError for wrong inputs, and for a missing state or one of another step model."""
         if not isinstance(state, StatesInTurn) or len(state.states) != len(self._parts):
             raise ValueError(f"{self._declared[0].name}: pass a state that this step model made")
-        stream, outputs = self._declared[0].inputs[0].name, dict(inputs)
+        taken, outputs = self._declared[0].inputs[0].name, dict(inputs)
         for part, own in zip(self._parts, state.states, strict=True):
-            outputs = part({**inputs, stream: outputs.get(STREAM, inputs[stream])}, own)
+            outputs = part({**inputs, taken: outputs.get(PASSED_ON, inputs[taken])}, own)
         return outputs
