@@ -50,5 +50,8 @@ def package_form(model: StepModel, target: Target, kv_cache: KVCache = "scatter"
 
 
 def updated_name(tensor: TensorSpec, state: StateForm) -> str:
-    """Name of the output that updates a state tensor; of a native state there is none, and the name is its own."""
+    """Name of the output that updates a state tensor.
+
+    A native state is updated inside the package and has no such output: then it is the state's own name.
+    """
     return {"passed": tensor.output_name, "rows": f"{tensor.name}_rows", "native": tensor.name}[state]

@@ -102,6 +102,19 @@ def repeated_rows(cache: Array, positions: int, batch: int) -> Array:
     return cache_rows(cache, np.arange(positions) % (cache.shape[2] // batch), batch)
 
 
+def filled_caches(left: Mapping[str, Array], sizes: StepSizes) -> dict[str, Array]:
+    """The KV caches before a stream that is `filled`, by name. left: the rows that `chain` left."""
+    return {name: repeated_rows(rows, sizes.kv_length, sizes.batch) for name, rows in left.items()}
+
+
+def left_by(stream: Stream, state: Mapping[str, Array], sizes: StepSizes) -> dict[str, Array]:
+    """What a stream leaves of its state, as the file has it: contexts whole, and the cache rows that it wrote."""
+    return {
+        t.name: cache_rows(state[t.name], stream.rows, sizes.batch) if is_cache(t) else state[t.name]
+        for t in stream.declared.state
+    }
+
+
 def write_vectors(path: Path, step_model: str, arrays: Vectors) -> None:
     """Write a step model's test vectors. Floats become float16 where they fit."""
     stored = {name: np.ascontiguousarray(_narrowed(array)) for name, array in arrays.items()}

@@ -23,9 +23,8 @@ from voxcpm_constants.step_models import BASE_LM_STEP, StepModel, StepSizes, Ten
 from voxcpm_constants.vectors import (
     Array,
     Stream,
-    cache_rows,
-    is_cache,
-    repeated_rows,
+    filled_caches,
+    left_by,
     streams,
     vectors_path,
     write_vectors,
@@ -46,7 +45,7 @@ _SOURCES: dict[str, _Source] = {
     "mu": lambda noise, shape, time: noise(shape) * _conditional(shape),
     "t_embedding": lambda noise, shape, time: _time_embedding(shape, time),
     "dt_embedding": lambda noise, shape, time: _time_embedding(shape, 0.0),
-    # Of `locdit_solve`: even steps from time 1 to 0.
+    # These three are inputs of `locdit_solve`: even steps from time 1 to 0.
     "t_embeddings": lambda noise, shape, time: np.concatenate(
         [_time_embedding((1, shape[1]), 1 - step / shape[0]) for step in range(shape[0])]
     ),
@@ -88,10 +87,7 @@ def compute_vectors(
                 {("in", n): x for n, x in inputs.items()} | {("out", n): x for n, x in outputs.items()}
             )
         arrays |= {stream.key(*name): np.stack([call[name] for call in calls]) for name in calls[0]}
-        after = {
-            t.name: cache_rows(state[t.name], stream.rows, sizes.batch) if is_cache(t) else state[t.name]
-            for t in declared.state
-        }
+        after = left_by(stream, state, sizes)
         left = left or after
         arrays |= {stream.key("state", name): array for name, array in after.items()}
     return arrays
@@ -100,7 +96,7 @@ def compute_vectors(
 def _state_before(stream: Stream, left: dict[str, Array], sizes: StepSizes) -> dict[str, Array]:
     """The state before a stream's first call. left: what `chain` left."""
     if stream.filled:
-        return {n: repeated_rows(_stored(rows), sizes.kv_length, sizes.batch) for n, rows in left.items()}
+        return filled_caches({name: _stored(rows) for name, rows in left.items()}, sizes)
     return {t.name: np.zeros(t.shape_at(0), np.float32) for t in stream.declared.state}
 
 
