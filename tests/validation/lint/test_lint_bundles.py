@@ -148,6 +148,26 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return line
 
 
+def test_every_precision_that_is_asked_for_is_downloaded(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "downloaded"
+
+    def download(_: str, allow_patterns: list[str]) -> str:
+        folder.mkdir(exist_ok=True)
+        shutil.copy(tiny_bundle / MANIFEST_FILE, folder)
+        for name in (pattern.removesuffix("/**") for pattern in allow_patterns if pattern != MANIFEST_FILE):
+            shutil.copytree(tiny_bundle / name, folder / name, dirs_exist_ok=True)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+
+    report = lint_bundle("someone/voice", ["int8", "fp16"])
+
+    assert list(report.precisions) == ["int8", "fp16"]
+    assert not (folder / "fp32").exists()
+
+
 def test_no_bundle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no bundle here" in refused(capsys, tmp_path)
 

@@ -11,7 +11,7 @@ from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_runtime.bundle.verified_files import check_digests
 
 from .function import Function, read_function
-from .report import Finding, PrecisionReport, Report
+from .report import Finding, LintReport, PrecisionReport
 from .rules import RULES, accepted
 
 BUILT_IN = "the built-in voice"
@@ -19,7 +19,7 @@ BUILT_IN = "the built-in voice"
 
 def lint_bundle(
     bundle: str | None, precisions: Sequence[str] = (), *, report: Callable[[str], None] = lambda line: None
-) -> Report:
+) -> LintReport:
     """Look for violations of every rule in a bundle's packages.
 
     bundle: a folder or hub id; None is the built-in voice. precisions: those to look at; by default all that are there.
@@ -27,14 +27,17 @@ def lint_bundle(
 
     Raises BundleError for a bundle that is absent or damaged, and InputError for a precision that it lacks.
     """
+    # A bundle of the hub is downloaded in one precision a call, always into the same folder.
+    for other in precisions[1:]:
+        locate_bundle(bundle, other)
     folder = locate_bundle(bundle, precisions[0] if precisions else None)
     manifest = Manifest.read(folder)
     chosen = [choose_precision(folder, manifest, asked) for asked in dict.fromkeys(precisions)]
     if not chosen:
-        # Of a bundle from the hub only one precision was downloaded.
+        # A bundle from the hub was downloaded in one precision only.
         downloaded = bundle is not None and folder != Path(bundle).expanduser()
         chosen = [choose_precision(folder, manifest, None)] if downloaded else list(manifest.precisions)
-    return Report(
+    return LintReport(
         bundle=bundle or BUILT_IN,
         target=manifest.target,
         precisions={precision: _lint_precision(folder, manifest, precision, report) for precision in chosen},

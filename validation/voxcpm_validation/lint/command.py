@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from .report import Report
+    from .report import LintReport
 
 _CODE_OF_FINDINGS = 1
 
@@ -41,7 +41,7 @@ def lint(
         raise typer.Exit(_CODE_OF_FINDINGS)
 
 
-def _show(report: Report) -> None:
+def _show(report: LintReport) -> None:
     from .report import HEADER
 
     console = Console(highlight=False, emoji=False)

@@ -55,7 +55,7 @@ class PrecisionReport(_Record):
         return [finding for finding in self.findings if finding.accepted is None]
 
 
-class Report(_Record):
+class LintReport(_Record):
     """The findings in each precision of a bundle."""
 
     bundle: str
