@@ -12,9 +12,10 @@ import pytest
 import soundfile
 
 from voxcpm_constants import step_models as names
+from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, package_path
-from voxcpm_constants.step_models import STEP_MODEL_NAMES
+from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -77,6 +78,30 @@ def test_step_models_for_several_utterances_equal_upstream(
     for name in STEP_MODEL_NAMES:
         found = measure_step(tiny_batch_bundle, manifest, "fp32", name, "plain", reference[name])
         assert found.correlation > 0.9999999, name
+
+
+def test_the_solvers_package_is_compared_with_upstreams_solver(
+    tiny_parts_bundle: Path, tiny_checkpoint: Path
+) -> None:
+    """Four steps, fewer than upstream spoke the utterance with."""
+    report = validate_bundle(
+        tiny_parts_bundle, str(tiny_checkpoint), precisions=["fp32"], text="the you and the world", patches=6
+    )
+    (solved,) = (step for step in report.steps if step.step_model == names.LOCDIT_SOLVE)
+    assert solved.calls >= 6
+    assert solved.correlation > 0.9999999
+    assert "| locdit_solve | fp32 | plain | patch |" in report.markdown()
+
+
+def test_in_as_many_steps_the_recorded_solver_gives_the_spoken_patches(tiny_checkpoint: Path) -> None:
+    """Upstream speaks in ten steps, and what the feat encoder is given are the patches that it spoke."""
+    model = load_upstream(tiny_checkpoint, max_length=128)
+    a = Architecture.from_file(tiny_checkpoint / "config.json")
+    sizes = StepSizes(kv_length=128, solver_steps=10)
+    reference = record_reference(model, a, sizes, text="the you and the world", patches=6)
+    spoken = np.concatenate([call.inputs["patches"][0] for call in reference[names.FEAT_ENCODER]])
+    solved = np.concatenate([call.outputs["patch"] for call in reference[names.LOCDIT_SOLVE]])
+    np.testing.assert_array_equal(solved.transpose(0, 2, 1)[: len(spoken)], spoken)
 
 
 def test_faithful_arithmetic_is_coarser_than_plain(report: Report) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,8 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models, encoder_patches
 from voxcpm_runtime.audio.files import resample
 from voxcpm_runtime.backends.step_function import Floats
-from voxcpm_runtime.model.flow_matching import time_embedding
-from voxcpm_validation.upstream import upstream_generate
+from voxcpm_runtime.model.flow_matching import euler_steps, time_embedding
+from voxcpm_validation.upstream import recorded_noise, upstream_generate
 
 DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
 
@@ -46,11 +47,12 @@ def record_reference(
     patches: int = 12,
     seed: int = 0,
 ) -> dict[str, list[RecordedCall]]:
-    """Calls of all six step models by name, from one utterance of `patches` patches by upstream's fp32 `model`.
+    """Calls of every step model by name, from one utterance of `patches` patches by upstream's fp32 `model`.
 
-    The noise is that of `seed`. The calls of a language model start with the text's positions.
+    The noise is that of `seed`. The calls of a language model start with the text's positions. With
+    `sizes.solver_steps`, upstream's solver turns the noise of each patch into a patch once more, in as many steps.
     """
-    with _recorded_estimator(model, a.dit_config.hidden_dim) as dit_calls:
+    with _recorded_estimator(model, a.dit_config.hidden_dim) as dit_calls, _recorded_solves(model) as solves:
         audio, latents = upstream_generate(
             model, text, rng=np.random.default_rng(seed), min_len=patches, max_len=patches
         )
@@ -76,6 +78,8 @@ def record_reference(
         plan = cut_plan(units, chunks[name], single)
         calls[name] = cut_calls(declarations[name], inputs, outputs, plan)
     calls[names.LOCDIT_STEP] = dit_calls
+    if sizes.solver_steps:
+        calls[names.LOCDIT_SOLVE] = [_solved(model, a, solve, sizes.solver_steps) for solve in solves]
     return calls
 
 
@@ -181,3 +185,61 @@ def _recorded_estimator(model: Any, width: int) -> Iterator[list[RecordedCall]]:
         yield calls
     finally:
         handle.remove()
+
+
+class _Solve(NamedTuple):
+    """What upstream's solver was given for one patch."""
+
+    noise: torch.Tensor
+    mu: torch.Tensor
+    cond: torch.Tensor
+    cfg_value: float
+
+
+@contextmanager
+def _recorded_solves(model: Any) -> Iterator[list[_Solve]]:
+    """A context that records in a list what upstream's solver is given for each patch."""
+    solves: list[_Solve] = []
+    solve_euler = model.feat_decoder.solve_euler
+
+    def recorded(
+        *, x: torch.Tensor, mu: torch.Tensor, cond: torch.Tensor, cfg_value: float, **others: Any
+    ) -> Any:
+        solves.append(_Solve(x.clone(), mu.clone(), cond.clone(), cfg_value))
+        return solve_euler(x=x, mu=mu, cond=cond, cfg_value=cfg_value, **others)
+
+    with mock.patch.object(model.feat_decoder, "solve_euler", recorded):
+        yield solves
+
+
+class _SameNoise:
+    """A source of one recorded noise."""
+
+    def __init__(self, noise: Floats) -> None:
+        self.noise = noise
+
+    def standard_normal(self, size: tuple[int, ...]) -> Floats:
+        return self.noise.reshape(size)
+
+
+def _solved(model: Any, a: Architecture, solve: _Solve, steps: int) -> RecordedCall:
+    """A call of `locdit_solve`, whose output is the patch of upstream's whole solver in `steps` steps."""
+    noise = solve.noise.numpy()
+    with recorded_noise(_SameNoise(noise)):
+        patch = model.feat_decoder(
+            mu=solve.mu,
+            n_timesteps=steps,
+            patch_size=a.patch_size,
+            cond=solve.cond,
+            cfg_value=solve.cfg_value,
+        )
+    times, lengths = euler_steps(steps, skipped=names.zero_velocity_steps(steps))
+    fed = {
+        "noise": noise,
+        "mu": solve.mu.numpy(),
+        "cond": solve.cond.numpy(),
+        "t_embeddings": time_embedding(times, a.dit_config.hidden_dim),
+        "step_lengths": lengths,
+        "cfg_value": np.array([solve.cfg_value], np.float32),
+    }
+    return RecordedCall(fed, {"patch": patch.numpy()})
