@@ -14,9 +14,8 @@ from voxcpm_constants.vectors import (
     Array,
     Stream,
     Vectors,
-    cache_rows,
-    is_cache,
-    repeated_rows,
+    filled_caches,
+    left_by,
     streams,
 )
 from voxcpm_runtime.backends.step_function import StepFunction, StepState
@@ -40,9 +39,10 @@ def compared(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors
         by_stream[stream.name] = min(calls)
         chain = chain or calls
         if state is not None:
-            left = _state_after(state, stream, sizes)
+            # All rows: of the caches every position, of the contexts all there is.
+            whole = state.rows(0, max(t.shape_at(0)[2] for t in stream.declared.state))
             expected = {t.name: vectors[stream.key("state", t.name)] for t in declared.state}
-            states.append(lowest_correlation(left, expected))
+            states.append(lowest_correlation(left_by(stream, whole, sizes), expected))
     return Agreement(streams=by_stream, chain=tuple(chain), state=min(states) if states else None)
 
 
@@ -78,14 +78,5 @@ def _state_before(
     state = model.new_state()
     if stream.filled:
         left = {t.name: vectors[f"{CHAIN}/state/{t.name}"] for t in stream.declared.state}
-        state.set_rows(0, {n: repeated_rows(rows, sizes.kv_length, sizes.batch) for n, rows in left.items()})
+        state.set_rows(0, filled_caches(left, sizes))
     return state
-
-
-def _state_after(state: StepState, stream: Stream, sizes: StepSizes) -> dict[str, Array]:
-    """What the stream left: contexts whole, and the rows of the caches that it wrote."""
-    whole = state.rows(0, max(t.shape_at(0)[2] for t in stream.declared.state))
-    return {
-        t.name: cache_rows(whole[t.name], stream.rows, sizes.batch) if is_cache(t) else whole[t.name]
-        for t in stream.declared.state
-    }
