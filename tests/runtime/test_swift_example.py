@@ -190,8 +190,9 @@ def test_every_step_model_has_the_compute_unit_of_the_runtime_and_the_manual(
     rows = re.findall(r"^\| `(\w+)` \| `(cpu\w*)` \|", manual, re.MULTILINE)
 
     assert set(units) == set(declare_step_models(architecture, sizes))
-    assert units == dict(rows)
+    # The example has no use for `locdit_solve`, which only some bundles have.
     assert units == {name: USUAL[name] for name in units}
+    assert dict(rows) == USUAL
 
 
 class Noted:
