@@ -15,3 +15,5 @@ HOP: int = math.prod(CONFIG["audio_vae_config"]["encoder_rates"])
 PATCH: int = CONFIG["patch_size"]
 """Latent frames in a patch: one step of the language model."""
 LATENT: int = CONFIG["feat_dim"]
+SAMPLE_RATE: int = CONFIG["audio_vae_config"]["sample_rate"]
+"""Samples in a second."""

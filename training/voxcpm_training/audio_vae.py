@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from voxcpm_training import processes
 from voxcpm_training.architecture import CONFIG, HOP
 from voxcpm_training.audio_vae_modules import AudioVAE
 from voxcpm_training.discriminators import Discriminators, discriminator_loss, generator_losses
@@ -23,6 +24,7 @@ from voxcpm_training.speech import Signal
 from voxcpm_training.training_loop import (
     Averaged,
     CapturedStep,
+    Gradients,
     Log,
     Metrics,
     Schedule,
@@ -51,7 +53,10 @@ class AudioVAETraining:
         self.trained = list(trained.parameters())
         self.optimizer = adamw(self.trained, device, (0.8, 0.99))
         self.judges_optimizer = adamw(self.judges.parameters(), device, (0.8, 0.99))
+        self.gradients, self.judges_gradients = Gradients(self.trained), Gradients(self.judges.parameters())
         self.averaged = Averaged(self.vae, 0.999)
+        processes.synchronise(self.vae)
+        processes.synchronise(self.judges)
         self.signal = Signal(options.data, device, options.hours)
         self.step, self.seconds = 0, 0.0
 
@@ -87,16 +92,37 @@ class AudioVAETraining:
         judges = {name: tensor.half() for name, tensor in self.judges.state_dict().items()}
         save(folder / "start.pt", {"averaged": averaged, "judges": judges})
 
-    def reconstruction_step(self) -> Metrics:
-        """A training step without discriminators; returns its losses and the gradient's norm."""
-        return self._step(adversarial=False)
+    def reconstruction_gradients(self) -> Metrics:
+        """Gradients of a step without discriminators; returns its losses."""
+        return self._gradients(adversarial=False)
 
-    def adversarial_step(self) -> Metrics:
-        """A training step of AudioVAE and discriminators; returns the losses and the gradient's norm."""
-        return self._step(adversarial=True)
+    def adversarial_gradients(self) -> Metrics:
+        """Gradients of a step of AudioVAE and discriminators; returns the losses."""
+        return self._gradients(adversarial=True)
 
-    def _step(self, *, adversarial: bool) -> Metrics:
+    def reconstruction_update(self) -> Metrics:
+        """Update the AudioVAE; returns its gradient's norm."""
+        norm = self.gradients.clip(5.0)
+        self.optimizer.step()
+        self.averaged.update()
+        return {"norm": norm}
+
+    def adversarial_update(self) -> Metrics:
+        """Update AudioVAE and discriminators; returns the AudioVAE's gradient's norm."""
+        self.judges_gradients.clip(10.0)
+        self.judges_optimizer.step()
+        return self.reconstruction_update()
+
+    def share_gradients(self, *, adversarial: bool) -> None:
+        """Average the gradients over all processes."""
+        processes.average(self.gradients.flat)
+        if adversarial:
+            processes.average(self.judges_gradients.flat)
+
+    def _gradients(self, *, adversarial: bool) -> Metrics:
         o = self.options
+        self.gradients.flat.zero_()
+        self.judges_gradients.flat.zero_()
         audio = self.signal.segments(o.batch, o.segment)
         audio = (audio * (0.6 + 0.8 * torch.rand(o.batch, 1, device=self.device))).clamp(-1, 1)
         # No cache of bfloat16 weights: a captured graph would reuse the weights of the capture at every replay.
@@ -109,19 +135,15 @@ class AudioVAETraining:
             metrics: Metrics = {"mel": self.mel_loss(decoded, audio)}
             loss = _MEL * metrics["mel"]
             if adversarial:
-                metrics["judges"] = self._train_judges(audio, decoded)
+                # Both sides are judged by the same weights, so that speech is judged once a step.
                 real_crop, decoded_crop = self._crops(audio, decoded)
-                self.judges.requires_grad_(requires_grad=False)
-                metrics["adversarial"], metrics["features"] = generator_losses(
-                    self.judges(real_crop), self.judges(decoded_crop)
-                )
-                self.judges.requires_grad_(requires_grad=True)
+                real, made = self.judges(real_crop), self.judges(decoded_crop)
+                metrics["judges"] = discriminator_loss(real, made)
+                metrics["adversarial"], metrics["features"] = generator_losses(real, made)
                 loss = loss + _ADVERSARIAL * metrics["adversarial"] + _FEATURES * metrics["features"]
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        metrics["norm"] = nn.utils.clip_grad_norm_(self.trained, 5.0)
-        self.optimizer.step()
-        self.averaged.update()
+        if adversarial:
+            self.judges_gradients.add(metrics["judges"], retain_graph=True)
+        self.gradients.add(loss)
         return {name: value.detach() for name, value in metrics.items()}
 
     def mel_loss(self, decoded: torch.Tensor, audio: torch.Tensor) -> torch.Tensor:
@@ -129,15 +151,6 @@ class AudioVAETraining:
         with torch.autocast(self.device.type, enabled=False):
             distance: torch.Tensor = self.mel(decoded, audio)
         return distance
-
-    def _train_judges(self, audio: torch.Tensor, decoded: torch.Tensor) -> torch.Tensor:
-        real, made = self._crops(audio, decoded.detach())
-        loss = discriminator_loss(self.judges(real), self.judges(made))
-        self.judges_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(list(self.judges.parameters()), 10.0)
-        self.judges_optimizer.step()
-        return loss.detach()
 
     def _crops(self, *signals: torch.Tensor) -> list[torch.Tensor]:
         """The last `--judged` samples of each segment: discriminators need less context than the AudioVAE."""
@@ -147,26 +160,37 @@ class AudioVAETraining:
 def train(options: argparse.Namespace) -> None:
     """Train until the schedule ends, and save at intervals."""
     torch.manual_seed(options.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = processes.start()
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
     options.output.mkdir(parents=True, exist_ok=True)
     training, log = AudioVAETraining(options, device), Log(options.output / "log.jsonl")
+    torch.manual_seed(options.seed + processes.rank)
     start = options.output / CHECKPOINT
     if start.exists() or options.start:
         training.load(start if start.exists() else options.start)
     schedule = Schedule(options.steps, options.minutes, training.seconds)
-    set_rate(training.optimizer, 1e-5)  # the warm-up steps before a capture change the weights
-    set_rate(training.judges_optimizer, 1e-5)
-    captured: dict[bool, CapturedStep] = {}
+    set_rate(training.optimizer, 0.0)  # the warm-up steps before a capture must not change the weights
+    set_rate(training.judges_optimizer, 0.0)
+    captured: dict[bool, tuple[CapturedStep, CapturedStep]] = {}
+    saved = schedule.seconds
     while (progress := schedule.progress(training.step)) < 1:
         adversarial = progress >= options.adversarial_from
         if adversarial not in captured:
-            step = training.adversarial_step if adversarial else training.reconstruction_step
-            captured[adversarial] = CapturedStep(step, device)
+            steps = (
+                (training.adversarial_gradients, training.adversarial_update)
+                if adversarial
+                else (training.reconstruction_gradients, training.reconstruction_update)
+            )
+            set_rate(training.optimizer, 0.0)
+            set_rate(training.judges_optimizer, 0.0)
+            captured[adversarial] = CapturedStep(steps[0], device), CapturedStep(steps[1], device)
         set_rate(training.optimizer, _rate(options, progress) * min(1.0, (training.step + 1) / 500))
         set_rate(training.judges_optimizer, cosine(progress, options.judges_rate, options.judges_rate / 5))
-        metrics = captured[adversarial]()
+        gradients, update = captured[adversarial]
+        metrics = dict(gradients())
+        training.share_gradients(adversarial=adversarial)
+        metrics |= update()
         training.step += 1
         if training.step % options.log_every == 0:
             shards = training.signal.refresh(most=8)
@@ -174,9 +198,11 @@ def train(options: argparse.Namespace) -> None:
                 step=training.step, seconds=schedule.seconds, shards=shards,
                 **{name: float(value) for name, value in metrics.items()},
             )  # fmt: skip
-        if training.step % options.save_every == 0:
-            training.save(schedule)
+            if schedule.seconds - saved > options.save_seconds:
+                saved = schedule.seconds
+                training.save(schedule)
     training.save(schedule)
+    processes.stop()
 
 
 def _rate(options: argparse.Namespace, progress: float) -> float:
@@ -210,7 +236,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--judges-rate", type=float, default=2e-4)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--log-every", type=int, default=200)
-    p.add_argument("--save-every", type=int, default=2000)
+    p.add_argument("--save-seconds", type=float, default=60)
     return p
 
 

@@ -16,7 +16,7 @@ from voxcpm_training.architecture import PATCH
 from voxcpm_training.speech import Utterances
 from voxcpm_training.text import AUDIO_START, character_ids
 
-LENGTHS = (32, 48, 64, 80, 96, 128, 160, 208, 272)
+LENGTHS = (40, 64, 88, 112, 136, 168, 208, 256, 312, 376, 448, 528, 624, 736)
 """The possible lengths of a batch's sequences, in positions; longer sequences are left out."""
 Ints = npt.NDArray[np.int64]
 
@@ -33,7 +33,7 @@ class Shape:
     def of(cls, length: int, tokens: int) -> Shape:
         """The shape for sequences of `length` positions, about `tokens` positions in all."""
         rows = max(1, tokens // length)
-        return cls(length, rows, int(0.42 * rows * length))
+        return cls(length, rows, int(0.40 * rows * length))
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,18 @@ class Batch:
 
 
 class Sampler:
-    """A source of batches. tokens: positions in a batch. paired: share of the utterances that are put into pairs."""
+    """A source of batches. tokens: positions in a batch. paired: share of the utterances that are put into pairs.
 
-    def __init__(self, utterances: Utterances, tokens: int, paired: float, seed: int) -> None:
+    Process `rank` of `world` gets every `world`-th batch; at each step, all processes get batches of one shape.
+    """
+
+    def __init__(
+        self, utterances: Utterances, tokens: int, paired: float, seed: int, rank: int = 0, world: int = 1
+    ) -> None:
         self._u, self._paired = utterances, paired
-        self._rng = np.random.default_rng(seed)
+        self._rank, self._world = rank, world
+        # The plan is drawn alike in all processes, the rest of a batch in each by itself.
+        self._rng, self._own_rng = np.random.default_rng(seed), np.random.default_rng((seed, rank))
         self.shapes = tuple(Shape.of(length, tokens) for length in LENGTHS)
         self._space = character_ids()["▁"]
         self.patches = utterances.frames // PATCH
@@ -76,6 +83,7 @@ class Sampler:
         plan: list[tuple[Shape, Ints]] = []
         for index, shape in enumerate(self.shapes):
             members = self._rng.permutation(np.nonzero(shape_of == index)[0])
+            chunks: list[Ints] = []
             start = 0
             while start < len(members):
                 fitting = np.cumsum(patches[members[start : start + shape.rows]]) <= shape.patches
@@ -84,14 +92,16 @@ class Sampler:
                 start += count
                 # A small remainder would be mostly padding; its utterances are left to another epoch.
                 if len(chosen) * 2 > shape.rows or count == 1 == shape.rows:
-                    plan.append((shape, chosen))
+                    chunks.append(chosen)
+            whole = len(chunks) // self._world * self._world
+            plan += [(shape, chunk) for chunk in chunks[self._rank : whole : self._world]]
         for at in self._rng.permutation(len(plan)):
             shape, chosen = plan[int(at)]
             yield self._batch(shape, first[chosen], second[chosen])
 
     def _items(self) -> tuple[Ints, Ints]:
         """Utterance numbers (first, second) of singles and pairs; second is -1 for a single."""
-        order = self._rng.permutation(len(self._u.frames))
+        order = self._rng.permutation(np.nonzero(self._u.kept)[0])
         cut = int(len(order) * self._paired)
         pairable, singles = order[:cut], order[cut:]
         pairable = pairable[np.argsort(self._u.speaker[pairable], kind="stable")]
@@ -112,7 +122,7 @@ class Sampler:
         audio: list[tuple[Ints, Ints]] = []
         before, last = [], []
         # In inference, some transcripts of prompts lack the space at their end, so some pairs lack it too.
-        joined = self._rng.random(len(first)) < 0.25
+        joined = self._own_rng.random(len(first)) < 0.25
         for row, (a, b) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
             text = self._text(a)
             if b >= 0:

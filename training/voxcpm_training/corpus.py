@@ -1,7 +1,10 @@
-"""Phrases to speak, from WordNet's examples, Brown and fortunes: `python -m voxcpm_training.corpus`.
+"""Texts to speak, of one word to 20 seconds: `python -m voxcpm_training.corpus`.
 
-Every word must be in hibari's pronunciation lexicon, so that no voice guesses a pronunciation. A phrase that equals an
-evaluation sentence, or shares five consecutive words with one, is dropped.
+Running prose (the Brown corpus) is the larger part, in utterances of one or several sentences; definitions, examples,
+sayings and dictionaries of computing add words, lists of words add the whole lexicon, and templates add what is read in
+words: numbers, dates, sums of money, addresses, abbreviations that are spelled. Every word must be in hibari's pronunciation
+lexicon, so that no voice guesses a pronunciation. A text that equals a held-out sentence, or shares five consecutive
+words with one, is dropped.
 """
 
 from __future__ import annotations
@@ -14,64 +17,170 @@ from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 
+import inflect
 import numpy as np
 
+from voxcpm_training.templates import templates
 from voxcpm_training.text import is_speakable, words
 
-SHORTEST, LONGEST = 3, 14
-"""Smallest and largest number of words in a phrase."""
+SHORTEST, LONGEST = 40, 290
+"""Characters that an utterance of several sentences may have; the longest is about 20 seconds."""
 _SHARED_WORDS = 5
 # The files of Debian's fortunes with English sentences; the others contain art, code, names or other languages.
 _FORTUNES = (
-    "cookie", "education", "food", "fortunes", "humorists", "kids", "law", "literature", "love", "medicine",
-    "men-women", "miscellaneous", "people", "pets", "platitudes", "politics", "science", "songs-poems", "sports",
-    "startrek", "tao", "wisdom", "work",
+    "computers", "cookie", "definitions", "education", "food", "fortunes", "humorists", "kids", "law", "literature",
+    "love", "medicine", "men-women", "miscellaneous", "news", "people", "pets", "platitudes", "politics", "science",
+    "songs-poems", "sports", "startrek", "tao", "wisdom", "work",
 )  # fmt: skip
-_NOT_WORDS = re.compile(r"[^a-z' ,]")
-# Single letters, and fragments of abbreviations and split contractions.
-_FRAGMENTS = frozenset("bcdefghjklmnopqrstuvwxyz") | {
-    "st", "mr", "mrs", "ms", "dr", "co", "vs", "etc", "ft", "th", "nd", "rd",
+_EXPANDED = {
+    "Mr.": "Mister", "Mrs.": "Missus", "Dr.": "Doctor", "St.": "Saint", "etc.": "et cetera", "vs.": "versus", "e.g.": "for example",
+    "i.e.": "that is", "Jr.": "junior", "Gen.": "General", "Gov.": "Governor", "Sen.": "Senator", "Rep.": "Representative",
+    "U.S.": "you ess", "U.N.": "you en", "D.C.": "dee see", "A.M.": "ay em", "P.M.": "pee em", "a.m.": "ay em", "p.m.": "pee em",
+    "esp.": "especially", "approx.": "approximately", "&": "and", "%": "percent", "+": "plus", "=": "equals",
 }  # fmt: skip
+_NUMBER = re.compile(r"\$?\d[\d,]*(?:\.\d+)?(?:st|nd|rd|th)?\b")
+_DIGITS = 12  # longer numbers are not read
+_NOT_SPOKEN = re.compile(r"[^A-Za-z' ,.?!-]")
+_CAPITALS = re.compile(r"[A-Z]\w*[A-Z]")  # abbreviations, which a voice may spell or not
+# Single letters, and fragments of abbreviations and split contractions.
+_FRAGMENTS = frozenset("bcdefghjklmnpqrstuvwxyz") | {
+    "st",
+    "mr",
+    "mrs",
+    "ms",
+    "dr",
+    "co",
+    "vs",
+    "etc",
+    "ft",
+    "th",
+    "nd",
+    "rd",
+    "jr",
+}
+_ENGINE = inflect.engine()
 
 
-def wordnet_examples(folder: Path) -> Iterator[str]:
-    """Quoted examples in the glosses of WordNet's data files."""
+def wordnet(folder: Path) -> Iterator[str]:
+    """Definitions with their words, and quoted examples, of WordNet's data files."""
     for part in ("noun", "verb", "adj", "adv"):
         for line in (folder / f"data.{part}").read_text(encoding="utf-8", errors="replace").splitlines():
-            if "|" in line:
-                yield from re.findall(r'"([^"]+)"', line.split("|", 1)[1])
+            head, bar, gloss = line.partition("|")
+            if not bar or not line[:1].isdigit():
+                continue
+            word = head.split()[4].partition("(")[0].replace("_", " ")
+            definition = gloss.split(";")[0].strip(" .")
+            if part == "noun" and not definition.startswith("("):
+                yield f"{word[:1].upper()}{word[1:]}, {definition}."
+            for example in re.findall(r'"([^"]+)"', gloss):
+                yield example if example[-1:] in ".?!" else f"{example}."
 
 
-def brown_sentences(folder: Path) -> Iterator[str]:
-    """Sentences of the Brown corpus, which has a line of word/tag pairs for each."""
+def brown(folder: Path) -> Iterator[list[str]]:
+    """The documents of the Brown corpus as lists of sentences. A line of it is a sentence of word/tag pairs."""
     for path in sorted(folder.glob("c[a-r][0-9][0-9]")):
+        sentences = []
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            pairs = line.split()
-            if pairs:
-                yield " ".join(pair.rsplit("/", 1)[0] for pair in pairs)
+            if pairs := line.split():
+                joined = " ".join(pair.rsplit("/", 1)[0] for pair in pairs)
+                sentences.append(re.sub(r"([.?!]) ;(?= |$)|([.?!]) [.?!](?= |$)", r"\1\2", joined))
+        yield sentences
 
 
-def fortune_sentences(folder: Path) -> Iterator[str]:
-    """Sentences of Debian's fortunes, without the names of their authors."""
+def sayings(folder: Path) -> Iterator[list[str]]:
+    """Debian's fortunes as lists of sentences, without the names of their authors."""
     for name in _FORTUNES:
         path = folder / name
         if path.exists():
             for fortune in path.read_text(encoding="utf-8", errors="replace").split("\n%\n"):
-                yield from re.split(r"(?<=[.!?])\s+", " ".join(fortune.split("\n\t\t-- ")[0].split()))
+                yield re.split(r"(?<=[.!?])\s+", " ".join(fortune.split("\n\t\t-- ")[0].split()))
 
 
-def phrases(sentence: str) -> Iterator[str]:
-    """The speakable phrases of a sentence: the whole sentence if it is short, otherwise its clauses."""
-    plain = sentence.lower().replace("``", "").replace("''", "").replace("’", "'").strip(" .!?;:-")
-    if not SHORTEST <= len(plain.split()) <= LONGEST or re.search(r"[;:]|--", plain):
-        parts = re.split(r"\s*(?:[,;:]|--)\s*", plain)
+def dictionary(path: Path) -> Iterator[list[str]]:
+    """Paragraphs of a dictionary in dictd's compressed form, as lists of sentences."""
+    text = gzip.decompress(path.read_bytes()).decode("utf-8", errors="replace")
+    for paragraph in re.split(r"\n\s*\n", text):
+        plain = " ".join(
+            re.sub(r"[{}_]|<[^>]*>|^\s*(\d+\.|\[[^]]*\]|v[it]\.|n\.|adj\.)+", "", paragraph).split()
+        )
+        yield re.split(r"(?<=[.!?])\s+(?=[A-Z])", plain)
+
+
+def spoken(sentence: str) -> str | None:
+    """The sentence as it is said: numbers in words, the marks that the voice knows. None if it cannot be said."""
+    for short, long in _EXPANDED.items():
+        if short in sentence:
+            sentence = re.sub(rf"(?<!\w){re.escape(short)}(?!\w)", long, sentence)
+    plain = sentence.replace("``", "").replace("''", "").replace("’", "'")
+    plain = re.sub('["“”]', "", plain)
+    plain = _NUMBER.sub(lambda found: in_words(found[0]) if len(found[0]) < _DIGITS else found[0], plain)
+    plain = re.sub(r"\s*(?:[;:()—–]|--+|\.\.\.+)\s*", ", ", plain)
+    plain = re.sub(r"(?<!\w)'|'(?![\w])", "", plain) if "s'" not in plain else plain
+    plain = re.sub(r"\s+([,.?!])", r"\1", re.sub(r"\s+", " ", plain)).strip(" ,-")
+    plain = re.sub(r",+(?=[,.?!])|(?<=[.?!])[,.]+", "", plain)
+    if (
+        not plain
+        or _NOT_SPOKEN.search(plain)
+        or re.search(r"[.?!].*\w.*[.?!].*[.?!]{2}|(?<!\w)-|-(?!\w)", plain)
+    ):
+        return None
+    if re.search(r"[.?!](?=\S)|,(?=\S)|\.(?=.)", plain.rstrip(".?!")):
+        return None
+    return plain if plain[-1] in ".?!" else f"{plain}."
+
+
+def in_words(number: str) -> str:
+    """A number in words: 1100 to 2099 as a year, unless it has a comma or a fraction."""
+    digits = number.lstrip("$").replace(",", "")
+    if re.fullmatch(r"1[1-9]\d\d|20\d\d", digits) and "," not in number and number[0] != "$":
+        text = _ENGINE.number_to_words(digits, group=2, zero="oh").replace(",", "")
+        text = re.sub(r" (oh oh|zero zero)$", " hundred", text)
+        if digits.startswith("200"):
+            text = _ENGINE.number_to_words(digits, andword="")
     else:
-        parts = [plain]
-    for part in parts:
-        phrase = re.sub(r"\s*,\s*", ", ", part).strip(" ,.'!?\"-")
-        phrase = re.sub(r"\s+", " ", phrase)
-        if not _NOT_WORDS.search(phrase) and SHORTEST <= len(phrase.split()) <= LONGEST:
-            yield phrase + "."
+        text = _ENGINE.number_to_words(digits, andword="").replace(",", "")
+    return f"{text} dollars" if number[0] == "$" else str(text)
+
+
+def utterances(
+    documents: Iterable[list[str]], rng: np.random.Generator, known: frozenset[str]
+) -> Iterator[str]:
+    """Consecutive sentences that can be said, joined to utterances of random lengths."""
+    for document in documents:
+        joined, target = "", 0.0
+        for sentence in [*document, None]:
+            said = None if sentence is None else spoken(sentence)
+            if said is not None and not all(is_known(word, known) for word in words(said.lower())):
+                said = None
+            if joined and (said is None or len(joined) + len(said) + 1 > target):
+                yield joined
+                joined = ""
+            if said is None or not 2 <= len(said) <= LONGEST:
+                continue
+            if not joined:
+                target = 0 if rng.random() < 0.3 else rng.uniform(SHORTEST, LONGEST)
+            joined = f"{joined} {said}".strip()
+
+
+def lists_of_words(known: Iterable[str], count: int, rng: np.random.Generator) -> Iterator[str]:
+    """Words of the lexicon, two to eight in a list, so that every word is spoken."""
+    plain = sorted(
+        word for word in known if re.fullmatch(r"[a-z]{3,14}", word) and re.search("[aeiouy]", word)
+    )
+    order: list[str] = []
+    for _ in range(count):
+        size = int(rng.integers(2, 9))
+        if len(order) < size:
+            order += rng.permutation(plain).tolist()
+        chosen, order = order[:size], order[size:]
+        yield f"{', '.join(chosen)}."
+
+
+def short_texts(frequent: list[str], count: int, rng: np.random.Generator) -> Iterator[str]:
+    """Texts of one or two words, with each of the three marks that end a sentence."""
+    for _ in range(count):
+        chosen = rng.choice(frequent, int(rng.integers(1, 3)))
+        yield f"{' '.join(chosen).capitalize()}{rng.choice(['.', '.', '!', '?'])}"
 
 
 def lexicon() -> frozenset[str]:
@@ -88,58 +197,80 @@ def is_known(word: str, known: frozenset[str]) -> bool:
     """Whether the word, or the word without a regular ending, is in the lexicon."""
     if word in _FRAGMENTS or word.startswith("'"):
         return False
-    stems = [
-        word,
-        *(word[: -len(ending)] for ending in ("'s", "s", "es", "ed", "d", "ing") if word.endswith(ending)),
-    ]
+    stems = [word, *(word[: -len(e)] for e in ("'s", "s'", "s", "es", "ed", "d", "ing") if word.endswith(e))]
     return any(stem in known for stem in stems)
 
 
 def kept(candidates: Iterable[str], held_out: list[str], known: frozenset[str]) -> Iterator[str]:
-    """The phrases to train on, without duplicates, unknown words and overlap with the held-out sentences."""
-    spans = {span for sentence in held_out for span in _spans(sentence)} | {words(s) for s in held_out}
-    seen: set[tuple[str, ...]] = set()
-    for phrase in candidates:
-        spoken = words(phrase)
-        if spoken in seen or not is_speakable(phrase):
+    """The texts to train on, without duplicates, unknown words and overlap with the held-out texts."""
+    spans = {span for text in held_out for span in _spans(text)} | {
+        words(s.lower()) for s in held_out if len(words(s)) > 2
+    }
+    seen: set[str] = set()
+    for text in candidates:
+        said = words(text.lower())
+        if text in seen or not is_speakable(text.lower()) or len(text) > LONGEST or _CAPITALS.search(text):
             continue
-        seen.add(spoken)
-        if spoken in spans or any(span in spans for span in _spans(phrase)):
+        seen.add(text)
+        if said in spans or any(span in spans for span in _spans(text)):
             continue
-        if all(is_known(word, known) for word in spoken):
-            yield phrase
+        if said and all(is_known(word, known) for word in said):
+            yield text
 
 
 def _spans(text: str) -> list[tuple[str, ...]]:
-    spoken = words(text)
-    return [spoken[i : i + _SHARED_WORDS] for i in range(len(spoken) - _SHARED_WORDS + 1)]
+    said = words(text.lower())
+    return [said[i : i + _SHARED_WORDS] for i in range(len(said) - _SHARED_WORDS + 1)]
 
 
 def main() -> None:
-    """Write the corpus, shuffled, as a gzip file with one phrase in each line."""
+    """Write the corpus, shuffled, as a gzip file with one text in each line, as a reader would write it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wordnet", type=Path, required=True, help="folder of data.noun, data.verb, …")
     parser.add_argument("--brown", type=Path, required=True, help="folder of ca01, ca02, …")
     parser.add_argument("--fortunes", type=Path, required=True, help="folder of Debian's fortunes")
     parser.add_argument(
+        "--dictionaries", type=Path, nargs="*", default=[], help="files of dictd: foldoc.dict.dz, …"
+    )
+    parser.add_argument(
         "--held-out", type=Path, nargs="+", required=True, help="text files that are never trained on"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, required=True, help="corpus.txt.gz, one phrase in each line")
+    parser.add_argument("--output", type=Path, required=True, help="corpus.txt.gz, one text in each line")
     options = parser.parse_args()
     held_out = [
         line for path in options.held_out for line in path.read_text(encoding="utf-8").splitlines() if line
     ]
-    known = lexicon()
-    chosen: list[str] = []
-    for source in (
-        wordnet_examples(options.wordnet), fortune_sentences(options.fortunes), brown_sentences(options.brown),
-    ):  # fmt: skip
-        chosen += (phrase for sentence in source for phrase in phrases(sentence))
-    corpus = sorted(kept(chosen, held_out, known))
-    np.random.default_rng(options.seed).shuffle(corpus)
+    known, rng = lexicon(), np.random.default_rng(options.seed)
+    prose = list(utterances(brown(options.brown), rng, known))
+    tally: dict[str, int] = {}
+    for text in prose:
+        for word in words(text.lower()):
+            tally[word] = tally.get(word, 0) + 1
+    frequent = sorted(
+        (word for word in tally if tally[word] >= 15 and is_known(word, known)), key=lambda w: -tally[w]
+    )
+    parts = {
+        "prose": prose,
+        "sayings": list(utterances(sayings(options.fortunes), rng, known)),
+        "dictionaries": [
+            t for path in options.dictionaries for t in utterances(dictionary(path), rng, known)
+        ],
+        "wordnet": [said for text in wordnet(options.wordnet) if (said := spoken(text)) is not None],
+        "lists": list(lists_of_words(known, 14_000, rng)),
+        "short": list(short_texts(frequent, 5_000, rng)),
+        "templates": list(templates(12_000, rng, in_words)),
+    }
+    corpus: list[str] = []
+    for name, texts in parts.items():
+        chosen = list(kept(texts, held_out, known))
+        most = {"wordnet": 20_000, "dictionaries": 16_000}.get(name, len(chosen))
+        chosen = [chosen[i] for i in rng.permutation(len(chosen))[:most]]
+        print(name, len(chosen), sum(map(len, chosen)), "characters")  # noqa: T201
+        corpus += chosen
+    corpus = [corpus[i] for i in rng.permutation(len(corpus))]
     with options.output.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as file:
-        file.write("".join(f"{phrase}\n" for phrase in corpus).encode())
+        file.write("".join(f"{text}\n" for text in corpus).encode())
 
 
 if __name__ == "__main__":

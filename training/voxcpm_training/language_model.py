@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from voxcpm_training import processes
 from voxcpm_training.architecture import CONFIG, LATENT, PATCH
 from voxcpm_training.batches import Batch, Sampler, Shape
 from voxcpm_training.language_model_modules import VoxCPM
@@ -27,6 +29,7 @@ from voxcpm_training.speech import Utterances, finished_shards
 from voxcpm_training.training_loop import (
     Averaged,
     CapturedStep,
+    Gradients,
     Log,
     Metrics,
     Schedule,
@@ -76,15 +79,20 @@ class LanguageModelTraining:
         paths = finished_shards(options.data)
         utterances = Utterances.of_shards(paths)
         latents = encode_shards(load_audio_vae(options.vae, device), paths, device)
-        self.sampler = Sampler(utterances, options.tokens, options.paired, options.seed)
+        self.sampler = Sampler(
+            utterances, options.tokens, options.paired, options.seed, processes.rank, processes.world
+        )
         # One patch of zeros at the end: it precedes an utterance's first patch, and it is the padding.
         self.latents = F.pad(latents.view(-1, PATCH, LATENT), (0, 0, 0, 0, 0, 1))
         phones = torch.from_numpy(utterances.phones).to(device).long()
         self.phones = F.pad(phones.view(-1, PATCH), (0, 0, 0, 1))
         self.model = VoxCPM(CONFIG).to(device)
         self.heads = Heads(CONFIG["lm_config"]["hidden_size"], CONFIG["dit_config"]["hidden_dim"]).to(device)
-        self.parameters = [*self.model.parameters(), *self.heads.parameters()]
-        self.optimizer = adamw(self.parameters, device, (0.9, 0.98))
+        processes.synchronise(self.model)
+        processes.synchronise(self.heads)
+        parameters = [*self.model.parameters(), *self.heads.parameters()]
+        self.optimizer = adamw(parameters, device, (0.9, 0.98))
+        self.gradients = Gradients(parameters)
         self.averaged = Averaged(self.model, options.average)
         self.step, self.seconds = 0, 0.0
 
@@ -114,21 +122,24 @@ class LanguageModelTraining:
         save(self.options.output / CHECKPOINT, everything)
         save(self.options.output / "averaged.pt", {name: tensor.half() for name, tensor in averaged.items()})
 
-    def train_on(self, batch: StaticBatch) -> Metrics:
-        """A training step on one batch; returns the losses and the gradient's norm."""
+    def gradients_on(self, batch: StaticBatch) -> Metrics:
+        """Gradients of all losses on one batch; returns the losses."""
+        self.gradients.flat.zero_()
         # No cache of bfloat16 weights: a captured graph would reuse the weights of the capture at every replay.
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False
         ):
             metrics = self.losses(batch)
         loss = metrics["flow"] + _STOP * metrics["stop"]
-        loss = loss + _PHONES * metrics["phones"] + _REGRESSION * metrics["regression"]
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        metrics["norm"] = nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.gradients.add(loss + _PHONES * metrics["phones"] + _REGRESSION * metrics["regression"])
+        return {name: value.detach() for name, value in metrics.items()}
+
+    def update(self) -> Metrics:
+        """Update the weights; returns the gradient's norm."""
+        norm = self.gradients.clip(1.0)
         self.optimizer.step()
         self.averaged.update()
-        return {name: value.detach() for name, value in metrics.items()}
+        return {"norm": norm}
 
     def losses(self, batch: StaticBatch) -> Metrics:
         """The four losses by name, each a mean over the patches of the batch, without weights."""
@@ -211,19 +222,23 @@ def batches(sampler: Sampler, ahead: int = 32) -> Iterator[Batch]:
 def train(options: argparse.Namespace) -> None:
     """Train until the schedule ends, and save at intervals."""
     torch.manual_seed(options.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = processes.start()
     torch.set_float32_matmul_precision("high")
     options.output.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
     training, log = LanguageModelTraining(options, device), Log(options.output / "log.jsonl")
+    torch.manual_seed(options.seed + processes.rank)
     start = options.output / CHECKPOINT
     if start.exists():
         training.load(start)
     elif options.start:
         training.start_from(options.start)
+    log.write(step=training.step, loading=time.monotonic() - began, patches=training.sampler.total_patches)
     schedule = Schedule(options.steps, options.minutes, training.seconds)
-    set_rate(training.optimizer, 1e-5)  # the warm-up steps before a capture change the weights
     steps: dict[Shape, tuple[StaticBatch, CapturedStep]] = {}
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+    update: CapturedStep | None = None
+    saved = schedule.seconds
     for batch in batches(training.sampler):
         progress = schedule.progress(training.step)
         if progress >= 1:
@@ -231,20 +246,29 @@ def train(options: argparse.Namespace) -> None:
         if batch.shape not in steps:
             static = StaticBatch(batch.shape, device)
             static.fill(batch)
-            set_rate(training.optimizer, 1e-5)
-            steps[batch.shape] = static, CapturedStep(lambda s=static: training.train_on(s), device, pool)  # type: ignore[misc]
+            captured = CapturedStep(lambda s=static: training.gradients_on(s), device, pool)  # type: ignore[misc]
+            steps[batch.shape] = static, captured
+        if update is None:
+            set_rate(
+                training.optimizer, 0.0
+            )  # the warm-up steps before a capture must not change the weights
+            update = CapturedStep(training.update, device)
         warm_up = min(1.0, (training.step + 1) / 1000)
         set_rate(training.optimizer, warm_up * cosine(progress, options.rate, 0.01 * options.rate))
-        static, step = steps[batch.shape]
+        static, gradients = steps[batch.shape]
         static.fill(batch)
-        metrics = step()
+        metrics = dict(gradients())
+        processes.average(training.gradients.flat)
+        metrics |= update()
         training.step += 1
         if training.step % options.log_every == 0:
             values = {name: float(value) for name, value in metrics.items()}
             log.write(step=training.step, seconds=schedule.seconds, length=batch.shape.length, **values)
-        if training.step % options.save_every == 0:
-            training.save(schedule)
+            if schedule.seconds - saved > options.save_seconds:
+                saved = schedule.seconds
+                training.save(schedule)
     training.save(schedule)
+    processes.stop()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -267,7 +291,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--average", type=float, default=0.9995)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--log-every", type=int, default=200)
-    p.add_argument("--save-every", type=int, default=2000)
+    p.add_argument("--save-seconds", type=float, default=60)
     return p
 
 

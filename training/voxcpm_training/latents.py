@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from voxcpm_training import processes
 from voxcpm_training.architecture import CONFIG, HOP
 from voxcpm_training.audio_vae_modules import AudioVAE
 
@@ -20,13 +21,14 @@ def load_audio_vae(path: Path, device: torch.device) -> AudioVAE:
 
 
 @torch.no_grad()
-def encode_shards(vae: AudioVAE, paths: list[Path], device: torch.device, *, batch: int = 128) -> Tensor:
+def encode_shards(vae: AudioVAE, paths: list[Path], device: torch.device, *, batch: int = 32) -> Tensor:
     """Normalised latents (frames, latent) of the shards' utterances, concatenated, float32.
 
-    Utterances are padded on the right. The encoder is causal, so that the padding does not change their latents.
+    Utterances are padded on the right. The encoder is causal, so that the padding does not change their latents. Each
+    process encodes its share of the shards, and all get the latents of all.
     """
     parts = []
-    for path in paths:
+    for path in paths[processes.rank :: processes.world]:
         with np.load(path) as shard:
             samples, audio = shard["samples"].astype(np.int64), torch.from_numpy(shard["audio"]).to(device)
         starts = np.concatenate(([0], np.cumsum(samples)))
@@ -41,4 +43,4 @@ def encode_shards(vae: AudioVAE, paths: list[Path], device: torch.device, *, bat
             for row, i in enumerate(chosen):
                 latents[starts[i] // HOP : starts[i + 1] // HOP] = encoded[row, : samples[i] // HOP]
         parts.append(latents)
-    return torch.cat(parts)
+    return torch.cat(processes.gathered(parts, CONFIG["feat_dim"], device))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from voxcpm_training.architecture import HOP
+from voxcpm_training.architecture import HOP, SAMPLE_RATE
 
 
 def finished_shards(folder: Path) -> list[Path]:
@@ -23,7 +24,7 @@ class Signal:
 
     def __init__(self, folder: Path, device: torch.device, hours: float) -> None:
         self._folder, self._seen = folder, set[Path]()
-        self.samples = torch.zeros(int(hours * 3600 * 16_000), dtype=torch.int16, device=device)
+        self.samples = torch.zeros(int(hours * 3600 * SAMPLE_RATE), dtype=torch.int16, device=device)
         self.length = torch.zeros((), dtype=torch.float64, device=device)
         self._filled = 0
         self.refresh()
@@ -63,17 +64,23 @@ class Utterances:
     speaker: npt.NDArray[np.uint8]
     """Index in `voices.SPEAKERS` for each utterance."""
 
+    kept: npt.NDArray[np.bool_]
+    """Whether a recogniser understood the utterance; True where none listened."""
+
     @classmethod
     def of_shards(cls, paths: list[Path]) -> Utterances:
         """The utterances of the given shards."""
-        columns: dict[str, list[npt.NDArray[np.integer]]] = {}
+        columns: dict[str, list[npt.NDArray[Any]]] = {}
         for path in paths:
             with np.load(path) as shard:
                 for name in ("text", "characters", "phones", "samples", "speaker"):
                     columns.setdefault(name, []).append(shard[name])
+                judged = path.with_suffix(".keep.npy")
+                everything = np.ones(len(shard["samples"]), np.bool_)
+                columns.setdefault("kept", []).append(np.load(judged) if judged.exists() else everything)
         joined = {name: np.concatenate(parts) for name, parts in columns.items()}
         return cls(
             text=joined["text"].astype(np.uint8), characters=joined["characters"].astype(np.int64),
             phones=joined["phones"].astype(np.uint8), frames=joined["samples"].astype(np.int64) // HOP,
-            speaker=joined["speaker"].astype(np.uint8),
+            speaker=joined["speaker"].astype(np.uint8), kept=joined["kept"],
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The character tokeniser, and the text that it accepts: lower-case English letters, apostrophe, comma, space, stop."""
+"""The character tokeniser, and the text that it accepts: lower-case English letters, space, apostrophe, hyphen, comma, stop, ?, !."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ AUDIO_START = 101
 """Upstream's id of the token between text and audio."""
 SPACE = "▁"
 
-_SPEAKABLE = re.compile(r"[a-z][a-z' ,]*[a-z]\.")
+_SPEAKABLE = re.compile(r"[a-z'][a-z' ,.?!-]*[.?!]")
 
 
 def is_speakable(text: str) -> bool:
-    """Whether `text` is lower-case words and commas that end with one full stop."""
+    """Whether `text` is lower-case words and marks, and ends with one of . ? !"""
     return _SPEAKABLE.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""The common parts of both trainings: schedule, averaged weights, CUDA graph of a step, checkpoints, log."""
+"""The common parts of both trainings: schedule, averaged weights, gradients, CUDA graphs, checkpoints, log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from voxcpm_training import processes
+
 Metrics = dict[str, Tensor]
+# The processes' clocks differ, and to agree on one they must wait for the GPU.
+_STEPS_BETWEEN_CLOCKS = 50
 
 
 class Schedule:
@@ -24,6 +28,7 @@ class Schedule:
     def __init__(self, steps: int, minutes: float | None, done_seconds: float = 0.0) -> None:
         self._steps, self._seconds = steps, None if minutes is None else 60 * minutes
         self._started = time.monotonic() - done_seconds
+        self._shared = 0.0
 
     @property
     def seconds(self) -> float:
@@ -31,9 +36,13 @@ class Schedule:
         return time.monotonic() - self._started
 
     def progress(self, step: int) -> float:
-        """Progress after `step` steps, from 0 to 1."""
-        by_clock = 0.0 if self._seconds is None else self.seconds / self._seconds
-        return min(1.0, max(step / self._steps, by_clock))
+        """Progress after `step` steps, from 0 to 1, the same in all processes."""
+        if step % _STEPS_BETWEEN_CLOCKS == 0 or self._seconds is None:
+            by_clock = 0.0 if self._seconds is None else self.seconds / self._seconds
+            self._shared = min(1.0, max(step / self._steps, by_clock))
+            if self._seconds is not None:
+                self._shared = processes.of_first(self._shared)
+        return self._shared
 
 
 def cosine(progress: float, first: float, last: float) -> float:
@@ -82,8 +91,29 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
+class Gradients:
+    """All gradients of some parameters in one tensor, so that a single operation clears, averages or clips them."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self.flat = torch.zeros(sum(p.numel() for p in self._parameters), device=self._parameters[0].device)
+        parts = self.flat.split([p.numel() for p in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def add(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Add the gradients of a loss with respect to these parameters only."""
+        loss.backward(inputs=self._parameters, retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+
+    def clip(self, longest: float) -> Tensor:
+        """Scale the gradients down to a norm of at most `longest`. Returns the norm that they had."""
+        norm = self.flat.norm()
+        self.flat.mul_((longest / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+
 class CapturedStep:
-    """A training step as a function without arguments, whose kernels are recorded once on a GPU and then replayed.
+    """A function without arguments, whose kernels are recorded once on a GPU and then replayed.
 
     These models are small and a step has thousands of kernels: launching them one by one takes longer than running
     them. The function reads static tensors that the caller fills before, and returns tensors that a replay overwrites.
@@ -104,12 +134,13 @@ class CapturedStep:
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # Other threads, such as that of NCCL, may call CUDA meanwhile.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self._metrics = step()
         self._graph = graph
 
     def __call__(self) -> Metrics:
-        """Run the step, or replay it on a GPU; returns its metrics."""
+        """Run the function, or replay it on a GPU; returns its metrics."""
         if self._graph is None:
             return self._step()
         self._graph.replay()
@@ -123,7 +154,9 @@ class Log:
         self._path = path
 
     def write(self, **record: float | str) -> None:
-        """Append one line."""
+        """Append one line; only the first process does."""
+        if processes.rank:
+            return
         line = json.dumps({key: round(v, 5) if isinstance(v, float) else v for key, v in record.items()})
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -131,7 +164,12 @@ class Log:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint atomically: a run that is interrupted while writing leaves the earlier file."""
+    """Write a checkpoint atomically: a run that is interrupted while writing leaves the earlier file.
+
+    Only the first process writes.
+    """
+    if processes.rank:
+        return
     part = path.with_suffix(".part")
     torch.save(state, part)
     part.rename(path)

@@ -1,15 +1,19 @@
-"""The synthesizers whose speech is trained on: hibari (one natural female voice) and three voices of flite.
+"""The synthesizers whose speech is trained on: Kokoro-82M on a GPU, and hibari, a small copy of one of its voices.
 
-Each voice becomes several speakers: it speaks more slowly, and the recording is played faster by the same factor, which
-raises the pitch and shortens the vocal tract, but keeps the duration. A factor below 1 does the opposite. Both
-synthesizers also report the times of phones.
+A speaker is a voice of Kokoro or a mixture of two, at a pace of its own. Some speak more slowly, and the recording is
+played faster by the same factor, which raises the pitch and shortens the vocal tract, but keeps the duration; or the
+reverse. Both synthesizers also report the times of phones.
 """
 
 from __future__ import annotations
 
-import ctypes
+import itertools
+import json
+import re
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +21,8 @@ import numpy.typing as npt
 import scipy.fft
 import scipy.signal
 
-SAMPLE_RATE = 16_000
+from voxcpm_training.architecture import SAMPLE_RATE
+
 FloatArray = npt.NDArray[np.float32]
 
 _SILENCE = 0
@@ -28,57 +33,106 @@ PHONE_CLASSES = len(_PHONES) + 1
 _VARIANTS_OF_PHONES = {
     "ᵊ": "ə", "ɐ": "ə", "ɾ": "t", "ɚ": "ɜ", "T": "t", "ᵻ": "ɪ", "g": "ɡ", "a": "ɑ", "o": "ɔ", "e": "ɛ",
 }  # fmt: skip
-_ARPABET = {
-    "aa": "ɑ", "ae": "æ", "ah": "ʌ", "ao": "ɔ", "aw": "W", "ax": "ə", "ay": "I", "b": "b", "ch": "ʧ", "d": "d",
-    "dh": "ð", "eh": "ɛ", "er": "ɜ", "ey": "A", "f": "f", "g": "ɡ", "hh": "h", "ih": "ɪ", "iy": "i", "jh": "ʤ",
-    "k": "k", "l": "l", "m": "m", "n": "n", "ng": "ŋ", "ow": "O", "oy": "Y", "p": "p", "r": "ɹ", "s": "s",
-    "sh": "ʃ", "t": "t", "th": "θ", "uh": "ʊ", "uw": "u", "v": "v", "w": "w", "y": "j", "z": "z", "zh": "ʒ",
-}  # fmt: skip
+# Names of letters that the lexicon has as other words.
+_READ_AS = {"ay": "ˈA", "ee": "ˈi"}
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """Synthesized audio (samples,) at `rate` Hz; phone i lasts from ends[i - 1] to ends[i], in seconds."""
+    """Synthesized audio (samples,) at 24 kHz; phone i lasts from ends[i - 1] to ends[i], in seconds."""
 
     audio: FloatArray
-    rate: int
     phones: list[int]
     ends: FloatArray
 
 
 class Synthesizer(Protocol):
-    """A voice of a speech synthesizer."""
+    """A synthesizer of the speakers' voices."""
 
-    def speak(self, text: str, speed: float, seed: int) -> Spoken:
+    def speak(self, phonemes: str, speaker: Speaker, speed: float, seed: int) -> Spoken:
         """Speech at `speed` times the voice's own pace."""
         ...
 
 
 @dataclass(frozen=True)
 class Speaker:
-    """One speaker: a voice whose recordings are played `pitch` times as fast."""
+    """One speaker: a mixture of Kokoro's voices, whose recordings are played `pitch` times as fast."""
 
-    voice: str
+    voices: tuple[str, ...]
+    """The voices that are mixed in equal parts."""
     pitch: float
+    speed: float
+    """The speaker's pace relative to the voice's own."""
     share: float
     """Share of all utterances; the shares of all speakers add up to 1."""
 
 
-def _family(voice: str, natural: float, variants: float, pitches: tuple[float, ...]) -> list[Speaker]:
-    shares = [Speaker(voice, pitch, variants / len(pitches)) for pitch in pitches]
-    return [Speaker(voice, 1.0, natural), *shares]
+# Kokoro's English voices by share; the better their grade, the more. Not here, so that they can be tested as
+# unheard voices: af_nova, am_echo, bf_lily, bm_lewis.
+_VOICES = {
+    "af_heart": 14, "af_bella": 9, "am_michael": 9, "am_fenrir": 9, "bf_emma": 7, "am_puck": 6, "bm_george": 5,
+    "af_kore": 5, "af_sarah": 5, "af_aoede": 5, "bf_isabella": 4, "bm_fable": 4, "af_alloy": 3, "af_jessica": 2,
+    "af_river": 2, "af_sky": 2, "am_onyx": 2, "am_eric": 2, "am_liam": 2, "bm_daniel": 2, "bf_alice": 1,
+}  # fmt: skip
+_PITCHED = tuple(_VOICES)[:10]
+_PITCHES = (0.86, 0.93, 1.07, 1.14)
+_MIXED = 32
+# Shares of single voices, of mixtures and of voices with another pitch.
+_SHARES = (0.62, 0.18, 0.20)
 
 
-SPEAKERS = (
-    *_family("hibari", 0.42, 0.22, (0.74, 0.78, 0.82, 0.86, 0.90, 0.94, 1.06, 1.11, 1.16)),
-    *_family("rms", 0.15, 0.05, (0.88, 0.94, 1.07, 1.14)),
-    *_family("slt", 0.07, 0.05, (0.86, 0.93, 1.07)),
-    *_family("awb", 0.03, 0.01, (0.93, 1.07)),
-)
+def _speakers() -> tuple[Speaker, ...]:
+    rng = np.random.default_rng(13)
+    total = sum(_VOICES.values())
+    pairs = list(itertools.combinations(tuple(_VOICES)[:16], 2))
+    mixed = [pairs[i] for i in rng.permutation(len(pairs))[:_MIXED]]
+    found = [((voice,), 1.0, _SHARES[0] * share / total) for voice, share in _VOICES.items()]
+    found += [(pair, 1.0, _SHARES[1] / _MIXED) for pair in mixed]
+    number = len(_PITCHED) * len(_PITCHES)
+    found += [((voice,), pitch, _SHARES[2] / number) for voice in _PITCHED for pitch in _PITCHES]
+    return tuple(
+        Speaker(voices, pitch, round(float(rng.uniform(0.94, 1.1)), 3), share)
+        for voices, pitch, share in found
+    )
+
+
+SPEAKERS = _speakers()
+
+
+@cache
+def _g2p() -> Any:
+    from hibari.g2p import G2P  # type: ignore[import-untyped]
+
+    return G2P(british=False)
+
+
+@cache
+def vocabulary() -> dict[str, int]:
+    """Ids of the phonemes, which Kokoro and hibari share."""
+    path = resources.files("hibari").joinpath("assets/vocab.json")
+    ids: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
+    return ids
+
+
+def phonemes(text: str) -> str:
+    """The phonemes of a text, in the alphabet of both synthesizers."""
+    marked = re.sub(r"\b(ay|ee)\b", lambda word: f"[{word[0]}](/{_READ_AS[word[0]]}/)", text)
+    return "".join(p for p in str(_g2p()(marked)) if p in vocabulary() and p not in '"“”')
+
+
+def _phone_classes(phonemes: str) -> list[int]:
+    return [_SILENCE, *(_phone_id(p) for p in phonemes), _SILENCE]
+
+
+def _phone_id(character: str) -> int:
+    """Class of a phoneme: -1 for stress and length marks, silence for punctuation and spaces."""
+    if character in "ˈˌː":
+        return -1
+    return PHONE_IDS.get(_VARIANTS_OF_PHONES.get(character, character), _SILENCE)
 
 
 class Hibari:
-    """hibari's voice (24 kHz), with the durations that its network predicts."""
+    """hibari's voice, a copy of Kokoro's af_heart, with the durations that its network predicts. For processors."""
 
     def __init__(self) -> None:
         # Before hibari, which may import ONNX Runtime by itself.
@@ -89,7 +143,6 @@ class Hibari:
         options.log_severity_level = 3
 
         import onnx
-        from hibari import Hibari as Voice  # type: ignore[import-untyped]
 
         model = onnx.load(str(resources.files("hibari").joinpath("assets/hibari.onnx")))
         # hibari's interface does not return durations, but its network computes their cumulative sum.
@@ -98,97 +151,56 @@ class Hibari:
         self._session = ort.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        self._voice = Voice()
 
-    def speak(self, text: str, speed: float, seed: int) -> Spoken:
+    def speak(self, phonemes: str, speaker: Speaker, speed: float, seed: int) -> Spoken:
         """Speech at `speed` times the voice's own pace; `seed` is that of the noise in the signal."""
         from hibari import dsp
 
-        phonemes = "".join(self._voice.phonemize(text))
-        ids = self._voice.ids(phonemes)
+        if speaker.voices != (HIBARI_VOICE,):
+            raise ValueError(f"hibari speaks as {HIBARI_VOICE} only, not as {speaker.voices}")
+        ids = [0, *(vocabulary()[p] for p in phonemes), 0]
         *spectrum, sums = self._session.run(
             None, {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
         )
         audio = dsp.synth(*(part[0] for part in spectrum), np.random.default_rng(seed))
         frames = np.asarray(sums, np.float32).reshape(-1)
-        known = [c for c in phonemes if c in self._voice.vocab]
         return Spoken(
             audio=np.asarray(audio).astype(np.float32),
-            rate=24_000,
-            phones=[_SILENCE, *(_phone_id(c) for c in known), _SILENCE],
-            ends=np.asarray(frames / frames[-1] * (len(audio) / 24_000), np.float32),
+            phones=_phone_classes(phonemes),
+            ends=np.asarray(frames / frames[-1] * (len(audio) / SAMPLE_RATE), np.float32),
         )
 
 
-def _phone_id(character: str) -> int:
-    """Class of a character in hibari's alphabet: -1 for stress and length marks, silence for punctuation and spaces."""
-    if character in "ˈˌː":
-        return -1
-    return PHONE_IDS.get(_VARIANTS_OF_PHONES.get(character, character), _SILENCE)
+HIBARI_VOICE = "af_heart"
 
 
-class _Wave(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_char_p), ("sample_rate", ctypes.c_int), ("num_samples", ctypes.c_int),
-        ("num_channels", ctypes.c_int), ("samples", ctypes.POINTER(ctypes.c_short)),
-    )  # fmt: skip
+class KokoroVoices:
+    """Kokoro with all its voices on one device. folder: the export's parts part-1.bin … and the voices' .bin files."""
 
+    def __init__(self, folder: Path, device: str) -> None:
+        import torch
 
-class _Voice(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("features", ctypes.c_void_p))
+        from voxcpm_training.kokoro import Kokoro, voice_styles
 
+        torch.set_num_threads(1)
+        self._model = Kokoro(path.read_bytes() for path in sorted(folder.glob("part-*.bin"))).to(device)
+        self._device = device
+        self._styles = {path.stem: voice_styles(path) for path in folder.glob("??_*.bin")}
 
-class Flite:
-    """A voice of flite (`libflite1`, 16 kHz)."""
+    def speak(self, phonemes: str, speaker: Speaker, speed: float, seed: int) -> Spoken:
+        """Speech at `speed` times the voice's own pace; `seed` is that of the noise in the signal."""
+        import torch
 
-    def __init__(self, voice: str) -> None:
-        # The voices need symbols of these libraries.
-        for library in ("libflite_usenglish.so.1", "libflite_cmulex.so.1"):
-            ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
-        self._flite: Any = ctypes.CDLL("libflite.so.1", ctypes.RTLD_GLOBAL)
-        register = getattr(ctypes.CDLL(f"libflite_cmu_us_{voice}.so.1"), f"register_cmu_us_{voice}")
-        flite, pointer, text = self._flite, ctypes.c_void_p, ctypes.c_char_p
-        for name, result, arguments in (
-            ("flite_synth_text", pointer, (text, pointer)),
-            ("utt_wave", ctypes.POINTER(_Wave), (pointer,)),
-            ("utt_relation", pointer, (pointer, text)),
-            ("relation_head", pointer, (pointer,)),
-            ("item_next", pointer, (pointer,)),
-            ("item_feat_float", ctypes.c_float, (pointer, text)),
-            ("item_feat_string", text, (pointer, text)),
-            ("delete_utterance", None, (pointer,)),
-            ("feat_set_float", None, (pointer, text, ctypes.c_float)),
-        ):
-            function = getattr(flite, name)
-            function.restype, function.argtypes = result, arguments
-        flite.flite_init()
-        register.restype, register.argtypes = ctypes.POINTER(_Voice), (pointer,)
-        self._voice = register(None)
-
-    def speak(self, text: str, speed: float, seed: int) -> Spoken:
-        """Speech at `speed` times the voice's own pace. flite is deterministic, so `seed` is not used."""
-        del seed
-        flite = self._flite
-        flite.feat_set_float(self._voice.contents.features, b"duration_stretch", 1.0 / speed)
-        utterance = flite.flite_synth_text(text.encode(), self._voice)
-        wave = flite.utt_wave(utterance).contents
-        audio = np.ctypeslib.as_array(wave.samples, (wave.num_samples,)).astype(np.float32) / np.float32(
-            32768
+        torch.manual_seed(seed)
+        ids = [vocabulary()[p] for p in phonemes][:_MOST_PHONEMES]
+        style = np.mean(
+            [self._styles[voice][len(ids) - 1] for voice in speaker.voices], axis=0, dtype=np.float32
         )
-        rate, phones, ends = int(wave.sample_rate), [], []
-        segment = flite.relation_head(flite.utt_relation(utterance, b"Segment"))
-        while segment:
-            name = flite.item_feat_string(segment, b"name").decode()
-            phones.append(PHONE_IDS.get(_ARPABET.get(name, ""), _SILENCE))
-            ends.append(flite.item_feat_float(segment, b"end"))
-            segment = flite.item_next(segment)
-        flite.delete_utterance(utterance)
-        return Spoken(audio, rate, phones, np.asarray(ends, np.float32))
+        audio, ends = self._model.speak(ids, torch.from_numpy(style)[None].to(self._device), speed)
+        return Spoken(audio, _phone_classes(phonemes[:_MOST_PHONEMES]), ends)
 
 
-def synthesizer(voice: str) -> Synthesizer:
-    """The synthesizer of a voice, "hibari" or one of flite's. Raises OSError if flite's libraries are missing."""
-    return Hibari() if voice == "hibari" else Flite(voice)
+_MOST_PHONEMES = 508
 
 
 # Silence before and after speech, in seconds: short, so that speech starts at once, but long enough to end in silence.
@@ -200,20 +212,20 @@ _LEVEL = 0.08
 def recording(
     synthesizer: Synthesizer,
     speaker: Speaker,
-    text: str,
+    phonemes: str,
     *,
-    speed: float,
+    jitter: float,
     gain: float,
     hop: int,
     multiple: int,
     seed: int,
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.uint8]]:
-    """Speech of `speaker` at 16 kHz, trimmed and normalised to one level, and the phone of every `hop` samples.
+    """Speech of `speaker` at 24 kHz, trimmed and normalised to one level, and the phone of every `hop` samples.
 
-    Returns audio (samples,) int16, whose length is a multiple of `multiple`, and phone classes (samples / hop,).
+    jitter: a factor of the speaker's pace. Returns audio (samples,) int16, whose length is a multiple of `multiple`, and phone classes (samples / hop,).
     """
-    spoken = synthesizer.speak(text, speed / speaker.pitch, seed)
-    audio, stretch = _played(spoken.audio, spoken.rate, speaker.pitch)
+    spoken = synthesizer.speak(phonemes, speaker, jitter * speaker.speed / speaker.pitch, seed)
+    audio, stretch = _played(spoken.audio, speaker.pitch)
     start, stop = _speech(audio)
     audio = audio[start:stop]
     audio *= gain * _LEVEL / max(float(np.sqrt(np.mean(audio**2))), 1e-4)
@@ -237,15 +249,13 @@ def _without_marks(phones: list[int]) -> list[int]:
     return [max(phone, _SILENCE) for phone in marked]
 
 
-def _played(audio: FloatArray, rate: int, pitch: float) -> tuple[FloatArray, float]:
-    """`audio` at 16 kHz, played `pitch` times as fast, and the factor by which times in it change."""
-    ratio = SAMPLE_RATE / (rate * pitch)
-    if ratio == 1.0:
+def _played(audio: FloatArray, pitch: float) -> tuple[FloatArray, float]:
+    """`audio` played `pitch` times as fast, and the factor by which times in it change."""
+    if pitch == 1.0:
         return audio.copy(), 1.0
     padded = scipy.fft.next_fast_len(len(audio) + 256, real=True)
-    samples = round(padded * ratio)
-    resampled = scipy.signal.resample(np.pad(audio, (0, padded - len(audio))), samples)
-    return np.asarray(resampled[: round(len(audio) * ratio)], np.float32), 1.0 / pitch
+    resampled = scipy.signal.resample(np.pad(audio, (0, padded - len(audio))), round(padded / pitch))
+    return np.asarray(resampled[: round(len(audio) / pitch)], np.float32), 1.0 / pitch
 
 
 def _speech(audio: FloatArray) -> tuple[int, int]:

@@ -1,0 +1,73 @@
+"""Training by several processes, one a GPU: `torchrun --nproc-per-node N -m …`. Without torchrun there is one process."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+rank = int(os.environ.get("RANK", "0"))
+world = int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def start() -> torch.device:
+    """Join the other processes; returns this one's device."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    if world > 1:
+        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+    return device
+
+
+def stop() -> None:
+    """Leave the other processes."""
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def synchronise(module: nn.Module) -> None:
+    """Give every process the first one's parameters and buffers."""
+    if world > 1:
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, 0)
+
+
+def average(tensor: Tensor) -> None:
+    """Replace a tensor by its mean over all processes."""
+    if world > 1:
+        dist.all_reduce(tensor)
+        tensor.div_(world)
+
+
+def of_first(value: float) -> float:
+    """The first process's value."""
+    if world == 1:
+        return value
+    device = (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
+    shared = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.broadcast(shared, 0)
+    return float(shared.item())
+
+
+def gathered(parts: list[Tensor], width: int, device: torch.device) -> list[Tensor]:
+    """All processes' tensors (rows, width), float32, where process i has those whose place in the result is i modulo world."""
+    if world == 1:
+        return parts
+    counts: list[list[int]] = [[] for _ in range(world)]
+    dist.all_gather_object(counts, [len(part) for part in parts])
+    result: list[Tensor] = []
+    for place in range(sum(map(len, counts))):
+        owner, index = place % world, place // world
+        tensor = parts[index] if owner == rank else torch.empty(counts[owner][index], width, device=device)
+        dist.broadcast(tensor, owner)
+        result.append(tensor)
+    return result
