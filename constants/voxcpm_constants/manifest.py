@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.parts import parts
+from voxcpm_constants.speech_profile import DEFAULT_LICENCE, SpeechProfile
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.targets import KVCache, PackageForm, Target, package_form
 
@@ -69,7 +70,7 @@ class Source(_Record):
     sha256: str
     """SHA-256 over the contents of the checkpoint's weight files, in name order."""
     lora: MergedLora | None = None
-    licence: str = "Apache-2.0"
+    licence: str = DEFAULT_LICENCE
 
 
 class Manifest(_Record):
@@ -83,6 +84,8 @@ class Manifest(_Record):
     target: Target = "macOS14"
     kv_cache: KVCache = "scatter"
     source: Source
+    speech: SpeechProfile | None = None
+    """The checkpoint's `speech.json`; None if it has none."""
     tools: dict[str, str]
     """Versions of the packages that made the bundle."""
     files: dict[str, FileRecord]
@@ -146,8 +149,13 @@ class Manifest(_Record):
         return {path: record for path, record in self.files.items() if path.startswith(f"{VECTORS_FOLDER}/")}
 
     def digest(self, precision: Precision) -> str:
-        """SHA-256 over the recorded digests of every file that this precision uses."""
+        """SHA-256 over the recorded digests of every file that this precision uses, and over `speech` if it is there.
+
+        Both determine what a text sounds like.
+        """
         files = {path: record.sha256 for path, record in self.files_of(precision).items()}
+        if self.speech is not None:
+            files["speech"] = self.speech.model_dump_json()
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
     def package_key(self, precision: Precision, package: str) -> str:

@@ -27,6 +27,7 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import CheckpointError, first_line
 from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import Source
+from voxcpm_constants.speech_profile import DEFAULT_LICENCE, SPEECH_FILE, SpeechProfile
 from voxcpm_conversion.lora import WEIGHT_FILES as LORA_FILES
 from voxcpm_conversion.lora import Lora
 from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
@@ -72,7 +73,10 @@ class _Weight:
 
 
 class Checkpoint:
-    """An opened checkpoint, from `Checkpoint.open`. lora: the LoRA that `tensor` merges into the weights."""
+    """An opened checkpoint, from `Checkpoint.open`.
+
+    speech: its `speech.json`, if it has one. lora: the LoRA that `tensor` merges into the weights.
+    """
 
     def __init__(
         self,
@@ -81,10 +85,12 @@ class Checkpoint:
         files: tuple[WeightFile, WeightFile],
         name: str,
         revision: str | None,
+        speech: SpeechProfile | None = None,
         lora: Lora | None = None,
     ) -> None:
         self.folder = folder
         self.architecture = architecture
+        self.speech = speech
         self.lora = lora
         self._name = name
         self._revision = revision
@@ -110,8 +116,8 @@ class Checkpoint:
         """Open a folder or, if there is no such folder, a Hugging Face id ("openbmb/VoxCPM1.5") at `revision`.
 
         lora: folder or weight file of a LoRA to merge.
-        Raises CheckpointError if there is no such checkpoint, a file is missing or damaged, the architecture is not
-        VoxCPM's, or the LoRA does not fit it.
+        Raises CheckpointError if there is no such checkpoint, a file is missing or damaged, `speech.json` is wrong, the
+        architecture is not VoxCPM's, or the LoRA does not fit it.
         """
         name = str(folder_or_hub_id)
         folder = Path(folder_or_hub_id).expanduser()
@@ -137,7 +143,7 @@ class Checkpoint:
             raise CheckpointError(f"{folder}: expected the tokenizer, but there is no {TOKENIZER_FILE}")
         files = (open_weight_file(_first(folder, MODEL_FILES)), open_weight_file(_first(folder, VAE_FILES)))
         merged = None if lora is None else Lora.open(lora, architecture)
-        return cls(folder, architecture, files, name, revision, merged)
+        return cls(folder, architecture, files, name, revision, SpeechProfile.beside(folder), merged)
 
     def shapes(self) -> dict[str, Shape]:
         """Shape of every weight by upstream's name, after weight norm is folded; reads no tensor data."""
@@ -184,7 +190,10 @@ class Checkpoint:
     def source(self) -> Source:
         """The origin of the weights, as the bundle's manifest records it."""
         lora = None if self.lora is None else self.lora.record()
-        return Source(checkpoint=self._name, revision=self._revision, sha256=self.sha256(), lora=lora)
+        licence = DEFAULT_LICENCE if self.speech is None else self.speech.licence
+        return Source(
+            checkpoint=self._name, revision=self._revision, sha256=self.sha256(), lora=lora, licence=licence
+        )
 
 
 def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
@@ -274,7 +283,7 @@ def _download(repository: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     weights = (*MODEL_FILES, "model-*-of-*.safetensors", *VAE_FILES)
-    names = [CONFIG_FILE, *weights, TOKENIZER_FILE, *TOKENIZER_COMPANIONS]
+    names = [CONFIG_FILE, SPEECH_FILE, *weights, TOKENIZER_FILE, *TOKENIZER_COMPANIONS]
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=names))
     except Exception as error:  # noqa: BLE001 - no network, repository, revision, access or disk

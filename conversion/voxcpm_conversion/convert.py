@@ -105,6 +105,7 @@ def convert(
         target=target,
         kv_cache=kv_cache,
         source=source,
+        speech=checkpoint.speech,
         tools=tools,
         files={k: v for k, v in record_folder(workspace.folder).items() if "/" in k},
     )

@@ -82,6 +82,7 @@ def model_card(manifest: Manifest) -> str:
             "## Load it",
             "",
             _LOADING.replace("PRECISION", manifest.precisions[0]),
+            *_figures(manifest),
             "## Agreement with the checkpoint",
             "",
             _OPENING,
@@ -116,6 +117,7 @@ def _front_matter(manifest: Manifest) -> str:
         base_model=source.checkpoint if is_hub_id(source.checkpoint) else None,
         library_name="coreml",
         pipeline_tag="text-to-speech",
+        language=None if manifest.speech is None else manifest.speech.language,
         tags=["coreml", "voxcpm", *manifest.precisions],
     ).to_yaml()
 
@@ -141,8 +143,20 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "sample rates", f"recordings {a.input_sample_rate} Hz, speech {a.output_sample_rate} Hz"
     yield "one patch", f"{a.patch_seconds * 1000:g} ms of speech"
     yield "positions", f"{sizes.kv_length}: tokens and patches of one utterance, recordings among them"
+    if speech := manifest.speech:
+        yield (
+            "reliable utterances",
+            f"up to {speech.longest_seconds:g} s or {speech.longest_tokens} tokens of text",
+        )
     yield "utterances in one call", str(sizes.batch)
     yield "made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
+
+
+def _figures(manifest: Manifest) -> list[str]:
+    """The section with the checkpoint's own figures; empty without them."""
+    if manifest.speech is None or not manifest.speech.figures:
+        return []
+    return ["## Figures of the checkpoint", "", *table(("", ""), manifest.speech.figures.items())]
 
 
 def _sizes(manifest: Manifest) -> Iterator[list[str]]:

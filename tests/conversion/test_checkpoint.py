@@ -323,3 +323,43 @@ def test_the_small_speaking_checkpoint_fits() -> None:
         "tokenizer.json",
         "tokenizer_config.json",
     ]
+
+
+PROFILE = {"longest_seconds": 6, "longest_tokens": 80, "seconds_per_letter": 0.06, "licence": "CC0-1.0"}
+
+
+def test_a_speech_json_is_read_with_its_licence(copy: Path) -> None:
+    (copy / "speech.json").write_text(json.dumps(PROFILE))
+    checkpoint = Checkpoint.open(copy)
+    assert checkpoint.speech is not None
+    assert (checkpoint.speech.longest_tokens, checkpoint.speech.expected_seconds(50)) == (80, 3.0)
+    assert checkpoint.source().licence == "CC0-1.0"
+
+
+def test_a_checkpoint_needs_no_speech_json(copy: Path) -> None:
+    checkpoint = Checkpoint.open(copy)
+    assert (checkpoint.speech, checkpoint.source().licence) == (None, "Apache-2.0")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fragment"),
+    [
+        ({"longest_tokens": 7}, "longest_tokens: Input should be greater than or equal to 8"),
+        ({"seconds_per_letter": 0}, "seconds_per_letter: Input should be greater than 0"),
+        ({"longest_second": 6}, "longest_second: Extra inputs are not permitted"),
+    ],
+)
+def test_a_wrong_speech_json_is_one_clear_line(copy: Path, wrong: dict[str, float], fragment: str) -> None:
+    (copy / "speech.json").write_text(json.dumps(PROFILE | wrong))
+    one_line_error(copy, f"speech.json: not a speech.json: {fragment}")
+
+
+def test_a_damaged_speech_json_is_one_clear_line(copy: Path) -> None:
+    (copy / "speech.json").write_text("{")
+    one_line_error(copy, "speech.json: expected JSON")
+
+
+def test_the_built_in_voice_says_what_it_was_made_for() -> None:
+    speech = Checkpoint.open(DEFAULT_CHECKPOINT).speech
+    assert speech is not None
+    assert speech.expected_seconds(speech.longest_tokens) <= 1.4 * speech.longest_seconds

@@ -10,6 +10,7 @@ import yaml
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.manifest import FileRecord, Manifest, MergedLora, Source
+from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes, declare_step_models
 from voxcpm_conversion.model_card import model_card, with_validation, write_model_card
 from voxcpm_conversion.synthetic_presets import presets
@@ -141,3 +142,17 @@ def test_figures_of_a_validation_replace_those_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("card", ["# My own words", "<!-- /validation -->", "a <!-- validation --> b"])
 def test_a_card_without_a_place_for_figures_is_left_alone(card: str) -> None:
     assert with_validation(card, "figures") is None
+
+
+def test_the_card_shows_what_speech_json_says() -> None:
+    profile = SpeechProfile(
+        longest_seconds=20,
+        longest_tokens=240,
+        seconds_per_letter=0.06,
+        language="en",
+        figures={"word error rate of prose": "5 %"},
+    )
+    card = model_card(manifest("1.5").model_copy(update={"speech": profile}))
+    assert front_matter(card)["language"] == "en"
+    assert rows(card)["reliable utterances"] == ["up to 20 s or 240 tokens of text"]
+    assert rows(card)["word error rate of prose"] == ["5 %"]

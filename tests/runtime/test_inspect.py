@@ -5,6 +5,7 @@ import pytest
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.manifest import FileRecord, Manifest, MergedLora, Source
+from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import StepSizes, declare_step_models
 from voxcpm_runtime.bundle import opening as bundle_module
 from voxcpm_runtime.commands import cli
@@ -161,3 +162,14 @@ def test_of_a_bundle_of_the_hub_one_precision_is_here(bundle_folder, capsys, mon
 
     assert cli.main(["inspect", "someone/voice"]) == 0
     assert "int8" in capsys.readouterr().out
+
+
+def test_the_utterances_of_a_speech_json_are_shown(bundle_folder, capsys):
+    assert json.loads(inspected(bundle_folder, capsys, "--json"))["speech"] is None
+    profile = SpeechProfile(longest_seconds=20, longest_tokens=240, seconds_per_letter=0.06)
+    Manifest.read(bundle_folder).model_copy(update={"speech": profile}).write(bundle_folder)
+
+    shown = inspected(bundle_folder, capsys)
+
+    assert json.loads(inspected(bundle_folder, capsys, "--json"))["speech"]["longest_tokens"] == 240
+    assert "up to 20 s or 240 tokens; expected: 0 s and 60 ms a letter" in " ".join(shown.split())

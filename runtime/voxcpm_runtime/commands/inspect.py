@@ -48,6 +48,7 @@ def describe_manifest(manifest: Manifest) -> dict[str, Any]:
         "architecture": a.generation,
         "modes": a.traits.modes,
         "source": manifest.source.model_dump(),
+        "speech": manifest.speech and manifest.speech.model_dump(),
         "schema_version": manifest.schema_version,
         "target": manifest.target,
         "input_sample_rate": a.input_sample_rate,
@@ -114,6 +115,10 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "target", _SYSTEMS.get(facts["target"], facts["target"])
     yield "audio", f"{facts['input_sample_rate']} Hz in, {facts['output_sample_rate']} Hz out"
     yield "patch", f"{facts['patch_seconds'] * 1000:.0f} ms"
+    if speech := facts["speech"]:
+        longest = f"up to {speech['longest_seconds']:g} s or {speech['longest_tokens']} tokens"
+        pace = f"{speech['seconds_beside']:g} s and {speech['seconds_per_letter'] * 1000:g} ms a letter"
+        yield "utterances", f"{longest}; expected: {pace}"
     if sizes["batch"] > 1:
         yield "batch", f"{sizes['batch']} utterances at once"
     yield "positions", f"{sizes['kv_length']}, in chunks of {_spelled(sizes['prefill_chunks'])}"

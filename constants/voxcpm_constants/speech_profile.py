@@ -1,0 +1,65 @@
+"""`speech.json`: the utterances that a checkpoint was made for, optional beside its `config.json`.
+
+A bundle's manifest carries it, so that the runtime and an app cut texts, and judge speech, by the checkpoint's own
+figures. A checkpoint without one gets upstream's rules.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from voxcpm_constants.errors import CheckpointError
+
+SPEECH_FILE = "speech.json"
+DEFAULT_LICENCE = "Apache-2.0"
+"""The licence of a checkpoint that does not name one: that of all published ones."""
+
+
+class SpeechProfile(BaseModel):
+    """The contents of `speech.json`. Unknown fields are refused: nothing would read them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    longest_seconds: float = Field(gt=0)
+    """Seconds of the longest utterance that is reliable."""
+    longest_tokens: int = Field(ge=8)
+    """Text tokens of the longest utterance that is reliable; a longer text is spoken in segments."""
+    seconds_per_letter: float = Field(gt=0)
+    """Seconds of speech that a letter or digit of the text takes, measured on this checkpoint's own good speech."""
+    seconds_beside: float = Field(default=0.0, ge=0)
+    """Seconds of an utterance that do not depend on its text, such as silence at its ends."""
+    language: str | None = None
+    """Language of the texts, as a code of ISO 639 such as "en"."""
+    licence: str = DEFAULT_LICENCE
+    """Licence of the weights, as an SPDX identifier."""
+    figures: dict[str, str] = {}
+    """Measured figures by name, for the model card."""
+
+    @classmethod
+    def beside(cls, checkpoint: Path) -> SpeechProfile | None:
+        """The `speech.json` of a checkpoint's folder; None if there is none.
+
+        Raises CheckpointError, one line that names the first wrong field.
+        """
+        path = checkpoint / SPEECH_FILE
+        if not path.exists():
+            return None
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise CheckpointError(
+                f"{path}: not a speech.json: {where}: {first['msg']}; correct it, or remove the file"
+            ) from None
+
+    def expected_seconds(self, letters: int) -> float:
+        """Seconds that a text of so many letters and digits is expected to take."""
+        return self.seconds_beside + self.seconds_per_letter * letters
