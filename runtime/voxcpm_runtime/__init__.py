@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from voxcpm_runtime.session.session import AudioChunk, Session
     from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
     from voxcpm_runtime.speech.progress import Progress
-    from voxcpm_runtime.speech.results import Speech, TooLongWarning
+    from voxcpm_runtime.speech.results import Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
     from voxcpm_runtime.voices.voice import Voice
     from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -29,7 +29,9 @@ __all__ = [
     "Progress",
     "Session",
     "Speech",
+    "SuspiciousWarning",
     "TooLongWarning",
+    "TooShortWarning",
     "Voice",
     "VoxCPM",
     "VoxCPMError",

@@ -22,9 +22,7 @@ WITH_REFERENCE = tuple(name for name, traits in GENERATIONS.items() if traits.ta
 DEFAULT_MAX_LEN = 4096
 """Upstream's default, in patches; `retry_badcase_ratio_threshold` gives a lower limit except for very long texts."""
 SEGMENT_TOKENS = 200
-"""Default of `segment_tokens`."""
-SEGMENT_LETTERS = 80
-"""The same if the vocabulary is letters: such a voice has learnt from short sentences only (TRIALS.md)."""
+"""Default of `segment_tokens` for a checkpoint without a `speech.json`."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class GenerationOptions:
     retry_badcase: Annotated[
         bool,
         Option(
-            "Generate again, with the next seed, when the speech is suspiciously long for its text.",
+            "Generate again, with the next seed, when the speech is suspiciously long or short for its text.",
             flags=("--retry/--no-retry",),
         ),
     ] = True
@@ -122,7 +120,8 @@ class GenerationOptions:
     retry_badcase_ratio_threshold: Annotated[
         float,
         Option(
-            "From here on speech counts as too long; it also limits the length.", (0.1, 1000.0),
+            "From here on speech counts as too long, if this is given or there is no `speech.json`; it also limits the "
+            "length.", (0.1, 1000.0),
             "patches per text token", ("--retry-ratio",),
         ),
     ] = 6.0  # fmt: skip
@@ -131,7 +130,7 @@ class GenerationOptions:
         Option(
             "Maximum number of text tokens of one utterance; a longer text is spoken in segments.",
             (8, 100_000), "tokens",
-            default=f"{SEGMENT_TOKENS}, or {SEGMENT_LETTERS} if tokens are letters, as in the built-in voice",
+            default=f"what the checkpoint was made for (`speech.json`), otherwise {SEGMENT_TOKENS}",
         ),
     ] = None  # fmt: skip
     paragraph_pause: Annotated[

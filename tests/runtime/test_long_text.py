@@ -279,3 +279,34 @@ def test_the_transcript_of_the_first_segment_is_what_was_said(tts, monkeypatch):
     assert second.tokens == tts.bundle.tokenizer(f"five is so. {second.text}")
     speech = tts.speak_plan(planned)
     assert [segment.text for segment in speech.segments] == read == [s.text for s in planned.segments]
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_heading_alone_is_not_the_voice_of_a_text(tts, monkeypatch):
+    """The segments after it are added to the voice until there is enough of it."""
+    monkeypatch.setattr(kv_room, "_ANCHOR_SECONDS", 0.1)  # ten tokens
+    text = "so.\n\nit is so.\n\nwho is it?\n\nand it is so."
+
+    planned = tts.plan(text, seed=3, max_len=4)
+    _, second, third, last = planned.segments
+    speech = tts.speak_plan(planned)
+    heard = [segment.latents for segment in speech.segments]
+
+    assert [segment.anchors for segment in planned.segments] == [True, True, False, False]
+    assert second.transcript_tokens == tts.bundle.tokenizer("so. ")
+    assert third.transcript_tokens == last.transcript_tokens == tts.bundle.tokenizer("so. it is so. ")
+    anchor = voice_of_speech(tts.bundle, "so. it is so. ", np.concatenate(heard[:2]))
+    alone = tts.speak("who is it?", voice=anchor, seed=speech.segments[2].seed, max_len=4)
+    np.testing.assert_array_equal(alone.audio, speech.segments[2].audio)
+    streamed = np.concatenate(list(tts.generate_streaming(text, seed=3, max_len=4)))
+    np.testing.assert_array_equal(streamed, speech.audio)
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_voice_of_several_segments_leaves_room_for_the_longest_one(tts):
+    """Here no voice would be long enough, so what limits it is the room in the KV cache."""
+    planned = tts.plan("so it is. " * 30, seed=3)
+    room = kv_room.longest_segment(tts.bundle, None, planned.options, anchored=True)
+
+    assert sum(segment.target_tokens for segment in planned.segments if segment.anchors) <= room
+    assert len(tts.speak_plan(planned).segments) == len(planned.segments) > 10

@@ -1,4 +1,4 @@
-"""The default length of an utterance: a voice of letters was trained on short sentences only."""
+"""The default length of an utterance: what the checkpoint was made for, if it says so."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments
@@ -21,22 +22,23 @@ PROSE = SENTENCE * 3 + LONG_SENTENCE + " " + SENTENCE * 5
 
 @pytest.fixture
 def letters() -> Any:
-    """A stand-in for a bundle with the built-in voice's vocabulary and room for any text."""
-    return with_vocabulary(TextTokenizer.from_folder(DEFAULT_CHECKPOINT))
+    """A stand-in for a bundle with a vocabulary of letters, utterances of 80 tokens, and room for any text."""
+    profile = SpeechProfile(longest_seconds=6, longest_tokens=80, seconds_per_letter=0.06)
+    return with_vocabulary(TextTokenizer.from_folder(DEFAULT_CHECKPOINT), profile)
 
 
 @pytest.fixture
 def published(tts) -> Any:
-    """The same with a vocabulary that has digits, as published ones do."""
+    """The same without a `speech.json`, and with a vocabulary that has digits, as published ones do."""
     return with_vocabulary(tts.bundle.tokenizer)
 
 
-def with_vocabulary(tokenizer: TextTokenizer) -> Any:
+def with_vocabulary(tokenizer: TextTokenizer, speech: SpeechProfile | None = None) -> Any:
     sizes = SimpleNamespace(kv_length=100_000)
     return SimpleNamespace(
         tokenizer=tokenizer,
         architecture=SimpleNamespace(patch_seconds=0.16),
-        manifest=SimpleNamespace(sizes=sizes),
+        manifest=SimpleNamespace(sizes=sizes, speech=speech),
     )
 
 
@@ -54,7 +56,7 @@ def planned(bundle: Any, **options: Any) -> int:
     return longest(bundle, plan_of(bundle, **options).split(PROSE))
 
 
-def test_a_voice_of_letters_gets_short_segments(letters):
+def test_segments_are_as_long_as_the_checkpoint_was_made_for(letters):
     assert 80 / 2 < planned(letters) <= 80
 
 
@@ -63,7 +65,7 @@ def test_so_it_does_where_text_comes_a_sentence_at_a_time(letters):
     assert 80 / 2 < longest(letters, parts) <= 80
 
 
-def test_published_vocabularies_have_longer_ones(published):
+def test_without_a_speech_json_they_have_up_to_200_tokens(published):
     assert 120 < planned(published) <= 200
 
 

@@ -80,6 +80,15 @@ def test_a_sentence_that_is_too_long_is_cut_where_breath_is_taken(
     assert spoken(text, target) == expected
 
 
+def test_a_word_or_two_are_not_left_alone_beside_a_long_sentence() -> None:
+    long = "one two three four five six seven eight nine ten,"
+    more = "one two three four five six seven eight nine."
+    assert spoken(f"{long} {more} So be it.", 20) == [long, f"{more} So be it."]
+    assert spoken(f"So be it. {long} {more}", 20) == [f"So be it. {long}", more]
+    # Without a clause to cut after, the whole sentence is better than half of it.
+    assert spoken(f"{long[:-1]} {more} Yes.", 19) == [f"{long[:-1]} {more}", "Yes."]
+
+
 def test_chinese_is_cut_after_clauses_and_then_between_characters() -> None:
     assert spoken("我们明天去公园，然后回家吃饭。", 8, len) == ["我们明天去公园，", "然后回家吃饭。"]
     assert spoken("我们明天去公园然后回家", 4, len) == ["我们明天", "去公园", "然后回家"]

@@ -14,25 +14,37 @@ from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import releases_gil
 from voxcpm_runtime.model.driver import Driver, NoiseSource, Patch, Prefilled, Prefix
 from voxcpm_runtime.speech.cancellation import CancelToken, polling
+from voxcpm_runtime.speech.expected_length import Reason
 from voxcpm_runtime.speech.one_ahead import one_ahead
 from voxcpm_runtime.speech.plan import Plan
-from voxcpm_runtime.speech.results import TooLongWarning
+from voxcpm_runtime.speech.results import TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.utterance import Utterance
+
+_NOTHING: Audio = np.zeros(0, np.float32)
+_CATEGORIES: dict[Reason, type[UserWarning]] = {
+    "long": TooLongWarning,
+    "short": TooShortWarning,
+    "cut": UserWarning,
+}
 
 
 class SpokenPatch(NamedTuple):
     """A patch with its audio, and the attempt that it belongs to."""
 
     patch: Patch | None
-    """None if the attempts so far were rejected and another one begins."""
+    """None if the attempt so far was rejected and another one begins, or an earlier one that was better follows."""
     audio: Audio
     """The decoded patch (samples,)."""
     attempt: int
     """Number of the attempt, from 1."""
+    attempts: int
+    """Number of attempts that were made so far."""
     began: float
     """When the attempt began, by `time.perf_counter`."""
-    too_long: bool
-    """Whether the attempt is suspiciously long for its text by now; always False without `retry_badcase`."""
+    reason: Reason = ""
+    """What is suspicious about the attempt by now; a length only with `retry_badcase`."""
+    last: bool = False
+    """Whether the attempt ends with this patch."""
 
 
 def attempts(
@@ -40,11 +52,13 @@ def attempts(
 ) -> Iterator[SpokenPatch]:
     """The patches of one attempt after another, until one is good or all attempts are used.
 
-    prefix: what the language models computed for the utterance's voice. retries: False makes one attempt only, for
-    audio that is heard immediately; then a warning comes as soon as the speech is too long.
+    Of several bad attempts the one whose length is nearest to the expected one is kept: if it was not the last, it
+    follows once more. prefix: what the language models computed for the utterance's voice. retries: False makes one
+    attempt only, for audio that is heard immediately; then a warning comes as soon as the speech is suspicious.
 
     Closing the iterator ends the generation between two Euler steps, as the plan's `cancel` does. Raises Cancelled.
-    Warns of speech that is bad in the last attempt: TooLongWarning, or UserWarning if the KV cache cut it off.
+    Warns of speech that is suspicious in the attempt that is kept: TooLongWarning, TooShortWarning, or UserWarning if
+    the KV cache cut it off.
     """
     began = time.perf_counter()
     ending = CancelToken(plan.cancel)
@@ -53,31 +67,49 @@ def attempts(
     beside = releases_gil(driver.models[AUDIO_VAE_DECODER])
     judged = plan.options.retry_badcase
     most = plan.options.retry_badcase_max_times if judged and retries else 1
-    patches, too_long, cut, warned = 0, False, False, False
+    rejected: list[list[SpokenPatch]] = []
     for attempt in range(1, most + 1):
         if attempt > 1:
             began = time.perf_counter()
-            yield SpokenPatch(None, np.zeros(0, np.float32), attempt, began, too_long=False)
+            yield SpokenPatch(None, _NOTHING, attempt, attempt, began)
+        spoken: list[SpokenPatch] = []
+        reason: Reason = ""
         noise = plan.randomness.noise(utterance.index, attempt - 1)
         for patch, audio in _decoded(plan, utterance, polled, prefilled, noise, ending, beside=beside):
-            patches = patch.index + 1
-            too_long = judged and patches >= utterance.too_long_from
-            cut = utterance.limited_by_cache and not patch.stops and patches == utterance.limit
-            if too_long and not retries and not warned:
-                _warn_too_long(utterance, patches, "it cannot be tried again once it is heard")
-                warned = True
-            yield SpokenPatch(patch, audio, attempt, began, too_long)
-        if not (too_long or cut):
-            break
-    if too_long and retries:
-        tried = f"{attempt} attempts" if attempt > 1 else "1 attempt"
-        _warn_too_long(utterance, patches, f"after {tried} it is kept as it is")
-    if cut:
-        warnings.warn(
-            f"the speech was cut off after {utterance.limit} patches: the KV cache is full; "
-            "shorten the text or the prompt, or convert with a greater --max-length",
-            stacklevel=2,
-        )
+            before, reason = reason, _reason(utterance, patch, judged=judged)
+            last = patch.stops or patch.index + 1 == utterance.limit
+            told = SpokenPatch(patch, audio, attempt, attempt, began, reason, last)
+            if retries:
+                spoken.append(told)
+            if reason and not before and not retries:
+                _warn(utterance, reason, patch.index + 1, "it cannot be tried again once it is heard")
+            yield told
+        if not reason:
+            return
+        rejected.append(spoken)
+    if not retries:
+        return
+    best = _best(utterance, rejected)
+    if best is not rejected[-1]:
+        began = time.perf_counter() - (rejected[-1][0].began - best[0].began)
+        for told in (SpokenPatch(None, _NOTHING, best[0].attempt, most, began), *best):
+            yield told._replace(attempts=most, began=began)
+    kept = f"of {most} attempts the best one is kept" if most > 1 else "it was not tried again"
+    _warn(utterance, best[-1].reason, len(best), kept)
+
+
+def _reason(utterance: Utterance, patch: Patch, *, judged: bool) -> Reason:
+    """What is suspicious about an attempt that has come to this patch."""
+    patches = patch.index + 1
+    if judged and (reason := utterance.length.reason(patches, stopped=patch.stops)):
+        return reason
+    cut = utterance.limited_by_cache and not patch.stops and patches == utterance.limit
+    return "cut" if cut else ""
+
+
+def _best(utterance: Utterance, rejected: list[list[SpokenPatch]]) -> list[SpokenPatch]:
+    """The attempt whose length is nearest to the expected one; of equal ones the last, which upstream keeps."""
+    return min(reversed(rejected), key=lambda spoken: utterance.length.distance(len(spoken)))
 
 
 def _decoded(
@@ -109,10 +141,22 @@ def _decoded(
             ending.cancel()
 
 
-def _warn_too_long(utterance: Utterance, patches: int, then: str) -> None:
-    warnings.warn(
-        f"the speech is suspiciously long for its text ({patches} patches for {utterance.target_tokens} tokens); "
-        f"{then}; another seed may do better",
-        TooLongWarning,
-        stacklevel=3,
-    )
+def _warn(utterance: Utterance, reason: Reason, patches: int, then: str) -> None:
+    """Warn of a suspicious segment. then: what became of it."""
+    number, length = utterance.index + 1, utterance.length
+    if reason == "cut":
+        message = (
+            f"segment {number}: the speech was cut off after {patches} patches: the KV cache is full; {then}; "
+            "shorten the text or the prompt, or convert with a greater --max-length"
+        )
+    else:
+        against = (
+            f"{patches} patches for {utterance.target_tokens} tokens"
+            if length.seconds is None
+            else f"{patches * length.patch_seconds:.1f} s, expected {length.seconds:.1f} s"
+        )
+        message = (
+            f"segment {number}: the speech is suspiciously {reason} for its text ({against}); {then}; "
+            "another seed may do better"
+        )
+    warnings.warn(message, _CATEGORIES[reason], stacklevel=3)

@@ -6,13 +6,15 @@ from typing import Protocol
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.options import DEFAULT_MAX_LEN, SEGMENT_LETTERS, SEGMENT_TOKENS, GenerationOptions
+from voxcpm_runtime.options import DEFAULT_MAX_LEN, SEGMENT_TOKENS, GenerationOptions
 from voxcpm_runtime.text.letters import is_of_letters
 
 SECONDS_PER_TOKEN = 0.5
 """Upper estimate of the time that a token takes to say, slow speech included; it gives the room that a text needs."""
 SECONDS_PER_LETTER = 0.12
 """The same for a vocabulary of letters."""
+_ANCHOR_SECONDS = 5.0
+"""Speech, by the estimates above, that is enough to be continued as the voice of a text; a heading alone is not."""
 _AUDIO_START_POSITIONS = 1
 _SPARE_PATCHES = 10
 """Patches of silence that speech may have in addition to its text."""
@@ -75,16 +77,26 @@ def longest_segment(
 ) -> int:
     """Largest number of text tokens in a segment, by `segment_tokens` and by the speech that fits into the KV cache.
 
-    anchored: leave room for a first segment of the same length, which this segment continues.
+    anchored: leave room for a voice of the same length, spoken before, which this segment continues.
     """
     a = bundle.architecture
-    letters = is_of_letters(bundle.tokenizer)
-    seconds = SECONDS_PER_LETTER if letters else SECONDS_PER_TOKEN
-    positions_per_token = 1 + min(seconds / a.patch_seconds, options.retry_badcase_ratio_threshold)
+    positions_per_token = 1 + min(
+        _seconds_per_token(bundle) / a.patch_seconds, options.retry_badcase_ratio_threshold
+    )
     transcript = len(bundle.tokenizer(voice.transcript)) if voice and voice.transcript else 0
     room = bundle.manifest.sizes.kv_length - positions(transcript, voice) - _SPARE_PATCHES
     fits = room / positions_per_token
     if options.max_len is not None:
         fits = max(fits, room - options.max_len)
-    wanted = options.segment_tokens or (SEGMENT_LETTERS if letters else SEGMENT_TOKENS)
+    profile = bundle.manifest.speech
+    wanted = options.segment_tokens or (profile.longest_tokens if profile else SEGMENT_TOKENS)
     return max(0, min(int(fits / 2 if anchored else fits), wanted))
+
+
+def least_anchor(bundle: Bundle) -> float:
+    """Text tokens whose speech is enough to be continued as the voice of a text."""
+    return _ANCHOR_SECONDS / _seconds_per_token(bundle)
+
+
+def _seconds_per_token(bundle: Bundle) -> float:
+    return SECONDS_PER_LETTER if is_of_letters(bundle.tokenizer) else SECONDS_PER_TOKEN

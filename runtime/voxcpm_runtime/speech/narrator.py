@@ -1,4 +1,4 @@
-"""Segments spoken in turn, all in one voice: the one given, or that of the first segment."""
+"""Segments spoken in turn, all in one voice: the one given, or that of the first segments."""
 
 from __future__ import annotations
 
@@ -51,9 +51,15 @@ class Narrator:
             patch = spoken.patch
             if patch is None:
                 latents.clear()
-                yield Piece(spoken.audio, index, attempt=spoken.attempt, began=spoken.began)
+                yield Piece(
+                    spoken.audio,
+                    index,
+                    attempt=spoken.attempt,
+                    attempts=spoken.attempts,
+                    began=spoken.began,
+                )
                 continue
-            if self.voice is None:
+            if segment.anchors:
                 # Later segments are not collected: a stream may be of any length.
                 latents.append(patch.latents)
             yield Piece(
@@ -62,20 +68,26 @@ class Narrator:
                 patches=patch.index + 1,
                 latents=patch.latents,
                 attempt=spoken.attempt,
+                attempts=spoken.attempts,
                 began=spoken.began,
                 stops=patch.stops,
-                too_long=spoken.too_long,
+                reason=spoken.reason,
+                expected_seconds=asked.length.seconds,
             )
         if latents:
             self.continue_from(segment, np.stack(latents))
 
     def continue_from(self, segment: PlannedSegment, latents: Latents) -> None:
-        """Use a spoken segment with its patches (patches, frames, latent_dim) as the voice of the later segments.
+        """Add a spoken segment with its patches (patches, frames, latent_dim) to the voice of the later segments.
 
-        If there is a voice already, it stays.
+        Only a segment that `anchors` changes the voice.
         """
+        if not segment.anchors:
+            return
         if self.voice is None:
             self.voice = voice_of_speech(self._plan.bundle, segment.transcript, latents)
+        else:
+            self.voice = self.voice.extended(segment.transcript, latents)
 
     def pause(self) -> Audio:
         """The silence between two paragraphs, (samples,)."""

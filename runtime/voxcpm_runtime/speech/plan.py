@@ -16,7 +16,8 @@ from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import GenerationOptions, whole_number
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import CancelToken
-from voxcpm_runtime.speech.kv_room import longest_segment, patch_limit, positions
+from voxcpm_runtime.speech.expected_length import letters_in
+from voxcpm_runtime.speech.kv_room import least_anchor, longest_segment, patch_limit, positions
 from voxcpm_runtime.speech.progress import ProgressCallback, ProgressReporter
 from voxcpm_runtime.speech.randomness import Randomness, randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
@@ -45,8 +46,12 @@ class PlannedSegment:
     """Tokens of the prompt's transcript alone; the last one may differ from `tokens`, where the text follows."""
     target_tokens: int
     """Number of tokens of the text alone."""
+    letters: int
+    """Letters and digits of the text alone, which its expected time follows from."""
     ends_paragraph: bool
     """Whether a blank line follows."""
+    anchors: bool = False
+    """Whether its speech becomes a part of the voice that later segments continue, as no voice was given."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Plan:
 
     bundle: Bundle
     voice: Voice | UnencodedVoice | None
-    """The voice that was given; None if the first segment's voice is continued."""
+    """The voice that was given; None if that of the first segments is continued."""
     description: str
     """The control, without its parentheses; empty for none."""
     options: GenerationOptions
@@ -91,15 +96,27 @@ class Plan:
         return [*parts[:-1], *(Segment(part.text, whole[0].ends_paragraph) for part in parts[-1:])]
 
     def read(self, segments: Iterable[Segment]) -> Iterator[PlannedSegment]:
-        """The segments in turn, tokenised and checked. Without a voice, each continues the first one.
+        """The segments in turn, tokenised and checked. Without a voice, each continues the first ones.
+
+        The first segment is the voice of the others. If it is short, such as a heading, the next ones are added to the
+        voice until there is enough of it.
 
         Raises InputError for a segment that cannot be said or does not fit into the KV cache, and MissingExtraError if
         the extra `normalize` is missing.
         """
-        first: PlannedSegment | None = None
+        transcript, taken, growing = "", 0, self.voice is None
+        room = max(
+            longest_segment(self.bundle, self.voice, self.options, anchored=True), LEAST_SEGMENT_TOKENS
+        )
         for segment in segments:
-            planned = self._read(segment, first)
-            first = first or planned
+            planned = self._read(segment, transcript)
+            # `split` has left room for a voice that is as long as the longest segment.
+            growing = growing and (not taken or taken + planned.target_tokens <= room)
+            if growing:
+                planned = replace(planned, anchors=True)
+                transcript += planned.transcript
+                taken += planned.target_tokens
+                growing = taken < least_anchor(self.bundle)
             yield planned
 
     def limit(self, segment: PlannedSegment, voice: Voice | UnencodedVoice | None) -> int:
@@ -116,27 +133,25 @@ class Plan:
         texts = [segment.text for segment in self.segments]
         return ProgressReporter(self.progress, texts, self.bundle.architecture.patch_seconds)
 
-    def _read(self, segment: Segment, first: PlannedSegment | None) -> PlannedSegment:
-        """Tokenise and check a segment. first: the segment whose voice is continued if none was given."""
+    def _read(self, segment: Segment, anchored: str) -> PlannedSegment:
+        """Tokenise and check a segment. anchored: transcript of the segments that it continues without a voice."""
         tokenizer = self.bundle.tokenizer
         # A segment that continues the first one continues its style, too.
-        controls = self.voice is not None or first is None
+        controls = self.voice is not None or not anchored
         text = controlled(segment.text, self.description) if controls else segment.text
         said = said_text(text, normalize=self.options.normalize)
         target = spelled(said, tokenizer)
-        if self.voice is not None:
-            transcript = spelled_transcript(self.voice.transcript, tokenizer)
-        else:
-            transcript = "" if first is None else spelled_transcript(first.transcript, tokenizer)
+        transcript = spelled_transcript(self.voice.transcript if self.voice else anchored, tokenizer)
         if unknown := tokenizer.unknown_characters(transcript + target):
             warnings.warn(f"this voice has no token for {unknown!r}, which it will not speak", stacklevel=4)
         planned = PlannedSegment(
             text=segment.text,
-            transcript=parted(said),
+            transcript=parted(target),
             # The prompt's transcript is used as given, with or without a trailing space.
             tokens=tokenizer(transcript + target),
             transcript_tokens=tokenizer(transcript) if transcript else [],
             target_tokens=len(tokenizer(target)),
+            letters=letters_in(target) - (letters_in(self.description) if controls else 0),
             ends_paragraph=segment.ends_paragraph,
         )
         self.limit(planned, self.voice)

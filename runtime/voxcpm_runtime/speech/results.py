@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.model.sequence import Latents
+from voxcpm_runtime.speech.expected_length import Reason
 
 
 @dataclass(frozen=True)
@@ -21,13 +23,17 @@ class Piece:
     latents: Latents | None = None
     """The patch (frames, latent_dim); None if it is no patch."""
     attempt: int = 1
-    """Number of the attempt at the segment, from 1; a later attempt begins the segment again."""
+    """Number of the attempt at the segment, from 1; another attempt begins the segment again."""
+    attempts: int = 1
+    """Number of attempts that were made so far; more than `attempt` if an earlier one was the best."""
     began: float = 0.0
     """When that attempt began, by `time.perf_counter`."""
     stops: bool = False
     """Whether the stop head ended the segment with this patch."""
-    too_long: bool = False
-    """Whether the segment is suspiciously long for its text by now."""
+    reason: Reason = ""
+    """What is suspicious about the segment by now: "long", "short", "cut", or nothing."""
+    expected_seconds: float | None = None
+    """Seconds that the segment is expected to take; None without a `speech.json`."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +46,33 @@ class SpokenSegment:
     latents: Latents
     """Generated patches (patches, frames, latent_dim)."""
     seed: int | None
-    """The seed of the last attempt, which made this audio; None if the caller gave an `rng`."""
+    """The seed of the attempt that made this audio; None if the caller gave an `rng`."""
     attempts: int
-    """Number of attempts, the last one included."""
+    """Number of attempts that were made."""
     stopped: bool
     """Whether the stop head ended the segment; otherwise it reached a limit of length, or was cancelled."""
-    too_long: bool
-    """Whether even the last attempt is suspiciously long for its text; always False without `retry_badcase`."""
+    reason: Reason = ""
+    """What is suspicious even about the best attempt: "long", "short", "cut" (by the KV cache), or nothing.
+
+    Without `retry_badcase` lengths are not judged.
+    """
+    expected_seconds: float | None = None
+    """Seconds that it was expected to take; None without a `speech.json`."""
     ends_paragraph: bool = False
     """Whether a blank line follows in the text."""
+
+
+class SuspiciousSegment(NamedTuple):
+    """A segment whose length does not fit its text, in every attempt."""
+
+    number: int
+    """Number of the segment in the speech, from 1."""
+    reason: Reason
+    """"long", "short", or "cut" by the KV cache."""
+    seconds: float
+    """Seconds of speech."""
+    expected_seconds: float | None
+    """Seconds that were expected; None without a `speech.json`."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +91,28 @@ class Speech:
     """Largest number of attempts at a segment."""
     stopped: bool
     """Whether the stop head ended every segment; otherwise one reached a limit of length, or was cancelled."""
-    too_long: bool
-    """Whether even the last attempt at some segment is suspiciously long for its text."""
     elapsed_seconds: float
     """Seconds of work, all attempts included."""
     segments: tuple[SpokenSegment, ...] = ()
     """The spoken segments, in order."""
     cancelled: bool = False
     """Whether it was cancelled; then it is what had been spoken until then."""
+
+    @property
+    def suspicious(self) -> tuple[SuspiciousSegment, ...]:
+        """The segments that are suspicious in every attempt; empty for a good speech."""
+        return tuple(
+            SuspiciousSegment(
+                number, segment.reason, len(segment.audio) / self.sample_rate, segment.expected_seconds
+            )
+            for number, segment in enumerate(self.segments, start=1)
+            if segment.reason
+        )
+
+    @property
+    def too_long(self) -> bool:
+        """Whether some segment is suspiciously long for its text in every attempt."""
+        return any(segment.reason == "long" for segment in self.segments)
 
     @property
     def audio_seconds(self) -> float:
@@ -87,5 +125,13 @@ class Speech:
         return self.elapsed_seconds / self.audio_seconds if len(self.audio) else float("inf")
 
 
-class TooLongWarning(UserWarning):
-    """Speech of `retry_badcase_ratio_threshold` or more patches for each text token: repetition, or endless noise."""
+class SuspiciousWarning(UserWarning):
+    """Speech whose length does not fit its text, in every attempt; the message names the segment."""
+
+
+class TooLongWarning(SuspiciousWarning):
+    """Speech that is suspiciously long for its text: repetition, or endless noise."""
+
+
+class TooShortWarning(SuspiciousWarning):
+    """Speech that is suspiciously short for its text: words are missing."""

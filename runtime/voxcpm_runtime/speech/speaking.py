@@ -49,8 +49,8 @@ def speak(plan: Plan, narrator: Narrator, driver: Driver, at_once: int = 1) -> S
     rest = list(range(len(plan.segments)))
     cancelled = False
     try:
-        # Without a voice, the first segment is the voice of the others.
-        while rest and (at_once == 1 or narrator.voice is None):
+        # Without a voice, the first segments are the voice of the others.
+        while rest and (at_once == 1 or plan.segments[rest[0]].anchors):
             speak_segment(rest.pop(0))
         run_jobs(driver, [partial(speak_in_slot, index) for index in rest], at_once)
     except Cancelled:
@@ -68,16 +68,17 @@ def speak(plan: Plan, narrator: Narrator, driver: Driver, at_once: int = 1) -> S
 
 
 def _joined(plan: Plan, index: int, pieces: list[Piece]) -> SpokenSegment:
-    """What has been spoken of a segment: the pieces of its last attempt."""
+    """What has been spoken of a segment: the pieces of the attempt that is kept."""
     segment, last = plan.segments[index], pieces[-1]
     return SpokenSegment(
         text=segment.text,
         audio=np.concatenate([piece.audio for piece in pieces]),
         latents=np.stack([piece.latents for piece in pieces if piece.latents is not None]),
         seed=plan.randomness.seed_of(index, last.attempt - 1),
-        attempts=last.attempt,
+        attempts=last.attempts,
         stopped=last.stops,
-        too_long=last.too_long,
+        reason=last.reason,
+        expected_seconds=last.expected_seconds,
         ends_paragraph=segment.ends_paragraph,
     )
 
@@ -99,7 +100,6 @@ def _speech(
         seed=spoken[0].seed if len(plan.segments) == 1 and spoken else plan.randomness.seed,
         attempts=max((segment.attempts for segment in spoken), default=0),
         stopped=not cancelled and all(segment.stopped for segment in spoken),
-        too_long=any(segment.too_long for segment in spoken),
         elapsed_seconds=seconds,
         segments=tuple(spoken),
         cancelled=cancelled,

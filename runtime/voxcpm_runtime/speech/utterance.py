@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.sequence import Sequence, build_lead, build_sequence
+from voxcpm_runtime.speech.expected_length import ExpectedLength, expected_length, pace, upstream_length
 from voxcpm_runtime.speech.kv_room import patch_bound, reference_positions
 from voxcpm_runtime.speech.plan import Plan, PlannedSegment
 from voxcpm_runtime.text.letters import spelled_transcript
@@ -22,13 +24,13 @@ class Utterance:
     shared: int
     """Number of positions at the start that are the voice's own."""
     limit: int
-    """Largest number of patches; smaller than upstream's if the KV cache is too short."""
+    """Largest number of patches; smaller than upstream's if the KV cache is too short or more would be hopeless."""
     limited_by_cache: bool
     """Whether the KV cache makes `limit` smaller."""
     target_tokens: int
     """Number of tokens of the text to speak, without those of a transcript."""
-    too_long_from: float
-    """Patches from which the speech is suspiciously long for its text (`retry_badcase_ratio_threshold`)."""
+    length: ExpectedLength
+    """The length that it should have."""
 
 
 def utterance(plan: Plan, index: int, segment: PlannedSegment, voice: Voice | None) -> Utterance:
@@ -41,18 +43,33 @@ def utterance(plan: Plan, index: int, segment: PlannedSegment, voice: Voice | No
         reference=voice.reference if voice else None,
     )
     limit = plan.limit(segment, voice)
-    # Upstream's rule differs by generation in whether the decoder's context counts as speech.
-    context = len(sequence.decoder_context(a.traits.decoder_context_patches))
-    heard = context if a.traits.context_counts_as_speech else 0
+    length = _length(plan, segment, voice, sequence)
+    # A maximum that the caller gives is no guess, and without a judgement nothing is hopeless.
+    most = length.most if plan.options.retry_badcase and plan.options.max_len is None else math.inf
     return Utterance(
         index=index,
         sequence=sequence,
         shared=0 if voice is None else _common(segment) + reference_positions(voice),
-        limit=limit,
-        limited_by_cache=limit < patch_bound(segment.target_tokens, plan.options),
+        limit=int(min(limit, most)),
+        limited_by_cache=limit < min(patch_bound(segment.target_tokens, plan.options), most),
         target_tokens=segment.target_tokens,
-        too_long_from=segment.target_tokens * plan.options.retry_badcase_ratio_threshold - heard,
+        length=length,
     )
+
+
+def _length(plan: Plan, segment: PlannedSegment, voice: Voice | None, sequence: Sequence) -> ExpectedLength:
+    a, options, profile = plan.bundle.architecture, plan.options, plan.bundle.manifest.speech
+    if profile is None or "retry_badcase_ratio_threshold" in options.changed():
+        # Upstream's rule differs by generation in whether the decoder's context counts as speech.
+        context = len(sequence.decoder_context(a.traits.decoder_context_patches))
+        heard = context if a.traits.context_counts_as_speech else 0
+        ratio = options.retry_badcase_ratio_threshold
+        return upstream_length(segment.target_tokens, a.patch_seconds, ratio, heard)
+    spoken = 1.0
+    if voice is not None and voice.prompt_patches:
+        transcript = spelled_transcript(voice.transcript, plan.bundle.tokenizer)
+        spoken = pace(profile, transcript, voice.prompt_patches * a.patch_seconds)
+    return expected_length(profile, segment.letters, a.patch_seconds, pace=spoken, min_len=options.min_len)
 
 
 def voice_lead(bundle: Bundle, voice: Voice) -> Sequence:

@@ -21,6 +21,8 @@ _CUTS = (
 )
 # A cut within this share of the text from either end is worse than a lower-ranked cut in the middle.
 _EDGE = 0.2
+# The same for an end of a sentence, which is worse than a clause in the middle: a word or two alone are spoken badly.
+_SENTENCE_EDGE = 0.1
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
@@ -36,9 +38,10 @@ class Segment(NamedTuple):
 def segments(text: str, count_tokens: Callable[[str], int], target: int) -> list[Segment]:
     """The text in segments of at most `target` tokens: whole sentences of one paragraph, of about equal length.
 
-    Only a sentence of more than `target` tokens is cut: after a stop within it, a clause or a word, otherwise between
-    two characters. Marks without a letter or digit join their neighbours if there is room; a paragraph of such marks is
-    left out, and a text of them gives no segment. A single character is a segment however many tokens it has.
+    Only a sentence of more than `target` tokens is cut, or one beside which very little would be left: after a stop
+    within it or a clause; if it is too long itself, also between words, at last between two characters. Marks without a
+    letter or digit join their neighbours if there is room; a paragraph of such marks is left out, and a text of them
+    gives no segment. A single character is a segment however many tokens it has.
     `count_tokens` gets text as it will be spoken; there are less than two calls for each segment and paragraph.
     """
     result: list[Segment] = []
@@ -96,14 +99,21 @@ def _cut(text: str, ends: Sequence[int], wanted: float) -> int | None:
         """The places with something to say on both sides."""
         return [at for at in places if letters[0] < at <= letters[-1]]
 
-    if sentence_ends := within(ends):
-        return _nearest(sentence_ends, wanted)
-    edge = len(text) * _EDGE
+    def nearest_inner(places: Iterable[int], share: float) -> int | None:
+        """The place nearest to `wanted` that leaves this share of the text on both sides."""
+        edge = len(text) * share
+        return _nearest([at for at in places if edge <= at <= len(text) - edge], wanted)
+
+    sentence_ends = within(ends)
+    if (inner := nearest_inner(sentence_ends, _SENTENCE_EDGE)) is not None:
+        return inner
     places: list[int] = []
-    for pattern in _CUTS:
+    for pattern, between_words in zip(_CUTS, (False, False, True), strict=True):
+        if between_words and sentence_ends:
+            return _nearest(sentence_ends, wanted)
         places += within(found.end() for found in pattern.finditer(text))
-        if middle := [at for at in places if edge <= at <= len(text) - edge]:
-            return _nearest(middle, wanted)
+        if (inner := nearest_inner(places, _EDGE)) is not None:
+            return inner
     characters = [at for at in range(1, len(text)) if not _is_joined(text[at - 1], text[at])]
     return _nearest(places or characters, wanted)
 

@@ -1,0 +1,209 @@
+"""Speech whose length does not fit its text: judged by `speech.json`, tried again, ended, reported."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.speech_profile import SpeechProfile
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.model.driver import Driver, Patch
+from voxcpm_runtime.speech import expected_length as rule
+from voxcpm_runtime.speech.expected_length import expected_length, letters_in, pace
+from voxcpm_runtime.speech.results import SuspiciousWarning, TooLongWarning, TooShortWarning
+from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.voxcpm import VoxCPM
+
+# Ten letters at 20 ms, and patches of 20 ms: 10 patches are expected, 14 are too many, 5 too few, 20 hopeless.
+TEXT = "hello there."
+PROFILE = SpeechProfile(longest_seconds=1, longest_tokens=13, seconds_per_letter=0.02)
+
+
+@pytest.fixture
+def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch) -> VoxCPM:
+    """A voice with a `speech.json`."""
+    monkeypatch.setattr(rule, "_MORE", 0.0)
+    Manifest.read(bundle_folder).model_copy(update={"speech": PROFILE}).write(bundle_folder)
+    return VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
+
+
+@pytest.fixture
+def lengths(monkeypatch) -> Callable[..., None]:
+    """Sets the lengths of the next attempts in patches, at which the stop head ends them."""
+    generate = Driver.generate_patches
+
+    def scripted(*wanted: int) -> None:
+        left = iter(wanted)
+
+        def patches(*arguments, **options) -> Iterator[Patch]:
+            length = next(left)
+            for patch in generate(*arguments, **options):
+                stops = patch.index + 1 == length
+                yield Patch(patch.index, patch.latents, stops)
+                if stops:
+                    return
+
+        monkeypatch.setattr(Driver, "generate_patches", patches)
+
+    return scripted
+
+
+def test_the_bands_are_shares_of_the_expected_time() -> None:
+    profile = SpeechProfile(
+        longest_seconds=20, longest_tokens=240, seconds_per_letter=0.06, seconds_beside=0.4
+    )
+    length = expected_length(profile, letters_in("We sat, 2 by 2; it rained." * 2), 0.1)
+
+    assert letters_in("We sat, 2 by 2; it rained." * 2) == 34
+    assert length.seconds == pytest.approx(2.44)  # 0.4 + 34 · 0.06
+    # 1.4 · 2.44 = 3.416, 0.6 · 2.44 = 1.464 seconds.
+    assert [length.reason(patches, stopped=True) for patches in (14, 15, 34, 35)] == ["short", "", "", "long"]
+    assert length.reason(3, stopped=False) == ""
+
+
+def test_a_word_may_be_said_slowly() -> None:
+    length = expected_length(
+        SpeechProfile(longest_seconds=6, longest_tokens=80, seconds_per_letter=0.1), 3, 0.1
+    )
+    # 0.3 s are expected; 1.4 times that would be 0.42 s.
+    assert [length.reason(patches, stopped=True) for patches in (1, 2, 10, 11)] == ["short", "", "", "long"]
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1.0, 1.0), (1.2, 1.2), (0.1, 0.8), (9.0, 1.5)])
+def test_a_slow_voice_may_be_slow_but_not_any_recording_is_believed(seconds: float, expected: float) -> None:
+    profile = SpeechProfile(longest_seconds=6, longest_tokens=80, seconds_per_letter=0.1)
+    assert pace(profile, "ten letters", seconds) == pytest.approx(expected)
+    assert pace(profile, "...", seconds) == 1.0
+
+
+@pytest.mark.parametrize("bad", [5, 14, 19])
+def test_what_is_too_long_or_too_short_is_tried_again(tts, lengths, bad) -> None:
+    lengths(bad, 12)
+
+    speech = tts.speak(TEXT, seed=5)
+
+    assert (speech.attempts, speech.seed, len(speech.latents)) == (2, 6, 12)
+    assert (speech.stopped, speech.suspicious) == (True, ())
+
+
+@pytest.mark.parametrize("good", [6, 13])
+def test_what_is_within_the_band_is_not(tts, lengths, good) -> None:
+    lengths(good)
+
+    speech = tts.speak(TEXT, seed=5)
+
+    assert (speech.attempts, speech.suspicious) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("tried", "best", "reason"),
+    [((15, 4, 18), 0, "long"), ((4, 15, 18), 1, "long"), ((5, 4, 4), 0, "short"), ((18, 4, 14), 2, "long")],
+)
+def test_of_bad_attempts_the_nearest_to_the_expected_length_is_kept(
+    tts, lengths, tried, best, reason
+) -> None:
+    lengths(*tried)
+    with pytest.warns(SuspiciousWarning, match=rf"^segment 1: .*suspiciously {reason}.*expected 0\.2 s"):
+        speech = tts.speak(TEXT, seed=5)
+
+    assert (speech.attempts, speech.seed, len(speech.latents)) == (3, 5 + best, tried[best])
+    assert speech.suspicious == ((1, reason, pytest.approx(tried[best] * 0.02), pytest.approx(0.2)),)
+    assert speech.too_long == (reason == "long")
+    lengths(tried[best])
+    alone = tts.speak(TEXT, seed=5 + best, retry_badcase=False)
+    np.testing.assert_array_equal(speech.audio, alone.audio)
+
+
+def test_a_hopeless_attempt_is_ended(tts, lengths) -> None:
+    lengths(1000, 1000, 1000)
+    with pytest.warns(TooLongWarning):
+        speech = tts.speak(TEXT, seed=5)
+
+    assert (len(speech.latents), speech.stopped) == (20, False)
+
+
+def test_a_stream_warns_as_soon_as_it_is_known_and_ends(tts, lengths) -> None:
+    for wanted, told_at, category in ((1000, 14, TooLongWarning), (4, 4, TooShortWarning)):
+        lengths(wanted)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            told = [len(caught) for _ in tts.generate_streaming(TEXT, seed=5, chunk_patches=1)]
+
+        assert told.index(1) + 1 == told_at
+        assert len(told) == min(wanted, 20)
+        assert [warning.category for warning in caught] == [category]
+        assert "cannot be tried again" in str(caught[0].message)
+
+
+def test_a_stream_has_the_samples_of_a_bad_speech(tts, lengths) -> None:
+    lengths(1000, 1000)
+    with pytest.warns(TooLongWarning):
+        whole = tts.generate(TEXT, seed=5, retry_badcase_max_times=1)
+    with pytest.warns(TooLongWarning):
+        streamed = np.concatenate(list(tts.generate_streaming(TEXT, seed=5)))
+
+    np.testing.assert_array_equal(streamed, whole)
+
+
+def test_what_the_caller_asks_for_wins(tts, lengths) -> None:
+    lengths(*[1000] * 9)
+    for given, patches, attempts in (
+        ({"retry_badcase": False}, 34, 1),  # what the KV cache has room for
+        ({"max_len": 30, "retry_badcase_max_times": 1}, 30, 1),
+        (
+            {"retry_badcase_ratio_threshold": 2.0, "max_len": 25},
+            25,
+            1,
+        ),  # 2 · 13 tokens = 26 would be too long
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            speech = tts.speak(TEXT, seed=5, **given)
+        assert (len(speech.latents), speech.attempts) == (patches, attempts), given
+
+
+def test_a_length_that_is_asked_for_is_not_suspicious(tts, lengths) -> None:
+    lengths(27)
+
+    assert tts.speak(TEXT, seed=5, min_len=25).suspicious == ()
+
+
+def test_segments_are_judged_by_their_numbers_also_when_they_were_saved(tts, lengths, tmp_path) -> None:
+    text = "hello you. hello me. it is so."
+
+    def saved() -> SavedSegments:
+        return SavedSegments(tmp_path / "book.wav", "d", 5, drawn=False)
+
+    lengths(8, 10, 10, 10, 6)
+    with pytest.warns(TooLongWarning, match="^segment 2: "):
+        first = tts.speak(text, seed=5, saved_segments=saved())
+
+    again = tts.speak(text, seed=5, saved_segments=saved())
+
+    assert [(s.number, s.reason) for s in first.suspicious] == [(2, "long")]
+    assert again.suspicious == first.suspicious
+    np.testing.assert_array_equal(again.audio, first.audio)
+
+
+def test_a_slow_prompt_is_continued_slowly(tts, lengths) -> None:
+    """Its 7 patches are 1.4 times the time of five letters, so for six letters 12 patches are too long, not 9."""
+    samples = 7 * tts.bundle.architecture.patch_input_samples
+    audio = np.random.default_rng(0).standard_normal(samples).astype(np.float32) * 0.1
+    voice = tts.create_voice((audio, 1000), "hello ", name="slow")
+    lengths(11)
+
+    assert voice.prompt_patches == 7
+    assert tts.speak("so it is.", voice=voice, seed=5).attempts == 1
+
+
+def test_the_digest_tells_bundles_apart_that_are_judged_differently(bundle_folder) -> None:
+    without = Manifest.read(bundle_folder)
+    with_profile = without.model_copy(update={"speech": PROFILE})
+
+    assert without.digest("int8") != with_profile.digest("int8")
+    assert "speech" not in json.dumps(list(without.files))
