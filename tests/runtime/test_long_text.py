@@ -12,6 +12,7 @@ from voxcpm_runtime.speech import kv_room, plan
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.narrator import voice_of_speech
 from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.voxcpm import VoxCPM
 
 CHAPTER = """it is so. it is not. who is it? come in! why not.
@@ -103,7 +104,7 @@ def test_without_a_voice_the_first_segment_is_the_voice_of_all(tts):
 
     alone = tts.speak(second.text, voice=anchor, seed=second.seed)
 
-    np.testing.assert_array_equal(alone.audio, second.audio)
+    np.testing.assert_array_equal(alone.latents, second.latents)
 
 
 @pytest.mark.usefixtures("stopping")
@@ -113,7 +114,7 @@ def test_with_a_voice_each_segment_is_spoken_with_it(tts, prompt_audio):
 
     for segment in speech.segments[1:4]:
         np.testing.assert_array_equal(
-            tts.generate(segment.text, voice=voice, seed=segment.seed), segment.audio
+            tts.speak(segment.text, voice=voice, seed=segment.seed).latents, segment.latents
         )
     assert len({segment.seed for segment in speech.segments}) == len(speech.segments)
 
@@ -285,7 +286,7 @@ def test_the_transcript_of_the_first_segment_is_what_was_said(tts, monkeypatch):
 def test_a_heading_alone_is_not_the_voice_of_a_text(tts, monkeypatch):
     """The segments after it are added to the voice until there is enough of it."""
     monkeypatch.setattr(kv_room, "_ANCHOR_SECONDS", 0.1)  # ten tokens
-    text = "so.\n\nit is so.\n\nwho is it?\n\nand it is so."
+    text = "so.\n\nit is so.\n\nso be it.\n\nand it is so."
 
     planned = tts.plan(text, seed=3, max_len=4)
     _, second, third, last = planned.segments
@@ -296,8 +297,8 @@ def test_a_heading_alone_is_not_the_voice_of_a_text(tts, monkeypatch):
     assert second.transcript_tokens == tts.bundle.tokenizer("so. ")
     assert third.transcript_tokens == last.transcript_tokens == tts.bundle.tokenizer("so. it is so. ")
     anchor = voice_of_speech(tts.bundle, "so. it is so. ", np.concatenate(heard[:2]))
-    alone = tts.speak("who is it?", voice=anchor, seed=speech.segments[2].seed, max_len=4)
-    np.testing.assert_array_equal(alone.audio, speech.segments[2].audio)
+    alone = tts.speak("so be it.", voice=anchor, seed=speech.segments[2].seed, max_len=4)
+    np.testing.assert_array_equal(alone.latents, speech.segments[2].latents)
     streamed = np.concatenate(list(tts.generate_streaming(text, seed=3, max_len=4)))
     np.testing.assert_array_equal(streamed, speech.audio)
 
@@ -310,3 +311,26 @@ def test_a_voice_of_several_segments_leaves_room_for_the_longest_one(tts):
 
     assert sum(segment.target_tokens for segment in planned.segments if segment.anchors) <= room
     assert len(tts.speak_plan(planned).segments) == len(planned.segments) > 10
+
+
+@pytest.mark.usefixtures("stopping")
+def test_segments_are_joined_without_a_step_and_the_rest_is_left_alone(tts):
+    speech = tts.speak(CHAPTER, seed=3)
+    first, *inner, last = speech.segments
+    driver = tts.driver
+
+    assert all(segment.audio[-1] == 0 for segment in (first, *inner))
+    assert all(segment.audio[0] == 0 for segment in (*inner, last))
+    decode = driver.patch_decoder(driver_sequence(tts, first.text))
+    decoded = np.concatenate([decode(patch) for patch in first.latents])
+    assert decoded[0] != 0
+    assert decoded[-1] != 0
+    fade = round(0.005 * speech.sample_rate)
+    np.testing.assert_array_equal(first.audio[:-fade], decoded[:-fade])
+    assert last.audio[-1] != 0
+
+
+def driver_sequence(tts, text):
+    """The sequence of the segment that begins a text, whose decoder has no context."""
+    planned = tts.plan(text, seed=3)
+    return utterance(planned, 0, planned.segments[0], None).sequence

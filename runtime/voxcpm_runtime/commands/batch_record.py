@@ -27,6 +27,8 @@ class SpokenLine(BaseModel):
     seconds: float
     """Seconds of speech."""
     samples: int
+    suspicious: tuple[int, ...] = ()
+    """Numbers of the segments, from 1, whose length does not fit their text in any attempt."""
 
 
 class Record:

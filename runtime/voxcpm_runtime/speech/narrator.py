@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from voxcpm_runtime.audio.joins import faded_in, faded_out
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.model.sequence import Latents
-from voxcpm_runtime.speech.attempts import attempts
+from voxcpm_runtime.speech.attempts import SpokenPatch, attempts
 from voxcpm_runtime.speech.plan import Plan, PlannedSegment
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.speech.utterance import utterance
@@ -63,7 +64,7 @@ class Narrator:
                 # Later segments are not collected: a stream may be of any length.
                 latents.append(patch.latents)
             yield Piece(
-                audio=spoken.audio,
+                audio=self._joining(index, spoken),
                 segment=index,
                 patches=patch.index + 1,
                 latents=patch.latents,
@@ -76,6 +77,19 @@ class Narrator:
             )
         if latents:
             self.continue_from(segment, np.stack(latents))
+
+    def _joining(self, index: int, spoken: SpokenPatch) -> Audio:
+        """A patch's audio (samples,), without a step where its segment is joined to another one.
+
+        A patch is known to be the last one when it is made, so streamed and whole speech have the same samples.
+        """
+        patch, audio, count = spoken.patch, spoken.audio, len(self._plan.segments)
+        rate = self._plan.bundle.architecture.output_sample_rate
+        if index > 0 and patch is not None and patch.index == 0:
+            audio = faded_in(audio, rate)
+        # Whether another sentence follows in a session is not known; there, speech that a limit ended is faded.
+        joins = index + 1 < count if count else patch is not None and not patch.stops
+        return faded_out(audio, rate) if spoken.last and joins else audio
 
     def continue_from(self, segment: PlannedSegment, latents: Latents) -> None:
         """Add a spoken segment with its patches (patches, frames, latent_dim) to the voice of the later segments.
