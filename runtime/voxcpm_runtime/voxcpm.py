@@ -150,7 +150,7 @@ class VoxCPM:
         with (VoxCPM2). given: `voice`, fields of `Arguments`, and options, fields of `GenerationOptions`.
 
         Raises InputError, one line, for anything that cannot be spoken, before any work is done, and Cancelled. Warns
-        (TooLongWarning) of speech that is suspiciously long for its text in every attempt.
+        (SuspiciousWarning) of a segment that is too long or too short for its text in every attempt.
         """
         return self.speak_plan(self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, **given))
 
@@ -218,9 +218,9 @@ class VoxCPM:
 
         first_chunk_patches: patches of the first chunk; with fewer, audio starts sooner.
 
-        There is no retry, since audio that was heard cannot be taken back; TooLongWarning says, as soon as it is known,
-        that the speech is suspiciously long for its text. The samples are exactly those of `speak` with the same seed,
-        if that needed no retry. Errors are raised by the call itself, not by the first chunk. Closing the iterator
+        There is no retry, since audio that was heard cannot be taken back; SuspiciousWarning says, as soon as it is
+        known, that the speech is too long or too short for its text. The samples are exactly those of `speak` with the
+        same seed, if that needed no retry. Errors are raised by the call itself, not by the first chunk. Closing the iterator
         ends the generation between two Euler steps.
         """
         chunking = checked_chunking(chunk_patches, first_chunk_patches)

@@ -275,7 +275,7 @@ def test_warnings_say_which_line_they_are_of(batch, network):
     code, _, err = batch(["a.", "hello there."], "--no-retry", name="lines.txt")
 
     assert code == 0
-    assert "line 2: warning: the speech was cut off after 34 patches" in err
+    assert "line 2: warning: segment 1: the speech was cut off after 34 patches" in err
 
 
 @pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)

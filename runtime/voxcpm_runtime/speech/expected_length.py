@@ -16,7 +16,7 @@ Reason = Literal["", "long", "short", "cut"]
 """Why speech is suspicious: too long or too short for its text, or cut off by the KV cache; empty if it is not."""
 
 # Shares of the expected time at which speech is suspicious, and at which an attempt is hopeless and ended. Good speech
-# of the built-in voice takes 0.75 to 1.3 times the time expected at its pace (TRIALS.md, speech-json).
+# of the built-in voice takes 0.8 to 1.3 times the time expected at its pace (TRIALS.md, speech-json).
 _LONG, _SHORT, _ENDED = 1.4, 0.6, 2.0
 # Seconds that any text may take beyond the expected time: a word or two may be said slowly.
 _MORE = 0.8
