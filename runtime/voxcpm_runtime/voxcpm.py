@@ -220,8 +220,8 @@ class VoxCPM:
 
         There is no retry, since audio that was heard cannot be taken back; SuspiciousWarning says, as soon as it is
         known, that the speech is too long or too short for its text. The samples are exactly those of `speak` with the
-        same seed, if that needed no retry. Errors are raised by the call itself, not by the first chunk. Closing the iterator
-        ends the generation between two Euler steps.
+        same seed, if that needed no retry. Errors are raised by the call itself, not by the first chunk. Closing the
+        iterator ends the generation between two Euler steps.
         """
         chunking = checked_chunking(chunk_patches, first_chunk_patches)
         planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, **given)

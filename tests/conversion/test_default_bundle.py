@@ -10,6 +10,8 @@ import pytest
 import soundfile
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_conversion import default_bundle
 from voxcpm_runtime.bundle.default import default_bundle as found
 from voxcpm_runtime.commands.cli import main
@@ -27,6 +29,9 @@ def test_generate_speaks_without_a_bundle(tmp_path, monkeypatch, capsys, default
     assert "seed 1" in capsys.readouterr().out
     assert found() == default_bundle.default_bundle()
     assert found().parent == default_cache / "bundles"
+    speech = SpeechProfile.beside(default_bundle.DEFAULT_CHECKPOINT)
+    assert speech is not None
+    assert Manifest.read(found()).speech == speech
 
 
 def test_a_bundle_that_is_there_needs_no_pytorch(tmp_path, monkeypatch):
