@@ -19,12 +19,15 @@ def letters() -> TextTokenizer:
     ("text", "said"),
     [
         ("hello there.", "hello there."),
-        ("Hello there", "Hello there."),
+        ("Hello there", "hello there."),
         ("it costs 1,250 dollars!", "it costs one thousand two hundred fifty dollars!"),
         ("3.5 miles, the 21st time", "three point five miles, the twenty-first time."),
         ("a naïve café – “really” (yes)!", "a naive cafe, really, yes!"),
         ("it’s 100%", "it's one hundred percent."),
-        ("wait … what", "wait. what."),
+        ("wait … what", "wait, what."),
+        ("Stop!Go? Now;(yes)", "stop! go? now, yes."),
+        ("▓ ornaments ❦ and ░ boxes ╔═╗", "ornaments and boxes."),
+        ("He left the U.S. in May. We stayed", "he left the you ess in may. we stayed."),
         ("well;", "well."),
     ],
 )
@@ -34,7 +37,12 @@ def test_what_is_said(letters: TextTokenizer, text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"), [("你好 there", "cannot say '你好'"), ("...", "nothing is left to say")]
+    ("text", "reason"),
+    [
+        ("你好 there", "cannot say '你好'"),
+        ("the λόγος", "cannot say 'λογς'"),
+        ("...", "nothing is left to say"),
+    ],
 )
 def test_what_cannot_be_said_is_refused(letters: TextTokenizer, text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):

@@ -86,6 +86,7 @@ CUT = [
     # Without capitals, as in a chat.
     "hello there.| how are you?| i am fine!| good",
     "he left at 5 p.m.| we stayed.| it was dr. who.",
+    "it was in Jan. and then.| we have a Ph.D. in it.",
     # An unknown abbreviation.
     "It weighs xyz. five pounds.| Good.",
     "She drove to Washington, D.C. yesterday.| It was far.",

@@ -1,4 +1,4 @@
-"""Texts for a voice whose vocabulary is letters and a few marks: numbers in words, plain quotes, a full stop.
+"""Texts for a voice whose vocabulary is letters and a few marks: everything in English words, with a stop at the end.
 
 Published VoxCPM vocabularies have every character, so texts for them stay unchanged.
 """
@@ -9,47 +9,49 @@ import re
 import unicodedata
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.text.number_words import inflect_engine
+from voxcpm_runtime.text.english import read_aloud
+from voxcpm_runtime.text.sentences import sentences
+from voxcpm_runtime.text.substitutions import Substitution, substituted
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
-# Marks that such a vocabulary lacks -> what is read instead.
-_READ_AS = str.maketrans(
-    {
-        "’": "'", "‘": "'", "“": "", "”": "", '"': "", "…": ".", "–": ",", "—": ",", ";": ",", ":": ",",
-        "(": ",", ")": ",", "&": " and ", "%": " percent ", "+": " plus ", "=": " equals ", "@": " at ",
-    }
-)  # fmt: skip
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:st|nd|rd|th)?", re.IGNORECASE)
+_PAUSES = ";:()[]{}–—"
+"""Marks that are read as a comma if the vocabulary lacks them."""
 _STOPS = ".!?"
-# The replacements leave spaces before marks, and commas beside other marks.
-_TIDYING = (
-    (r"\s+", " "),
-    (r"\s+([,.!?])", r"\1"),
-    (r",+([.!?])", r"\1"),
-    (r"([.!?]),+", r"\1"),
-    (r",+", ","),
-    (r",(?=\w)", ", "),
+_MOST_SHOWN = 60
+"""Characters of a text in an error."""
+# What was replaced leaves spaces before marks, and commas beside other marks.
+_TIDYING: tuple[Substitution, ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\s+", " "),
+        (r"[ ,]+(?=[,.!?])", ""),
+        (r"(?<=[.!?])[ ,]*,", ""),
+        (r"\.+", "."),
+        (r"\.(?=[!?])|(?<=[!?])\.", ""),
+        (r",(?=[^\W_])", ", "),
+        (r"(?<=[.!?])(?=[^\W_])", " "),
+    )
 )
 
 
 def spelled(text: str, tokenizer: TextTokenizer) -> str:
-    """The text rewritten for a vocabulary of letters; unchanged if the vocabulary has digits.
+    """The text as it is read aloud, for a vocabulary of letters; unchanged if the vocabulary has digits.
 
-    Raises InputError for characters that the voice cannot say, and if nothing is left to say.
+    The result has small letters and the vocabulary's marks, and is read as itself. Raises InputError for letters of
+    other alphabets, and if nothing is left to say.
     """
     if not is_of_letters(tokenizer):
         return text
-    words = _NUMBER.sub(lambda number: _in_words(number[0]), text)
-    unknown = set(tokenizer.unknown_characters(words))
-    plain = "".join(_plain(char) if char in unknown else char for char in words)
-    for untidy, tidied in _TIDYING:
-        plain = re.sub(untidy, tidied, plain)
-    tidy = plain.strip(" ,")
-    if left := tokenizer.unknown_characters(tidy):
-        raise InputError(f"this voice knows letters and simple punctuation only, and cannot say {left!r}")
-    if not any(char.isalpha() for char in tidy):
-        raise InputError(f"nothing is left to say of {text!r}: this voice knows letters only")
-    return tidy if tidy[-1] in _STOPS else f"{tidy}."
+    # By sentences, so that the stop after an abbreviation is not lost where it also ends a sentence.
+    said = [_tidy(_known(read_aloud(sentence.text), tokenizer)) for sentence in sentences(text)]
+    whole = " ".join(filter(None, said))
+    if left := tokenizer.unknown_characters(_each_once(whole)):
+        raise InputError(
+            f"this voice knows the letters a to z only, and cannot say {left!r}; write it in English letters"
+        )
+    if not whole:
+        raise InputError(f"nothing is left to say of {text[:_MOST_SHOWN]!r}: this voice knows letters only")
+    return whole
 
 
 def spelled_transcript(transcript: str, tokenizer: TextTokenizer) -> str:
@@ -62,12 +64,30 @@ def is_of_letters(tokenizer: TextTokenizer) -> bool:
     return bool(tokenizer.unknown_characters("0123456789"))
 
 
-def _plain(char: str) -> str:
-    """What replaces a character that the vocabulary lacks: e for é, a comma for a long dash."""
-    return "".join(
-        c for c in unicodedata.normalize("NFKD", char.translate(_READ_AS)) if not unicodedata.combining(c)
-    )
+def _known(text: str, tokenizer: TextTokenizer) -> str:
+    """The text in small letters, with e for é and a comma for a long dash, as far as the vocabulary lacks them."""
+    text = text.lower()
+    unknown = set(tokenizer.unknown_characters(_each_once(text)))
+    return "".join(_replacement(char) if char in unknown else char for char in text)
 
 
-def _in_words(number: str) -> str:
-    return f"{inflect_engine().number_to_words(number.replace(',', ''), andword='').replace(',', '')}"
+def _each_once(text: str) -> str:
+    """The characters of a text, each once: whether a vocabulary has them does not depend on their neighbours."""
+    return "".join(dict.fromkeys(text))
+
+
+def _replacement(char: str) -> str:
+    if char in _PAUSES:
+        return ","
+    if not char.isalpha():
+        return " "
+    return "".join(c for c in unicodedata.normalize("NFKD", char) if not unicodedata.combining(c))
+
+
+def _tidy(text: str) -> str:
+    """The sentence with one space between words and one mark between clauses; empty if it has no word."""
+    tidy = substituted(text, _TIDYING).strip(" ,")
+    if not any(char.isalpha() for char in tidy):
+        return ""
+    tidy = tidy.lstrip(" ,.!?-'") if tidy[0] in ".!?,-" else tidy
+    return tidy if tidy[-1] in _STOPS else f"{tidy}."

@@ -21,17 +21,14 @@ import contextlib
 import functools
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from voxcpm_constants.errors import MissingExtraError
-from voxcpm_runtime.text.number_words import inflect_engine
-
-_Substitution = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
+from voxcpm_runtime.text.number_words import number_name
+from voxcpm_runtime.text.substitutions import Substitution, substituted
 
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
-
-_MOST_DIGITS = 36  # beyond decillions inflect raises
 
 
 def _compatible(found: re.Match[str]) -> str:
@@ -40,7 +37,7 @@ def _compatible(found: re.Match[str]) -> str:
 
 
 # Markdown and HTML, in this order: code is removed first, whatever is in it.
-_MARKUP: tuple[_Substitution, ...] = (
+_MARKUP: tuple[Substitution, ...] = (
     (re.compile(r"```.*?```", re.DOTALL), ""),
     (re.compile(r"`[^`]*`"), ""),
     (re.compile(r"!\[[^]]*]\([^)]+\)"), ""),  # an image
@@ -54,7 +51,7 @@ _EMOJI = (
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F)"
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F|\u200D\p{Extended_Pictographic}?|[\uFE0F\u20E3\U000E0020-\U000E007F])*"
 )
-_TYPOGRAPHY: tuple[_Substitution, ...] = (
+_TYPOGRAPHY: tuple[Substitution, ...] = (
     (re.compile("[“”„‟«»〝〞〟＂]"), '"'),
     (re.compile("[‘’‚‛‹›ʼ´＇]"), "'"),
     (re.compile(r"[−‐‑]|(?<![\dA-Za-z])－(?=\d)"), "-"),
@@ -64,23 +61,23 @@ _TYPOGRAPHY: tuple[_Substitution, ...] = (
     (re.compile(r"\\(?![\w\s])"), ""),
     (re.compile(r"[\s\\]+"), " "),
 )
-_BEFORE_ENGLISH: tuple[_Substitution, ...] = (
+_BEFORE_ENGLISH: tuple[Substitution, ...] = (
     (re.compile(r"(?<=\d)：(?=\d)"), ":"),
     # H₂O, 10⁶, ①: digits that wetext cannot read. A single ² or ³ stays for wetext, which reads square metres.
     (re.compile("[⁰¹²³⁴-⁹]{2,}|[⁰¹⁴-⁹]|[₀-₉]+|[①-⑳⓪❶-❿➀-➓]"), lambda found: f" {_compatible(found)} "),
     (re.compile(" +"), " "),
 )
-_AFTER_ENGLISH: tuple[_Substitution, ...] = (
+_AFTER_ENGLISH: tuple[Substitution, ...] = (
     (re.compile("²"), " squared"),
     (re.compile("³"), " cubed"),
-    (re.compile(r"\d+"), lambda number: _in_words(number[0])),  # what wetext left, such as beside a letter
+    (re.compile(r"\d+"), lambda number: number_name(number[0])),  # what wetext left, such as beside a letter
 )
-_BEFORE_CHINESE: tuple[_Substitution, ...] = (
+_BEFORE_CHINESE: tuple[Substitution, ...] = (
     (re.compile("="), "等于"),  # otherwise wetext reads 550+320=870 wrongly
     (re.compile(r"(?<=[a-zA-Z0-9])-(?=\d)"), " - "),  # otherwise x-2 is x and minus two
 )
 _ASCII = r"[\x00-\x1f!-\x7f]"
-_AFTER_CHINESE: tuple[_Substitution, ...] = (
+_AFTER_CHINESE: tuple[Substitution, ...] = (
     (re.compile(rf"(?<!{_ASCII}) | (?!{_ASCII})"), ""),  # spaces stay only between two Latin words
     (re.compile("²"), "平方"),
     (re.compile("³"), "立方"),
@@ -97,20 +94,14 @@ def normalized(text: str) -> str:
 
     Empty if nothing is left, such as for a text of emoji. Raises MissingExtraError if the extra `normalize` is missing.
     """
-    plain = emoji_pattern().sub("", _substituted(text, _MARKUP).strip())
+    plain = emoji_pattern().sub("", substituted(text, _MARKUP).strip())
     language, before, after = (
         ("zh", _BEFORE_CHINESE, _AFTER_CHINESE)
         if _CHINESE.search(text)
         else ("en", _BEFORE_ENGLISH, _AFTER_ENGLISH)
     )
-    plain = _substituted(_substituted(plain, _TYPOGRAPHY), before).strip()
-    return _substituted(_read(plain, language), after)
-
-
-def _substituted(text: str, substitutions: tuple[_Substitution, ...]) -> str:
-    for pattern, replacement in substitutions:
-        text = pattern.sub(replacement, text)
-    return text
+    plain = substituted(substituted(plain, _TYPOGRAPHY), before).strip()
+    return substituted(_read(plain, language), after)
 
 
 def _read(text: str, language: str) -> str:
@@ -133,13 +124,7 @@ def _read(text: str, language: str) -> str:
 
 def _plain(word: str) -> str:
     """The word without compatibility characters: ㎏ as kg, ² in words."""
-    return unicodedata.normalize("NFKC", _substituted(word, _AFTER_ENGLISH[:2]))
-
-
-def _in_words(number: str) -> str:
-    """The number in words; digit by digit if it is too large for inflect to name."""
-    words = inflect_engine().number_to_words
-    return str(words(number)) if len(number) <= _MOST_DIGITS else " ".join(words(digit) for digit in number)
+    return unicodedata.normalize("NFKC", substituted(word, _AFTER_ENGLISH[:2]))
 
 
 @functools.cache

@@ -11,6 +11,8 @@ import re
 import unicodedata
 from typing import NamedTuple
 
+from voxcpm_runtime.text.substitutions import word_set
+
 _DOTS = ".．"
 _ELLIPSIS = "…"
 # These end a sentence before white space, or before a Chinese or Japanese character.
@@ -55,22 +57,18 @@ _ENUMERATION = re.compile(r"\W*(?:\d{1,3}|[A-Za-z]|[ivxIVX]+)")
 _LIST_MARKER = re.compile(r"[-*•–—]|#{1,6}|\d{1,3}[.)]?")
 
 
-def _words(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
 # Words before a dot. Those in lower case also match with a capital.
-_NEVER_LAST = _words("cf dr e.g eg i.e ie mr mrs ms messrs prof viz vs")
-_NOT_BEFORE_NUMBERS = _words("art ed ex min max n° no nos nr par")
+_NEVER_LAST = word_set("cf dr e.g eg i.e ie mr mrs ms messrs prof viz vs")
+_NOT_BEFORE_NUMBERS = word_set("art ed ex min max n° no nos nr par")
 # These end a sentence only if one of _FIRST_WORDS follows. The same is true of initials and other letters with dots.
-_DOUBTFUL = _words("""
+_DOUBTFUL = word_set("""
     adm brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle pres pvt rep rev sen sgt sr supt
     ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb lbs oz
     al approx ca ch chap cit eds eq eqs est etc fig figs misc p pg pp ref sec tel trans vol vols
     Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Mon Tue Tues Wed Thu Thur Thurs Fri Sat Sun
 """)
 # Function words. None of them is a name, so a capital means that a sentence begins.
-_FIRST_WORDS = _words("""
+_FIRST_WORDS = word_set("""
     a an the this that these those my your his her its our their some any no every each all both many most such
     i he she we they you it there here what which who whom whose when where why how
     is are was were be do does did has have had can could should would must
@@ -78,6 +76,11 @@ _FIRST_WORDS = _words("""
     between through about against among and but or nor so yet because although though however then still also
     again now later today yesterday tomorrow perhaps maybe please let not only just once
     i'm i've i'd i'll he's she's it's we're they're you're that's there's let's what's who's don't didn't
+""")
+# Those of them that more often continue a sentence than begin one, where sentences begin in lower case.
+_GOING_ON_IN_LOWER_CASE = word_set("""
+    and or nor of in on at by for from with to into over under between through about against among as than
+    is are was were be do does did has have had can could should would must also
 """)
 
 
@@ -272,7 +275,7 @@ class SentenceCutter:
             return False
         if found[0] == first and not whole:
             return None
-        begins = first[0].isupper() or self._capital is False
+        begins = first[0].isupper() or (self._capital is False and found[0] not in _GOING_ON_IN_LOWER_CASE)
         return begins and found[0].replace("’", "'").strip("'").lower() in _FIRST_WORDS
 
 
