@@ -97,13 +97,13 @@ def test_a_long_line_is_read_in_time_that_grows_with_its_length(letters: TextTok
     """Ten times the text may take 10 times as long; quadratic rules would take 100 times."""
     spelled("5 km", letters)
     taken = []
-    for length in (3_000, 30_000):
+    for length in (1_000, 10_000):
         started = time.process_time()
         spelled(f"so {piece * (length // len(piece))}", letters)
         taken.append(time.process_time() - started)
 
     assert taken[1] < max(30 * taken[0], 0.5)
-    assert taken[1] < 6
+    assert taken[1] < 2
 
 
 def test_the_library_is_imported_when_the_first_number_is_read() -> None:

@@ -11,17 +11,20 @@ from voxcpm_runtime.text.substitutions import Substitution, any_of, word_set
 
 _PHRASES = {
     "24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty fifty", "w/o": "without", "w/": "with",
-    "c/o": "care of", "n/a": "en ay", "N/A": "en ay", "'n'": "and", "AT&T": "ay tee and tee", "C++": "see plus plus",
+    "c/o": "care of", "n/a": "en ay", "N/A": "en ay", "'n'": "and", "AT&T": "ay tee and tee", "A/B": "ay bee",
+    "C++": "see plus plus",
     "C#": "see sharp", "F#": "eff sharp", "a.k.a.": "also known as", "p.s.": "pee ess", "e.g.": "for example",
     "e.g": "for example", "i.e.": "that is", "i.e": "that is", "etc.": "et cetera", "etc": "et cetera",
     "et al.": "et al", "vs.": "versus", "vs": "versus", "cf.": "compare", "viz.": "namely", "approx.": "approximately",
     "Ph.D.": "pee aitch dee", "Ph.D": "pee aitch dee", "Ph.Ds": "pee aitch dees", "PhD": "pee aitch dee",
     "PhDs": "pee aitch dees", "est.": "established", "dept.": "department", "Dept.": "department",
     "govt.": "government",
-    "misc.": "miscellaneous", "min.": "minimum", "max.": "maximum", "incl.": "including", "tel.": "telephone",
+    "ed.": "edition", "misc.": "miscellaneous", "min.": "minimum", "max.": "maximum", "incl.": "including",
+    "tel.": "telephone",
     "Inc.": "incorporated", "Ltd.": "limited", "Corp.": "corporation", "Co.": "company", "Bros.": "brothers",
     "Assn.": "association", "Univ.": "university", "Jr.": "junior", "Sr.": "senior", "Esq.": "esquire",
-    "Ave.": "avenue", "Blvd.": "boulevard", "Rd.": "road", "Hwy.": "highway", "Bldg.": "building",
+    "tsp.": "teaspoon", "tbsp.": "tablespoon", "Ave.": "avenue", "Blvd.": "boulevard", "Rd.": "road",
+    "Hwy.": "highway", "Bldg.": "building",
 }  # fmt: skip
 """What is read in one way wherever it stands."""
 _TITLES = {
@@ -122,7 +125,12 @@ ABBREVIATIONS: tuple[Substitution, ...] = tuple(
 ROMAN_NUMERALS: tuple[Substitution, ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (rf"(?i)\b(?P<before>{_NUMBERED})\s(?P<numeral>[ivxlc]{{1,8}})\b(?!')", _numbered),
+        (rf"(?i)\b(?P<before>{_NUMBERED})\s(?P<numeral>[ivxlc]{{2,8}})\b(?!')", _numbered),
+        # One letter is a numeral after a capital only: Part I, but the part I like.
+        (
+            rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[IVX])\b(?!')",
+            _numbered,
+        ),
         (r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)", _numbered),
         (rf"\b(?P<before>{_MONARCHS})\s(?P<numeral>[IVX]{{2,6}}|[VX])\b", _reign),
         (r"\b(?P<before>[A-Z][a-z]+)\s(?P<numeral>[IVX]{2,6})\b", _numbered),

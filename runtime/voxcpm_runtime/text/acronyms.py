@@ -15,7 +15,7 @@ _RESPELLED = {
 }  # fmt: skip
 """Acronyms that are said neither as they are written nor letter by letter."""
 _AS_WORDS = word_set(
-    """AIDS ANOVA BIOS CAD CAPTCHA COVID DOS FAQ GIF LAN LASER MERS MIDI NAFTA NASA NASDAQ NATO NORAD OPEC OSHA PIN
+    """AIDS ANOVA BIOS CAD CAPTCHA COVID DOS FAQ GIF GNU LAN LASER MERS MIDI NAFTA NASA NASDAQ NATO NORAD OPEC OSHA PIN
     RAM REM ROM SARS SCUBA SIM SONAR SWAT UNESCO UNICEF WAN ZIP"""
 )
 _BY_LETTER = word_set(
@@ -122,7 +122,7 @@ LETTERS_SAID_SINGLY: tuple[Substitution, ...] = (
     # iPhone, eBay
     (re.compile(r"(?<!\w)([ei])(?=[A-Z])"), lambda found: f"{letter_by_letter(found[1])} "),
     # A is an article before a word, and a letter elsewhere.
-    (re.compile(r"(?<=\w )A(?=[^\w\s'-]|\s*$)"), "ay"),
+    (re.compile(r"(?<![\w'])A(?=-[a-z]|[^\w\s'-]|\s*$)"), "ay"),
     (re.compile(r"(?<![\w'])[B-HJ-Zb-hj-z](?!\w|'[a-rt-z])"), lambda found: letter_by_letter(found[0])),
     (re.compile(r"(?<![\w'])[b-df-hj-np-tv-xz]{2,5}(?![\w'])"), _without_vowels),
 )

@@ -50,9 +50,9 @@ def _piece(piece: str) -> str:
 
 
 def _of_match(found: re.Match[str]) -> str:
-    # A mark at the end is the sentence's, not the address's.
+    # A mark at the end is the sentence's, not the address's; a slash there is not said.
     address = found["address"].rstrip(".,?:-")
-    return f" {_said(address)} {found['address'][len(address) :]}"
+    return f" {_said(address.rstrip('/'))} {found['address'][len(address) :]}"
 
 
 def _tag(found: re.Match[str]) -> str:

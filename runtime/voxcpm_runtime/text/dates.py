@@ -21,7 +21,7 @@ _DAYS = {
 _MONTH = rf"(?P<month>{any_of(_MONTHS)}|(?:{'|'.join(_MONTH_OF)}|Sept)\b\.?)"
 _DAY = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>1\d{3}|20\d\d)(?![\d,]*\d|\.\d|[%°€£])"
-_MERIDIEM = r"(?P<meridiem>[AaPp])(?:\.[Mm]\.|[Mm]\b\.?)"
+_MERIDIEM = r"(?P<meridiem>[AaPp])\.?[Mm]\b\.?"
 _HOUR, _MINUTE = r"(?P<hour>[01]?\d|2[0-4])", r"(?P<minute>[0-5]\d)"
 _FIRST_YEAR = 1010
 """The first number that is read as a year; those before it are said like other numbers."""

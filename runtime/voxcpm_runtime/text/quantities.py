@@ -11,7 +11,7 @@ from voxcpm_runtime.text.substitutions import Substitution, any_of, word_set
 from voxcpm_runtime.text.units import ATTACHED_UNITS, CURRENCIES, SCALES, UNITS
 
 # Lengths are bounded, so that a long line of digits is searched in linear time.
-_NUMBER = r"\d[\d,]{0,40}(?<!,)(?:\.\d{1,40})?|\.\d{1,40}"
+_NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40}"
 _SIGN = r"(?:(?<![\w.)])[-−])"
 _AMOUNT = rf"(?:(?P<least>{_NUMBER})\s?[–-]\s?)?(?P<number>{_NUMBER})"
 _ARTICLE = r"(?P<article>\b[Aa]n?\s)?"
@@ -137,6 +137,7 @@ QUANTITIES: tuple[Substitution, ...] = tuple(
         (r"(?<=\b[Cc]all )\d{3}\b|(?<=\b[Dd]ial )\d{3}\b", lambda found: digit_names(found[0])),
         (r"(?<![\w.])(?P<number>\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)", _parts("dot", digit_names)),
         # Money.
+        (r"(?<=[\d%kmMbn])\s?[–-]\s?(?=[$£€¥]\d)|(?<=\d%)\s?[–-]\s?(?=\d)", " to "),
         (
             rf"{_ARTICLE}(?P<sign>{_SIGN})?{_SYMBOL}\s?(?:(?P<least>{_NUMBER})\s?[–-]\s?(?P=currency)?)?(?P<number>{_NUMBER}){_SCALE}",
             _money,
@@ -151,7 +152,7 @@ QUANTITIES: tuple[Substitution, ...] = tuple(
             ),
         ),
         (
-            rf"{_ARTICLE}(?P<sign>{_SIGN})?(?<![\w.,^/])(?!\d+B\s[A-Z]){_AMOUNT}(?P<dash>-|\s)?(?P<unit>{_MEASURE})(?![\w'^])",
+            rf"{_ARTICLE}(?P<sign>{_SIGN})?(?<![\w.,^/])(?!\d+B\s[A-Z]){_AMOUNT}(?P<dash>-|\s)?(?P<unit>{_MEASURE})(?![\w'^])(?:\.(?=\s+[a-z]))?",
             _measure,
         ),
         (rf"(?<=[a-z])/(?={any_of(_PER)}\b)", " per "),
@@ -186,7 +187,7 @@ NUMBERS: tuple[Substitution, ...] = tuple(
         (r"(?<=\d) [-−] (?=\d)", " minus "),
         (r"(?<![\w.)])[-−](?=\.?\d)", "minus "),
         (r"(?<=\d):(?=\d)", " to "),
-        (r"(?<![\w.,])(\d[\d,]*)(?:st|nd|rd|th|ST|ND|RD|TH)\b", lambda found: ordinal(found[1])),
+        (r"(?<![\w.,])(\d[\d,]{0,40})(?:st|nd|rd|th|ST|ND|RD|TH)\b", lambda found: ordinal(found[1])),
         # COVID-19, F-16, R2-D2, USB-C
         (r"(?<=[A-Z])-(?=[\dA-Z])|(?<=\d)-(?=[A-Z])", " "),
         (r"(?<![\w.,])(?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])[A-Za-z\d]+(?!\w)", _mixed),
