@@ -15,7 +15,6 @@ import pytest
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP
-from voxcpm_runtime.backends import compiled_packages
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
@@ -216,7 +215,7 @@ def test_a_cache_that_cannot_be_written_is_still_read(
     def read_only(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(compiled_packages, "FileLock", read_only)
+    monkeypatch.setattr("filelock.FileLock", read_only)
     load()
 
     assert len(core_ml.events("compile")) == 1

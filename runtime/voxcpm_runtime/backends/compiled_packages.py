@@ -14,8 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock
-
 from voxcpm_constants.errors import os_reason
 from voxcpm_constants.macos import macos
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
@@ -126,6 +124,8 @@ def _unfinished(entry: Path) -> Path:
 @contextlib.contextmanager
 def _locked(root: Path, name: str) -> Iterator[None]:
     """One process at a time for each name. Raises OSError where the lock cannot be had."""
+    from filelock import FileLock  # takes time to import, and only a Mac needs it here
+
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f"{name}{LOCK}", timeout=LOCK_SECONDS):
         yield

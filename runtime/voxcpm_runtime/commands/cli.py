@@ -13,8 +13,8 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points, version
+from typing import Annotated, Any
 
 import typer
 
@@ -88,19 +88,22 @@ def missing_extra(command: str, module: str, extra: str) -> MissingExtraError:
 
 
 def build_app(chosen: str | None) -> typer.Typer:
-    """An app with all commands, of which only `chosen` is imported; the others are listed."""
+    """An app with the command `chosen` alone, or with a list of all commands if there is none of that name."""
     known = commands()
     # Panels are for a command's groups of options. The plain list of commands comes in half the time without them.
     style: dict[str, Any] = {} if chosen in known else {"rich_markup_mode": None}
     app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.", **style)
     # With a callback, the usage line has the command's name even if there is only one command.
-    app.callback()(_no_options)
-    for name, entry in known.items():
-        command: Any = entry.load() if name == chosen else _no_options
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name, short_help=None if name == chosen else _summary(entry))(command)
+    app.callback()(_program)
+    if chosen not in known:
+        for name, entry in known.items():
+            app.command(name, short_help=_summary(entry))(_no_options)
+        return app
+    command: Any = known[chosen].load()
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=chosen)
+    else:
+        app.command(chosen)(command)
     return app
 
 
@@ -122,6 +125,24 @@ def _run(arguments: list[str]) -> int:
 
 
 def _no_options() -> None:
+    pass
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"{PROGRAM} {version(PROGRAM)}")
+        raise typer.Exit
+
+
+def _program(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", help="Print the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     pass
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
-
-from rich.console import Console
-from rich.markup import escape
 
 from voxcpm_runtime.speech.progress import Progress
 
@@ -16,9 +14,13 @@ Notes = Callable[[str], None]
 @contextlib.contextmanager
 def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
     """Show a line on standard error, which the yielded function changes; nothing if that is no terminal."""
-    if not shown:
+    if not shown or not sys.stderr.isatty():
         yield lambda _: None
         return
+    # Takes time to import, which a command in a script need not wait for.
+    from rich.console import Console
+    from rich.markup import escape
+
     with Console(stderr=True).status(escape(message)) as status:
         yield lambda text: status.update(escape(text))
 
