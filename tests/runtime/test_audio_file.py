@@ -233,7 +233,9 @@ def test_the_same_audio_gives_the_same_bytes(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing/out.wav", "the folder .* does not exist"),
+        ("a file/out.wav", "a file is not a folder"),
+        ("a file/new/out.wav", "a file is not a folder"),
+        ("dangling/new/out.wav", "dangling is not a folder"),
         ("out.txt", "expected a name that ends in .wav"),
         ("out", "no ending"),
         ("folder.wav", "it is a folder"),
@@ -241,6 +243,8 @@ def test_the_same_audio_gives_the_same_bytes(tmp_path):
 )
 def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):
     (tmp_path / "folder.wav").mkdir()
+    (tmp_path / "a file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
 
     with pytest.raises(InputError, match=message):
         check_output_path(tmp_path / name)
@@ -252,8 +256,20 @@ def test_a_folder_without_permission_is_known_before(tmp_path):
     try:
         with pytest.raises(InputError, match="cannot be written"):
             check_output_path(tmp_path / "out.wav")
+        with pytest.raises(InputError, match="cannot be written"):
+            check_output_path(tmp_path / "new" / "out.wav")
     finally:
         tmp_path.chmod(0o700)
+
+
+def test_folders_that_are_missing_are_made_with_the_file_and_not_by_the_check(tmp_path):
+    path = tmp_path / "new" / "folder" / "out.wav"
+    check_output_path(path)
+    assert not list(tmp_path.iterdir())
+
+    write_audio(path, sine(RATE), RATE)
+
+    assert soundfile.info(path).samplerate == RATE
 
 
 def test_the_check_leaves_nothing_and_keeps_what_was_there(tmp_path):

@@ -102,7 +102,7 @@ def noise_file(folder):
         (["--text", "a", "--max-len", "many"], "--max-len"),
         (["--text", "a", "--seed", "-1"], "seed must be"),
         (["--text", "a", "--precision", "fp32"], "it has fp16, int8"),
-        (["--text", "a", "--output", "nowhere/out.wav"], "does not exist"),
+        (["--text", "a", "--output", "/dev/null/new/out.wav"], "/dev/null is not a folder"),
         (["--text", "a", "--output", "out.txt"], "expected a name that ends in"),
         (["--text", "a", "--nonsense"], "--nonsense"),
         (damaged, "missing from the bundle"),

@@ -99,15 +99,19 @@ def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> 
 
 
 def check_output_path(path: str | Path) -> Path:
-    """The path with ~ expanded. Raises InputError if no audio file can be written there, by a test file."""
+    """The path with ~ expanded. Raises InputError if no audio file can be written there, by a test file.
+
+    Folders that are missing are not made yet; the test file stands in the nearest folder that is there.
+    """
     path = _expanded(path)
     _format(path)
     if path.is_dir():
         raise InputError(f"{path}: expected the path of an audio file to write, but it is a folder")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: cannot be written, the folder {path.parent} does not exist")
+    nearest = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    if not nearest.is_dir():
+        raise InputError(f"{path}: cannot be written, because {nearest} is not a folder; choose another path")
     try:
-        with whole_file(path, keep=False) as file:
+        with whole_file(nearest / path.name, keep=False) as file:
             file.write(b"")
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError("it exists and is read-only")
@@ -119,7 +123,8 @@ def check_output_path(path: str | Path) -> Path:
 def write_audio(path: str | Path, audio: Audio, sample_rate: int) -> int:
     """Write mono audio (samples,) in the format of the path's extension; samples outside [-1, 1] are clipped.
 
-    WAV and the other lossless formats hold 16-bit samples. The file appears when it is complete. For a codec that does
+    WAV and the other lossless formats hold 16-bit samples. Folders that are missing are made. The file appears when it
+    is complete. For a codec that does
     not take `sample_rate`, audio is resampled to the next higher rate. Returns the number of clipped samples. Raises
     InputError if the file cannot be written, and for NaN or infinite samples.
     """
@@ -131,6 +136,7 @@ def write_audio(path: str | Path, audio: Audio, sample_rate: int) -> int:
         audio, sample_rate = resample(audio, sample_rate, wanted), wanted
     samples = pcm16(audio) if form.subtype == "PCM_16" else np.clip(audio, -1.0, 1.0)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
             soundfile.write(file, samples, sample_rate, format=form.container, subtype=form.subtype)
     except OSError as error:

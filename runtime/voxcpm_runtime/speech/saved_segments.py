@@ -60,7 +60,7 @@ class SavedSegments:
         try:
             if not self._is_same:
                 self.discard()
-                self.folder.mkdir()
+                self.folder.mkdir(parents=True)
                 with whole_file(self.folder / _PLAN) as file:
                     file.write(json.dumps({"digest": self._digest, "seed": self.seed}).encode())
                 self._is_same = True
