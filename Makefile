@@ -9,7 +9,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c con
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint types test test-fast test-slow demo clean
+.PHONY: help venv lint types test test-fast test-slow test-wheel wheel demo clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -41,10 +41,27 @@ test: lint types  ## lint, types and tests: about five minutes on two cores
 	@$(BIN)/python -m pytest $(WORKERS)
 
 test-fast: lint types  ## as test, but nothing that converts or runs torch: about a minute
-	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not converts"
+	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not wheel and not converts"
 
 test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 	@$(BIN)/python -m pytest -m slow
+
+# The bundle is made anew each time. Speaking with it once leaves its lowered graphs in a cache, from which they move into
+# the bundle: so the wheel's first command off the Mac need not lower them.
+wheel: $(STAMP)  ## dist/*.whl with the built-in voice's int8 bundle: it speaks without PyTorch
+	@rm -rf build/bundle build/cache dist/*.whl
+	@mkdir -p build
+	@echo "Converting the built-in voice"
+	@$(BIN)/python -c 'from pathlib import Path; from voxcpm_conversion.default_bundle import make_default_bundle; \
+	  make_default_bundle(Path("build/bundle"), ("int8",))'
+	@VOXCPM_COREML_CACHE=build/cache $(BIN)/voxcpm-coreml generate build/bundle --backend portable --seed 0 \
+	  --text "hello." -o build/hello.wav
+	@mv build/cache/lowered build/bundle/
+	@VOXCPM_COREML_WHEEL_BUNDLE=build/bundle $(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps -w dist .
+	@ls -l dist/*.whl
+
+test-wheel: wheel  ## install that wheel into an environment of its own and speak, offline: a minute or two
+	@$(BIN)/python -m pytest -m wheel
 
 demo: $(STAMP)  ## convert, validate and speak: WAV and picture in demo/; make demo TEXT="what to say"
 	@$(BIN)/python -m voxcpm_validation.demo --output demo/ $(if $(TEXT),--text "$(TEXT)")

@@ -178,13 +178,13 @@ def some_packages(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> C
 @pytest.fixture(scope="session")
 def default_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """A user's cache directory that holds the built-in voice's bundle, in fp32 too."""
-    from voxcpm_conversion import default_bundle
+    from voxcpm_conversion.default_bundle import make_default_bundle
+    from voxcpm_runtime.bundle.default import cached_folder, maker
 
     def make(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("VOXCPM_COREML_CACHE", str(folder))
-            patched.setattr(default_bundle, "PRECISIONS", ("fp16", "int8", "fp32"))
-            default_bundle.default_bundle()
+            make_default_bundle(cached_folder(maker()), ("fp16", "int8", "fp32"))
 
     return _once(tmp_path_factory, worker_id, "cache", make)
 

@@ -17,7 +17,6 @@ import pytest
 import soundfile
 import typer
 
-import voxcpm_conversion.default_bundle
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import BASE_LM_STEP, StepModel, StepSizes, TensorSpec, declare_step_models
 from voxcpm_conversion.synthetic_presets import presets
@@ -261,7 +260,7 @@ def workplace(
     (tmp_path / "lines.jsonl").write_text("\n".join(shown), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VOXCPM_COREML_VOICES", str(tmp_path / "voices"))
-    monkeypatch.setattr(voxcpm_conversion.default_bundle, "default_bundle", lambda: tiny_bundle)
+    monkeypatch.setattr("voxcpm_runtime.bundle.opening.default_bundle", lambda: tiny_bundle)
     open_bundle = VoxCPM.from_bundle.__func__
 
     def from_bundle(cls: type[VoxCPM], *arguments: Any, **named: Any) -> VoxCPM:

@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import soundfile
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.speech_profile import SpeechProfile
-from voxcpm_conversion import default_bundle
-from voxcpm_runtime.bundle.default import default_bundle as found
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
+from voxcpm_runtime.bundle import default
+from voxcpm_runtime.bundle.default import cached_folder, default_bundle, maker
+from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands.cli import main
+
+WEIGHTS = "int8/locdit_step.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
+
+
+@pytest.fixture
+def _cache(tmp_path, monkeypatch, default_cache):
+    """A copy of the user's cache with the built-in voice's bundle, to be damaged."""
+    folder = tmp_path / "cache"
+    shutil.copytree(default_cache, folder)
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def copied(monkeypatch, default_cache):
+    """The conversion's place is taken by a copy of the whole bundle; the list has the folders that were asked for."""
+    (whole,) = default_cache.glob("bundles/*/manifest.json")
+    asked: list[Path] = []
+
+    def make(folder: Path) -> None:
+        asked.append(folder)
+        shutil.copytree(whole.parent, folder)
+
+    monkeypatch.setattr("voxcpm_conversion.default_bundle.make_default_bundle", make)
+    return asked
 
 
 def test_generate_speaks_without_a_bundle(tmp_path, monkeypatch, capsys, default_cache):
@@ -27,35 +57,110 @@ def test_generate_speaks_without_a_bundle(tmp_path, monkeypatch, capsys, default
 
     assert soundfile.info(output).duration > 0.3
     assert "seed 1" in capsys.readouterr().out
-    assert found() == default_bundle.default_bundle()
-    assert found().parent == default_cache / "bundles"
-    speech = SpeechProfile.beside(default_bundle.DEFAULT_CHECKPOINT)
+    assert default_bundle().parent == default_cache / "bundles"
+    speech = SpeechProfile.beside(DEFAULT_CHECKPOINT)
     assert speech is not None
-    assert Manifest.read(found()).speech == speech
+    assert Manifest.read(default_bundle()).speech == speech
 
 
-def test_a_bundle_that_is_there_needs_no_pytorch(tmp_path, monkeypatch):
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
-    folder = tmp_path / "bundles" / default_bundle.bundle_name()
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text("{}")
+@pytest.mark.usefixtures("_cache")
+def test_speaking_with_a_bundle_that_is_there_imports_neither_conversion_nor_pytorch(tmp_path):
     program = (
-        "import sys; from voxcpm_runtime.bundle.default import default_bundle; "
-        "print(default_bundle(), 'torch' in sys.modules)"
+        "import sys; from voxcpm_runtime.commands.cli import main; "
+        "code = main(['generate', '--text', 'hello', '--quiet', '-o', 'speech.wav']); "
+        "print(code, [name for name in ('torch', 'coremltools', 'voxcpm_conversion') if name in sys.modules])"
     )
+    ran = [
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
+        )
+        for _ in range(2)  # the first one lowers the step models, with coremltools
+    ]
+    assert ran[1].stdout == "0 []\n"
 
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
-    assert ran.stdout == f"{folder} False\n"
+def test_the_first_call_makes_the_bundle_where_the_next_ones_find_it(tmp_path, monkeypatch, copied):
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
+    assert default_bundle() == default_bundle() == cached_folder(maker())
+    assert len(copied) == 1
+    # Of what was made only the bundle and its lock are left.
+    assert sorted(path.suffix for path in (tmp_path / "bundles").iterdir()) == ["", ".lock"]
 
 
-def test_without_the_conversion_extra_the_error_says_what_to_install(monkeypatch):
-    def without_torch():
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / WEIGHTS).unlink(),
+        lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1]),
+        lambda folder: (folder / WEIGHTS).write_bytes(bytes((folder / WEIGHTS).stat().st_size)),
+        lambda folder: (folder / "manifest.json").write_text("{"),
+    ],
+    ids=["missing", "truncated", "altered", "manifest"],
+)
+@pytest.mark.usefixtures("_cache")
+def test_a_damaged_bundle_is_made_again_and_one_line_says_so(copied, tmp_path, capsys, damage):
+    folder = default_bundle()
+    assert not copied
+    damage(folder)
+    output = tmp_path / "speech.wav"
+
+    assert main(["generate", "--text", "hello", "-o", str(output), "--seed", "1"]) == 0
+
+    assert output.is_file()
+    warned = capsys.readouterr().err
+    assert re.fullmatch(r"warning: the built-in voice's bundle is damaged and is made again \(.*\)\n", warned)
+    assert len(copied) == 1
+    assert main(["generate", "--text", "hello", "-o", str(output), "--seed", "1"]) == 0
+    assert len(copied) == 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("_cache")
+def test_a_damaged_bundle_stays_until_another_one_is_whole(monkeypatch):
+    folder = default_bundle()
+    (folder / WEIGHTS).unlink()
+
+    def without_torch(_: Path) -> None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-    monkeypatch.setattr(default_bundle, "default_bundle", without_torch)
-    with pytest.raises(InputError, match=r"needs torch: name a bundle, or .*voxcpm-coreml\[convert\]"):
-        found()
+    monkeypatch.setattr("voxcpm_conversion.default_bundle.make_default_bundle", without_torch)
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(InputError, match="needs torch"):
+        open_bundle(None)
+    assert (folder / "manifest.json").is_file()
+
+
+@pytest.mark.usefixtures("_cache")
+def test_a_bundle_that_was_named_is_never_replaced(copied):
+    folder = default_bundle()
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(BundleError, match="missing from the bundle"):
+        open_bundle(folder)
+    assert not copied
+
+
+@pytest.mark.usefixtures("_cache")
+def test_a_bundle_in_the_package_comes_first_and_is_not_repaired(copied, monkeypatch, tmp_path):
+    packaged = tmp_path / "site-packages" / "default_bundle"
+    shutil.copytree(default_bundle(), packaged)
+    monkeypatch.setattr(default, "PACKAGED", packaged)
+    assert open_bundle(None).folder == packaged
+
+    (packaged / WEIGHTS).unlink()
+    with pytest.raises(BundleError, match=r"missing from the bundle.*install it again: pip install --force"):
+        open_bundle(None)
+    assert not copied
+
+
+def test_without_the_conversion_extra_the_error_says_what_to_install(monkeypatch, tmp_path):
+    def without_torch(_: Path) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
+    monkeypatch.setattr("voxcpm_conversion.default_bundle.make_default_bundle", without_torch)
+    with pytest.raises(
+        InputError, match=r"needs torch: name a bundle, .*make wheel.*voxcpm-coreml\[convert\]"
+    ):
+        default_bundle()
 
 
 def test_an_installation_without_a_default_says_so(monkeypatch):
@@ -63,4 +168,4 @@ def test_an_installation_without_a_default_says_so(monkeypatch):
         "voxcpm_runtime.bundle.default.entry_points", lambda group: importlib.metadata.EntryPoints()
     )
     with pytest.raises(InputError, match="no built-in voice; name a bundle"):
-        found()
+        default_bundle()

@@ -22,7 +22,7 @@ from voxcpm_constants.manifest import (
     check_files,
 )
 from voxcpm_constants.step_models import PRECISIONS, Precision, declare_step_models
-from voxcpm_runtime.bundle.default import default_bundle
+from voxcpm_runtime.bundle.default import default_bundle, repaired_default_bundle
 from voxcpm_runtime.bundle.verified_files import check_digests
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
@@ -55,13 +55,23 @@ class Bundle:
 def open_bundle(path: str | Path | None, precision: str | None = None, *, verify: bool = False) -> Bundle:
     """Open a bundle from a folder or from the hub (`organisation/name`); None opens the default bundle.
 
+    A default bundle that is damaged is made again, with a warning.
+
     Sizes and digests of the precision's files are compared with the manifest; a file is hashed again only if it has
     changed since. verify: hash every file of every precision now.
 
     Raises BundleError, naming the file, for a file that is missing, truncated, altered or of a newer schema, and
     InputError for a precision that the bundle lacks.
     """
-    folder = locate_bundle(path, precision)
+    try:
+        return _opened(locate_bundle(path, precision), precision, verify=verify)
+    except BundleError as error:
+        if path is not None:
+            raise
+        return _opened(repaired_default_bundle(error), precision, verify=verify)
+
+
+def _opened(folder: Path, precision: str | None, *, verify: bool) -> Bundle:
     manifest = Manifest.read(folder)
     _check_declaration(folder, manifest)
     chosen = choose_precision(folder, manifest, precision)

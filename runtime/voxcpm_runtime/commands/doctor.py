@@ -16,7 +16,6 @@ from voxcpm_constants.user_folders import CACHE_VARIABLE
 from voxcpm_runtime.backends.compute_units import PORTABLE
 from voxcpm_runtime.backends.measured_units import save_measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.commands.engine import located
 from voxcpm_runtime.commands.shared_arguments import BundleArgument
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.doctor.anonymous import anonymous
@@ -47,7 +46,7 @@ def doctor(
     if not units_here(backend):
         _show_machine(console, this_machine(), as_json=as_json)
         raise InputError(NO_BACKEND)
-    opened = open_bundle(located(bundle, precision, shown=not as_json), precision)
+    opened = open_bundle(bundle, precision)
     with status_line("the test vectors …", shown=not as_json) as note:
         report = examine(opened, backend, limit=timeout, begun=lambda name, unit: note(f"{name} on {unit} …"))
     saved = _saved(opened, report)

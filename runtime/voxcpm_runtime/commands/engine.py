@@ -11,17 +11,20 @@ from voxcpm_runtime.commands.shared_arguments import Engine
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.voxcpm import VoxCPM
 
+_CONVERTING = "the built-in voice (converted when first used) …"
+
 
 def located(bundle: str | None, precision: str | None, *, shown: bool) -> Path:
     """The bundle's folder; the built-in voice is converted when it is first used. Raises BundleError and InputError."""
-    with status_line("the built-in voice (converted when first used) …", shown=shown and bundle is None):
+    with status_line(_CONVERTING, shown=shown and bundle is None):
         return locate_bundle(bundle, precision)
 
 
 def opened(bundle: str | None, engine: Engine, *, shown: bool) -> Bundle:
     """The open bundle, without its step models. Raises BundleError and InputError."""
     check_engine(engine.backend, engine.threads, engine.units())
-    return open_bundle(located(bundle, engine.precision, shown=shown), engine.precision, verify=engine.verify)
+    with status_line(_CONVERTING, shown=shown and bundle is None):
+        return open_bundle(bundle, engine.precision, verify=engine.verify)
 
 
 def loading_text(engine: Engine) -> str:

@@ -4,7 +4,8 @@ An entry holds the graph without its large weights: a few hundred kilobytes, in 
 
     magic (8 bytes) │ sha256 of the rest (32) │ header length (8, little-endian) │ header (JSON) │ ONNX graph
 
-A damaged entry is rebuilt. Entries are in the user's cache folder (`voxcpm_constants.user_folders`).
+A damaged entry is rebuilt. Entries are in the user's cache folder (`voxcpm_constants.user_folders`). A bundle may carry
+its own in a folder `lowered`, as that of `make wheel` does; it is never written here.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .package import MODEL_FILE, WEIGHT_FILE, map_weights
 # Part of every key: raise it when the same package would lower to another graph.
 LOWERING_VERSION = 7
 
+FOLDER = "lowered"
 MAGIC = b"VOXLOW01"
 LENGTH = struct.Struct("<Q")
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -38,19 +40,18 @@ def load_lowered(
     mode: Mode = "plain",
     probe: bool = False,
 ) -> Lowered:
-    """The lowered function of a package, from the cache or lowered now and cached.
+    """The lowered function of a package, from its bundle, from the cache, or lowered now and cached.
 
     `cache_key` identifies the package's content (such as a digest from a manifest); without it the content is hashed.
     If the cache cannot be written, nothing is raised. Raises what `lowering.lower` raises.
     """
     content = cache_key or content_key(package)
-    entry = (
-        cache_folder("lowered")
-        / f"{_digest(f'{LOWERING_VERSION}|{function}|{mode}|{probe}|{content}')}.lowered"
-    )
-    lowered = read_entry(entry)
-    if lowered is not None and lowered.weight_file_size == _weight_file_size(package):
-        return lowered
+    name = f"{_digest(f'{LOWERING_VERSION}|{function}|{mode}|{probe}|{content}')}.lowered"
+    entry = cache_folder(FOLDER) / name
+    for place in (package.absolute().parents[1] / FOLDER / name, entry):
+        lowered = read_entry(place)
+        if lowered is not None and lowered.weight_file_size == _weight_file_size(package):
+            return lowered
     from .lowering import lower  # imports onnx and coremltools: only when there is something to lower
 
     lowered = lower(package, function, mode, probe)
