@@ -11,6 +11,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
@@ -18,10 +19,10 @@ from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, PRECISIONS, SIZ
 from voxcpm_runtime.audio.files import write_audio
 from voxcpm_runtime.speech.results import Speech
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.listening.recognition import Recogniser
+from voxcpm_validation.listening.recognition import Recogniser, word_errors
 from voxcpm_validation.validate import validate_bundle
 
-_SENTENCE = "the river runs slowly to the sea."
+_TEXT = "the river runs slowly to the sea. she sells fresh bread in the market. we walked home in the rain."
 _MEL_BANDS = 80
 
 
@@ -29,7 +30,7 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder for the bundle, the speech and its picture.")] = Path(
         "demo"
     ),
-    text: Annotated[str, typer.Option(help="Text to speak.")] = _SENTENCE,
+    text: Annotated[str, typer.Option(help="Text to speak.")] = _TEXT,
     seed: Annotated[int, typer.Option(help="Seed of the noise.", min=0)] = 0,
 ) -> None:
     """Convert the built-in voice, validate the bundle, and speak."""
@@ -56,7 +57,7 @@ def demo(
     for line in report.failures():
         console.print(f"   below its floor: {line}")
     console.print(f"   all figures: {output / 'validation.md'}")
-    console.print(f"[bold]3. Speaking[/bold] “{text}”")
+    console.print("[bold]3. Speaking[/bold]", f"“{escape(text)}”")
     speech = VoxCPM.from_bundle(bundle).speak(text, seed=seed)
     write_audio(output / "speech.wav", speech.audio, speech.sample_rate)
     draw(speech, output / "speech.png")
@@ -64,7 +65,20 @@ def demo(
         f"   {output / 'speech.wav'}: {speech.audio_seconds:.1f} s in {speech.elapsed_seconds:.1f} s "
         f"(real-time factor {speech.real_time_factor:.2f}); picture: {output / 'speech.png'}"
     )
-    console.print(f"   A recogniser hears: “{Recogniser().transcribe(speech.audio, speech.sample_rate)}”")
+    for line in heard_lines(text, speech):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def heard_lines(text: str, speech: Speech) -> list[str]:
+    """Lines with what was asked and what a recogniser hears, and the word error rate; one line without the extra."""
+    try:
+        recogniser = Recogniser()
+        heard = recogniser.transcribe(speech.audio, speech.sample_rate)
+        errors = word_errors([text], [heard])
+    except ModuleNotFoundError as error:
+        return [f'   not heard by a recogniser: {error.name} is missing; pip install "voxcpm-coreml[listen]"']
+    rate = f"word error rate {100 * errors.rate:.0f} % ({errors.errors} of {errors.words} words)"
+    return [f"   asked: {text}", f"   heard: {heard}", f"   {rate}, by Whisper tiny.en"]
 
 
 def draw(speech: Speech, path: Path) -> None:
