@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,8 @@ class EndToEnd(BaseModel):
     waveform: Agreement
     teacher_forced_worst: float
     """Lowest correlation of any patch when all patches before it are upstream's."""
+    teacher_forced_median: float
+    """Median correlation of these patches."""
 
 
 @contextmanager
@@ -80,18 +82,20 @@ def cases(
     seed: int,
     prompt_wav: Path | None = None,
     prompt_text: str | None = None,
+    speak: Callable[[Case], Spoken] | None = None,
 ) -> Iterator[list[Case]]:
     """A context with the cases that `model`'s generation supports; `patches` of each are generated.
 
     Always zero-shot and continuation. Without `prompt_wav`, the prompt is upstream's own zero-shot speech of `text`;
-    its transcript is `prompt_text`, or else `text`. VoxCPM2 also has voice design, a reference voice with and without
-    a style, and a reference voice together with a prompt; the prompt's audio is the reference.
+    its transcript is `prompt_text`, or else `text`. `speak` gives that speech if it was spoken before. VoxCPM2 also has
+    voice design, a reference voice with and without a style, and a reference voice together with a prompt; the
+    prompt's audio is the reference.
     """
     zero_shot = Case("zero-shot", text, seed, patches=patches)
     with tempfile.TemporaryDirectory() as folder:
         if prompt_wav is None:
             prompt_wav, prompt_text = Path(folder) / "prompt.wav", prompt_text or text
-            prompt = speak_upstream(model, zero_shot)
+            prompt = speak(zero_shot) if speak else speak_upstream(model, zero_shot)
             soundfile.write(prompt_wav, prompt.audio, int(model.sample_rate), subtype="FLOAT")
         spoken = [zero_shot, Case("continuation", text, seed + 1, prompt_wav, prompt_text, patches)]
         if traits_of(model).takes_reference:
@@ -104,7 +108,7 @@ def cases(
                 Case("style control", styled, seed + 5, **reference),
             ]
         # If the caller drops upstream's model, this context must not hold it in memory.
-        del model
+        del model, speak
         yield spoken
 
 
@@ -148,6 +152,10 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
         fed.limit,
         teacher=list(upstream.latents),
     )
+    matching = [
+        agreement(patch.latents, given).correlation
+        for patch, given in zip(forced, upstream.latents, strict=False)
+    ]
     return EndToEnd(
         case=case.name,
         precision=tts.bundle.precision,
@@ -155,8 +163,6 @@ def compare_speech(tts: VoxCPM, case: Case, upstream: Spoken) -> EndToEnd:
         upstream_patches=len(upstream.latents),
         free_running_latents=agreement(speech.latents[:shared], upstream.latents[:shared]),
         waveform=agreement(speech.audio[:samples], upstream.audio[:samples]),
-        teacher_forced_worst=min(
-            agreement(patch.latents, given).correlation
-            for patch, given in zip(forced, upstream.latents, strict=False)
-        ),
+        teacher_forced_worst=min(matching),
+        teacher_forced_median=float(np.median(matching)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from voxcpm_runtime.text.letters import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import EndToEnd, cases, compare_speech, speak_upstream
 from voxcpm_validation.reference import DEFAULT_TEXT, RecordedCall, record_reference
-from voxcpm_validation.report import Report
+from voxcpm_validation.report import Report, below_floors
+from voxcpm_validation.sensitivity import DISTURBANCES, Sensitivity, measure_sensitivity
 from voxcpm_validation.step_agreement import Arithmetic, StepAgreement, measure_step
 from voxcpm_validation.upstream import load_upstream
 
@@ -69,22 +71,33 @@ def validate_bundle(
         model, manifest.architecture, manifest.sizes, text=text, patches=patches, seed=seed
     )
     spoken: list[EndToEnd] = []
+    # The zero-shot case is the prompt of the others, too.
+    speak = cache(partial(speak_upstream, model))
     with cases(
-        model, text, patches=patches, seed=seed, prompt_wav=prompt_wav, prompt_text=transcript
+        model, text, patches=patches, seed=seed, prompt_wav=prompt_wav, prompt_text=transcript, speak=speak
     ) as utterances:
-        expected = [speak_upstream(model, case) for case in utterances]
+        expected = [speak(case) for case in utterances]
         # The bundle's models need the memory that upstream uses: VoxCPM2 would need more than 22 GB for both.
-        del model
+        del model, speak
         steps = _measure_steps(folder, manifest, chosen, reference, report)
         for precision in chosen:
             tts = VoxCPM.from_bundle(folder, precision=precision, backend=backend)
             for case, upstream in zip(utterances, expected, strict=True):
                 report(f"{case.name} {precision}")
                 spoken.append(compare_speech(tts, case, upstream))
+            del tts
+        drifting = [p for p in DISTURBANCES if any(below_floors(s) for s in spoken if s.precision == p)]
+        sensitivity: tuple[Sensitivity, ...] = ()
+        if drifting:
+            # Only here: steady checkpoints need not wait for it.
+            report("upstream, disturbed")
+            model = load_upstream(source.folder, max_length=manifest.sizes.kv_length, lora=source.lora)
+            sensitivity = tuple(measure_sensitivity(model, p, utterances, expected) for p in drifting)
     return Report(
         bundle=str(bundle),
         checkpoint=_described(manifest.source),
         tools={name: version(name) for name in _TOOLS},
+        sensitivity=sensitivity,
         steps=steps,
         end_to_end=tuple(spoken),
     )
