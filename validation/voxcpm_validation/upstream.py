@@ -187,6 +187,7 @@ def upstream_generate(
     prompt_wav: str | Path | None = None,
     prompt_text: str | None = None,
     reference_wav: str | Path | None = None,
+    prompt_cache: dict[str, Any] | None = None,
     min_len: int = 2,
     max_len: int = 2000,
     inference_timesteps: int = 10,
@@ -194,13 +195,14 @@ def upstream_generate(
 ) -> tuple[Floats, Floats]:
     """Speak with upstream's public methods, `build_prompt_cache` and `generate_with_prompt_cache`, without retries.
 
+    prompt_cache: a prompt as upstream's `merge_prompt_cache` makes it, instead of recordings.
     Returns the audio (samples,) at the model's output rate, and the generated latents (patches, patch_size, feat_dim)
     without the prompt's. Upstream generates at most 6 patches for each text token + 10, whatever `max_len` is. After a
     prompt of one patch, VoxCPM 0.5B and 1.5 cut two patches of context from the audio although they put in only one:
     the audio then lacks the first generated patch, but the latents contain it.
     Raises InputError for a reference voice on VoxCPM 0.5B and 1.5.
     """
-    cache = _prompt_cache(model, prompt_wav, prompt_text, reference_wav)
+    cache = prompt_cache or build_prompt_cache(model, prompt_wav, prompt_text, reference_wav)
     with recorded_noise(rng), _quiet():
         audio, _, features = model.generate_with_prompt_cache(
             text,
@@ -214,9 +216,16 @@ def upstream_generate(
     return audio.to(torch.float32).numpy().reshape(-1), latents.reshape(-1, model.patch_size, model.feat_dim)
 
 
-def _prompt_cache(
-    model: Any, prompt_wav: str | Path | None, prompt_text: str | None, reference_wav: str | Path | None
+def build_prompt_cache(
+    model: Any,
+    prompt_wav: str | Path | None = None,
+    prompt_text: str | None = None,
+    reference_wav: str | Path | None = None,
 ) -> dict[str, Any] | None:
+    """Upstream's cache of a prompt and a reference, read as the runtime reads audio; None without either.
+
+    Raises InputError for a reference voice on VoxCPM 0.5B and 1.5.
+    """
     sources: dict[str, str] = {}
     if prompt_wav is not None:
         sources |= {"prompt_wav_path": str(prompt_wav), "prompt_text": prompt_text or ""}

@@ -6,82 +6,153 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import TypeAdapter
+from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_runtime.bundle.opening import locate_bundle
 
 if TYPE_CHECKING:
-    from voxcpm_validation.listening.scores import Scores
-
-HEADER = (
-    "system", "case", "WER", "length", "within 15 %", "longest", "cut ends", "likeness", "others'", "right voice",
-)  # fmt: skip
+    from voxcpm_validation.listening.parts import Report
 
 
 def listen(
     bundle: Annotated[
         str | None, typer.Argument(help="Bundle of an English voice. Default: the built-in voice.")
     ] = None,
+    prose: Annotated[
+        bool, typer.Option("--prose", help="Read prose of three kinds, zero-shot and in a voice.")
+    ] = False,
+    short_texts: Annotated[
+        bool, typer.Option("--short-texts", help="Read 20 texts of one or two words.")
+    ] = False,
+    narration: Annotated[
+        bool, typer.Option("--narration", help="Narrate a story, and measure it minute by minute.")
+    ] = False,
+    short_sentences: Annotated[
+        bool,
+        typer.Option("--short-sentences", help="Read 50 sentences; what is read if no part is chosen."),
+    ] = False,
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            help="The bundle's checkpoint, to test upstream's PyTorch code too, with the same noise."
+            help="The bundle's checkpoint, to test upstream's PyTorch code too, with the same noise "
+            "(except for the narration)."
         ),
     ] = None,
     precision: Annotated[
         list[str] | None,
-        typer.Option(help="Precision to test; repeat for several. Default: all that the bundle has."),
+        typer.Option(help="Precision to test; repeat for several, or `none`. Default: all of the bundle's."),
     ] = None,
     sentences: Annotated[
-        int | None, typer.Option(help="Number of sentences, from the first. Default: all.", min=1)
+        int | None, typer.Option(help="Number of short sentences, from the first. Default: all.", min=1)
     ] = None,
+    words: Annotated[
+        int | None, typer.Option(help="Words of each kind of prose. Default: all, about 760.", min=1)
+    ] = None,
+    upstream_words: Annotated[
+        int | None, typer.Option(help="The same for upstream, which is slower. Default: as --words.", min=1)
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Length of the narration in minutes.", min=1, max=30)] = 30,
     seed: Annotated[
-        int, typer.Option(help="Seed of the first sentence; each next one has the next seed.", min=0)
+        int, typer.Option(help="Seed of a part's first text; each next one has the next seed.", min=0)
     ] = 0,
+    recogniser: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a Whisper in CTranslate2's form. Default: Whisper tiny.en."),
+    ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Folder to write listening.json into, with all transcripts.")
+        Path | None,
+        typer.Option(help="Folder to write listening.json, with all transcripts, and plots into."),
+    ] = None,
+    saved: Annotated[
+        list[Path] | None,
+        typer.Option(help="A saved listening.json to show beside what is measured; repeat for several."),
     ] = None,
 ) -> None:
-    """Test speech with a recogniser: word error rate, length, cut ends and likeness of voice, over unseen sentences."""
+    """Test speech with a recogniser: word errors, length, what is cut or repeated, likeness, pace and loudness."""
     # The recogniser and PyTorch: `--help` works without the extra.
+    from voxcpm_validation.listening.parts import PARTS, Report
+    from voxcpm_validation.listening.plots import write_plots
+    from voxcpm_validation.listening.tables import tables
+
+    asked = {
+        "sentences": short_sentences,
+        "prose": prose,
+        "short_texts": short_texts,
+        "narration": narration,
+    }
+    parts = [part for part in PARTS if asked[part]] or ([] if saved else ["sentences"])
+    console = Console(stderr=True)
+    measured = sum((_read(path) for path in saved or []), Report())
+    if parts:
+        measured += _measured(
+            bundle,
+            checkpoint,
+            precision,
+            parts,
+            extents=[(sentences, words, minutes), (sentences, upstream_words or words, minutes)],
+            seed=seed,
+            recogniser=recogniser,
+            console=console,
+        )
+    for table in tables(measured):
+        Console().print(table)
+    if report is not None:
+        report.mkdir(parents=True, exist_ok=True)
+        (report / "listening.json").write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        for path in (report / "listening.json", *write_plots(measured, report)):
+            console.print(f"written: {path}")
+
+
+def _measured(
+    bundle: str | None,
+    checkpoint: str | None,
+    precision: list[str] | None,
+    parts: list[str],
+    *,
+    extents: list[tuple[int | None, int | None, float]],
+    seed: int,
+    recogniser: Path | None,
+    console: Console,
+) -> Report:
     from voxcpm_validation.listening.material import material
-    from voxcpm_validation.listening.scores import Scores, listen
-    from voxcpm_validation.listening.speakers import bundle_speaker, upstream_speaker
+    from voxcpm_validation.listening.parts import Ears, Extent, Report, listen
+    from voxcpm_validation.listening.speakers import bundle_speaker, natural_seconds, upstream_speaker
 
     folder = locate_bundle(bundle)
     available = Manifest.read(folder).precisions
-    asked = precision or list(available)
+    asked = [p for p in precision or available if p != "none"]
     if unknown := [p for p in asked if p not in available]:
         raise InputError(f"--precision {unknown[0]}: the bundle has {', '.join(available)}")
-    speakers = {} if checkpoint is None else {"upstream fp32": upstream_speaker(checkpoint)}
-    speakers |= {f"bundle {p}": bundle_speaker(folder, p) for p in asked}
-    console = Console(stderr=True)
+    of_bundle, of_upstream = (Extent(*extent) for extent in extents)
+    ears = Ears.of(material(), recogniser)
+    natural = natural_seconds(folder)
+    result = Report()
     with console.status("") as status:
-        scores = listen(speakers, material(sentences), seed=seed, report=status.update)
-    table = Table(*HEADER)
-    for score in scores:
-        table.add_row(*_row(score))
-    Console().print(table)
-    if report is not None:
-        report.mkdir(parents=True, exist_ok=True)
-        (report / "listening.json").write_bytes(TypeAdapter(list[Scores]).dump_json(scores, indent=1) + b"\n")
-        console.print(f"written: {report / 'listening.json'}")
+        if checkpoint is not None:
+            short = [part for part in parts if part != "narration"]
+            speak = upstream_speaker(checkpoint, folder)
+            result += listen(
+                "upstream fp32", speak, short, ears=ears, extent=of_upstream, natural=natural, seed=seed,
+                report=status.update,
+            )  # fmt: skip
+        for p in asked:
+            result += listen(
+                f"bundle {p}", bundle_speaker(folder, p), parts, ears=ears, extent=of_bundle, natural=natural,
+                seed=seed, report=status.update,
+            )  # fmt: skip
+    return result
 
 
-def _row(score: Scores) -> tuple[str, ...]:
-    likeness = (score.similarity, score.other_similarity)
-    return (
-        score.system,
-        score.case,
-        f"{score.word_error_rate:.1%}",
-        f"{score.length_ratio:.2f}",
-        f"{score.within_natural:.0%}",
-        f"{score.longest_ratio:.2f}",
-        str(score.cut_ends),
-        *("" if value is None else f"{value:.2f}" for value in likeness),
-        "" if score.right_voice is None else f"{score.right_voice:.0%}",
-    )
+def _read(path: Path) -> Report:
+    from voxcpm_validation.listening.parts import Report
+
+    try:
+        return Report.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"{path}: expected a listening.json of this version of `listen` ({reason})"
+        ) from None

