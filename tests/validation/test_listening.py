@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_validation.listening.hearing import HeardSegment, Reading, SaidSegment, speech_level
 from voxcpm_validation.listening.material import (
     PROSE_KINDS,
@@ -25,18 +26,19 @@ from voxcpm_validation.listening.prose_scores import median_pace, prose_scores, 
 from voxcpm_validation.listening.recognition import Recogniser, is_repeated, lost_words, word_errors
 from voxcpm_validation.listening.short_text_scores import is_understood
 from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
-from voxcpm_validation.listening.speakers import bundle_speaker
+from voxcpm_validation.listening.speakers import bundle_speaker, upstream_speaker
 from voxcpm_validation.listening.tables import COLUMNS, tables
 
-# What the built-in voice must reach in the sample that every test run measures; see docs/measurements.md for all figures.
-SAMPLE = Extent(sentences=6, words=25)
+# What the built-in voice must not exceed in the sample of each test run: twelve sentences and the beginning of each text.
+# All figures are in docs/measurements.md.
+SAMPLE = Extent(sentences=4, words=8)
 BOUNDS = {
     "word errors of sentences": 0.15,
     "word errors of prose": 0.40,
     "longest sentence over natural": 1.5,
-    "longest segment of prose over natural": 3.0,
-    "sentences cut": 0,
-    "sentences in the right voice": 0.8,
+    "longest segment of prose over natural": 2.0,
+    "cut ends of sentences": 0,
+    "sentences in another voice": 0.25,
 }
 
 
@@ -124,7 +126,7 @@ def test_prose_scores_find_what_is_long_cut_and_repeated():
 
 def test_narration_scores_follow_pace_level_and_voice_through_the_minutes():
     """Six segments of 10 s a minute, each minute with fewer words and quieter; the last one in another voice."""
-    words = "one two three four five six seven eight nine ten".split()
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     segments = [
         heard(
             said := " ".join(words[minute:]),
@@ -234,7 +236,9 @@ def test_saved_reports_are_shown_together_and_drawn(small_report: Report, tmp_pa
     app = typer.Typer()
     app.command()(command)
 
-    result = CliRunner().invoke(app, ["--saved", str(path), "--saved", str(path), "--report", str(tmp_path / "both")])
+    result = CliRunner().invoke(
+        app, ["--saved", str(path), "--saved", str(path), "--report", str(tmp_path / "both")]
+    )
 
     assert result.exit_code == 0, result.output
     both = json.loads((tmp_path / "both" / "listening.json").read_text())
@@ -245,17 +249,43 @@ def test_saved_reports_are_shown_together_and_drawn(small_report: Report, tmp_pa
         drawn, write_plots(Report.model_validate(both), tmp_path / "again"), strict=True))  # fmt: skip
 
 
+def test_upstream_reads_a_page_in_the_runtimes_segments_and_voice(
+    speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With the same noise, and each later segment as a continuation of the first, as the runtime speaks it."""
+    monkeypatch.setattr("voxcpm_runtime.speech.plan.longest_segment", lambda *_, **__: 24)
+    text = "the cat sat on a mat. a dog came in from the rain."
+
+    ours = bundle_speaker(speaking_bundle, "fp32")(text, None, 3)
+    theirs = upstream_speaker(DEFAULT_CHECKPOINT, speaking_bundle)(text, None, 3)
+
+    assert [segment.said for segment in theirs.segments] == [segment.said for segment in ours.segments]
+    assert len(ours.segments) >= 2
+    for own, other in zip(ours.segments, theirs.segments, strict=True):
+        count = min(len(own.audio), len(other.audio), ours.sample_rate)
+        assert np.corrcoef(own.audio[:count], other.audio[:count])[0, 1] > 0.9
+
+
 def test_the_built_in_voice_is_understood(speaking_bundle: Path, ears: Ears, record_property: object):
     speak = bundle_speaker(speaking_bundle, "int8")
 
     report = listen("int8", speak, ["sentences", "prose"], ears=ears, extent=SAMPLE)
 
     record_property("report", report.model_dump_json())
-    for score in report.sentences:
-        assert score.word_error_rate <= BOUNDS["word errors of sentences"], score
-        assert score.longest_ratio is None or score.longest_ratio <= BOUNDS["longest sentence over natural"]
-        assert score.cut_ends <= BOUNDS["sentences cut"]
-        assert score.right_voice is None or score.right_voice >= BOUNDS["sentences in the right voice"]
-    for prose_score in (score for score in report.prose if score.kind == "all"):
-        assert prose_score.word_error_rate <= BOUNDS["word errors of prose"], prose_score
-        assert prose_score.longest_ratio <= BOUNDS["longest segment of prose over natural"]
+    sentences = [segment for score in report.sentences for segment in score.heard]
+    prose_read = [score for score in report.prose if score.kind == "all"]
+    segments = [segment.heard for score in prose_read for segment in score.segments]
+    found = {
+        "word errors of sentences": _word_error_rate(sentences),
+        "word errors of prose": _word_error_rate(segments),
+        "longest sentence over natural": max(score.longest_ratio or 0 for score in report.sentences),
+        "longest segment of prose over natural": max(score.longest_ratio for score in prose_read),
+        "cut ends of sentences": sum(score.cut_ends for score in report.sentences),
+        "sentences in another voice": max(1 - (score.right_voice or 1) for score in report.sentences),
+    }
+    assert found.keys() == BOUNDS.keys()
+    assert {name: value for name, value in found.items() if value > BOUNDS[name]} == {}, report
+
+
+def _word_error_rate(segments: list[HeardSegment]) -> float:
+    return word_errors([s.said for s in segments], [s.heard for s in segments]).rate

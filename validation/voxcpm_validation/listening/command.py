@@ -16,6 +16,8 @@ from voxcpm_runtime.bundle.opening import locate_bundle
 if TYPE_CHECKING:
     from voxcpm_validation.listening.parts import Report
 
+_WIDTH = 132
+
 
 def listen(
     bundle: Annotated[
@@ -97,8 +99,11 @@ def listen(
             recogniser=recogniser,
             console=console,
         )
+    output = Console()
+    if not output.is_terminal:
+        output.width = max(output.width, _WIDTH)
     for table in tables(measured):
-        Console().print(table)
+        output.print(table)
     if report is not None:
         report.mkdir(parents=True, exist_ok=True)
         (report / "listening.json").write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from rich import box
 from rich.table import Table
 
 from voxcpm_validation.listening.parts import Report
@@ -38,51 +39,46 @@ def _db(value: float) -> str:
     return f"{value:.1f} dB"
 
 
-def _pairs(value: tuple[tuple[str, str], ...]) -> str:
-    return "; ".join(f"{said} → {heard}" for said, heard in value)
-
-
-_WHO = (Column("system", "system"), Column("case", "case"))
+_CASE = Column("case", "case")
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "sentences": (
-        *_WHO,
+        _CASE,
         Column("WER", "word_error_rate", _percent),
         Column("length", "length_ratio", _two),
         Column("within 15 %", "within_natural", _share),
         Column("longest", "longest_ratio", _two),
         Column("cut ends", "cut_ends"),
-        Column("tried again", "tried_again"),
+        Column("again", "tried_again"),
         Column("likeness", "similarity", _two),
         Column("others'", "other_similarity", _two),
         Column("right voice", "right_voice", _share),
     ),
     "prose": (
-        *_WHO,
+        _CASE,
         Column("text", "kind"),
         Column("words", "words"),
         Column("WER", "word_error_rate", _percent),
-        Column("as written", "written_word_error_rate", _percent),
+        Column("written", "written_word_error_rate", _percent),
         Column("length", "length_ratio", _two),
         Column("longest", "longest_ratio", _two),
         Column("> 1.4", "long"),
         Column("untried", "long_untried"),
         Column("cut", "cut"),
         Column("repeated", "repeated"),
-        Column("tried again", "tried_again"),
+        Column("again", "tried_again"),
         Column("reported", "suspicious"),
-        Column("words/min", "words_per_minute", _whole),
+        Column("w/min", "words_per_minute", _whole),
         Column("likeness", "similarity", _two),
     ),
     "short_texts": (
-        *_WHO,
+        _CASE,
         Column("texts", "texts"),
         Column("understood", "understood"),
-        Column("tried again", "tried_again"),
+        Column("again", "tried_again"),
         Column("longest, s", "longest_seconds", _two),
-        Column("misunderstood", "misunderstood", _pairs),
     ),
     "narration": (
-        *_WHO,
+        _CASE,
         Column("minutes", "minutes", lambda minutes: str(len(minutes))),
         Column("words", "words"),
         Column("WER", "word_error_rate", _percent),
@@ -91,13 +87,13 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("level drift", "level_drift", _db),
         Column("level spread", "level_spread", _db),
         Column("least likeness", "least_similarity", _two),
-        Column("tried again", "tried_again"),
+        Column("again", "tried_again"),
         Column("reported", "suspicious"),
     ),
     "minutes": (
         Column("minute", "minute"),
         Column("WER", "word_error_rate", _percent),
-        Column("words/min", "words_per_minute", _whole),
+        Column("w/min", "words_per_minute", _whole),
         Column("level", "level", _db),
         Column("likeness", "similarity", _two),
     ),
@@ -106,16 +102,20 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
 
 
 def tables(report: Report) -> Iterator[Table]:
-    """A table of each part that was measured, and one of the minutes of each narration."""
+    """A table of each part of each system that was measured, and one of the minutes of each narration."""
     for part in Report.model_fields:
-        if rows := getattr(report, part):
-            yield _table(part, part.replace("_", " "), rows)
+        scores = getattr(report, part)
+        for system in dict.fromkeys(score.system for score in scores):
+            title = f"{part.replace('_', ' ')}, {system}"
+            yield _table(part, title, [score for score in scores if score.system == system])
     for score in report.narration:
-        yield _table("minutes", f"{score.system}, minute by minute", score.minutes)
+        yield _table("minutes", f"minute by minute, {score.system}", score.minutes)
 
 
-def _table(columns: str, title: str, rows: tuple[Any, ...]) -> Table:
-    table = Table(*(column.heading for column in COLUMNS[columns]), title=title, title_justify="left")
+def _table(columns: str, title: str, rows: Sequence[Any]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in COLUMNS[columns]:
+        table.add_column(column.heading, no_wrap=column is _CASE)
     for row in rows:
         values = ((column, getattr(row, column.field)) for column in COLUMNS[columns])
         table.add_row(*("" if value is None else column.shown(value) for column, value in values))
