@@ -29,7 +29,7 @@ from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
 from voxcpm_validation.listening.speakers import bundle_speaker, upstream_speaker
 from voxcpm_validation.listening.tables import COLUMNS, tables
 
-# What the built-in voice must not exceed in the sample of each test run: twelve sentences and the beginning of each text.
+# What the built-in voice must not exceed in the sample of a test run: twelve sentences and the beginning of each text.
 # All figures are in docs/measurements.md.
 SAMPLE = Extent(sentences=4, words=8)
 BOUNDS = {
@@ -186,7 +186,7 @@ def test_scores_tell_a_runaway_a_cut_end_and_another_voice(ears: Ears):
     prompts = {voice.name: prompt_clip(voice) for voice in ears.voices}
     female, male = (voice for voice in ears.voices if voice.continued and not voice.unheard)
 
-    def speak(text, voice, seed, seconds=None):
+    def speak(text, voice, seed, _=None):
         """A recording of the other voice that stops abruptly and, for the second sentence, is far too long."""
         audio, rate = prompts[male.name if voice is female else female.name]
         repeated = np.tile(audio, 5 if seed == 1 else 1)
