@@ -24,6 +24,7 @@ from voxcpm_validation.listening.parts import PARTS, Ears, Extent, Report, liste
 from voxcpm_validation.listening.plots import write_plots
 from voxcpm_validation.listening.prose_scores import median_pace, prose_scores, prose_segments
 from voxcpm_validation.listening.recognition import Recogniser, is_repeated, lost_words, word_errors
+from voxcpm_validation.listening.scores import sentence_scores
 from voxcpm_validation.listening.short_text_scores import is_understood
 from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
 from voxcpm_validation.listening.speakers import bundle_speaker, upstream_speaker
@@ -202,6 +203,16 @@ def test_scores_tell_a_runaway_a_cut_end_and_another_voice(ears: Ears):
     assert swapped.right_voice == 0
     assert swapped.similarity < swapped.other_similarity
     assert scores["zero-shot"].right_voice is None
+
+
+def test_a_voice_whose_natural_lengths_are_unknown_has_no_length_scores():
+    voice = material().voices[0].model_copy(update={"natural_seconds": (), "unheard": True})
+    gallery = {voice.name: np.array([1.0, 0.0]), "other": np.array([0.0, 1.0])}
+
+    scores = sentence_scores("s", "continuation", [heard("one", "One.")], voice, [voice], gallery)
+
+    assert (scores.length_ratio, scores.runaways) == (None, None)
+    assert (scores.similarity, scores.right_voice) == (1, 1)
 
 
 @pytest.fixture(scope="module")

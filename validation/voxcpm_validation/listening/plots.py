@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from voxcpm_validation.listening.narration_scores import Minute
 from voxcpm_validation.listening.parts import Report
 from voxcpm_validation.listening.prose_scores import LONG, SHORT
 from voxcpm_validation.listening.recognition import word_errors
 
-_PANELS = (
+_PANELS: tuple[tuple[str, Callable[[Minute], float]], ...] = (
     ("word errors, %", lambda minute: 100 * minute.word_error_rate),
     ("words a minute", lambda minute: minute.words_per_minute),
     ("level, dB", lambda minute: minute.level),
