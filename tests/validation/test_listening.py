@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -280,7 +281,9 @@ def test_upstream_reads_a_page_in_the_runtimes_segments_and_voice(
 def test_the_built_in_voice_is_understood(speaking_bundle: Path, ears: Ears, record_property: object):
     speak = bundle_speaker(speaking_bundle, "int8")
 
-    report = listen("int8", speak, ["sentences", "prose"], ears=ears, extent=SAMPLE)
+    # Prose is read zero-shot only: in a voice as well, it would take as long again.
+    report = listen("int8", speak, ["sentences"], ears=ears, extent=SAMPLE)
+    report += listen("int8", speak, ["prose"], ears=replace(ears, voices=()), extent=SAMPLE)
 
     record_property("report", report.model_dump_json())
     sentences = [segment for score in report.sentences for segment in score.heard]
