@@ -11,7 +11,7 @@ from pathlib import Path
 from voxcpm_constants.step_models import Precision, StepSizes
 
 DEFAULT_CHECKPOINT = Path(__file__).with_name("default_checkpoint")
-SIZES = StepSizes(kv_length=512)
+SIZES = StepSizes(kv_length=1024)
 PRECISIONS: tuple[Precision, ...] = ("fp16", "int8")
 
 

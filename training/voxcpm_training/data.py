@@ -35,6 +35,7 @@ from voxcpm_training.voices import (
 SHARD = 256
 """Utterances in a shard."""
 _LONGEST_SECONDS = 22.0
+_SHORT, _SHORT_SHARE = 70, 0.35
 
 
 def shard_path(folder: Path, number: int) -> Path:
@@ -102,7 +103,7 @@ def main() -> None:
     parser.add_argument(
         "--hibari", action="store_true", help="speak the second part with hibari, on processors"
     )
-    parser.add_argument("--split", type=float, default=0.8, help="share of the corpus in Kokoro's part")
+    parser.add_argument("--split", type=float, default=0.4, help="share of the corpus in Kokoro's part")
     parser.add_argument("--shards", type=int, help=f"most shards of {SHARD} texts; default: all of the part")
     parser.add_argument("--shard-size", type=int, default=SHARD)
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
@@ -112,8 +113,17 @@ def main() -> None:
     if not options.hibari and options.kokoro is None:
         parser.error("give --kokoro or --hibari")
     texts = gzip.decompress(options.corpus.read_bytes()).decode().splitlines()
-    shards = [texts[i : i + options.shard_size] for i in range(0, len(texts), options.shard_size)]
-    cut = round(len(shards) * options.split)
+    # A short text takes a GPU about as long as a long one, so Kokoro's part has fewer short ones.
+    chance = np.random.default_rng(options.seed).random(len(texts))
+    rank = np.array([len(text) < _SHORT and p > _SHORT_SHARE for text, p in zip(texts, chance, strict=True)])
+    order = np.argsort(rank, kind="stable")
+    cut = round(len(texts) * options.split) // options.shard_size * options.shard_size
+    order[cut:] = np.random.default_rng(options.seed).permutation(order[cut:])
+    shards = [
+        [texts[int(place)] for place in order[i : i + options.shard_size]]
+        for i in range(0, len(texts), options.shard_size)
+    ]
+    cut //= options.shard_size
     numbered = list(enumerate(shards))[cut:] if options.hibari else list(enumerate(shards))[:cut]
     options.output.mkdir(parents=True, exist_ok=True)
     started, seconds = time.monotonic(), 0.0

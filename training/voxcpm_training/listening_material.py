@@ -1,8 +1,9 @@
-"""Prompts and natural lengths for the listening test, spoken by the synthesizers that the training speech is from.
+"""Prompts and natural lengths for the listening test, spoken by the synthesizer that the training speech is from.
 
-    python -m voxcpm_training.listening_material FOLDER
+    python -m voxcpm_training.listening_material FOLDER --kokoro kokoro
 
-Reads FOLDER/sentences.txt; writes FOLDER/voices.json and a WAV file for each voice.
+Reads FOLDER/sentences.txt; writes a FLAC file for each voice, and its entry in FOLDER/voices.json. Entries of other voices
+stay as they are.
 """
 
 from __future__ import annotations
@@ -16,42 +17,50 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from voxcpm_training.architecture import HOP
-from voxcpm_training.voices import SAMPLE_RATE, Speaker, Synthesizer, recording, synthesizer
+from voxcpm_training.architecture import HOP, SAMPLE_RATE
+from voxcpm_training.voices import KokoroVoices, Speaker, phonemes, recording
 
-# Name, the synthesizer's voice, transcript, and whether the test continues the prompt.
+# Name, Kokoro's voice, transcript, and whether the training left this voice out.
 PROMPTS = (
-    ("female", "hibari", "my sister bought a new pair of shoes for the party.", True),
-    ("male", "rms", "they went in opposite directions after the second meeting.", True),
-    ("female_2", "slt", "nobody knew the way back to the station.", False),
-    ("male_2", "awb", "the weather was colder than we had expected.", False),
-)
+    ("heart", "af_heart", "The ferry leaves at noon, and it takes about an hour to reach the other side of the lake.", False),
+    ("michael", "am_michael", "Nobody had told him that the shop was closed, so he waited at the door until it got dark.", False),
+    ("nova", "af_nova", "We packed the books in boxes, and carried them down to the cellar one after another.", True),
+    ("lewis", "bm_lewis", "If you follow the path behind the church, you will see the old mill on your left.", True),
+)  # fmt: skip
 
 
 def main() -> None:
-    """Write the prompts and voices.json into the folder."""
+    """Write the prompts and their entries in voices.json into the folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
-    sentences = (folder / "sentences.txt").read_text(encoding="utf-8").split("\n")
-    voices = []
-    for name, voice, transcript, continued in PROMPTS:
-        speak = partial(_speak, synthesizer(voice), Speaker(voice, 1.0, 1.0))
-        soundfile.write(folder / f"{name}.wav", speak(transcript), SAMPLE_RATE)
-        voices.append(
-            {
-                "name": name,
-                "audio": f"{name}.wav",
-                "transcript": transcript,
-                "natural_seconds": [round(len(speak(s)) / SAMPLE_RATE, 2) for s in sentences if s],
-                "continued": continued,
-            }
-        )
-    (folder / "voices.json").write_text(json.dumps(voices, indent=1) + "\n", encoding="utf-8")
+    parser.add_argument(
+        "--kokoro", type=Path, required=True, help="folder of part-1.bin …, and of the voices' .bin files"
+    )
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    folder: Path = options.folder
+    kokoro = KokoroVoices(options.kokoro, options.device)
+    sentences = (folder / "sentences.txt").read_text(encoding="utf-8").splitlines()
+    catalogue = folder / "voices.json"
+    entries = {entry["name"]: entry for entry in json.loads(catalogue.read_text(encoding="utf-8"))}
+    for name, voice, transcript, unheard in PROMPTS:
+        speak = partial(_speak, kokoro, Speaker((voice,), 1.0, 1.0, 1.0))
+        soundfile.write(folder / f"{name}.flac", speak(transcript), SAMPLE_RATE)
+        entries[name] = {
+            "name": name,
+            "audio": f"{name}.flac",
+            "transcript": transcript,
+            "natural_seconds": []
+            if unheard
+            else [round(len(speak(s)) / SAMPLE_RATE, 2) for s in sentences if s],
+            "continued": True,
+            "unheard": unheard,
+        }
+    catalogue.write_text(json.dumps(list(entries.values()), indent=1) + "\n", encoding="utf-8")
 
 
-def _speak(synthesis: Synthesizer, speaker: Speaker, text: str) -> npt.NDArray[np.int16]:
-    audio, _ = recording(synthesis, speaker, text, speed=1.0, gain=1.0, hop=HOP, multiple=HOP, seed=0)
+def _speak(kokoro: KokoroVoices, speaker: Speaker, text: str) -> npt.NDArray[np.int16]:
+    audio, _ = recording(kokoro, speaker, phonemes(text), jitter=1.0, gain=1.0, hop=HOP, multiple=HOP, seed=0)
     return audio
 
 

@@ -56,7 +56,7 @@ def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
                     audio=spoken.audio,
                     pause=_PAUSE if spoken.ends_paragraph else 0.0,
                     attempts=spoken.attempts,
-                    suspicious=spoken.too_long,
+                    suspicious=bool(spoken.reason),
                 )
                 for segment, spoken in zip(planned.segments, whole, strict=False)
             ],
