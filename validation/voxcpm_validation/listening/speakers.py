@@ -70,7 +70,7 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
     """A speaker from upstream's model in float32, with the noise that a bundle gets for the same seed.
 
     Upstream has no long texts: it speaks the segments that the runtime would speak with this bundle, each as a
-    continuation of the same prompt, or of its own first segment. One attempt each.
+    continuation of the same prompt, or of its own first segments. One attempt each.
     """
     model = load_upstream(checkpoint)
     opened = open_bundle(bundle)
@@ -84,8 +84,8 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
             words = _said(planned, segment)
             noise = planned.randomness.noise(index, 0)
             audio, latents = upstream_generate(model, words, rng=noise, prompt_cache=cache)
-            if cache is None:
-                cache = model.merge_prompt_cache(None, _as_prompt(planned, words), torch.from_numpy(latents))
+            if segment.anchors:
+                cache = model.merge_prompt_cache(cache, _as_prompt(planned, words), torch.from_numpy(latents))
             pause = _PAUSE if segment.ends_paragraph else 0.0
             said.append(SaidSegment(segment.text, words, audio, pause))
             spoken += len(audio) / rate + pause
@@ -115,5 +115,5 @@ def _as_prompt(planned: Plan, transcript: str) -> str:
 
 def natural_seconds(bundle: str | Path) -> NaturalSeconds | None:
     """The natural length of speech by the bundle's own figures; None if its checkpoint has none."""
-    profile = getattr(Manifest.read(Path(bundle)), "speech", None)
+    profile = Manifest.read(Path(bundle)).speech
     return None if profile is None else profile.expected_seconds
