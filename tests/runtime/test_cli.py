@@ -167,7 +167,7 @@ def test_warnings_are_lines(speaking, network, tmp_path, capsys):
         )
         == 0
     )
-    assert "warning: the speech was cut off after 34 patches" in capsys.readouterr().err
+    assert "warning: segment 1: the speech was cut off after 34 patches" in capsys.readouterr().err
 
 
 COMMAND = '''

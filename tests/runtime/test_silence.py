@@ -87,7 +87,6 @@ def test_the_part_kept_is_upstreams(shape):
 @pytest.mark.parametrize(
     ("name", "alone", "with_silence"),
     [
-        ("female.wav", (0, 39040), (13696, 56960)),
         ("female_2.wav", (0, 36480), (13184, 54912)),
         ("male.wav", (0, 56960), (13696, 75392)),
         ("male_2.wav", (0, 40960), (13696, 58496)),

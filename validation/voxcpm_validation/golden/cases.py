@@ -45,7 +45,7 @@ CASES = (
         text="the old farmer fed his chickens before sunrise, and then he walked slowly down to the river.",
         seed=2,
     ),
-    GoldenCase(name="numbers", text="on may 3 she paid 42 dollars for 7 books.", seed=3, voice="female"),
+    GoldenCase(name="numbers", text="on may 3 she paid 42 dollars for 7 books.", seed=3, voice="heart"),
 )
 
 
