@@ -88,7 +88,7 @@ class AudioVAETraining:
         }  # fmt: skip
         save(folder / CHECKPOINT, everything)
         save(folder / "averaged.pt", averaged)
-        # Sufficient for --start, at a tenth of the size.
+        # Sufficient for --initial, at a tenth of the size.
         judges = {name: tensor.half() for name, tensor in self.judges.state_dict().items()}
         save(folder / "start.pt", {"averaged": averaged, "judges": judges})
 
@@ -167,8 +167,8 @@ def train(options: argparse.Namespace) -> None:
     training, log = AudioVAETraining(options, device), Log(options.output / "log.jsonl")
     torch.manual_seed(options.seed + processes.rank)
     start = options.output / CHECKPOINT
-    if start.exists() or options.start:
-        training.load(start if start.exists() else options.start)
+    if start.exists() or options.initial:
+        training.load(start if start.exists() else options.initial)
     schedule = Schedule(options.steps, options.minutes, training.seconds)
     set_rate(training.optimizer, 0.0)  # the warm-up steps before a capture must not change the weights
     set_rate(training.judges_optimizer, 0.0)
@@ -217,7 +217,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("data", type=Path, help="folder of shards")
     p.add_argument("-o", "--output", type=Path, required=True)
-    p.add_argument("--start", type=Path, help="start.pt of an earlier run, to start from in a new folder")
+    p.add_argument("--initial", type=Path, help="start.pt of an earlier run, to start from in a new folder")
     p.add_argument("--decoder-only", action="store_true")
     p.add_argument("--steps", type=int, default=60_000)
     p.add_argument("--minutes", type=float, help="end after this time, whatever the step")

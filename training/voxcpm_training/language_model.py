@@ -231,8 +231,8 @@ def train(options: argparse.Namespace) -> None:
     start = options.output / CHECKPOINT
     if start.exists():
         training.load(start)
-    elif options.start:
-        training.start_from(options.start)
+    elif options.initial:
+        training.start_from(options.initial)
     log.write(step=training.step, loading=time.monotonic() - began, patches=training.sampler.total_patches)
     schedule = Schedule(options.steps, options.minutes, training.seconds)
     steps: dict[Shape, tuple[StaticBatch, CapturedStep]] = {}
@@ -277,7 +277,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("data", type=Path, help="folder of shards")
     p.add_argument("vae", type=Path, help="the AudioVAE's averaged.pt")
     p.add_argument("-o", "--output", type=Path, required=True)
-    p.add_argument("--start", type=Path, help="averaged.pt of an earlier run, to start from in a new folder")
+    p.add_argument(
+        "--initial", type=Path, help="averaged.pt of an earlier run, to start from in a new folder"
+    )
     p.add_argument("--steps", type=int, default=60_000)
     p.add_argument("--minutes", type=float, help="end after this time, whatever the step")
     p.add_argument("--tokens", type=int, default=12_288, help="positions in a batch")
