@@ -2,9 +2,9 @@
 
 Running prose (the Brown corpus) is the larger part, in utterances of one or several sentences; definitions, examples,
 sayings and dictionaries of computing add words, lists of words add the whole lexicon, and templates add what is read in
-words: numbers, dates, sums of money, addresses, abbreviations that are spelled. Every word must be in hibari's pronunciation
-lexicon, so that no voice guesses a pronunciation. A text that equals a held-out sentence, or shares five consecutive
-words with one, is dropped.
+words: numbers, dates, sums of money, addresses, abbreviations that are spelled. Every word must be in hibari's
+pronunciation lexicon, so that no voice guesses a pronunciation. A text that equals a held-out sentence, or shares five
+consecutive words with one, is dropped.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 
-import inflect
 import numpy as np
+from num2words import num2words
 
 from voxcpm_training.templates import templates
 from voxcpm_training.text import is_speakable, words
@@ -33,32 +33,20 @@ _FORTUNES = (
     "songs-poems", "sports", "startrek", "tao", "wisdom", "work",
 )  # fmt: skip
 _EXPANDED = {
-    "Mr.": "Mister", "Mrs.": "Missus", "Dr.": "Doctor", "St.": "Saint", "etc.": "et cetera", "vs.": "versus", "e.g.": "for example",
-    "i.e.": "that is", "Jr.": "junior", "Gen.": "General", "Gov.": "Governor", "Sen.": "Senator", "Rep.": "Representative",
-    "U.S.": "you ess", "U.N.": "you en", "D.C.": "dee see", "A.M.": "ay em", "P.M.": "pee em", "a.m.": "ay em", "p.m.": "pee em",
-    "esp.": "especially", "approx.": "approximately", "&": "and", "%": "percent", "+": "plus", "=": "equals",
+    "Mr.": "Mister", "Mrs.": "Missus", "Dr.": "Doctor", "St.": "Saint", "etc.": "et cetera", "vs.": "versus",
+    "e.g.": "for example", "i.e.": "that is", "Jr.": "junior", "Gen.": "General", "Gov.": "Governor",
+    "Sen.": "Senator", "Rep.": "Representative", "U.S.": "you ess", "U.N.": "you en", "D.C.": "dee see",
+    "A.M.": "ay em", "P.M.": "pee em", "a.m.": "ay em", "p.m.": "pee em", "esp.": "especially",
+    "approx.": "approximately", "&": "and", "%": "percent", "+": "plus", "=": "equals",
 }  # fmt: skip
-_NUMBER = re.compile(r"\$?\d[\d,]*(?:\.\d+)?(?:st|nd|rd|th)?\b")
+_NUMBER = re.compile(r"\$?\d[\d,]*(?:\.\d+|st|nd|rd|th)?\b")
 _DIGITS = 12  # longer numbers are not read
 _NOT_SPOKEN = re.compile(r"[^A-Za-z' ,.?!-]")
 _CAPITALS = re.compile(r"[A-Z]\w*[A-Z]")  # abbreviations, which a voice may spell or not
 # Single letters, and fragments of abbreviations and split contractions.
-_FRAGMENTS = frozenset("bcdefghjklmnpqrstuvwxyz") | {
-    "st",
-    "mr",
-    "mrs",
-    "ms",
-    "dr",
-    "co",
-    "vs",
-    "etc",
-    "ft",
-    "th",
-    "nd",
-    "rd",
-    "jr",
-}
-_ENGINE = inflect.engine()
+_FRAGMENTS = frozenset("bcdefghjklmnpqrstuvwxyz") | frozenset(
+    ("st", "mr", "mrs", "ms", "dr", "co", "vs", "etc", "ft", "th", "nd", "rd", "jr")
+)
 
 
 def wordnet(folder: Path) -> Iterator[str]:
@@ -130,16 +118,29 @@ def spoken(sentence: str) -> str | None:
 
 
 def in_words(number: str) -> str:
-    """A number in words: 1100 to 2099 as a year, unless it has a comma or a fraction."""
+    """A number in words: 1100 to 1999 and 2010 to 2099 as years, unless they have a comma or a fraction."""
     digits = number.lstrip("$").replace(",", "")
-    if re.fullmatch(r"1[1-9]\d\d|20\d\d", digits) and "," not in number and number[0] != "$":
-        text = _ENGINE.number_to_words(digits, group=2, zero="oh").replace(",", "")
-        text = re.sub(r" (oh oh|zero zero)$", " hundred", text)
-        if digits.startswith("200"):
-            text = _ENGINE.number_to_words(digits, andword="")
+    if digits[-1].isalpha():
+        text = _plain(digits[:-2], "ordinal")
+    elif re.fullmatch(r"1[1-9]\d\d|20[1-9]\d", number):
+        text = f"{_plain(number[:2])} {_half_of_year(number[2:])}"
+    elif "." in digits:
+        whole, fraction = digits.split(".")
+        text = f"{_plain(whole)} point {' '.join(map(_plain, fraction))}"
     else:
-        text = _ENGINE.number_to_words(digits, andword="").replace(",", "")
-    return f"{text} dollars" if number[0] == "$" else str(text)
+        text = _plain(digits)
+    return f"{text} dollars" if number[0] == "$" else text
+
+
+def _half_of_year(digits: str) -> str:
+    if digits == "00":
+        return "hundred"
+    return f"oh {_plain(digits)}" if digits[0] == "0" else _plain(digits)
+
+
+def _plain(digits: str, to: str = "cardinal") -> str:
+    """A whole number in American words: without commas, and without "and" after the hundreds."""
+    return str(num2words(int(digits), to=to)).replace(",", "").replace(" and ", " ")
 
 
 def utterances(

@@ -1,8 +1,8 @@
 """Synthesise the training speech: `python -m voxcpm_training.data corpus.txt.gz --kokoro kokoro -o data`.
 
 The corpus is cut into shards, one .npz file each. A shard appears only when it is complete, and an existing one is not
-made again. The speaker of a text depends only on the seed and the text's position in the corpus. With `--hibari`, a part at
-the corpus's end is spoken by hibari on processors at the same time.
+made again. The speaker of a text depends only on the seed and the text's position in the corpus. With `--hibari`, the
+end of the corpus is spoken by hibari on processors, which may run at the same time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def synthesise(
             samples, labels = recording(
                 synthesizer, SPEAKERS[index], phonemes(written),
                 jitter=float(rng.uniform(0.98, 1.02)),
-                # Each speaker has its own level, within 3 dB, so that the model continues a prompt at the prompt's level.
+                # Each speaker has its own level, within 3 dB: the model learns to continue at the prompt's level.
                 gain=10 ** ((index * 7 % 13 - 6) / 40),
                 hop=HOP, multiple=HOP * PATCH, seed=int(rng.integers(2**31)),
             )  # fmt: skip

@@ -2,8 +2,8 @@
 
     python -m voxcpm_training.listening_material FOLDER --kokoro kokoro
 
-Reads FOLDER/sentences.txt; writes a FLAC file for each voice, and its entry in FOLDER/voices.json. Entries of other voices
-stay as they are.
+Reads FOLDER/sentences.txt; writes a FLAC file for each voice, and its entry in FOLDER/voices.json. Entries of other
+voices stay as they are.
 """
 
 from __future__ import annotations
@@ -22,11 +22,31 @@ from voxcpm_training.voices import KokoroVoices, Speaker, phonemes, recording
 
 # Name, Kokoro's voice, transcript, and whether the training left this voice out.
 PROMPTS = (
-    ("heart", "af_heart", "The ferry leaves at noon, and it takes about an hour to reach the other side of the lake.", False),
-    ("michael", "am_michael", "Nobody had told him that the shop was closed, so he waited at the door until it got dark.", False),
-    ("nova", "af_nova", "We packed the books in boxes, and carried them down to the cellar one after another.", True),
-    ("lewis", "bm_lewis", "If you follow the path behind the church, you will see the old mill on your left.", True),
-)  # fmt: skip
+    (
+        "heart",
+        "af_heart",
+        "The ferry leaves at noon, and it takes about an hour to reach the other side of the lake.",
+        False,
+    ),
+    (
+        "michael",
+        "am_michael",
+        "Nobody had told him that the shop was closed, so he waited at the door until it got dark.",
+        False,
+    ),
+    (
+        "nova",
+        "af_nova",
+        "We packed the books in boxes, and carried them down to the cellar one after another.",
+        True,
+    ),
+    (
+        "lewis",
+        "bm_lewis",
+        "If you follow the path behind the church, you will see the old mill on your left.",
+        True,
+    ),
+)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Training by several processes, one a GPU: `torchrun --nproc-per-node N -m …`. Without torchrun there is one process."""
+"""Training by several processes, one a GPU: `torchrun --nproc-per-node N -m …`. Without torchrun there is one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def of_first(value: float) -> float:
 
 
 def gathered(parts: list[Tensor], width: int, device: torch.device) -> list[Tensor]:
-    """All processes' tensors (rows, width), float32, where process i has those whose place in the result is i modulo world."""
+    """All processes' tensors, each (rows, width), float32; process i gives those at places i, i + world and so on."""
     if world == 1:
         return parts
     counts: list[list[int]] = [[] for _ in range(world)]

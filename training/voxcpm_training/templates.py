@@ -17,8 +17,8 @@ _MONTHS = (
     "December",
 )  # fmt: skip
 _NAMES = (
-    "Anna", "Peter", "Maria", "James", "Linda", "Robert", "Susan", "David", "Helen", "George", "Alice", "Henry", "Laura",
-    "Thomas", "Emily", "Daniel", "Julia", "Frank", "Nancy", "Victor",
+    "Anna", "Peter", "Maria", "James", "Linda", "Robert", "Susan", "David", "Helen", "George", "Alice", "Henry",
+    "Laura", "Thomas", "Emily", "Daniel", "Julia", "Frank", "Nancy", "Victor",
 )  # fmt: skip
 _SURNAMES = (
     "Smith", "Johnson", "Brown", "Miller", "Davis", "Wilson", "Moore", "Taylor", "Anderson", "Harris", "Martin",
@@ -31,17 +31,8 @@ _UNITS = (
     "megahertz", "gigahertz",
 )  # fmt: skip
 _SITES = (
-    "example",
-    "library",
-    "garden",
-    "weather",
-    "museum",
-    "travel",
-    "music",
-    "kitchen",
-    "harbor",
-    "school",
-)
+    "example", "library", "garden", "weather", "museum", "travel", "music", "kitchen", "harbor", "school",
+)  # fmt: skip
 _ENDS = ("com", "org", "net", "edu", "com slash help", "org slash news")
 _FRAMES = (
     "{}.", "The answer is {}.", "It was {}, as far as I know.", "Is it {}?", "They said it would be {}.",
@@ -76,13 +67,7 @@ def templates(count: int, rng: np.random.Generator, in_words: Callable[[str], st
 
     def time() -> str:
         minutes = int(rng.integers(60))
-        past = (
-            ""
-            if minutes == 0
-            else f" oh {in_words(str(minutes))}"
-            if minutes < 10
-            else f" {in_words(str(minutes))}"
-        )
+        past = f"{' oh ' if minutes < 10 else ' '}{in_words(str(minutes))}" if minutes else ""
         return f"{in_words(str(rng.integers(1, 24)))}{past}{one_of(('', ' ay em', ' pee em'))}"
 
     makers: tuple[Callable[[], str], ...] = (

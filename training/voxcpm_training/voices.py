@@ -222,7 +222,8 @@ def recording(
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.uint8]]:
     """Speech of `speaker` at 24 kHz, trimmed and normalised to one level, and the phone of every `hop` samples.
 
-    jitter: a factor of the speaker's pace. Returns audio (samples,) int16, whose length is a multiple of `multiple`, and phone classes (samples / hop,).
+    jitter: a factor of the speaker's pace. gain: a factor of the level. seed: that of the synthesizer's noise. Returns
+    audio (samples,) int16, whose length is a multiple of `multiple`, and phone classes (samples / hop,).
     """
     spoken = synthesizer.speak(phonemes, speaker, jitter * speaker.speed / speaker.pitch, seed)
     audio, stretch = _played(spoken.audio, speaker.pitch)
