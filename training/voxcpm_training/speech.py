@@ -19,6 +19,11 @@ def finished_shards(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("shard-*.npz") if not path.name.endswith(".part.npz"))
 
 
+def keep_path(shard: Path) -> Path:
+    """Path of the file with a bool for each utterance of a shard: whether a recogniser understood it."""
+    return shard.with_suffix(".keep.npy")
+
+
 class Signal:
     """All speech so far, up to `hours`, as one int16 tensor on the device; shards may be added during training."""
 
@@ -63,7 +68,6 @@ class Utterances:
     """Latent frames of each utterance."""
     speaker: npt.NDArray[np.uint8]
     """Index in `voices.SPEAKERS` for each utterance."""
-
     kept: npt.NDArray[np.bool_]
     """Whether a recogniser understood the utterance; True where none listened."""
 
@@ -75,9 +79,9 @@ class Utterances:
             with np.load(path) as shard:
                 for name in ("text", "characters", "phones", "samples", "speaker"):
                     columns.setdefault(name, []).append(shard[name])
-                judged = path.with_suffix(".keep.npy")
+                kept = keep_path(path)
                 everything = np.ones(len(shard["samples"]), np.bool_)
-                columns.setdefault("kept", []).append(np.load(judged) if judged.exists() else everything)
+                columns.setdefault("kept", []).append(np.load(kept) if kept.exists() else everything)
         joined = {name: np.concatenate(parts) for name, parts in columns.items()}
         return cls(
             text=joined["text"].astype(np.uint8), characters=joined["characters"].astype(np.int64),
