@@ -35,7 +35,7 @@ IMPORTERS = {
     "voxcpm_training": set(),
     "voxcpm_validation": set(),
     "torch": {"voxcpm_conversion", "voxcpm_training", "voxcpm_validation"},
-    "transformers": {"voxcpm_validation"},
+    "transformers": {"voxcpm_training", "voxcpm_validation"},
     "voxcpm": {"voxcpm_validation"},
 }
 
