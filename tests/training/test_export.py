@@ -12,7 +12,9 @@ from voxcpm_conversion.modules.voxcpm import expected_shapes
 from voxcpm_training import export
 from voxcpm_training.architecture import CONFIG, HOP, LATENT, PATCH, SAMPLE_RATE
 from voxcpm_training.audio_vae_modules import AudioVAE
+from voxcpm_training.earlier_weights import language_model_weights
 from voxcpm_training.language_model_modules import VoxCPM
+from voxcpm_training.latents import load_audio_vae
 from voxcpm_training.text import AUDIO_START, character_ids, encode
 from voxcpm_validation.upstream import load_upstream
 
@@ -75,3 +77,18 @@ def test_characters_are_the_tokens_of_tokenizer_json():
     path = Path(export.__file__).with_name("tokenizer.json")
     assert encode(text, ids).tolist() == Tokenizer.from_file(str(path)).encode(text).ids
     assert AUDIO_START not in ids.values()
+
+
+def test_a_training_can_start_from_an_exported_checkpoint(untrained):
+    vae, model, folder = untrained
+    audio = 0.1 * torch.randn(1, 1, 8 * HOP)
+
+    again = load_audio_vae(folder, torch.device("cpu"))
+    weights = language_model_weights(folder, torch.device("cpu"))
+
+    with torch.no_grad():
+        latents = vae.encode(audio)
+        torch.testing.assert_close(again.encode(audio), latents, rtol=0, atol=5e-3)
+        torch.testing.assert_close(again.decoder(latents), vae.decoder(latents), rtol=0, atol=1e-3)
+    assert weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())

@@ -19,6 +19,7 @@ from voxcpm_training import processes
 from voxcpm_training.architecture import CONFIG, HOP
 from voxcpm_training.audio_vae_modules import AudioVAE
 from voxcpm_training.discriminators import Discriminators, discriminator_loss, generator_losses
+from voxcpm_training.earlier_weights import audio_vae_weights
 from voxcpm_training.spectral_losses import MultiScaleMelLoss
 from voxcpm_training.speech import Signal
 from voxcpm_training.training_loop import (
@@ -61,21 +62,32 @@ class AudioVAETraining:
         self.step, self.seconds = 0, 0.0
 
     def load(self, path: Path) -> None:
-        """Continue from audio_vae.pt, or start from another run's start.pt."""
+        """Continue from audio_vae.pt."""
         state = torch.load(path, map_location=self.device, weights_only=True)
-        self.vae.load_state_dict(state.get("vae", state["averaged"]))
-        for average, (name, _) in zip(self.averaged.average, self.vae.named_parameters(), strict=True):
-            average.copy_(state["averaged"][name])
+        self._start_from(state["averaged"])
+        self.vae.load_state_dict(state["vae"])
         self.judges.load_state_dict(state["judges"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.judges_optimizer.load_state_dict(state["judges_optimizer"])
+        self.step, self.seconds = state["step"], state["seconds"]
+
+    def start_from(self, path: Path) -> None:
+        """Start from another run's start.pt, or from a checkpoint's folder, which has no discriminators."""
+        if path.is_dir():
+            self._start_from(audio_vae_weights(path, self.device))
+            return
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self._start_from(state["averaged"])
+        self.judges.load_state_dict(state["judges"])
+
+    def _start_from(self, weights: dict[str, torch.Tensor]) -> None:
+        self.vae.load_state_dict(weights)
+        for average, (name, _) in zip(self.averaged.average, self.vae.named_parameters(), strict=True):
+            average.copy_(weights[name])
         if self.options.decoder_only:
-            # The latents were made with the averaged weights, so training continues from these.
-            self.vae.load_state_dict(state["averaged"])
+            # Latents stay as they are, so that language models trained on them do, too.
             self.vae.encoder.requires_grad_(requires_grad=False)
             self.vae.normalisation.eval()
-        elif "optimizer" in state:
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.judges_optimizer.load_state_dict(state["judges_optimizer"])
-            self.step, self.seconds = state["step"], state["seconds"]
 
     def save(self, schedule: Schedule) -> None:
         """Write audio_vae.pt to continue from, averaged.pt for later stages, and start.pt for other runs."""
@@ -167,8 +179,10 @@ def train(options: argparse.Namespace) -> None:
     training, log = AudioVAETraining(options, device), Log(options.output / "log.jsonl")
     torch.manual_seed(options.seed + processes.rank)
     start = options.output / CHECKPOINT
-    if start.exists() or options.initial:
-        training.load(start if start.exists() else options.initial)
+    if start.exists():
+        training.load(start)
+    elif options.initial:
+        training.start_from(options.initial)
     schedule = Schedule(options.steps, options.minutes, training.seconds)
     set_rate(training.optimizer, 0.0)  # the warm-up steps before a capture must not change the weights
     set_rate(training.judges_optimizer, 0.0)
@@ -217,7 +231,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("data", type=Path, help="folder of shards")
     p.add_argument("-o", "--output", type=Path, required=True)
-    p.add_argument("--initial", type=Path, help="start.pt of an earlier run, to start from in a new folder")
+    p.add_argument("--initial", type=Path, help="start.pt of an earlier run, or a checkpoint's folder")
     p.add_argument("--decoder-only", action="store_true")
     p.add_argument("--steps", type=int, default=60_000)
     p.add_argument("--minutes", type=float, help="end after this time, whatever the step")

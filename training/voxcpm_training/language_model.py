@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from voxcpm_training import processes
 from voxcpm_training.architecture import CONFIG, LATENT, PATCH
 from voxcpm_training.batches import Batch, Sampler, Shape
+from voxcpm_training.earlier_weights import language_model_weights
 from voxcpm_training.language_model_modules import VoxCPM
 from voxcpm_training.latents import encode_shards, load_audio_vae
 from voxcpm_training.speech import Utterances, finished_shards
@@ -107,8 +108,8 @@ class LanguageModelTraining:
         self.step, self.seconds = state["step"], state["seconds"]
 
     def start_from(self, path: Path) -> None:
-        """Start from the weights of another run's averaged.pt, with new heads and a new optimizer."""
-        self.model.load_state_dict(torch.load(path, map_location=self.device, weights_only=True))
+        """Start from another run's averaged.pt or a checkpoint's folder, with new heads and a new optimizer."""
+        self.model.load_state_dict(language_model_weights(path, self.device))
         for average, parameter in zip(self.averaged.average, self.model.parameters(), strict=True):
             average.copy_(parameter.detach())
 
@@ -275,11 +276,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line's options."""
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("data", type=Path, help="folder of shards")
-    p.add_argument("vae", type=Path, help="the AudioVAE's averaged.pt")
+    p.add_argument("vae", type=Path, help="the AudioVAE's averaged.pt, or a checkpoint's folder")
     p.add_argument("-o", "--output", type=Path, required=True)
-    p.add_argument(
-        "--initial", type=Path, help="averaged.pt of an earlier run, to start from in a new folder"
-    )
+    p.add_argument("--initial", type=Path, help="averaged.pt of an earlier run, or a checkpoint's folder")
     p.add_argument("--steps", type=int, default=60_000)
     p.add_argument("--minutes", type=float, help="end after this time, whatever the step")
     p.add_argument("--tokens", type=int, default=12_288, help="positions in a batch")

@@ -11,12 +11,13 @@ from torch import Tensor
 from voxcpm_training import processes
 from voxcpm_training.architecture import CONFIG, HOP
 from voxcpm_training.audio_vae_modules import AudioVAE
+from voxcpm_training.earlier_weights import audio_vae_weights
 
 
 def load_audio_vae(path: Path, device: torch.device) -> AudioVAE:
-    """The AudioVAE of an averaged.pt by `audio_vae`, for inference."""
+    """The AudioVAE of an averaged.pt by `audio_vae`, or of a checkpoint's folder, for inference."""
     vae = AudioVAE(CONFIG["audio_vae_config"]).to(device)
-    vae.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+    vae.load_state_dict(audio_vae_weights(path, device))
     return vae.eval().requires_grad_(requires_grad=False)
 
 

@@ -1,0 +1,42 @@
+"""Weights of an earlier training, from its averaged.pt or from the folder of a checkpoint that was exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from voxcpm_training.architecture import CONFIG
+from voxcpm_training.audio_vae_modules import AudioVAE
+
+
+def audio_vae_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
+    """State of an `AudioVAE`. In a checkpoint the normalisation is part of fc_mu, so here it changes nothing."""
+    if not path.is_dir():
+        state: dict[str, Tensor] = torch.load(path, map_location=device, weights_only=True)
+        return state
+    vae = AudioVAE(CONFIG["audio_vae_config"])
+    exported = {name: t.float() for name, t in load_file(path / "audiovae.safetensors").items()}
+    found = dict(vae.state_dict())
+    for name in found:
+        if f"{name}_v" in exported:
+            direction = exported[f"{name}_v"]
+            norm = direction.flatten(1).norm(dim=1)[:, None, None]
+            found[name] = direction / norm * exported[f"{name}_g"]
+        elif name in exported:
+            found[name] = exported[name]
+    found["normalisation.running_mean"] = torch.zeros_like(found["normalisation.running_mean"])
+    found["normalisation.running_var"] = torch.full_like(
+        found["normalisation.running_var"], 1 - vae.normalisation.eps
+    )
+    return {name: tensor.to(device) for name, tensor in found.items()}
+
+
+def language_model_weights(path: Path, device: torch.device) -> dict[str, Tensor]:
+    """State of a `VoxCPM` of this package."""
+    if not path.is_dir():
+        state: dict[str, Tensor] = torch.load(path, map_location=device, weights_only=True)
+        return state
+    return {name: t.float().to(device) for name, t in load_file(path / "model.safetensors").items()}
