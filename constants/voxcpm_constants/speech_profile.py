@@ -23,13 +23,13 @@ class SpeechProfile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    longest_seconds: float = Field(gt=0)
+    longest_seconds: float = Field(gt=0, le=600)
     """Seconds of the longest utterance that is reliable."""
-    longest_tokens: int = Field(ge=8)
+    longest_tokens: int = Field(ge=8, le=100_000)
     """Text tokens of the longest utterance that is reliable; a longer text is spoken in segments."""
-    seconds_per_letter: float = Field(gt=0)
+    seconds_per_letter: float = Field(gt=0, le=10)
     """Seconds of speech that a letter or digit of the text takes, measured on this checkpoint's own good speech."""
-    seconds_beside: float = Field(default=0.0, ge=0)
+    seconds_beside: float = Field(default=0.0, ge=0, le=10)
     """Seconds of an utterance that do not depend on its text, such as silence at its ends."""
     language: str | None = None
     """Language of the texts, as a code of ISO 639 such as "en"."""

@@ -346,6 +346,10 @@ def test_a_checkpoint_needs_no_speech_json(copy: Path) -> None:
     [
         ({"longest_tokens": 7}, "longest_tokens: Input should be greater than or equal to 8"),
         ({"seconds_per_letter": 0}, "seconds_per_letter: Input should be greater than 0"),
+        ({"seconds_per_letter": 1e308}, "seconds_per_letter: Input should be less than or equal to 10"),
+        ({"seconds_beside": 1e308}, "seconds_beside: Input should be less than or equal to 10"),
+        ({"longest_seconds": 1e308}, "longest_seconds: Input should be less than or equal to 600"),
+        ({"longest_tokens": 10**9}, "longest_tokens: Input should be less than or equal to 100000"),
         ({"longest_second": 6}, "longest_second: Extra inputs are not permitted"),
     ],
 )
