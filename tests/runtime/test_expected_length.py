@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver, Patch
 from voxcpm_runtime.speech import expected_length as rule
-from voxcpm_runtime.speech.expected_length import expected_length, letters_in, pace
+from voxcpm_runtime.speech.expected_length import expected_length, letters_in, pace, upstream_length
+from voxcpm_runtime.speech.progress import Progress
 from voxcpm_runtime.speech.results import SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -117,6 +119,42 @@ def test_of_bad_attempts_the_nearest_to_the_expected_length_is_kept(
     lengths(tried[best])
     alone = tts.speak(TEXT, seed=5 + best, retry_badcase=False)
     np.testing.assert_array_equal(speech.audio, alone.audio)
+
+
+def test_an_attempt_that_had_to_be_ended_is_not_kept_if_another_one_stopped(tts, lengths) -> None:
+    """Of 10 patches 4 are further away than the 20 at which the hopeless one was ended, but those are noise."""
+    lengths(1000, 4, 1000)
+    with pytest.warns(TooShortWarning):
+        speech = tts.speak(TEXT, seed=5)
+
+    assert (len(speech.latents), speech.seed, speech.stopped) == (4, 6, True)
+
+
+def test_without_an_expected_length_the_last_attempt_is_kept_as_upstream_does() -> None:
+    length = upstream_length(4, 0.02, 6.0, 0)
+    assert length.badness(30, stopped=False) == length.badness(24, stopped=True)
+
+
+def test_the_time_of_the_attempt_that_is_kept_is_its_own(tts, lengths, monkeypatch) -> None:
+    """A patch takes a second on this clock: the kept attempt 15 seconds, whatever the others took."""
+    clock = itertools.count()
+    now = [0.0]
+    lengths(15, 18, 4)
+    generate = Driver.generate_patches
+
+    def timed(*arguments, **options) -> Iterator[Patch]:
+        for patch in generate(*arguments, **options):
+            now[0] += 1.0
+            yield patch
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0] + next(clock) * 1e-6)
+    monkeypatch.setattr(Driver, "generate_patches", timed)
+    told: list[Progress] = []
+    with pytest.warns(TooLongWarning):
+        tts.speak(TEXT, seed=5, progress=told.append)
+
+    assert [progress.attempt for progress in told[-15:]] == [1] * 15
+    assert told[-1].elapsed_seconds == pytest.approx(15.0, abs=0.1)
 
 
 def test_a_hopeless_attempt_is_ended(tts, lengths) -> None:

@@ -52,8 +52,8 @@ def attempts(
 ) -> Iterator[SpokenPatch]:
     """The patches of one attempt after another, until one is good or all attempts are used.
 
-    Of several bad attempts the one whose length is nearest to the expected one is kept: if it was not the last, it
-    follows once more. prefix: what the language models computed for the utterance's voice. retries: False makes one
+    Of several bad attempts the one is kept that ended by itself and whose length is nearest to the expected one: if it
+    was not the last, it follows once more. prefix: what the language models computed for the utterance's voice. retries: False makes one
     attempt only, for audio that is heard immediately; then a warning comes as soon as the speech is suspicious.
 
     Closing the iterator ends the generation between two Euler steps, as the plan's `cancel` does. Raises Cancelled.
@@ -91,7 +91,9 @@ def attempts(
         return
     best = _best(utterance, rejected)
     if best is not rejected[-1]:
-        began = time.perf_counter() - (rejected[-1][0].began - best[0].began)
+        # As if it had begun so late that it ended now: all other attempts are no work on this speech.
+        after = rejected[best[0].attempt]
+        began = time.perf_counter() - (after[0].began - best[0].began)
         for told in (SpokenPatch(None, _NOTHING, best[0].attempt, most, began), *best):
             yield told._replace(attempts=most, began=began)
     kept = f"of {most} attempts the best one is kept" if most > 1 else "it was not tried again"
@@ -108,8 +110,13 @@ def _reason(utterance: Utterance, patch: Patch, *, judged: bool) -> Reason:
 
 
 def _best(utterance: Utterance, rejected: list[list[SpokenPatch]]) -> list[SpokenPatch]:
-    """The attempt whose length is nearest to the expected one; of equal ones the last, which upstream keeps."""
-    return min(reversed(rejected), key=lambda spoken: utterance.length.distance(len(spoken)))
+    """The least bad attempt; of equally bad ones the last, which upstream keeps."""
+
+    def badness(spoken: list[SpokenPatch]) -> tuple[bool, float]:
+        patch = spoken[-1].patch
+        return utterance.length.badness(len(spoken), stopped=patch is not None and patch.stops)
+
+    return min(reversed(rejected), key=badness)
 
 
 def _decoded(

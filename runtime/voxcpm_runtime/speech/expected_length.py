@@ -45,9 +45,15 @@ class ExpectedLength:
             return "long"
         return "short" if stopped and patches < self.short_below else ""
 
-    def distance(self, patches: int) -> float:
-        """How far a length is from the expected one, as the logarithm of their ratio; 0 if none is expected."""
-        return 0.0 if self.seconds is None else abs(math.log(patches * self.patch_seconds / self.seconds))
+    def badness(self, patches: int, *, stopped: bool) -> tuple[bool, float]:
+        """How bad speech of so many patches is, to be compared; equal for all if no length is expected.
+
+        Speech that the stop head has not ended is worse than any other: its real length is not known. Otherwise the
+        distance from the expected length decides, as the logarithm of their ratio.
+        """
+        if self.seconds is None:
+            return False, 0.0
+        return not stopped, abs(math.log(patches * self.patch_seconds / self.seconds))
 
 
 def letters_in(text: str) -> int:
