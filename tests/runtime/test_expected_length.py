@@ -15,10 +15,12 @@ from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver, Patch
 from voxcpm_runtime.speech import expected_length as rule
+from voxcpm_runtime.speech import kv_room
 from voxcpm_runtime.speech.expected_length import expected_length, letters_in, pace, upstream_length
 from voxcpm_runtime.speech.progress import Progress
-from voxcpm_runtime.speech.results import SuspiciousWarning, TooLongWarning, TooShortWarning
+from voxcpm_runtime.speech.results import Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.voxcpm import VoxCPM
 
 # Ten letters at 20 ms, and patches of 20 ms: 10 patches are expected, 14 are too many, 5 too few, 20 hopeless.
@@ -28,8 +30,9 @@ PROFILE = SpeechProfile(longest_seconds=1, longest_tokens=13, seconds_per_letter
 
 @pytest.fixture
 def tts(bundle_folder, architecture, sizes, constants, models, monkeypatch) -> VoxCPM:
-    """A voice with a `speech.json`."""
+    """A voice with a `speech.json`, in which a prompt of ten tokens tells a pace."""
     monkeypatch.setattr(rule, "_MORE", 0.0)
+    monkeypatch.setattr(kv_room, "_ANCHOR_SECONDS", 0.1)
     Manifest.read(bundle_folder).model_copy(update={"speech": PROFILE}).write(bundle_folder)
     return VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
 
@@ -79,8 +82,8 @@ def test_a_word_may_be_said_slowly() -> None:
 @pytest.mark.parametrize(("seconds", "expected"), [(1.0, 1.0), (1.2, 1.2), (0.1, 0.8), (9.0, 1.5)])
 def test_a_slow_voice_may_be_slow_but_not_any_recording_is_believed(seconds: float, expected: float) -> None:
     profile = SpeechProfile(longest_seconds=6, longest_tokens=80, seconds_per_letter=0.1)
-    assert pace(profile, "ten letters", seconds) == pytest.approx(expected)
-    assert pace(profile, "...", seconds) == 1.0
+    assert pace(profile, 10, seconds) == pytest.approx(expected)
+    assert pace(profile, 0, seconds) == 1.0
 
 
 @pytest.mark.parametrize("bad", [5, 14, 19])
@@ -193,16 +196,21 @@ def test_what_the_caller_asks_for_wins(tts, lengths) -> None:
     for given, patches, attempts in (
         ({"retry_badcase": False}, 34, 1),  # what the KV cache has room for
         ({"max_len": 30, "retry_badcase_max_times": 1}, 30, 1),
-        (
-            {"retry_badcase_ratio_threshold": 2.0, "max_len": 25},
-            25,
-            1,
-        ),  # 2 · 13 tokens = 26 would be too long
+        # 2 · 13 tokens = 26 would be too long
+        ({"retry_badcase_ratio_threshold": 2.0, "max_len": 25}, 25, 1),
+        # Upstream's own ratio is no request.
+        ({"retry_badcase_ratio_threshold": 6.0, "retry_badcase_max_times": 1}, 20, 1),
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             speech = tts.speak(TEXT, seed=5, **given)
         assert (len(speech.latents), speech.attempts) == (patches, attempts), given
+
+
+def test_speech_below_max_len_is_judged_all_the_same(tts, lengths) -> None:
+    lengths(15, 12)
+
+    assert tts.speak(TEXT, seed=5, max_len=30).attempts == 2
 
 
 def test_a_length_that_is_asked_for_is_not_suspicious(tts, lengths) -> None:
@@ -229,14 +237,70 @@ def test_segments_are_judged_by_their_numbers_also_when_they_were_saved(tts, len
 
 
 def test_a_slow_prompt_is_continued_slowly(tts, lengths) -> None:
-    """Its 7 patches are 1.4 times the time of five letters, so for six letters 12 patches are too long, not 9."""
-    samples = 7 * tts.bundle.architecture.patch_input_samples
-    audio = np.random.default_rng(0).standard_normal(samples).astype(np.float32) * 0.1
-    voice = tts.create_voice((audio, 1000), "hello ", name="slow")
+    """Its 11 patches are 1.4 times the time of eight letters, so for six letters 12 patches are too long, not 9."""
     lengths(11)
 
-    assert voice.prompt_patches == 7
-    assert tts.speak("so it is.", voice=voice, seed=5).attempts == 1
+    assert tts.speak("so it is.", voice=slow_voice(tts, "hello you ", 11), seed=5).attempts == 1
+
+
+def test_the_pace_of_a_word_or_two_is_not_expected_of_what_follows(tts, lengths) -> None:
+    """Six tokens are no voice yet: for one of 1.4 times the time, 7 patches for ten letters would be too short."""
+    lengths(7)
+
+    assert (
+        tts.speak(TEXT, voice=slow_voice(tts, "hello ", 7), seed=5, retry_badcase_max_times=1).suspicious
+        == ()
+    )
+
+
+def slow_voice(tts, transcript: str, patches: int) -> Voice:
+    samples = patches * tts.bundle.architecture.patch_input_samples
+    audio = np.random.default_rng(0).standard_normal(samples).astype(np.float32) * 0.1
+    voice = tts.create_voice((audio, 1000), transcript, name="slow")
+    assert voice.prompt_patches == patches
+    return voice
+
+
+def test_a_slow_heading_does_not_make_good_segments_short(tts, lengths, monkeypatch) -> None:
+    """Two letters in 5 patches may be; at that pace 7 patches for the next eight letters would be too short."""
+    monkeypatch.setattr(rule, "_MORE", 0.1)
+    lengths(5, 7, 6)
+
+    speech = tts.speak("so.\n\nhello you. hello me.", seed=5, segment_tokens=11)
+
+    assert [(len(spoken.latents), spoken.attempts) for spoken in speech.segments] == [(5, 1), (7, 1), (6, 1)]
+
+
+def test_the_pace_of_a_bad_segment_is_not_expected_of_what_follows(tts, lengths, tmp_path) -> None:
+    """The first one is twice as long as expected; at 1.5 times the time, 5 patches for seven letters are too short."""
+
+    def spoken() -> Speech:
+        saved = SavedSegments(tmp_path / "book.wav", "d", 5, drawn=False)
+        return tts.speak("hello you. hello me.", seed=5, retry_badcase_max_times=1, saved_segments=saved)
+
+    lengths(16, 5)
+    with pytest.warns(TooLongWarning):
+        first = spoken()
+    (tmp_path / ".book.wav.segments" / "00001.segment").unlink()
+    lengths(5)
+    resumed = spoken()
+
+    for speech in (first, resumed):
+        assert [segment.number for segment in speech.suspicious] == [1]
+        assert speech.segments[1].expected_seconds == pytest.approx(0.14)
+
+
+@pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
+def test_the_letters_of_a_control_are_not_spoken(tts, lengths) -> None:
+    lengths(4, 4)
+
+    speech = tts.speak("hi me. is it.", seed=5, control="42 b", segment_tokens=10)
+
+    # Four letters in four patches are pace 1, whatever was read before them.
+    assert [segment.expected_seconds for segment in speech.segments] == pytest.approx([0.08, 0.08])
+    normalized = tts.plan("hi me.", control="42 b", normalize=True).segments[0]
+    assert normalized.target_tokens > len("(42 b) hi me. ")
+    assert normalized.letters == 4
 
 
 def test_the_digest_tells_bundles_apart_that_are_judged_differently(bundle_folder) -> None:

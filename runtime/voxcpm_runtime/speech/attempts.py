@@ -53,8 +53,9 @@ def attempts(
     """The patches of one attempt after another, until one is good or all attempts are used.
 
     Of several bad attempts the one is kept that ended by itself and whose length is nearest to the expected one: if it
-    was not the last, it follows once more. prefix: what the language models computed for the utterance's voice. retries: False makes one
-    attempt only, for audio that is heard immediately; then a warning comes as soon as the speech is suspicious.
+    was not the last, it follows once more. prefix: what the language models computed for the utterance's voice.
+    retries: False makes one attempt only, for audio that is heard immediately; then a warning comes as soon as the
+    speech is suspicious.
 
     Closing the iterator ends the generation between two Euler steps, as the plan's `cancel` does. Raises Cancelled.
     Warns of speech that is suspicious in the attempt that is kept: TooLongWarning, TooShortWarning, or UserWarning if

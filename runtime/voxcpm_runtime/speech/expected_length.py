@@ -61,9 +61,8 @@ def letters_in(text: str) -> int:
     return sum(char.isalnum() for char in text)
 
 
-def pace(profile: SpeechProfile, transcript: str, seconds: float) -> float:
-    """A prompt's time for its transcript, relative to the expected time; 1 for a prompt without letters."""
-    letters = letters_in(transcript)
+def pace(profile: SpeechProfile, letters: int, seconds: float) -> float:
+    """A prompt's time for so many spoken letters, relative to the expected time; 1 for a prompt without letters."""
     if not letters:
         return 1.0
     least, greatest = _PACES

@@ -13,9 +13,11 @@ from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.speech.attempts import SpokenPatch, attempts
+from voxcpm_runtime.speech.expected_length import Reason, letters_in
 from voxcpm_runtime.speech.plan import Plan, PlannedSegment
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.speech.utterance import utterance
+from voxcpm_runtime.text.letters import spelled_transcript
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
 
@@ -33,6 +35,9 @@ class Narrator:
         self._prefix = prefix
         self.voice = voice
         """The voice of the next segment; None before the first segment if no voice was given."""
+        transcript = "" if voice is None else spelled_transcript(voice.transcript, plan.bundle.tokenizer)
+        self._prompt_letters: int | None = letters_in(transcript)
+        """Letters that are spoken in the voice's prompt; None once a suspicious segment is part of it."""
 
     def over(self, driver: Driver) -> Narrator:
         """The same narrator with another driver."""
@@ -46,8 +51,9 @@ class Narrator:
         retries: see `attempts`. Raises Cancelled, and InputError if the voice leaves too little room.
         """
         prefix = None if self.voice is None else self._prefix(self.voice)
-        asked = utterance(self._plan, index, segment, self.voice)
+        asked = utterance(self._plan, index, segment, self.voice, prompt_letters=self._prompt_letters or 0)
         latents: list[Latents] = []
+        reason: Reason = ""
         for spoken in attempts(self._plan, asked, self._driver, prefix, retries=retries):
             patch = spoken.patch
             if patch is None:
@@ -60,6 +66,7 @@ class Narrator:
                     began=spoken.began,
                 )
                 continue
+            reason = spoken.reason
             if segment.anchors:
                 # Later segments are not collected: a stream may be of any length.
                 latents.append(patch.latents)
@@ -76,7 +83,7 @@ class Narrator:
                 expected_seconds=asked.length.seconds,
             )
         if latents:
-            self.continue_from(segment, np.stack(latents))
+            self.continue_from(segment, np.stack(latents), reason)
 
     def _joining(self, index: int, spoken: SpokenPatch) -> Audio:
         """A patch's audio (samples,), without a step where its segment is joined to another one.
@@ -91,10 +98,11 @@ class Narrator:
         joins = index + 1 < count if count else patch is not None and not patch.stops
         return faded_out(audio, rate) if spoken.last and joins else audio
 
-    def continue_from(self, segment: PlannedSegment, latents: Latents) -> None:
+    def continue_from(self, segment: PlannedSegment, latents: Latents, reason: Reason) -> None:
         """Add a spoken segment with its patches (patches, frames, latent_dim) to the voice of the later segments.
 
-        Only a segment that `anchors` changes the voice.
+        Only a segment that `anchors` changes the voice. reason: what is suspicious about it; then its pace is not
+        expected of the later ones.
         """
         if not segment.anchors:
             return
@@ -102,6 +110,10 @@ class Narrator:
             self.voice = voice_of_speech(self._plan.bundle, segment.transcript, latents)
         else:
             self.voice = self.voice.extended(segment.transcript, latents)
+        if reason or self._prompt_letters is None:
+            self._prompt_letters = None
+        else:
+            self._prompt_letters += segment.letters
 
     def pause(self) -> Audio:
         """The silence between two paragraphs, (samples,)."""

@@ -151,11 +151,15 @@ class Plan:
             tokens=tokenizer(transcript + target),
             transcript_tokens=tokenizer(transcript) if transcript else [],
             target_tokens=len(tokenizer(target)),
-            letters=letters_in(target) - (letters_in(self.description) if controls else 0),
+            letters=letters_in(self._said_alone(segment) if controls and self.description else target),
             ends_paragraph=segment.ends_paragraph,
         )
         self.limit(planned, self.voice)
         return planned
+
+    def _said_alone(self, segment: Segment) -> str:
+        """The segment as it is said, without the control before it, which is read, too, but not spoken."""
+        return spelled(said_text(segment.text, normalize=self.options.normalize), self.bundle.tokenizer)
 
     def _count(self, text: str) -> int:
         try:

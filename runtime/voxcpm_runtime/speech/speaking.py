@@ -39,7 +39,7 @@ def speak(plan: Plan, narrator: Narrator, driver: Driver, at_once: int = 1) -> S
             if saved is not None:
                 saved.put(index, segment)
         else:
-            narrator.continue_from(plan.segments[index], segment.latents)
+            narrator.continue_from(plan.segments[index], segment.latents, segment.reason)
         spoken[index] = segment
         reporter.finished(index)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.sequence import Sequence, build_lead, build_sequence
 from voxcpm_runtime.speech.expected_length import ExpectedLength, expected_length, pace, upstream_length
-from voxcpm_runtime.speech.kv_room import patch_bound, reference_positions
+from voxcpm_runtime.speech.kv_room import least_anchor, patch_bound, reference_positions
 from voxcpm_runtime.speech.plan import Plan, PlannedSegment
 from voxcpm_runtime.text.letters import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice
@@ -33,8 +33,13 @@ class Utterance:
     """The length that it should have."""
 
 
-def utterance(plan: Plan, index: int, segment: PlannedSegment, voice: Voice | None) -> Utterance:
-    """The segment of that index in a voice. Raises InputError if the voice leaves too little room for it."""
+def utterance(
+    plan: Plan, index: int, segment: PlannedSegment, voice: Voice | None, *, prompt_letters: int = 0
+) -> Utterance:
+    """The segment of that index in a voice. Raises InputError if the voice leaves too little room for it.
+
+    prompt_letters: letters that are spoken in the voice's prompt; 0 if its pace says nothing.
+    """
     a = plan.bundle.architecture
     sequence = build_sequence(
         segment.tokens,
@@ -43,7 +48,7 @@ def utterance(plan: Plan, index: int, segment: PlannedSegment, voice: Voice | No
         reference=voice.reference if voice else None,
     )
     limit = plan.limit(segment, voice)
-    length = _length(plan, segment, voice, sequence)
+    length = _length(plan, segment, voice, sequence, prompt_letters)
     # A maximum that the caller gives is no guess, and without a judgement nothing is hopeless.
     most = length.most if plan.options.retry_badcase and plan.options.max_len is None else math.inf
     return Utterance(
@@ -57,7 +62,9 @@ def utterance(plan: Plan, index: int, segment: PlannedSegment, voice: Voice | No
     )
 
 
-def _length(plan: Plan, segment: PlannedSegment, voice: Voice | None, sequence: Sequence) -> ExpectedLength:
+def _length(
+    plan: Plan, segment: PlannedSegment, voice: Voice | None, sequence: Sequence, prompt_letters: int
+) -> ExpectedLength:
     a, options, profile = plan.bundle.architecture, plan.options, plan.bundle.manifest.speech
     if profile is None or "retry_badcase_ratio_threshold" in options.changed():
         # Upstream's rule differs by generation in whether the decoder's context counts as speech.
@@ -66,9 +73,9 @@ def _length(plan: Plan, segment: PlannedSegment, voice: Voice | None, sequence: 
         ratio = options.retry_badcase_ratio_threshold
         return upstream_length(segment.target_tokens, a.patch_seconds, ratio, heard)
     spoken = 1.0
-    if voice is not None and voice.prompt_patches:
-        transcript = spelled_transcript(voice.transcript, plan.bundle.tokenizer)
-        spoken = pace(profile, transcript, voice.prompt_patches * a.patch_seconds)
+    # A word or two may be said at any pace, whatever follows.
+    if voice is not None and len(segment.transcript_tokens) >= least_anchor(plan.bundle):
+        spoken = pace(profile, prompt_letters, voice.prompt_patches * a.patch_seconds)
     return expected_length(profile, segment.letters, a.patch_seconds, pace=spoken, min_len=options.min_len)
 
 
