@@ -278,6 +278,14 @@ def test_warnings_say_which_line_they_are_of(batch, network):
     assert "line 2: warning: segment 1: the speech was cut off after 34 patches" in err
 
 
+def test_the_record_says_which_segment_is_suspicious_and_why(batch, folder, network):
+    network.stop_bias = np.array([1e3, 0], np.float32)
+
+    batch(["a.", "hello there."], "--no-retry", name="lines.txt")
+
+    assert [line["suspicious"] for line in record(folder)] == [{}, {"1": "cut"}]
+
+
 @pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
 def test_a_control_goes_before_every_segment_of_a_long_line(batch, folder, speaking):
     soundfile.write("voice.wav", np.random.default_rng(0).uniform(-0.5, 0.5, 100), 1000, subtype="FLOAT")

@@ -27,8 +27,8 @@ class SpokenLine(BaseModel):
     seconds: float
     """Seconds of speech."""
     samples: int
-    suspicious: tuple[int, ...] = ()
-    """Numbers of the segments, from 1, whose length does not fit their text in any attempt."""
+    suspicious: dict[int, str] = {}
+    """The segments, by number from 1, that are suspicious in every attempt, and why: "long", "short" or "cut"."""
 
 
 class Record:

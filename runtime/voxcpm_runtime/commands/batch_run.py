@@ -119,7 +119,7 @@ class BatchRun:
             seed=cast("int", speech.seed),
             seconds=round(speech.audio_seconds, 3),
             samples=len(speech.audio),
-            suspicious=tuple(segment.number for segment in speech.suspicious),
+            suspicious={segment.number: segment.reason for segment in speech.suspicious},
         )
         self._record.add(spoken)
         self._spoken += 1
