@@ -120,7 +120,7 @@ class GenerationOptions:
     retry_badcase_ratio_threshold: Annotated[
         float,
         Option(
-            "From here on speech counts as too long, if this is given or there is no `speech.json`; it also limits the "
+            "From here on speech counts as too long, if this is not 6 or there is no `speech.json`; it also limits the "
             "length.", (0.1, 1000.0),
             "patches per text token", ("--retry-ratio",),
         ),
