@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from voxcpm_constants.errors import CheckpointError
 
 SPEECH_FILE = "speech.json"
+_LEAST_TOKENS = 8
 DEFAULT_LICENCE = "Apache-2.0"
 """The licence of a checkpoint that does not name one: that of all published ones."""
 
@@ -24,8 +25,8 @@ class SpeechProfile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     longest_seconds: float = Field(gt=0, le=600)
-    """Seconds of the longest utterance that is reliable."""
-    longest_tokens: int = Field(ge=8, le=100_000)
+    """Seconds of the longest utterance that is reliable; a text that should take longer is spoken in segments."""
+    longest_tokens: int = Field(ge=_LEAST_TOKENS, le=100_000)
     """Text tokens of the longest utterance that is reliable; a longer text is spoken in segments."""
     seconds_per_letter: float = Field(gt=0, le=10)
     """Seconds of speech that a letter or digit of the text takes, measured on this checkpoint's own good speech."""
@@ -37,6 +38,15 @@ class SpeechProfile(BaseModel):
     """Licence of the weights, as an SPDX identifier."""
     figures: dict[str, str] = {}
     """Measured figures by name, for the model card."""
+
+    @model_validator(mode="after")
+    def _a_word_fits(self) -> SpeechProfile:
+        if self.expected_seconds(_LEAST_TOKENS) > self.longest_seconds:
+            raise ValueError(
+                f"longest_seconds is {self.longest_seconds:g}, but by the other figures {_LEAST_TOKENS} letters take "
+                f"{self.expected_seconds(_LEAST_TOKENS):g} seconds"
+            )
+        return self
 
     @classmethod
     def beside(cls, checkpoint: Path) -> SpeechProfile | None:

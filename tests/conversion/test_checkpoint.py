@@ -350,6 +350,10 @@ def test_a_checkpoint_needs_no_speech_json(copy: Path) -> None:
         ({"seconds_beside": 1e308}, "seconds_beside: Input should be less than or equal to 10"),
         ({"longest_seconds": 1e308}, "longest_seconds: Input should be less than or equal to 600"),
         ({"longest_tokens": 10**9}, "longest_tokens: Input should be less than or equal to 100000"),
+        (
+            {"longest_seconds": 0.4},
+            "the file: Value error, longest_seconds is 0.4, but by the other figures 8 letters",
+        ),
         ({"longest_second": 6}, "longest_second: Extra inputs are not permitted"),
     ],
 )

@@ -60,6 +60,16 @@ def test_segments_are_as_long_as_the_checkpoint_was_made_for(letters):
     assert 80 / 2 < planned(letters) <= 80
 
 
+def test_no_segment_is_expected_to_take_longer_than_the_checkpoint_was_made_for():
+    """Three seconds are 40 letters, fewer than 80 tokens have, unless a length is asked for."""
+    profile = SpeechProfile(longest_seconds=3, longest_tokens=80, seconds_per_letter=0.06, seconds_beside=0.6)
+    bundle = with_vocabulary(TextTokenizer.from_folder(DEFAULT_CHECKPOINT), profile)
+
+    for parts in (plan_of(bundle).split(PROSE), plan_of(bundle).split_sentence(LONG_SENTENCE)):
+        assert 20 < max(sum(char.isalpha() for char in part.text) for part in parts) <= 40
+    assert planned(bundle, segment_tokens=80) > 40
+
+
 def test_so_it_does_where_text_comes_a_sentence_at_a_time(letters):
     parts = plan_of(letters).split_sentence(LONG_SENTENCE)
     assert 80 / 2 < longest(letters, parts) <= 80

@@ -5,9 +5,11 @@ arguments ─► options, randomness, voice, control ─► text ─► segments
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
@@ -80,13 +82,13 @@ class Plan:
         segments in any case.
         """
         anchored = self.voice is None
-        if self._count(text) <= longest_segment(
-            self.bundle, self.voice, self.options, anchored=more and anchored
-        ):
+        alone = longest_segment(self.bundle, self.voice, self.options, anchored=more and anchored)
+        if self._count(text, alone) <= alone:
             return [Segment(text, ends_paragraph=False)]
         target = longest_segment(self.bundle, self.voice, self.options, anchored=anchored)
         # If nothing can be said, the error about the whole text is the better one.
-        parts = segments(text, self._count, max(target, LEAST_SEGMENT_TOKENS))
+        target = max(target, LEAST_SEGMENT_TOKENS)
+        parts = segments(text, partial(self._count, target=target), target)
         return parts or [Segment(text, ends_paragraph=False)]
 
     def split_sentence(self, sentence: str) -> list[Segment]:
@@ -161,12 +163,17 @@ class Plan:
         """The segment as it is said, without the control before it, which is read, too, but not spoken."""
         return spelled(said_text(segment.text, normalize=self.options.normalize), self.bundle.tokenizer)
 
-    def _count(self, text: str) -> int:
+    def _count(self, text: str, target: int) -> int:
+        """Number of tokens of a text; more than `target` also if it is expected to take more than `longest_seconds`."""
         try:
             said = spelled(text, self.bundle.tokenizer)
         except InputError:
             said = text
-        return len(self.bundle.tokenizer(said))
+        tokens, profile = len(self.bundle.tokenizer(said)), self.bundle.manifest.speech
+        if profile is None or self.options.segment_tokens is not None:
+            return tokens
+        share = profile.expected_seconds(letters_in(said)) / profile.longest_seconds
+        return max(tokens, math.ceil(target * share))
 
 
 def plan(bundle: Bundle, arguments: Arguments) -> Plan:
