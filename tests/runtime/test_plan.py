@@ -13,6 +13,7 @@ from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.sequence import Sequence
+from voxcpm_runtime.speech import kv_room
 from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 from voxcpm_runtime.voices import recordings
@@ -68,6 +69,20 @@ def test_a_text_is_normalised_before_it_is_spelled(tts):
     ]
 
     assert said[0] == said[1]
+
+
+def test_a_continued_segment_is_spelled_once(tts, monkeypatch):
+    """Read again, max. would be maximum and ed. edition."""
+    monkeypatch.setattr(kv_room, "_ANCHOR_SECONDS", 0)
+    tokenizer = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
+    tts.bundle = replace(tts.bundle, tokenizer=tokenizer)
+    text = "I met Max.\n\nHe was with Ed.\n\nThey left."
+
+    first, *later = tts.plan(text, segment_tokens=16).segments
+
+    assert first.tokens == tokenizer("i met max.")
+    assert later[0].tokens == tokenizer("i met max. he was with ed.")
+    assert all(segment.transcript_tokens == tokenizer("i met max. ") for segment in later)
 
 
 @pytest.mark.parametrize("text", ["🙂", "```print(5)```", " <br> \\"])

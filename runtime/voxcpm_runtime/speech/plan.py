@@ -24,9 +24,9 @@ from voxcpm_runtime.speech.progress import ProgressCallback, ProgressReporter
 from voxcpm_runtime.speech.randomness import Randomness, randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import controlled, described, require_references
-from voxcpm_runtime.text.letters import spelled, spelled_transcript
+from voxcpm_runtime.text.letters import continued_transcript, spelled, spelled_transcript
 from voxcpm_runtime.text.segments import Segment, one_segment, segments
-from voxcpm_runtime.text.words import parted, said_text
+from voxcpm_runtime.text.words import said_text
 from voxcpm_runtime.voices.recordings import Recordings, UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
 
@@ -41,7 +41,7 @@ class PlannedSegment:
     text: str
     """The segment as the caller wrote it."""
     transcript: str
-    """The segment as it is said: the prompt's transcript for a segment that continues this one."""
+    """The prompt's transcript for a segment that continues this one: as this one is said, before it is spelled."""
     tokens: list[int]
     """Tokens of the prompt's transcript and of the text, tokenised together."""
     transcript_tokens: list[int]
@@ -148,7 +148,7 @@ class Plan:
             warnings.warn(f"this voice has no token for {unknown!r}, which it will not speak", stacklevel=4)
         planned = PlannedSegment(
             text=segment.text,
-            transcript=parted(target),
+            transcript=continued_transcript(said, tokenizer),
             # The prompt's transcript is used as given, with or without a trailing space.
             tokens=tokenizer(transcript + target),
             transcript_tokens=tokenizer(transcript) if transcript else [],

@@ -13,6 +13,7 @@ from voxcpm_runtime.text.english import read_aloud
 from voxcpm_runtime.text.sentences import sentences
 from voxcpm_runtime.text.substitutions import Substitution, substituted
 from voxcpm_runtime.text.tokenizer import TextTokenizer
+from voxcpm_runtime.text.words import parted
 
 _PAUSES = ";:()[]{}–—"
 """Marks that are read as a comma if the vocabulary lacks them."""
@@ -37,8 +38,9 @@ _TIDYING: tuple[Substitution, ...] = tuple(
 def spelled(text: str, tokenizer: TextTokenizer) -> str:
     """The text as it is read aloud, for a vocabulary of letters; unchanged if the vocabulary has digits.
 
-    The result has small letters and the vocabulary's marks, and is read as itself. Raises InputError for letters of
-    other alphabets, and if nothing is left to say.
+    The result has small letters and the vocabulary's marks. It is not to be read again, because the capitals are gone
+    that told the name Max from an abbreviation. Raises InputError for letters of other alphabets, and if nothing is
+    left to say.
     """
     if not is_of_letters(tokenizer):
         return text
@@ -57,6 +59,15 @@ def spelled(text: str, tokenizer: TextTokenizer) -> str:
 def spelled_transcript(transcript: str, tokenizer: TextTokenizer) -> str:
     """The transcript as `spelled` rewrites it, with a space to separate it from the text; empty if it was empty."""
     return f"{spelled(transcript, tokenizer)} " if transcript and is_of_letters(tokenizer) else transcript
+
+
+def continued_transcript(said: str, tokenizer: TextTokenizer) -> str:
+    """The transcript of a text that other segments continue, before it is spelled; transcripts are joined as they are.
+
+    A blank line ends the sentence for a voice of letters, so that each text of a joined transcript is spelled as it
+    was alone, also if it ended in the middle of a sentence.
+    """
+    return f"{said}\n\n" if is_of_letters(tokenizer) else parted(said)
 
 
 def is_of_letters(tokenizer: TextTokenizer) -> bool:
