@@ -20,13 +20,20 @@ _PHRASES = {
     "PhDs": "pee aitch dees", "est.": "established", "dept.": "department", "Dept.": "department",
     "govt.": "government",
     "ed.": "edition", "misc.": "miscellaneous", "min.": "minimum", "max.": "maximum", "incl.": "including",
-    "tel.": "telephone",
+    "nvm": "never mind",
     "Inc.": "incorporated", "Ltd.": "limited", "Corp.": "corporation", "Co.": "company", "Bros.": "brothers",
     "Assn.": "association", "Univ.": "university", "Jr.": "junior", "Sr.": "senior", "Esq.": "esquire",
     "tsp.": "teaspoon", "tbsp.": "tablespoon", "Ave.": "avenue", "Blvd.": "boulevard", "Rd.": "road",
     "Hwy.": "highway", "Bldg.": "building",
 }  # fmt: skip
 """What is read in one way wherever it stands."""
+_MAY_BE_LAST = word_set("a.k.a. p.s. etc. et al. Inc. Ltd. Corp. Co. Jr. Sr. Esq. Ave. Blvd. Rd. Hwy.")
+"""Those of them whose dot also ends the sentence before a word with a capital."""
+_NOT_FIRST = word_set(
+    """Avenue Ave Blvd Boulevard Bridge Building Chairman Chief Company Day Director Drive Elementary Employees High
+    Inc Jr Junior Ltd Limited Memorial President Road School Senior Sr Street University"""
+)
+"""Words with a capital that go on after such a name: Ford Motor Co. Chairman."""
 _TITLES = {
     "Mr": "mister", "Mrs": "missus", "Ms": "miz", "Messrs": "messrs", "Mme": "madame", "Dr": "doctor", "St": "saint",
     "Mt": "mount", "Ft": "fort", "Prof": "professor", "Gen": "general", "Col": "colonel", "Capt": "captain",
@@ -36,17 +43,31 @@ _TITLES = {
     "Pres": "president", "Insp": "inspector", "Supt": "superintendent",
 }  # fmt: skip
 """What stands before a name."""
+_SHOUTED_TITLES = {
+    form: said for title, said in _TITLES.items() if title in ("Mr", "Mrs", "Ms", "Dr", "Prof", "Capt", "Lt", "Sgt")
+    for form in (title.upper(), *([title.lower()] if title in ("Mr", "Mrs", "Dr", "Prof") else []))
+}  # fmt: skip
+"""Titles in a text of capitals, or of small letters; always with their dot."""
 _AFTER_NAMES = {"St": "street", "Dr": "drive"}
 """Titles that mean something else after a name."""
 _BEFORE_NUMBERS = {
-    "no": "number", "nos": "numbers", "p": "page", "pp": "pages", "vol": "volume", "vols": "volumes", "ch": "chapter",
-    "chap": "chapter", "fig": "figure", "figs": "figures", "eq": "equation", "eqs": "equations", "sec": "section",
-    "art": "article", "ed": "edition", "ver": "version", "ca": "circa", "c": "circa", "pt": "part", "par": "paragraph",
+    "nos": "numbers", "p": "page", "pp": "pages", "vol": "volume", "vols": "volumes", "ch": "chapter",
+    "chap": "chapter", "fig": "figure", "eq": "equation", "eqs": "equations", "sec": "section",
+    "ver": "version", "ca": "circa", "c": "circa", "pt": "part", "par": "paragraph", "apt": "apartment",
 }  # fmt: skip
+"""What needs its dot: without it, many of these are words."""
+_NUMBERED_WITHOUT_DOT = {"pp": "pages", "vol": "volume", "vols": "volumes", "fig": "figure"}
+_NUMBERED_THINGS = {**_BEFORE_NUMBERS, **_NUMBERED_WITHOUT_DOT}
+_ANSWERS = word_set("and answer answered mean means or replied said say saying says voted was")
+"""Words before a "no." that is an answer."""
 _MONTHS_ALONE = {
     "Jan": "January", "Feb": "February", "Mar": "March", "Apr": "April", "Jun": "June", "Jul": "July", "Aug": "August",
     "Sep": "September", "Sept": "September", "Oct": "October", "Nov": "November", "Dec": "December",
 }  # fmt: skip
+_DAYS_OF_THE_WEEK = word_set("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+_STREET = rf"(?!{any_of(_DAYS_OF_THE_WEEK)})(?:[A-Z][a-z]+\s){{1,2}}"
+_BEFORE_MONTHS = "|".join(rf"(?<=\b{word} )" for word in ("in", "In", "and", "since", "next", "last"))
+_ONE = r"(?<=[Ww]ar )I|I(?=\s*(?:[^\w\s'\"]|$)|\sof\b)"
 _NUMBERED = any_of(
     word_set(
         """act amendment appendix article book bowl canto chapter class episode figure grade lesson level mark part
@@ -94,6 +115,28 @@ def _roman_year(found: re.Match[str]) -> str:
     return found[0] if value is None else year(value) if len(value) == 4 else cardinal(value)
 
 
+def _phrase(found: re.Match[str]) -> str:
+    phrase = found[0]
+    after = re.match(r"\s+([A-Z][a-z]+)", found.string[found.end() :])
+    ends = phrase in _MAY_BE_LAST and after is not None and after[1] not in _NOT_FIRST
+    return f"{_PHRASES[phrase]}{'.' if ends else ' '}"
+
+
+def _before_number(found: re.Match[str]) -> str:
+    return f"{_NUMBERED_THINGS[found['word'].lower()]} "
+
+
+def _number_sign(found: re.Match[str]) -> str:
+    before = re.search(r"(\w+)\s$", found.string[: found.start()][-20:])
+    answer = before is None or before[1].lower() in _ANSWERS
+    return found[0] if answer and found[0][0] == "n" else "number "
+
+
+def _month_alone(found: re.Match[str]) -> str:
+    stop = "." if re.match(r"\s+[A-Z]", found.string[found.end() :]) else ""
+    return _MONTHS_ALONE[found[0][:-1]] + stop
+
+
 def _list_marker(found: re.Match[str]) -> str:
     mark, stop = found["mark"], "." if found["stop"] == "." else ","
     value = _roman_value(mark) if len(mark) > 1 or mark in "ivx" else None
@@ -105,10 +148,28 @@ def _list_marker(found: re.Match[str]) -> str:
 ABBREVIATIONS: tuple[Substitution, ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (rf"(?<![\w.&'/]){any_of(_PHRASES)}(?![\w'&/]|\.\w)", lambda found: f"{_PHRASES[found[0]]} "),
+        (rf"(?<![\w.&'/]){any_of(_PHRASES)}(?![\w'&/]|\.\w)", _phrase),
+        # Numbers of telephones are words already.
         (
-            rf"(?i)\b(?P<word>{any_of(_BEFORE_NUMBERS)})(?:(?:\.\s?|\s)(?=\d)|\.\s?(?=[IVXLC]{{1,8}}\b))",
-            lambda found: f"{_BEFORE_NUMBERS[found['word'].lower()]} ",
+            r"(?i)\btel\.:?\s?(?=\+|\d|(?:plus|zero|one|two|three|four|five|six|seven|eight|nine)\b)",
+            "telephone ",
+        ),
+        (r"\bno\.\s?(?=\d)|\bN(?:o|O)\.\s?(?=\d|[IVXLC]{2,8}\b)", _number_sign),
+        (r"(?<=\w\s)No\s(?=\d)", "number "),
+        (
+            r"\b(?:[Ff]igs|[Aa]rts)\.\s?(?=\d{1,3}[a-z]?(?:\s?[-–,&]|\s(?:and|to)\b))",
+            lambda found: "figures " if found[0][0] in "Ff" else "articles ",
+        ),
+        (
+            rf"\b(?P<word>(?i:{any_of(_NUMBERED_THINGS)}))\.\s?(?=\d|[IVXLC]{{2,8}}\b|[VX]\b)",
+            _before_number,
+        ),
+        (rf"(?i)\b(?P<word>{any_of(_NUMBERED_WITHOUT_DOT)})\s(?=\d)", _before_number),
+        (r"\bArt\.\s?(?=\d)", "article "),
+        # I live on Oak Dr. Turn left.
+        (
+            rf"(?P<name>\b(?:(?:on|along|down|off)\s|\d\s){_STREET})Dr(?=\.\s+[A-Z])",
+            lambda found: f"{found['name']}drive",
         ),
         (
             rf"(?<=[a-z]\s){any_of(_AFTER_NAMES)}\.(?!\s?[A-Z])|(?<=\w\s){any_of(_AFTER_NAMES)}\.?(?=,|\s*$)",
@@ -118,7 +179,12 @@ ABBREVIATIONS: tuple[Substitution, ...] = tuple(
             rf"\b{any_of(_TITLES)}\b(?:\.|(?=\s[A-Z][a-z]))",
             lambda found: _TITLES[found[0].rstrip(".")],
         ),
-        (rf"\b{any_of(_MONTHS_ALONE)}\.", lambda found: _MONTHS_ALONE[found[0][:-1]]),
+        (rf"\b{any_of(_SHOUTED_TITLES)}\.(?=\s?[A-Za-z])", lambda found: _SHOUTED_TITLES[found[0][:-1]]),
+        # Jan is a name, too.
+        (
+            rf"\b{any_of(_MONTHS_ALONE.keys() - {'Jan'})}\.|\bJan\.(?=\s*[a-z\d,–-])|(?:{_BEFORE_MONTHS})Jan\.",
+            _month_alone,
+        ),
     )
 )
 
@@ -128,7 +194,7 @@ ROMAN_NUMERALS: tuple[Substitution, ...] = tuple(
         (rf"(?i)\b(?P<before>{_NUMBERED})\s(?P<numeral>[ivxlc]{{2,8}})\b(?!')", _numbered),
         # One letter is a numeral after a capital only: Part I, but the part I like.
         (
-            rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[IVX])\b(?!')",
+            rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[VX]|{_ONE})\b(?!')",
             _numbered,
         ),
         (r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)", _numbered),

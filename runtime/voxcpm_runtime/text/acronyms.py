@@ -30,11 +30,30 @@ _WORDS = word_set(
     """ALL AN AND ANY ARE AS AT BAD BE BIG BOY BUT BUY BY CAR CAT DAY DID DO DOG EAT END FEW FOR FUN GET GO GOD GOT
     HAD HAS HE HER HEY HIM HIS HOT HOW IF IN IS ITS JOB LAW LET LOT LOW MAN MAY ME MEN MY NEW NO NOR NOT NOW OF
     OFF OH OLD ON ONE OR OUR OUT OWN PUT RED RUN SAD SAY SEE SET SHE SIX SO SUN TEN THE TO TOO TOP TRY TWO UP
-    USE WAR WAS WAY WE WHY WIN YES YET YOU"""
+    USE WAR WAS WAY WE WHY WIN YES YET YOU
+    AGE AGO AIR ASK ATE BAG BED BET BOX BUS COP CRY CUP CUT DAD DIE DRY EAR EAT EGG EYE FAR FAT FEW FLY GUN GUY HAT
+    HIT JOY KEY KID LEG LIE LIP MAD MOM MUM ODD PAY PEN PIG POT RAW ROW SEA SIT SKY SON TAX TEA TIE WET WON"""
 )
 """Short words that are often written in capitals."""
-_SOUNDS = word_set("brr grr hm hmm mm mmm nth pfft psst sh shh th tsk zzz")
-"""What is written without vowels and is no acronym."""
+_SOUNDS = re.compile(r"[hm]+|[bg]r+|s+h+|pf+t*|ps+t+|ts+k+|z+|n?th")
+"""What is written without vowels and is no acronym: mhm, hmmm, shhh."""
+_SHOUTED = re.compile(
+    r"(?<![\w'])[A-Z]+'(?:T|LL|RE|VE|D|M)(?!\w)"
+    r"|(?<=\b(?:[Hh]e|[Ww]e|[Ii]t) )CAN(?!\w)|(?<=\b(?:I) )(?:CAN|AM)(?!\w)"
+    r"|(?<=\b(?:[Ss]he|[Yy]ou|[Ww]ho) )CAN(?!\w)|(?<=\b[Tt]hey )CAN(?!\w)"
+    r"|(?<=\b(?:do|Do) )IT(?=\s*(?:[.,;:!?\"]|$))|(?<=\bdid )IT(?=\s*(?:[.,;:!?\"]|$))"
+)
+"""What is a word in capitals by its ending or by the word beside it: CAN'T, she CAN do IT."""
+_NAMES = re.compile(r"(?<![\w'])[A-Z]{3,}(?:\s[A-Z]{3,})+(?![\w'])")
+
+_LETTERED = word_set(
+    "A An Class Exhibit Gate Grade Group I Malcolm Option Part Plan Section Team Type Vitamin"
+)
+"""What has a letter after it that is no initial."""
+_BEFORE_INITIALS = word_set(
+    "by captain colonel doctor general governor miz missus mister president professor senator sergeant with"
+)
+"""Words in small letters before an initial."""
 
 _SAYABLE = re.compile(
     r"""
@@ -46,7 +65,7 @@ _SAYABLE = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})('?s)?(?![\w]|'[a-rt-z])")
+_CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})('?s|'S)?(?![\w]|'[a-rt-z])")
 _ANY_WORD = re.compile(r"[A-Za-z]{2,}")
 _LONGEST_WORD = 40
 _SURELY_WORD = 6
@@ -79,6 +98,8 @@ def with_capitals_said(sentence: str) -> str:
     found = _ANY_WORD.findall(sentence)
     capitals = [word for word in found if word.isupper()]
     heading = len(capitals) > 1 and 2 * len(capitals) >= len(found) and any(map(_is_word, capitals))
+    sentence = _SHOUTED.sub(lambda found: found[0].lower(), sentence)
+    sentence = _NAMES.sub(_shouted_name, sentence)
     return _CAPITALS.sub(_heading_word if heading else _text_word, sentence)
 
 
@@ -92,12 +113,39 @@ def _is_word(capitals: str) -> bool:
 
 def _reader(is_word: Callable[[str], bool]) -> Callable[[re.Match[str]], str]:
     def read(found: re.Match[str]) -> str:
-        capitals, ending = found[1], found[2] or ""
+        capitals, ending = found[1], (found[2] or "").lower()
+        if ending == "'s" and found[2].isupper() and capitals in _AMBIGUOUS:
+            return found[0].lower()
         if said := said_acronym(capitals, ending):
             return said
         return found[0].lower() if is_word(capitals) else letter_by_letter(capitals, ending)
 
     return read
+
+
+def _shouted_name(found: re.Match[str]) -> str:
+    """JOHN SMITH: where one word of a name can only be a word, those beside it are words, too, but no acronyms."""
+    words = found[0].split()
+    if not any(len(word) > 3 and _is_word(word) for word in words):
+        return found[0]
+    return " ".join(
+        word.lower() if len(word) > 3 and has_vowel(word) and not said_acronym(word) else word
+        for word in words
+    )
+
+
+def _initial(found: re.Match[str]) -> str:
+    """A letter with its dot before a name: the letter's name, without the dot, if the dot does not end a sentence."""
+    before = re.search(r"([\w.']+)\W*$", found.string[max(0, found.start() - 40) : found.start()])
+    word = before[1] if before else ""
+    after_comma = len(word) > 1 and before is not None and before[0].endswith(", ")
+    follows = re.match(r"\s*[A-Z]\.", found.string[found.end() :])
+    is_initial = (
+        not word or (word[0].isupper() and word not in _LETTERED) or word in _BEFORE_INITIALS or after_comma
+    )
+    if not follows and (found[1] == "I" or not is_initial):
+        return found[0]
+    return f"{letter_by_letter(found[1])} "
 
 
 _text_word = _reader(_is_word)
@@ -109,7 +157,7 @@ _heading_word = _reader(
 
 
 def _without_vowels(found: re.Match[str]) -> str:
-    return found[0] if found[0] in _SOUNDS else letter_by_letter(found[0])
+    return found[0] if _SOUNDS.fullmatch(found[0]) else letter_by_letter(found[0])
 
 
 LETTERS_SAID_SINGLY: tuple[Substitution, ...] = (
@@ -118,11 +166,11 @@ LETTERS_SAID_SINGLY: tuple[Substitution, ...] = (
         re.compile(r"(?<![\w.'])(?:[A-Za-z]\.){2,20}(?:[A-Za-z](?![\w']))?"),
         lambda found: letter_by_letter(found[0].replace(".", "")),
     ),
-    (re.compile(r"(?<![\w.'])([A-Z])\.(?=\s*[A-Z])"), lambda found: letter_by_letter(found[1])),
+    (re.compile(r"(?<![\w.'])([A-Z])\.(?=\s*[A-Z])"), _initial),
     # iPhone, eBay
     (re.compile(r"(?<!\w)([ei])(?=[A-Z])"), lambda found: f"{letter_by_letter(found[1])} "),
     # A is an article before a word, and a letter elsewhere.
     (re.compile(r"(?<![\w'])A(?=-[a-z]|[^\w\s'-]|\s*$)"), "ay"),
-    (re.compile(r"(?<![\w'])[B-HJ-Zb-hj-z](?!\w|'[a-rt-z])"), lambda found: letter_by_letter(found[0])),
-    (re.compile(r"(?<![\w'])[b-df-hj-np-tv-xz]{2,5}(?![\w'])"), _without_vowels),
+    (re.compile(r"(?<![\w'])[B-HJ-Zb-hj-z](?!\w|'(?!s\b)\w)"), lambda found: letter_by_letter(found[0])),
+    (re.compile(r"(?<![\w'])(?:[b-df-hj-np-tv-xz]{2,5}|[hmszrt]{6,20})(?![\w'])"), _without_vowels),
 )

@@ -13,9 +13,9 @@ _MARKS = {
     ".": "dot", "@": "at", "/": "slash", "\\": "backslash", "_": "underscore", "-": "dash", "+": "plus", ":": "colon",
     "?": "question mark", "=": "equals", "&": "and", "#": "hash", "%": "percent", "~": "tilde",
 }  # fmt: skip
-_DOMAINS = any_of(
-    word_set("com org net edu gov io ai dev app info uk us de fr ch ca au eu jp cn in tv me co")
-)
+_DOMAINS = any_of(word_set("com org net edu gov io ai dev app info uk de fr ch ca au eu jp cn tv"))
+_WORDY_DOMAINS = any_of(word_set("co gl in is it ly me us"))
+"""Domains that are words, too: addresses only with a path."""
 _FILES = any_of(
     word_set(
         """7z aac bat bin bmp c cfg conf cpp css csv doc docx exe flac gif go gz h htm html ini ipynb iso java jpeg
@@ -68,7 +68,7 @@ ADDRESSES: tuple[Substitution, ...] = tuple(
         (rf"(?<!\w)(?:https?|ftp|file)://+(?P<address>{_HOST}{_TAIL})", re.IGNORECASE, _of_match),
         (rf"(?<![\w.-])(?P<address>www\.{_HOST}{_TAIL})", re.IGNORECASE, _of_match),
         (
-            rf"(?<![\w.@-])(?P<address>{_LABEL}(?:\.{_LABEL}){{0,3}}\.{_DOMAINS}{_TAIL})(?![\w@]|\.\w)",
+            rf"(?<![\w.@-])(?P<address>{_LABEL}(?:\.{_LABEL}){{0,3}}\.(?:{_DOMAINS}|{_WORDY_DOMAINS}(?=/\w)){_TAIL})(?![\w@]|\.\w)",
             0,
             _of_match,
         ),

@@ -23,6 +23,7 @@ _DAY = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>1\d{3}|20\d\d)(?![\d,]*\d|\.\d|[%°€£])"
 _MERIDIEM = r"(?P<meridiem>[AaPp])\.?[Mm]\b\.?"
 _HOUR, _MINUTE = r"(?P<hour>[01]?\d|2[0-4])", r"(?P<minute>[0-5]\d)"
+_AFTER_TIMES = {*_MONTHS, *_DAYS, *_DAYS.values(), "Central", "Eastern", "Greenwich", "Mountain", "Pacific"}
 _FIRST_YEAR = 1010
 """The first number that is read as a year; those before it are said like other numbers."""
 
@@ -66,7 +67,11 @@ def _time(found: re.Match[str]) -> str:
         words += [] if plain else ["o'clock" if 0 < int(hour or 0) <= 12 else "hundred"]
     elif minute and minute != "00":
         words.append(minutes(minute))
-    return " ".join([*words, *([letter_by_letter(f"{half}m")] if half else [])])
+    # The dot of p.m. is the sentence's as well, except before the day or the zone.
+    after = re.match(r"\s+([A-Z][a-z]+)", found.string[found.end() :])
+    ends = half and found[0].endswith(".") and after is not None and after[1] not in _AFTER_TIMES
+    said = " ".join([*words, *([letter_by_letter(f"{half}m")] if half else [])])
+    return f"{said}." if ends else said
 
 
 def _decade(found: re.Match[str]) -> str:
@@ -97,10 +102,16 @@ DATES: tuple[Substitution, ...] = tuple(
             rf"\b(?:the )?(?<![\d.,$£€-]){_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?",
             partial(_date, day_first=True),
         ),
-        (rf"\b{_MONTH} {_DAY}(?![\w:%]|[.,]\d)(?:,? {_YEAR})?", _date),
+        # In May 5 men came.
+        (rf"(?<!\b[Ii]n )\b{_MONTH} {_DAY}(?![\w:%]|[.,]\d)(?:,? {_YEAR})?", _date),
+        (rf"\b{_MONTH} {_DAY},? {_YEAR}", _date),
         (rf"\b{_MONTH},? {_YEAR}", lambda found: f"{_month_name(found['month'])} {year(found['year'])}"),
         (r"(?<!\w)'?(?P<decade>1\d\d0|20\d0|[2-9]0)'?s\b", _decade),
         # Times: first a range whose first part has its half of the day from the second.
+        (
+            r"(?<=\d[ap]m)\s?[–-]\s?(?=\d)|(?<=\d [ap]m)\s?[–-]\s?(?=\d)|(?<=[ap]\.m\.)\s?[–-]\s?(?=\d)",
+            " to ",
+        ),
         (r"(?<=\d)\s?[–-]\s?(?=[01]?\d(?::[0-5]\d)?\s?[AaPp]\.?[Mm]\b)", " to "),
         (r"(?<=\d:[0-5]\d)\s?[–-]\s?(?=\d{1,2}:[0-5]\d)", " to "),
         (

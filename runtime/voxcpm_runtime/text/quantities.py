@@ -28,6 +28,7 @@ _COUNTED = word_set(
 )
 """What is numbered in parts: after them 3.11 is three point eleven."""
 
+_LETTER_UNITS = frozenset("AVWJNLF")
 _PER = word_set("second minute hour day night week month quarter year person head kg lb")
 _CALLED_IN_PAIRS = word_set("Airbus Boeing Flight Highway Interstate Room Route flight highway room route")
 """What is numbered like a year: after them 101 is one oh one."""
@@ -60,8 +61,18 @@ def _money(found: re.Match[str]) -> str:
     return article + _with_least(found, sign + " and ".join(filter(None, (notes, coins))))
 
 
+def _is_no_unit(found: re.Match[str]) -> bool:
+    """Whether a letter after a number and a space is a name, as in 3 V necks and Section 5 A."""
+    numbered = re.search(r"\b[A-Z][a-z]+\s$", found.string[: found.start()][-20:])
+    return bool(numbered) or not re.match(
+        r"\s*(?:[^\w\s]|$)|\s(?:and|at|from|in|is|of|on|or|to|was)\b", found.string[found.end() :]
+    )
+
+
 def _measure(found: re.Match[str]) -> str:
     unit, _, per = found["unit"].partition("/")
+    if found["dash"] == " " and unit in _LETTER_UNITS and _is_no_unit(found):
+        return found[0]
     words = _named(unit, one=_is_one(found) or found["dash"] == "-")
     if per:
         words += f" per {_named(per, one=True) if per.partition('^')[0] in UNITS else per}"
@@ -133,6 +144,7 @@ QUANTITIES: tuple[Substitution, ...] = tuple(
         (r"(?<![\w+])\+\d{1,3}(?:[ .-]\(?\d{2,4}\)?){2,5}(?![\w-])", _groups),
         (r"(?<![\w.-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])", _groups),
         (r"(?<![\w.,-])\d{3}-\d{4}(?![\w-]|[.,]\d)", _groups),
+        (r"(?<![\w.,+-])0\d{2,4}[ -]\d{3,4}[ -]\d{3,4}(?![\w-]|[.,]\d)", _groups),
         (r"(?<=\bISBN )[\d-]{10,17}", _groups),
         (r"(?<=\b[Cc]all )\d{3}\b|(?<=\b[Dd]ial )\d{3}\b", lambda found: digit_names(found[0])),
         (r"(?<![\w.])(?P<number>\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)", _parts("dot", digit_names)),
@@ -152,10 +164,13 @@ QUANTITIES: tuple[Substitution, ...] = tuple(
             ),
         ),
         (
-            rf"{_ARTICLE}(?P<sign>{_SIGN})?(?<![\w.,^/])(?!\d+B\s[A-Z]){_AMOUNT}(?P<dash>-|\s)?(?P<unit>{_MEASURE})(?![\w'^])(?:\.(?=\s+[a-z]))?",
+            rf"{_ARTICLE}(?P<sign>{_SIGN})?(?<![\w.,^/])(?!\d+B\b|401k\b){_AMOUNT}(?P<dash>-|\s)?(?P<unit>{_MEASURE})(?![\w'^])(?:\.(?=\s+[a-z]))?",
             _measure,
         ),
-        (rf"(?<=[a-z])/(?={any_of(_PER)}\b)", " per "),
+        (
+            rf"(?<=[a-z])/(?P<per>{any_of(_PER)})\b",
+            lambda found: f" per {UNITS[found['per']][0] if found['per'] in UNITS else found['per']}",
+        ),
         # Postal codes of states.
         (r"(?<=\b[A-Z]{2} )\d{5}\b", lambda found: digit_names(found[0])),
     )

@@ -59,7 +59,7 @@ _LIST_MARKER = re.compile(r"[-*•–—]|#{1,6}|\d{1,3}[.)]?")
 
 # Words before a dot. Those in lower case also match with a capital.
 _NEVER_LAST = word_set("cf dr e.g eg i.e ie mr mrs ms messrs prof viz vs")
-_NOT_BEFORE_NUMBERS = word_set("art ed ex min max n° no nos nr par")
+_NOT_BEFORE_NUMBERS = word_set("apt art ed ex min max n° no nos nr par tel")
 # These end a sentence only if one of _FIRST_WORDS follows. The same is true of initials and other letters with dots.
 _DOUBTFUL = word_set("""
     adm brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle pres pvt rep rev sen sgt sr supt

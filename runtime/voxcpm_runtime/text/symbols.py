@@ -77,6 +77,7 @@ BESIDE_NUMBERS: tuple[Substitution, ...] = tuple(
         (r"(?<=\s)>=(?=\s)", " greater than or equal to "),
         (r"(?<=\s)!=(?=\s)", " not equal to "),
         (r"(?<=[\w)]\s)<(?=\s)|<(?=\d)", " less than "),
+        (r"(?<=[A-Za-z]{3}) > (?=[A-Za-z]{3})", ", "),
         (r"(?<=[\w)]\s)>(?=\s)|(?<!\w)>(?=\d)", " greater than "),
         (r"(?i)\bcopyright (?:©|\(c\))", "copyright"),
         (r"[~≈](?=\s?\d)", " about "),
