@@ -117,7 +117,7 @@ def _roman_year(found: re.Match[str]) -> str:
 
 def _phrase(found: re.Match[str]) -> str:
     phrase = found[0]
-    after = re.match(r"\s+([A-Z][a-z]+)", found.string[found.end() :])
+    after = re.match(r"\s+([A-Z][a-z]+)", found.string[found.end() : found.end() + 40])
     ends = phrase in _MAY_BE_LAST and after is not None and after[1] not in _NOT_FIRST
     return f"{_PHRASES[phrase]}{'.' if ends else ' '}"
 
@@ -133,7 +133,7 @@ def _number_sign(found: re.Match[str]) -> str:
 
 
 def _month_alone(found: re.Match[str]) -> str:
-    stop = "." if re.match(r"\s+[A-Z]", found.string[found.end() :]) else ""
+    stop = "." if re.match(r"\s+[A-Z]", found.string[found.end() : found.end() + 40]) else ""
     return _MONTHS_ALONE[found[0][:-1]] + stop
 
 
@@ -198,7 +198,7 @@ ROMAN_NUMERALS: tuple[Substitution, ...] = tuple(
             _numbered,
         ),
         (r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)", _numbered),
-        (rf"\b(?P<before>{_MONARCHS})\s(?P<numeral>[IVX]{{2,6}}|[VX])\b", _reign),
+        (rf"\b(?P<before>{_MONARCHS})\s(?P<numeral>[IVX]{{2,6}}|[VX]|I(?=[;:)!?]|\.?\s*$))\b", _reign),
         (r"\b(?P<before>[A-Z][a-z]+)\s(?P<numeral>[IVX]{2,6})\b", _numbered),
         (r"\b[IVXLCDM]{5,15}\b", _roman_year),
     )

@@ -47,7 +47,7 @@ _SHOUTED = re.compile(
 _NAMES = re.compile(r"(?<![\w'])[A-Z]{3,}(?:\s[A-Z]{3,})+(?![\w'])")
 
 _LETTERED = word_set(
-    "A An Class Exhibit Gate Grade Group I Malcolm Option Part Plan Section Team Type Vitamin"
+    "A An Class Exhibit Gate Grade Group I Malcolm Option Part Plan Room Row Seat Section Team Type Vitamin"
 )
 """What has a letter after it that is no initial."""
 _BEFORE_INITIALS = word_set(
@@ -61,7 +61,7 @@ _SAYABLE = re.compile(
        [bfgkp][lr]|d[rw]|[bcdfghjklmnprstvwxyz])?
     [aeiouy]{1,3}
     (?:[bcdfghjklmnpqrstvwxz]{1,3}[aeiouy]{1,3})*
-    (?:[lmnr]?(?:[bcdfgkmnpstvxz]|th|sh|ch|ck|ll|ss|ff|zz|st|ct|ft|pt|xt|sk|sp|ng|nk|ght|ngth|tch|ld|lth|w|h|l|r)?s?)
+    (?:[lmnr]?(?:[bcdfgkmnpstvxz]|th|sh|ch|ck|hn|ll|ss|ff|zz|st|ct|ft|pt|xt|sk|sp|ng|nk|ght|ngth|tch|ld|lth|w|h|l|r)?s?)
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -139,10 +139,9 @@ def _initial(found: re.Match[str]) -> str:
     before = re.search(r"([\w.']+)\W*$", found.string[max(0, found.start() - 40) : found.start()])
     word = before[1] if before else ""
     after_comma = len(word) > 1 and before is not None and before[0].endswith(", ")
-    follows = re.match(r"\s*[A-Z]\.", found.string[found.end() :])
-    is_initial = (
-        not word or (word[0].isupper() and word not in _LETTERED) or word in _BEFORE_INITIALS or after_comma
-    )
+    follows = re.match(r"\s*[A-Z]\.", found.string[found.end() : found.end() + 40])
+    named = word[:1].isupper() and "'" not in word and word not in _LETTERED
+    is_initial = not word or named or word in _BEFORE_INITIALS or after_comma
     if not follows and (found[1] == "I" or not is_initial):
         return found[0]
     return f"{letter_by_letter(found[1])} "
@@ -170,7 +169,13 @@ LETTERS_SAID_SINGLY: tuple[Substitution, ...] = (
     # iPhone, eBay
     (re.compile(r"(?<!\w)([ei])(?=[A-Z])"), lambda found: f"{letter_by_letter(found[1])} "),
     # A is an article before a word, and a letter elsewhere.
-    (re.compile(r"(?<![\w'])A(?=-[a-z]|[^\w\s'-]|\s*$)"), "ay"),
+    (
+        re.compile(
+            r"(?<![\w'])A(?=-[a-z]|[^\w\s'-]|\s*$|\s(?:and|or|to)\s[B-HJ-Z]\b)"
+            r"|(?:(?<=\b[Aa]n )|(?<=\b[Tt]he ))A(?![\w'.])"
+        ),
+        "ay",
+    ),
     (re.compile(r"(?<![\w'])[B-HJ-Zb-hj-z](?!\w|'(?!s\b)\w)"), lambda found: letter_by_letter(found[0])),
     (re.compile(r"(?<![\w'])(?:[b-df-hj-np-tv-xz]{2,5}|[hmszrt]{6,20})(?![\w'])"), _without_vowels),
 )

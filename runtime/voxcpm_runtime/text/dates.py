@@ -63,12 +63,12 @@ def _time(found: re.Match[str]) -> str:
     if second:
         words += [minutes(minute or "00"), minutes(second)]
     elif minute == "00" and not half:
-        plain = re.match(r"\s*(?:noon|midnight)", found.string[found.end() :])
+        plain = re.match(r"\s*(?:noon|midnight)", found.string[found.end() : found.end() + 40])
         words += [] if plain else ["o'clock" if 0 < int(hour or 0) <= 12 else "hundred"]
     elif minute and minute != "00":
         words.append(minutes(minute))
     # The dot of p.m. is the sentence's as well, except before the day or the zone.
-    after = re.match(r"\s+([A-Z][a-z]+)", found.string[found.end() :])
+    after = re.match(r"\s+([A-Z][a-z]+)", found.string[found.end() : found.end() + 40])
     ends = half and found[0].endswith(".") and after is not None and after[1] not in _AFTER_TIMES
     said = " ".join([*words, *([letter_by_letter(f"{half}m")] if half else [])])
     return f"{said}." if ends else said

@@ -65,7 +65,8 @@ def _is_no_unit(found: re.Match[str]) -> bool:
     """Whether a letter after a number and a space is a name, as in 3 V necks and Section 5 A."""
     numbered = re.search(r"\b[A-Z][a-z]+\s$", found.string[: found.start()][-20:])
     return bool(numbered) or not re.match(
-        r"\s*(?:[^\w\s]|$)|\s(?:and|at|from|in|is|of|on|or|to|was)\b", found.string[found.end() :]
+        r"\s*(?:[^\w\s]|$)|\s(?:and|at|from|in|is|of|on|or|to|was)\b",
+        found.string[found.end() : found.end() + 40],
     )
 
 
@@ -155,7 +156,9 @@ QUANTITIES: tuple[Substitution, ...] = tuple(
             _money,
         ),
         (rf"{_ARTICLE}(?P<sign>{_SIGN})?(?<![\w.]){_AMOUNT}{_SCALE}\s?{_CODE}(?!\w)", _money),
-        # Measures.
+        # Measures. With its dot inside a sentence, in. is no preposition.
+        (r"([x×]\s?\d{1,6})\s?in\.(?=\s+[a-z])", r"\1 inch"),
+        (r"(?<=\d)\s?in\.(?=\s+[a-z])", "in"),
         (
             r"(?<![\w.,])(\d{1,2})(?:'|\s?ft\.?)\s?(\d{1,2})(?:\"|''|\s?in\b\.?)",
             lambda found: (
