@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_STEP
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import validate
-from voxcpm_validation.end_to_end import Case, Spoken, compare_speech, speak_upstream
-from voxcpm_validation.report import Report
+from voxcpm_validation.end_to_end import Case, EndToEnd, Spoken, compare_speech, speak_upstream
+from voxcpm_validation.measures import Agreement
+from voxcpm_validation.report import Missed, Report
 from voxcpm_validation.sensitivity import Sensitivity, measure_sensitivity
 from voxcpm_validation.upstream import load_upstream
 
@@ -39,6 +40,7 @@ class Judged:
             bundle="b",
             checkpoint="c",
             tools={},
+            built_in=True,
             steps=(),
             sensitivity=self.sensitivity,
             end_to_end=tuple(spoken),
@@ -49,7 +51,8 @@ def judged(checkpoint: Path, bundle: Path, texts: tuple[str, ...]) -> Judged:
     model = load_upstream(checkpoint, max_length=128)
     cases = [Case(f"zero-shot {seed}", text, seed, patches=6) for seed, text in enumerate(texts)]
     expected = [speak_upstream(model, case) for case in cases]
-    measured = (measure_sensitivity(model, "fp16", cases, expected),)
+    pairs = zip(cases, expected, strict=True)
+    measured = tuple(measure_sensitivity(model, "fp16", *pair) for pair in pairs)
     return Judged(bundle, cases, expected, measured)
 
 
@@ -119,23 +122,94 @@ def test_without_drift_a_defect_is_found_in_the_worst_patch_too(steady_voice: Ju
 def test_the_built_in_voice_is_disturbed_only_where_a_fixed_floor_is_missed(
     speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    def measured(_: object, precision: Any, case: Case, _plain: object) -> Sensitivity:
+        return sensitivity(case.name).model_copy(update={"precision": precision})
 
-    def measured(_: object, precision: Any, *_given: object) -> Sensitivity:
-        asked.append(precision)
-        return Sensitivity(precision=precision, disturbance=0.005, free_running=0.0, worst_patch=0.0)
+    def only_continuation(speech: EndToEnd, *_given: object, **_named: object) -> list[Missed]:
+        return [Missed("free-running latents", 0.9, 0.999, True)] if speech.case == "continuation" else []
 
     monkeypatch.setattr(validate, "_measure_steps", lambda *given: ())
     monkeypatch.setattr(validate, "measure_sensitivity", measured)
     checked: dict[str, Any] = {"precisions": ["fp16"], "text": TEXTS[0], "patches": 4}
-    monkeypatch.setattr(validate, "below_floors", lambda speech: [])
-    assert validate.validate_bundle(speaking_bundle, str(DEFAULT_CHECKPOINT), **checked).sensitivity == ()
-    monkeypatch.setattr(validate, "below_floors", lambda speech: [("free-running latents", 0.9, 0.999)])
+    monkeypatch.setattr(validate, "below_floors", only_continuation)
     report = validate.validate_bundle(speaking_bundle, str(DEFAULT_CHECKPOINT), **checked)
-    assert asked == [s.precision for s in report.sensitivity] == ["fp16"]
+    assert [(s.case, s.precision) for s in report.sensitivity] == [("continuation", "fp16")]
+    assert report.built_in
 
 
-def test_a_floor_is_three_times_as_far_from_one_as_upstream_and_never_above_the_fixed_one() -> None:
-    measured = Sensitivity(precision="fp16", disturbance=0.01, free_running=0.99, worst_patch=0.9)
+def sensitivity(case: str, *, free: float = 1.0, worst: float = 1.0, median: float = 1.0) -> Sensitivity:
+    return Sensitivity(
+        case=case,
+        precision="fp16",
+        disturbance=0.005,
+        free_running=free,
+        forced_worst=worst,
+        forced_median=median,
+    )
+
+
+def spoken(
+    case: str, *, free: float = 1.0, worst: float = 1.0, median: float = 1.0, precision: Any = "fp16"
+) -> EndToEnd:
+    same = Agreement(correlation=free, max_abs_error=0.0, snr_db=100.0, finite=True)
+    return EndToEnd(
+        case=case,
+        precision=precision,
+        patches=8,
+        upstream_patches=8,
+        free_running_latents=same,
+        waveform=same,
+        teacher_forced_worst=worst,
+        teacher_forced_median=median,
+    )
+
+
+def report_of(*end_to_end: EndToEnd, drift: Sequence[Sensitivity] = (), built_in: bool = False) -> Report:
+    return Report(
+        bundle="b",
+        checkpoint="c",
+        built_in=built_in,
+        tools={},
+        steps=(),
+        sensitivity=tuple(drift),
+        end_to_end=end_to_end,
+    )
+
+
+def test_a_floor_is_three_times_as_far_from_one_as_upstream_and_within_its_bounds() -> None:
+    measured = sensitivity("continuation")
     assert measured.floor(0.99, 0.999) == pytest.approx(0.97)
     assert measured.floor(1.0, 0.999) == 0.999
+    assert measured.floor(0.95, 0.999) == measured.floor(-1.0, 0.999) == 0.9
+
+
+def test_a_defect_of_continuation_alone_fails_though_its_free_run_cannot_be_judged() -> None:
+    good, bad = spoken("zero-shot"), spoken("continuation", free=-0.2, worst=0.1, median=0.2)
+    report = report_of(good, bad, drift=[sensitivity("continuation", free=0.46226, worst=0.3)])
+    (failure,) = report.failures()
+    assert "continuation fp16: teacher-forced, median patch" in failure
+    assert len(report.unjudged()) == 2
+    assert all("continuation fp16" in line and "cannot be judged" in line for line in report.unjudged())
+    assert report.unjudged()[0] in report.markdown()
+
+
+def test_the_drift_of_one_case_excuses_no_other() -> None:
+    bad = spoken("zero-shot", free=0.99, worst=0.99)
+    assert len(report_of(bad, drift=[sensitivity("continuation", free=0.95, worst=0.95)]).failures()) == 2
+
+
+def test_a_low_median_is_excused_only_as_far_as_that_of_disturbed_upstream() -> None:
+    fell = sensitivity("continuation", median=0.9997)
+    assert report_of(spoken("continuation", median=0.9998), drift=[fell]).failures() == []
+    assert report_of(spoken("continuation", median=0.9996), drift=[fell]).failures() != []
+    assert report_of(spoken("continuation", median=0.9998), drift=[sensitivity("continuation")]).failures()
+
+
+def test_the_median_of_int8_has_a_floor_for_the_built_in_voice_only() -> None:
+    low = spoken("zero-shot", median=0.9, precision="int8")
+    assert report_of(low, built_in=True).failures() != []
+    assert report_of(low).failures() == []
+
+
+def test_a_figure_that_is_no_number_fails() -> None:
+    assert report_of(spoken("zero-shot", median=float("nan"))).failures() != []

@@ -132,6 +132,8 @@ def _against_upstream(
     failures = findings.failures()
     for line in failures:
         console.print(f"[red]below its floor:[/red] {line}")
+    for line in findings.unjudged():
+        console.print(f"not judged: {line}")
     if failures:
         raise typer.Exit(1)
 

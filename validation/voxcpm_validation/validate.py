@@ -11,6 +11,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, Source
 from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.backends.loading import Backend
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.text.letters import spelled, spelled_transcript
@@ -86,16 +87,22 @@ def validate_bundle(
                 report(f"{case.name} {precision}")
                 spoken.append(compare_speech(tts, case, upstream))
             del tts
-        drifting = [p for p in DISTURBANCES if any(below_floors(s) for s in spoken if s.precision == p)]
+        drifting = {(s.case, s.precision) for s in spoken if s.precision in DISTURBANCES and below_floors(s)}
         sensitivity: tuple[Sensitivity, ...] = ()
         if drifting:
             # Only here: steady checkpoints need not wait for it.
             report("upstream, disturbed")
             model = load_upstream(source.folder, max_length=manifest.sizes.kv_length, lora=source.lora)
-            sensitivity = tuple(measure_sensitivity(model, p, utterances, expected) for p in drifting)
+            sensitivity = tuple(
+                measure_sensitivity(model, precision, case, upstream)
+                for precision in DISTURBANCES
+                for case, upstream in zip(utterances, expected, strict=True)
+                if (case.name, precision) in drifting
+            )
     return Report(
         bundle=str(bundle),
         checkpoint=_described(manifest.source),
+        built_in=manifest.source.sha256 == Checkpoint.open(str(DEFAULT_CHECKPOINT)).source().sha256,
         tools={name: version(name) for name in _TOOLS},
         sensitivity=sensitivity,
         steps=steps,
