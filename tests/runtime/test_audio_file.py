@@ -239,6 +239,10 @@ def test_the_same_audio_gives_the_same_bytes(tmp_path):
         ("out.txt", "expected a name that ends in .wav"),
         ("out", "no ending"),
         ("folder.wav", "it is a folder"),
+        (f"{'a' * 300}/out.wav", "cannot be written"),
+        (f"new/{'a' * 300}/out.wav", "cannot be written"),
+        (f"new/{'a' * 300}.wav", "cannot be written"),
+        ("new/b\0c/out.wav", "cannot be written"),
     ],
 )
 def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):
@@ -248,6 +252,7 @@ def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):
 
     with pytest.raises(InputError, match=message):
         check_output_path(tmp_path / name)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")

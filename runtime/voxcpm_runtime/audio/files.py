@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -101,22 +102,38 @@ def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> 
 def check_output_path(path: str | Path) -> Path:
     """The path with ~ expanded. Raises InputError if no audio file can be written there, by a test file.
 
-    Folders that are missing are not made yet; the test file stands in the nearest folder that is there.
+    Missing folders are made for the test, as names too long show only then, and removed again.
     """
     path = _expanded(path)
     _format(path)
-    if path.is_dir():
-        raise InputError(f"{path}: expected the path of an audio file to write, but it is a folder")
-    nearest = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
-    if not nearest.is_dir():
-        raise InputError(f"{path}: cannot be written, because {nearest} is not a folder; choose another path")
+    made: list[Path] = []
     try:
-        with whole_file(nearest / path.name, keep=False) as file:
+        if path.is_dir():
+            raise InputError(f"{path}: expected the path of an audio file to write, but it is a folder")
+        above = path.absolute().parents
+        nearest = next(i for i, folder in enumerate(above) if os.path.lexists(folder))
+        if not above[nearest].is_dir():
+            raise InputError(
+                f"{path}: cannot be written, because {above[nearest]} is not a folder; choose another path"
+            )
+        for folder in reversed(above[:nearest]):
+            folder.mkdir()
+            made.append(folder)
+        with whole_file(path, keep=False) as file:
             file.write(b"")
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError("it exists and is read-only")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
+    # ValueError: a null character in the name.
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = os_reason(error) if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}: cannot be written ({reason})") from None
+    finally:
+        # Another process may have put something there meanwhile.
+        with contextlib.suppress(OSError):
+            for folder in reversed(made):
+                folder.rmdir()
     return path
 
 
