@@ -25,7 +25,8 @@ from voxcpm_constants.speech_profile import DEFAULT_LICENCE, SpeechProfile
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.targets import KVCache, PackageForm, Target, package_form
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+"""3 added `speech`, which readers of 2 refuse; a manifest of 2 is read as one without it."""
 MANIFEST_FILE = "manifest.json"
 MODEL_CARD_FILE = "README.md"
 CONSTANTS_FOLDER = "constants"

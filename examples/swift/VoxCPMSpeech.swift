@@ -21,7 +21,7 @@ import Foundation
 
 /// Numbers that the Python driver has, too; the test reads them from here.
 enum Constant {
-    static let schemaVersion = 2
+    static let schemaVersion = 3
     static let audioStart = 101
     static let stopIndex = 1
     static let zeroVelocityFraction = 0.04
@@ -625,7 +625,7 @@ final class VoxCPMSpeech {
         let document = try Data(contentsOf: bundle.appending(path: "manifest.json"))
         let manifest = try JSONDecoder().decode(Manifest.self, from: document)
         guard
-            manifest.schema_version == Constant.schemaVersion, manifest.sizes.batch == 1,
+            (2...Constant.schemaVersion).contains(manifest.schema_version), manifest.sizes.batch == 1,
             manifest.precisions.contains(precision)
         else { throw SpeechError("expected a bundle for one utterance, of this release, with \(precision)") }
         guard manifest.kv_cache == "scatter", manifest.sizes.base_lm_parts == 1 else {

@@ -63,6 +63,18 @@ def test_a_newer_schema(bundle_folder):
         open_bundle(bundle_folder)
 
 
+def test_a_manifest_from_before_speech_profiles_is_read_and_a_new_one_says_that_it_has_one(bundle_folder):
+    assert json.loads((bundle_folder / "manifest.json").read_text())["schema_version"] == 3
+
+    def of_schema_2(document):
+        document["schema_version"] = 2
+        document.pop("speech")
+
+    edit_manifest(bundle_folder, of_schema_2)
+
+    assert open_bundle(bundle_folder).manifest.speech is None
+
+
 def test_a_manifest_from_before_batches_is_of_one_utterance(bundle_folder):
     def without_batch(document):
         assert document["sizes"].pop("batch") == 1
