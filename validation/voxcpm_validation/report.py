@@ -180,9 +180,9 @@ def below_floors(
     median_floors = BUILT_IN_MEDIAN_PATCH_FLOORS if built_in else MEDIAN_PATCH_FLOORS
     free = speech.free_running_latents.correlation
     figures = (
-        ("free-running latents", free, FREE_RUNNING_FLOORS, drift and drift.free_running),
-        (_WORST, speech.teacher_forced_worst, TEACHER_FORCED_FLOORS, drift and drift.forced_worst),
-        (_MEDIAN, speech.teacher_forced_median, median_floors, drift and drift.forced_median),
+        ("free-running latents", free, FREE_RUNNING_FLOORS, drift.free_running if drift else None),
+        (_WORST, speech.teacher_forced_worst, TEACHER_FORCED_FLOORS, drift.forced_worst if drift else None),
+        (_MEDIAN, speech.teacher_forced_median, median_floors, drift.forced_median if drift else None),
     )
     below = []
     for figure, value, floors, disturbed in figures:
