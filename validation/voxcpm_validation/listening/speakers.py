@@ -85,7 +85,9 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
             noise = planned.randomness.noise(index, 0)
             audio, latents = upstream_generate(model, words, rng=noise, prompt_cache=cache)
             if segment.anchors:
-                cache = model.merge_prompt_cache(cache, _as_prompt(planned, segment.transcript), torch.from_numpy(latents))
+                cache = model.merge_prompt_cache(
+                    cache, _as_prompt(planned, segment.transcript), torch.from_numpy(latents)
+                )
             pause = _PAUSE if segment.ends_paragraph else 0.0
             said.append(SaidSegment(segment.text, words, audio, pause))
             spoken += len(audio) / rate + pause
