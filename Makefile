@@ -47,7 +47,7 @@ test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 	@$(BIN)/python -m pytest -m slow
 
 # The bundle is made anew each time. Speaking with it once leaves its lowered graphs in a cache, from which they move into
-# the bundle: so the wheel's first command off the Mac need not lower them.
+# the bundle and its manifest: so the wheel's first command off the Mac need not lower them.
 wheel: $(STAMP)  ## dist/*.whl with the built-in voice's int8 bundle: it speaks without PyTorch
 	@rm -rf build/bundle build/cache dist/*.whl
 	@mkdir -p build
@@ -57,6 +57,8 @@ wheel: $(STAMP)  ## dist/*.whl with the built-in voice's int8 bundle: it speaks 
 	@VOXCPM_COREML_CACHE=build/cache $(BIN)/voxcpm-coreml generate build/bundle --backend portable --seed 0 \
 	  --text "hello." -o build/hello.wav
 	@mv build/cache/lowered build/bundle/
+	@$(BIN)/python -c 'from pathlib import Path; from voxcpm_constants.manifest import record_lowered; \
+	  record_lowered(Path("build/bundle"))'
 	@VOXCPM_COREML_WHEEL_BUNDLE=build/bundle $(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps -w dist .
 	@ls -l dist/*.whl
 

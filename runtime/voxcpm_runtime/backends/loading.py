@@ -118,13 +118,14 @@ def load_portable_step_model(
 
     The first function of each package is loaded now, to check the package, and the others when they are first called.
     """
+    carried = [folder / path for path in manifest.lowered_files()]
 
     def load(package: StepModel) -> StepFunction:
         functions = package_functions(folder, manifest, precision, package)
         key = manifest.package_key(precision, package.name)
 
         def load_one(index: int) -> StepFunction:
-            return _load_portable(functions[index], cache_key=key, **options)
+            return _load_portable(functions[index], cache_key=key, carried=carried, **options)
 
         first = load_one(0)
         return first if len(functions) == 1 else FunctionsByLength(package, first, load_one)

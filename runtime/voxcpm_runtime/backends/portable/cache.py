@@ -5,7 +5,7 @@ An entry holds the graph without its large weights: a few hundred kilobytes, in 
     magic (8 bytes) │ sha256 of the rest (32) │ header length (8, little-endian) │ header (JSON) │ ONNX graph
 
 A damaged entry is rebuilt. Entries are in the user's cache folder (`voxcpm_constants.user_folders`). A bundle may carry
-its own in a folder `lowered`, as that of `make wheel` does; it is never written here.
+its own in a folder `lowered`, as that of `make wheel` does, if its manifest lists them; they are never written here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import struct
+from collections.abc import Collection
 from pathlib import Path
 
+from voxcpm_constants.manifest import LOWERED_FOLDER
 from voxcpm_constants.targets import MAIN
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.storage.whole_file import whole_file
@@ -25,7 +27,6 @@ from .package import MODEL_FILE, WEIGHT_FILE, map_weights
 # Part of every key: raise it when the same package would lower to another graph.
 LOWERING_VERSION = 7
 
-FOLDER = "lowered"
 MAGIC = b"VOXLOW01"
 LENGTH = struct.Struct("<Q")
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -39,16 +40,18 @@ def load_lowered(
     function: str = MAIN,
     mode: Mode = "plain",
     probe: bool = False,
+    carried: Collection[Path] = (),
 ) -> Lowered:
     """The lowered function of a package, from its bundle, from the cache, or lowered now and cached.
 
-    `cache_key` identifies the package's content (such as a digest from a manifest); without it the content is hashed.
-    If the cache cannot be written, nothing is raised. Raises what `lowering.lower` raises.
+    carried: the entries that the bundle's manifest lists. `cache_key` identifies the package's content (such as a
+    digest from a manifest); without it the content is hashed. If the cache cannot be written, nothing is raised.
+    Raises what `lowering.lower` raises.
     """
     content = cache_key or content_key(package)
     name = f"{_digest(f'{LOWERING_VERSION}|{function}|{mode}|{probe}|{content}')}.lowered"
-    entry = cache_folder(FOLDER) / name
-    for place in (package.absolute().parents[1] / FOLDER / name, entry):
+    entry = cache_folder(LOWERED_FOLDER) / name
+    for place in (*(path for path in carried if path.name == name), entry):
         lowered = read_entry(place)
         if lowered is not None and lowered.weight_file_size == _weight_file_size(package):
             return lowered

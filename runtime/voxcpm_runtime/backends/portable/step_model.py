@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,7 @@ class PortableStepModel:
     KV caches, which are written into the caches at the input "position". Functions of one package may share a state.
     `mode` is "plain" (float32 arithmetic) or "faithful" (every fp16 result rounded to fp16). With `probe`, the output
     "probe.max_abs" has the largest |value| of every fp16 operation. `threads`: threads of one operation.
+    carried: files of lowered functions in the bundle (`load_lowered`).
 
     Several threads may call one model, each with its own state.
 
@@ -62,8 +63,11 @@ class PortableStepModel:
         threads: int | None = None,
         state: Mapping[str, str] | None = None,
         returns_rows: bool = False,
+        carried: Collection[Path] = (),
     ) -> None:
-        self._lowered = load_lowered(package, cache_key=cache_key, function=function, mode=mode, probe=probe)
+        self._lowered = load_lowered(
+            package, cache_key=cache_key, function=function, mode=mode, probe=probe, carried=carried
+        )
         self._mode = mode
         self._state = dict(state or {})
         self._name = package.name
