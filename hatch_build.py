@@ -24,8 +24,9 @@ class VoiceHook(BuildHookInterface[Any]):
         if bundle := os.environ.get(BUNDLE_VARIABLE):
             files = [file for file in (root / bundle).rglob("*") if file.is_file()]
             if root / bundle / "manifest.json" not in files:
-                raise FileNotFoundError(
-                    f"{BUNDLE_VARIABLE}={bundle}: expected a bundle, found no manifest.json"
+                # A line without a traceback, as a build hook's exception would have.
+                raise SystemExit(
+                    f"error: {BUNDLE_VARIABLE}={bundle}: expected a bundle, found no manifest.json"
                 )
             home = {file: f"{BUNDLE_IN_WHEEL}/{file.relative_to(root / bundle).as_posix()}" for file in files}
         else:

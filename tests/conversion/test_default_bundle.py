@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import soundfile
+from filelock import FileLock
 
+import voxcpm_constants
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.speech_profile import SpeechProfile
@@ -129,6 +131,66 @@ def test_a_damaged_bundle_stays_until_another_one_is_whole(monkeypatch):
     assert (folder / "manifest.json").is_file()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / WEIGHTS.replace("int8", "fp16")).write_bytes(b"?"),
+        lambda folder: (folder / "manifest.json").write_text("{"),
+    ],
+    ids=["another precision", "manifest"],
+)
+@pytest.mark.usefixtures("_cache")
+def test_commands_that_only_look_at_the_bundle_repair_it_too(copied, capsys, damage):
+    damage(default_bundle())
+
+    assert main(["inspect"]) == 0
+
+    assert "is damaged and is made again" in capsys.readouterr().err
+    assert len(copied) == 1
+
+
+def test_changed_declarations_make_the_bundle_anew(monkeypatch, tmp_path):
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+    before = cached_folder(maker())
+    changed = tmp_path / "voxcpm_constants"
+    shutil.copytree(Path(voxcpm_constants.__file__).parent, changed)
+    with (changed / "manifest.py").open("a") as file:
+        file.write("# changed")
+    monkeypatch.setattr(voxcpm_constants.__spec__, "origin", str(changed / "__init__.py"))
+
+    assert cached_folder(maker()) != before
+
+
+def in_place_of_the_lock(folder: Path) -> None:
+    folder.with_name(f"{folder.name}.lock").mkdir(parents=True)
+
+
+def in_place_of_the_folder(folder: Path) -> None:
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file")
+
+
+@pytest.mark.usefixtures("copied")
+@pytest.mark.parametrize("obstacle", [in_place_of_the_lock, in_place_of_the_folder])
+def test_what_is_in_the_way_in_the_cache_is_one_line(tmp_path, monkeypatch, capsys, obstacle):
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+    obstacle(cached_folder(maker()))
+
+    assert main(["inspect"]) == 2
+
+    assert re.fullmatch(r"error: .*cannot be written there \(.*\); set .*\n", capsys.readouterr().err)
+
+
+def test_a_process_that_never_finishes_the_bundle_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(default, "_LONGEST_WAIT", 0.1)
+    folder = cached_folder(maker())
+    folder.parent.mkdir(parents=True)
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        assert main(["inspect"]) == 2
+    assert "another process has been making" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("_cache")
 def test_a_bundle_that_was_named_is_never_replaced(copied):
     folder = default_bundle()
@@ -147,6 +209,9 @@ def test_a_bundle_in_the_package_comes_first_and_is_not_repaired(copied, monkeyp
 
     (packaged / WEIGHTS).unlink()
     with pytest.raises(BundleError, match=r"missing from the bundle.*install it again: pip install --force"):
+        open_bundle(None)
+    (packaged / "manifest.json").unlink()
+    with pytest.raises(BundleError, match=r"no bundle here.*install it again: pip install --force"):
         open_bundle(None)
     assert not copied
 

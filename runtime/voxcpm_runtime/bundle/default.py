@@ -21,6 +21,8 @@ GROUP = "voxcpm_coreml.default_bundle"
 PACKAGED = Path(__file__).parents[1] / "default_bundle"
 """Where a wheel carries the bundle (hatch_build.py); a checkout has nothing there."""
 
+_LONGEST_WAIT = 600
+"""Seconds for another process to finish the bundle, which takes it about half a minute."""
 _TOOLS = ("coremltools", "torch", "voxcpm-coreml")
 
 
@@ -30,7 +32,7 @@ def default_bundle() -> Path:
     Making it converts the built-in voice, which takes about half a minute. Raises InputError if that is not possible
     here, and what the conversion raises.
     """
-    if (PACKAGED / MANIFEST_FILE).is_file():
+    if PACKAGED.is_dir():
         return PACKAGED
     return _made()
 
@@ -40,7 +42,7 @@ def repaired_default_bundle(damage: BundleError) -> Path:
 
     Raises BundleError if the bundle is part of the installed package, or if its files are what the manifest says.
     """
-    if (PACKAGED / MANIFEST_FILE).is_file():
+    if PACKAGED.is_dir():
         raise BundleError(
             f"the built-in voice of this installation is damaged ({damage}); "
             "install it again: pip install --force-reinstall --no-deps, with the wheel that it came from"
@@ -49,19 +51,21 @@ def repaired_default_bundle(damage: BundleError) -> Path:
 
 
 def cached_folder(made_by: EntryPoint) -> Path:
-    """Where the bundle is cached. The name changes with the files of the maker's package and its tools' versions.
+    """Where the bundle is cached. The name changes with the files that make and declare it, and with tools' versions.
 
     Raises ModuleNotFoundError for a tool that is not installed.
     """
-    spec = importlib.util.find_spec(made_by.module.partition(".")[0])
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"No module named {made_by.module!r}", name=made_by.module)
     digest = hashlib.sha256("|".join(version(tool) for tool in _TOOLS).encode())
-    package = Path(spec.origin).parent
-    for file in sorted(package.rglob("*")):
-        if file.is_file() and "__pycache__" not in file.parts:
-            digest.update(file.relative_to(package).as_posix().encode())
-            digest.update(file.read_bytes())
+    # The manifest's schema and the step models' declarations are of voxcpm_constants.
+    for name in (made_by.module.partition(".")[0], "voxcpm_constants"):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        package = Path(spec.origin).parent
+        for file in sorted(package.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(file.relative_to(package).as_posix().encode())
+                digest.update(file.read_bytes())
     return cache_folder("bundles") / f"default-{digest.hexdigest()[:16]}"
 
 
@@ -89,30 +93,40 @@ def _made(damage: BundleError | None = None) -> Path:
 
 def _make(made_by: EntryPoint, folder: Path, damage: BundleError | None) -> None:
     """Make the bundle unless another process has made it meanwhile; a damaged one stays until the new one is whole."""
-    from filelock import FileLock  # takes time to import, and only the first call on a machine needs it
+    from filelock import (
+        FileLock,
+        Timeout,
+    )  # takes time to import, and only the first call on a machine needs it
 
+    lock = folder.with_name(f"{folder.name}.lock")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock, timeout=_LONGEST_WAIT):
+            if damage is None and (folder / MANIFEST_FILE).is_file():
+                return
+            if damage is not None and _whole(folder):
+                return
+            make = made_by.load()
+            if damage is not None:
+                warnings.warn(
+                    f"the built-in voice's bundle is damaged and is made again ({damage})", stacklevel=2
+                )
+            fresh = folder.with_name(f"{folder.name}.new")
+            shutil.rmtree(fresh, ignore_errors=True)
+            make(fresh)
+            if folder.is_dir():
+                shutil.rmtree(folder)
+            fresh.replace(folder)
+    except Timeout:
+        raise InputError(
+            f"{lock}: another process has been making the built-in voice's bundle for {_LONGEST_WAIT} s; end it, "
+            "or wait and try again"
+        ) from None
     except OSError as error:
         raise InputError(
             f"{folder.parent}: the built-in voice's bundle cannot be written there ({os_reason(error)}); "
             f"set {CACHE_VARIABLE} to a folder that can be written"
         ) from None
-    with FileLock(folder.with_name(f"{folder.name}.lock")):
-        if damage is None and (folder / MANIFEST_FILE).is_file():
-            return
-        if damage is not None and _whole(folder):
-            return
-        make = made_by.load()
-        if damage is not None:
-            warnings.warn(
-                f"the built-in voice's bundle is damaged and is made again ({damage})", stacklevel=2
-            )
-        fresh = folder.with_name(f"{folder.name}.new")
-        shutil.rmtree(fresh, ignore_errors=True)
-        make(fresh)
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.replace(folder)
 
 
 def _whole(folder: Path) -> bool:

@@ -15,6 +15,7 @@ from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import (
     CONSTANTS_FOLDER,
+    LOWERED_FOLDER,
     MANIFEST_FILE,
     TOKENIZER_FOLDER,
     VECTORS_FOLDER,
@@ -63,11 +64,11 @@ def open_bundle(path: str | Path | None, precision: str | None = None, *, verify
     Raises BundleError, naming the file, for a file that is missing, truncated, altered or of a newer schema, and
     InputError for a precision that the bundle lacks.
     """
-    try:
+    if path is not None:
         return _opened(locate_bundle(path, precision), precision, verify=verify)
+    try:
+        return _opened(default_bundle(), precision, verify=verify)
     except BundleError as error:
-        if path is not None:
-            raise
         return _opened(repaired_default_bundle(error), precision, verify=verify)
 
 
@@ -108,16 +109,26 @@ def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Pre
 def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path:
     """The folder of a bundle. One from the hub is downloaded, in one precision; None is the default bundle.
 
+    A default bundle of which any file is damaged is made again, with a warning.
+
     Raises BundleError if the download fails, and InputError if the precision or the default bundle is missing.
     """
     if path is None:
-        return default_bundle()
+        folder = default_bundle()
+        try:
+            manifest = Manifest.read(folder)
+            _check_declaration(folder, manifest)
+            check_files(folder, manifest.files, digests=False)
+            check_digests(folder, manifest.files)
+        except BundleError as error:
+            return repaired_default_bundle(error)
+        return folder
     folder = Path(path).expanduser()
     if folder.exists() or not is_hub_id(str(path)):
         return folder
     manifest_only = _download(str(path), [MANIFEST_FILE])
     chosen = choose_precision(Path(str(path)), Manifest.read(manifest_only), precision)
-    folders = (CONSTANTS_FOLDER, TOKENIZER_FOLDER, VECTORS_FOLDER, chosen)
+    folders = (CONSTANTS_FOLDER, TOKENIZER_FOLDER, VECTORS_FOLDER, LOWERED_FOLDER, chosen)
     return _download(str(path), [MANIFEST_FILE, *(f"{name}/**" for name in folders)])
 
 
