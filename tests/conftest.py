@@ -199,7 +199,6 @@ def speaking_bundle(default_cache: Path) -> Path:
 @pytest.fixture
 def core_ml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     """Core ML's stand-in on the portable executor (tests/coreml_stand_in), in this process and in its children."""
-    monkeypatch.syspath_prepend(REPOSITORY / "tests")
     from coreml_stand_in.installation import install
 
     return install(monkeypatch, tmp_path / "core_ml")

@@ -125,7 +125,7 @@ def test_of_bad_attempts_the_nearest_to_the_expected_length_is_kept(
 
 
 def test_an_attempt_that_had_to_be_ended_is_not_kept_if_another_one_stopped(tts, lengths) -> None:
-    """Of 10 patches 4 are further away than the 20 at which the hopeless one was ended, but those are noise."""
+    """A short attempt is kept although the hopeless one ended nearer to the expected length, because that is noise."""
     lengths(1000, 4, 1000)
     with pytest.warns(TooShortWarning):
         speech = tts.speak(TEXT, seed=5)

@@ -49,11 +49,11 @@ class Sensitivity(BaseModel):
     precision: Precision
     disturbance: float
     free_running: float
-    """Of all latents, in free runs."""
+    """The correlation of all latents in free runs."""
     forced_worst: float
-    """Of one patch, in teacher-forced runs."""
+    """The correlation of the worst patch in teacher-forced runs."""
     forced_median: float
-    """Of the median patch, in teacher-forced runs."""
+    """The correlation of the median patch in teacher-forced runs."""
 
     def judges(self, measured: float) -> bool:
         """Whether a figure whose disturbed value is `measured` says anything about a bundle with this text."""

@@ -1,4 +1,4 @@
-"""The doctor's trials: on the portable backend, and on Core ML's stand-in with everything that can go wrong."""
+"""The command `doctor`: what it tells, what it chooses and keeps, and what it refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,7 +22,6 @@ from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
     AUDIO_VAE_ENCODER,
     FEAT_ENCODER,
-    LOCDIT_SOLVE,
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
     STEP_MODEL_NAMES,
@@ -32,52 +31,16 @@ from voxcpm_runtime.backends.measured_units import measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.doctor import examination
-from voxcpm_runtime.doctor import trials as trials_module
-from voxcpm_runtime.doctor.children import Ending
 from voxcpm_runtime.doctor.examination import examine
-from voxcpm_runtime.doctor.trials import Trial, trials
-from voxcpm_runtime.doctor.worker import Event, Request
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
-
-# A child has a minute more to start.
-LIMIT = 8.0
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def bundle(tiny_bundle: Path) -> Bundle:
-    return open_bundle(tiny_bundle, "fp16")
-
-
-def tried(bundle: Bundle, *names: str, unit: str = "cpu_and_ne", limit: float = 60.0) -> list[Trial]:
-    return trials(bundle, unit, names, limit=limit, begun=lambda name, unit: None)
 
 
 def doctored(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     code = cli.main(["doctor", *map(str, arguments)])
     told = capsys.readouterr()
     return code, told.out, told.err
-
-
-@pytest.fixture
-def edited(tiny_bundle: Path, tmp_path: Path) -> Callable[[Callable[[dict[str, Any]], object]], Path]:
-    """edited(change): a copy of the tiny bundle after change(files of the manifest)."""
-
-    def edit(change: Callable[[dict[str, Any]], object]) -> Path:
-        folder = tmp_path / "bundle"
-        shutil.copytree(tiny_bundle, folder)
-        document = json.loads((folder / "manifest.json").read_text())
-        change(document["files"])
-        (folder / "manifest.json").write_text(json.dumps(document))
-        return folder
-
-    return edit
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -96,68 +59,6 @@ def test_the_portable_backend_is_correct_everywhere(
     assert set(lm["streams"]) == {"chain", "first_16", "first_64", "last_1", "last_16", "last_64"}
     if precision == "fp32":
         assert min(*lm["streams"].values(), lm["state"]) > 1 - 1e-6
-
-
-def test_several_utterances_are_tried_together(tiny_batch_bundle: Path) -> None:
-    found = tried(open_bundle(tiny_batch_bundle, "fp32"), FEAT_ENCODER, RESIDUAL_LM_STEP, unit="portable")
-
-    assert [t.agreement is not None and t.agreement.worst > 1 - 1e-6 for t in found] == [True, True]
-
-
-def test_every_optional_form_is_tried(tiny_parts_bundle: Path) -> None:
-    bundle = open_bundle(tiny_parts_bundle, "fp32")
-    assert LOCDIT_SOLVE in bundle.manifest.step_models
-
-    found = tried(bundle, *bundle.manifest.step_models, unit="portable")
-
-    assert [(t.step_model, t.outcome) for t in found] == [(n, "correct") for n in bundle.manifest.step_models]
-    assert all(t.agreement is not None and t.agreement.worst > 1 - 1e-6 for t in found)
-
-
-@pytest.mark.usefixtures("core_ml")
-def test_states_and_functions_of_macos_15_are_tried(tiny_bundle_15: Path) -> None:
-    (found,) = tried(open_bundle(tiny_bundle_15, "fp16"), RESIDUAL_LM_STEP)
-
-    assert found.outcome == "correct"
-    assert found.agreement is not None
-    assert found.agreement.worst > 0.999
-
-
-def test_a_refusal_has_core_mls_words_and_the_trials_go_on(core_ml: StandIn, bundle: Bundle) -> None:
-    core_ml.fault(package=LOCDIT_STEP, unit="CPU_AND_NE", message="ANECCompile() FAILED")
-
-    refused, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER)
-
-    assert (refused.outcome, correct.outcome) == ("refused", "correct")
-    assert "ANECCompile() FAILED" in refused.message
-
-
-@pytest.mark.parametrize(("does", "word"), [("abort", "SIGABRT"), ("kill", "SIGKILL")])
-@pytest.mark.parametrize(("at", "stage"), [("load", "load"), ("predict", "check")])
-def test_a_crash_is_a_row_and_the_trials_go_on_in_another_child(
-    core_ml: StandIn, bundle: Bundle, does: str, word: str, at: str, stage: str
-) -> None:
-    core_ml.fault(package=LOCDIT_STEP, at=at, does=does)
-
-    crashed, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER)
-
-    assert (crashed.outcome, crashed.stage, crashed.message[:7]) == ("crashed", stage, word)
-    assert (crashed.load_seconds is None) == (at == "load")
-    assert correct.outcome == "correct"
-    assert len({event["pid"] for event in core_ml.events("load")}) == 2
-
-
-def test_a_child_that_hangs_is_ended_after_its_time(core_ml: StandIn, bundle: Bundle) -> None:
-    core_ml.fault(package=LOCDIT_STEP, does="hang")
-    began = time.monotonic()
-
-    hung, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER, limit=LIMIT)
-
-    assert (hung.outcome, hung.stage, correct.outcome) == ("hung", "load", "correct")
-    assert time.monotonic() - began < 60
-    (pid,) = {event["pid"] for event in core_ml.events("load") if event["package"] == LOCDIT_STEP}
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
 
 
 def test_a_unit_with_wrong_numbers_is_not_chosen_and_the_choice_is_saved(
@@ -184,37 +85,6 @@ def test_a_unit_with_wrong_numbers_is_not_chosen_and_the_choice_is_saved(
     assert [bool(t["no_plan"]) for t in found["trials"]] == [
         t["outcome"] == "correct" for t in found["trials"]
     ]
-
-
-def test_every_correct_trial_on_core_ml_has_its_plan_or_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child process that made plans crashed at the second step model; another goes on behind it."""
-    found = [Trial(step_model=name, unit="cpu", outcome="correct") for name in ("a", "b", "c")]
-    found += [Trial(step_model="a", unit="all", outcome="wrong")]
-    found += [Trial(step_model="a", unit="portable", outcome="correct")]
-    asked = []
-
-    def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
-        asked.append((request.task, request.unit, request.step_models))
-        for name in request.step_models:
-            heard({"step_model": name, "stage": "load"})
-            if name == "b":
-                return Ending("crashed", "SIGABRT")
-            heard({"step_model": name, "stage": "done", "operations": {"ne": 3}})
-        return Ending("done")
-
-    monkeypatch.setattr(trials_module, "run_child", run_child)
-    monkeypatch.setattr(
-        trials_module,
-        "_request",
-        lambda bundle, task, unit, names, limit: Request(
-            task=task, bundle="", precision="fp16", unit=unit, step_models=names, limit=limit, judged=True
-        ),
-    )
-
-    plans = [(t.operations, t.no_plan) for t in trials_module.placed(None, found, limit=1.0)]  # type: ignore[arg-type]
-
-    assert asked == [("placement", "cpu", ("a", "b", "c")), ("placement", "cpu", ("c",))]
-    assert plans == [({"ne": 3}, ""), (None, "SIGABRT"), ({"ne": 3}, ""), (None, ""), (None, "")]
 
 
 def test_a_bundle_for_a_newer_system_is_refused_once(
