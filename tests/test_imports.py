@@ -179,7 +179,6 @@ def test_no_module_of_the_runtime_imports_itself_by_way_of_others() -> None:
 AFTER_TELEMETRY = {
     "onnxruntime": {
         "runtime/voxcpm_runtime/backends/portable/onnx_runtime.py",
-        "training/voxcpm_training/onnx_runtime.py",
     },
     # These import onnxruntime.
     "faster_whisper": {"validation/voxcpm_validation/listening/recognition.py"},

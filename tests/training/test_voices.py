@@ -16,11 +16,12 @@ def test_the_speakers_shares_are_a_whole() -> None:
     assert all(speaker.share > 0 for speaker in SPEAKERS)
 
 
-def test_there_are_93_speakers_by_21_voices() -> None:
-    assert len({(speaker.voices, speaker.pitch) for speaker in SPEAKERS}) == len(SPEAKERS) == 93
+def test_there_are_541_speakers_by_21_voices() -> None:
+    assert len(set(SPEAKERS)) == len(SPEAKERS) == 541
     assert len({voice for speaker in SPEAKERS for voice in speaker.voices}) == 21
-    assert sum(len(speaker.voices) == 2 for speaker in SPEAKERS) == 32
-    assert sum(speaker.pitch != 1 for speaker in SPEAKERS) == 40
+    assert sum(len(speaker.voices) > 1 for speaker in SPEAKERS) == 360
+    assert sum(speaker.pitch != 1 for speaker in SPEAKERS) == 280
+    assert all(sum(speaker.parts) == pytest.approx(1, abs=2e-3) for speaker in SPEAKERS)
 
 
 def test_unheard_voices_are_not_trained_on() -> None:

@@ -1,10 +1,10 @@
 """Texts to speak, of one word to 20 seconds: `python -m voxcpm_training.corpus`.
 
 Running prose (the Brown corpus) is the larger part, in utterances of one or several sentences; definitions, examples,
-sayings and dictionaries of computing add words, lists of words add the whole lexicon, and templates add what is read in
-words: numbers, dates, sums of money, addresses, abbreviations that are spelled. Every word must be in hibari's
-pronunciation lexicon, so that no voice guesses a pronunciation. A text that equals a held-out sentence, or shares five
-consecutive words with one, is dropped.
+sayings and dictionaries of computing add words, exchanges add short sentences in a row, lists of words add the whole
+lexicon, and templates add what is read in words: numbers, dates, sums of money, addresses, abbreviations that are
+spelled. Every word must be in hibari's pronunciation lexicon, so that no voice guesses a pronunciation. A text that
+equals a held-out sentence, or shares five consecutive words with one, is dropped.
 """
 
 from __future__ import annotations
@@ -163,6 +163,17 @@ def utterances(
             joined = f"{joined} {said}".strip()
 
 
+def exchanges(sentences: list[str], count: int, rng: np.random.Generator) -> Iterator[str]:
+    """Two to seven short sentences that do not belong together, many of them questions and exclamations."""
+    lively = [s for s in sentences if s[-1] in "?!"]
+    for _ in range(count):
+        target, joined = rng.uniform(SHORTEST, LONGEST - 60), ""
+        while len(joined) < target:
+            choices = lively if rng.random() < 0.5 else sentences
+            joined = f"{joined} {choices[int(rng.integers(len(choices)))]}".strip()
+        yield joined
+
+
 def lists_of_words(known: Iterable[str], count: int, rng: np.random.Generator) -> Iterator[str]:
     """Words of the lexicon, two to eight in a list, so that every word is spoken."""
     plain = sorted(
@@ -251,15 +262,19 @@ def main() -> None:
     frequent = sorted(
         (word for word in tally if tally[word] >= 15 and is_known(word, known)), key=lambda w: -tally[w]
     )
+    short = list(short_texts(frequent, 5_000, rng))
+    fortunes = list(utterances(sayings(options.fortunes), rng, known))
+    brief = [t for t in [*prose, *fortunes, *short[:700]] if len(t) < 60 and not re.search(r"[.?!] ", t)]
     parts = {
         "prose": prose,
-        "sayings": list(utterances(sayings(options.fortunes), rng, known)),
+        "exchanges": list(exchanges(brief, 12_000, rng)),
+        "sayings": fortunes,
         "dictionaries": [
             t for path in options.dictionaries for t in utterances(dictionary(path), rng, known)
         ],
         "wordnet": [said for text in wordnet(options.wordnet) if (said := spoken(text)) is not None],
         "lists": list(lists_of_words(known, 14_000, rng)),
-        "short": list(short_texts(frequent, 5_000, rng)),
+        "short": short,
         "templates": list(templates(12_000, rng, in_words)),
     }
     corpus: list[str] = []

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import soundfile
 
 from voxcpm_training.architecture import HOP, SAMPLE_RATE
-from voxcpm_training.voices import KokoroVoices, Speaker, phonemes, recording
+from voxcpm_training.voices import KokoroVoices, Speaker, Utterance, phonemes, recording
 
 # Name, Kokoro's voice, transcript, and whether the training left this voice out.
 PROMPTS = (
@@ -64,7 +64,7 @@ def main() -> None:
     catalogue = folder / "voices.json"
     entries = {entry["name"]: entry for entry in json.loads(catalogue.read_text(encoding="utf-8"))}
     for name, voice, transcript, unheard in PROMPTS:
-        speak = partial(_speak, kokoro, Speaker((voice,), 1.0, 1.0, 1.0))
+        speak = partial(_speak, kokoro, Speaker((voice,), (1.0,), 1.0, 1.0, 1.0))
         soundfile.write(folder / f"{name}.flac", speak(transcript), SAMPLE_RATE)
         entries[name] = {
             "name": name,
@@ -80,7 +80,8 @@ def main() -> None:
 
 
 def _speak(kokoro: KokoroVoices, speaker: Speaker, text: str) -> npt.NDArray[np.int16]:
-    audio, _ = recording(kokoro, speaker, phonemes(text), jitter=1.0, gain=1.0, hop=HOP, multiple=HOP, seed=0)
+    spoken = kokoro.speak([Utterance(phonemes(text), speaker, 1.0)], seed=0)[0]
+    audio, _ = recording(spoken, speaker, gain=1.0, hop=HOP, multiple=HOP)
     return audio
 
 

@@ -66,7 +66,7 @@ class Utterances:
     """Phone class of every latent frame."""
     frames: npt.NDArray[np.int64]
     """Latent frames of each utterance."""
-    speaker: npt.NDArray[np.uint8]
+    speaker: npt.NDArray[np.uint16]
     """Index in `voices.SPEAKERS` for each utterance."""
     kept: npt.NDArray[np.bool_]
     """Whether a recogniser understood the utterance; True where none listened."""
@@ -86,5 +86,5 @@ class Utterances:
         return cls(
             text=joined["text"].astype(np.uint8), characters=joined["characters"].astype(np.int64),
             phones=joined["phones"].astype(np.uint8), frames=joined["samples"].astype(np.int64) // HOP,
-            speaker=joined["speaker"].astype(np.uint8), kept=joined["kept"],
+            speaker=joined["speaker"].astype(np.uint16), kept=joined["kept"],
         )  # fmt: skip

@@ -1,20 +1,21 @@
-"""The synthesizers whose speech is trained on: Kokoro-82M on a GPU, and hibari, a small copy of one of its voices.
+"""The speakers whose speech is trained on: voices of Kokoro-82M, on a GPU.
 
-A speaker is a voice of Kokoro or a mixture of two, at a pace of its own. Some speak more slowly, and the recording is
-played faster by the same factor, which raises the pitch and shortens the vocal tract, but keeps the duration; or the
-reverse. Both synthesizers also report the times of phones.
+A speaker is a voice of Kokoro or a mixture of two or three, at a pace of its own. Some speak more slowly, and the
+recording is played faster by the same factor, which raises the pitch and shortens the vocal tract, but keeps the
+duration; or the reverse. Kokoro also reports the times of phones. Its phonemes are those of hibari's lexicon.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ PHONE_CLASSES = len(_PHONES) + 1
 _VARIANTS_OF_PHONES = {
     "ᵊ": "ə", "ɐ": "ə", "ɾ": "t", "ɚ": "ɜ", "T": "t", "ᵻ": "ɪ", "g": "ɡ", "a": "ɑ", "o": "ɔ", "e": "ɛ",
 }  # fmt: skip
+_MOST_PHONEMES = 508
 # Names of letters that the lexicon has as other words.
 _READ_AS = {"ay": "ˈA", "ee": "ˈi"}
 
@@ -46,20 +48,14 @@ class Spoken:
     ends: FloatArray
 
 
-class Synthesizer(Protocol):
-    """A synthesizer of the speakers' voices."""
-
-    def speak(self, phonemes: str, speaker: Speaker, speed: float, seed: int) -> Spoken:
-        """Speech at `speed` times the voice's own pace."""
-        ...
-
-
 @dataclass(frozen=True)
 class Speaker:
     """One speaker: a mixture of Kokoro's voices, whose recordings are played `pitch` times as fast."""
 
     voices: tuple[str, ...]
-    """The voices that are mixed in equal parts."""
+    """The voices that are mixed."""
+    parts: tuple[float, ...]
+    """Each voice's part in the mixture."""
     pitch: float
     speed: float
     """The speaker's pace relative to the voice's own."""
@@ -74,33 +70,50 @@ _VOICES = {
     "af_kore": 5, "af_sarah": 5, "af_aoede": 5, "bf_isabella": 4, "bm_fable": 4, "af_alloy": 3, "af_jessica": 2,
     "af_river": 2, "af_sky": 2, "am_onyx": 2, "am_eric": 2, "am_liam": 2, "bm_daniel": 2, "bf_alice": 1,
 }  # fmt: skip
-_PITCHED = tuple(_VOICES)[:10]
-_PITCHES = (0.86, 0.93, 1.07, 1.14)
-_MIXED = 32
-# Shares of single voices, of mixtures and of voices with another pitch.
-_SHARES = (0.62, 0.18, 0.20)
+# Shares of single voices, of mixtures and of voices with another pitch, and numbers of the last two.
+_SHARES = (0.50, 0.28, 0.22)
+_MIXED, _PITCHED = 360, 160
 
 
 def _speakers() -> tuple[Speaker, ...]:
     rng = np.random.default_rng(13)
-    total = sum(_VOICES.values())
-    pairs = list(itertools.combinations(tuple(_VOICES)[:16], 2))
-    mixed = [pairs[i] for i in rng.permutation(len(pairs))[:_MIXED]]
-    found = [((voice,), 1.0, _SHARES[0] * share / total) for voice, share in _VOICES.items()]
-    found += [(pair, 1.0, _SHARES[1] / _MIXED) for pair in mixed]
-    number = len(_PITCHED) * len(_PITCHES)
-    found += [((voice,), pitch, _SHARES[2] / number) for voice in _PITCHED for pitch in _PITCHES]
+    voices, shares = tuple(_VOICES), np.array(list(_VOICES.values())) / sum(_VOICES.values())
+
+    def pitch() -> float:
+        return round(float(np.exp(rng.uniform(-0.15, 0.14))), 3)
+
+    found: list[tuple[tuple[str, ...], tuple[float, ...], float, float]]
+    found = [((voice,), (1.0,), 1.0, _SHARES[0] * share) for voice, share in zip(voices, shares, strict=True)]
+    for number in range(_MIXED):
+        mixed = rng.choice(len(voices), 2 + number % 2, replace=False, p=shares)
+        parts = tuple(round(float(part), 3) for part in rng.dirichlet(np.full(len(mixed), 2.0)))
+        names = tuple(voices[i] for i in mixed)
+        found.append((names, parts, pitch() if number % 3 == 0 else 1.0, _SHARES[1] / _MIXED))
+    for number in range(_PITCHED):
+        voice = voices[number % len(voices)]
+        found.append(((voice,), (1.0,), pitch(), _SHARES[2] / _PITCHED))
     return tuple(
-        Speaker(voices, pitch, round(float(rng.uniform(0.94, 1.1)), 3), share)
-        for voices, pitch, share in found
+        Speaker(names, parts, pitch, round(float(rng.uniform(0.94, 1.1)), 3), share)
+        for names, parts, pitch, share in found
     )
 
 
 SPEAKERS = _speakers()
 
 
+@dataclass(frozen=True)
+class Utterance:
+    """What a speaker says, at `pace` times the speaker's own pace."""
+
+    phonemes: str
+    speaker: Speaker
+    pace: float
+
+
 @cache
 def _g2p() -> Any:
+    # Before ONNX Runtime, which hibari imports.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     from hibari.g2p import G2P  # type: ignore[import-untyped]
 
     return G2P(british=False)
@@ -108,16 +121,16 @@ def _g2p() -> Any:
 
 @cache
 def vocabulary() -> dict[str, int]:
-    """Ids of the phonemes, which Kokoro and hibari share."""
+    """Ids of the phonemes, which hibari has from Kokoro."""
     path = resources.files("hibari").joinpath("assets/vocab.json")
     ids: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
     return ids
 
 
 def phonemes(text: str) -> str:
-    """The phonemes of a text, in the alphabet of both synthesizers."""
+    """The phonemes of a text, at most as many as Kokoro takes."""
     marked = re.sub(r"\b(ay|ee)\b", lambda word: f"[{word[0]}](/{_READ_AS[word[0]]}/)", text)
-    return "".join(p for p in str(_g2p()(marked)) if p in vocabulary() and p not in '"“”')
+    return "".join(p for p in str(_g2p()(marked)) if p in vocabulary() and p not in '"“”')[:_MOST_PHONEMES]
 
 
 def _phone_classes(phonemes: str) -> list[int]:
@@ -129,49 +142,6 @@ def _phone_id(character: str) -> int:
     if character in "ˈˌː":
         return -1
     return PHONE_IDS.get(_VARIANTS_OF_PHONES.get(character, character), _SILENCE)
-
-
-class Hibari:
-    """hibari's voice, a copy of Kokoro's af_heart, with the durations that its network predicts. For processors."""
-
-    def __init__(self) -> None:
-        # Before hibari, which may import ONNX Runtime by itself.
-        from voxcpm_training.onnx_runtime import ort
-
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-
-        import onnx
-
-        model = onnx.load(str(resources.files("hibari").joinpath("assets/hibari.onnx")))
-        # hibari's interface does not return durations, but its network computes their cumulative sum.
-        sums = next(node.output[0] for node in model.graph.node if node.op_type == "CumSum")
-        model.graph.output.append(onnx.ValueInfoProto(name=sums))
-        self._session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-
-    def speak(self, phonemes: str, speaker: Speaker, speed: float, seed: int) -> Spoken:
-        """Speech at `speed` times the voice's own pace; `seed` is that of the noise in the signal."""
-        from hibari import dsp
-
-        if speaker.voices != (HIBARI_VOICE,):
-            raise ValueError(f"hibari speaks as {HIBARI_VOICE} only, not as {speaker.voices}")
-        ids = [0, *(vocabulary()[p] for p in phonemes), 0]
-        *spectrum, sums = self._session.run(
-            None, {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
-        )
-        audio = dsp.synth(*(part[0] for part in spectrum), np.random.default_rng(seed))
-        frames = np.asarray(sums, np.float32).reshape(-1)
-        return Spoken(
-            audio=np.asarray(audio).astype(np.float32),
-            phones=_phone_classes(phonemes),
-            ends=np.asarray(frames / frames[-1] * (len(audio) / SAMPLE_RATE), np.float32),
-        )
-
-
-HIBARI_VOICE = "af_heart"
 
 
 class KokoroVoices:
@@ -187,20 +157,23 @@ class KokoroVoices:
         self._device = device
         self._styles = {path.stem: voice_styles(path) for path in folder.glob("??_*.bin")}
 
-    def speak(self, phonemes: str, speaker: Speaker, speed: float, seed: int) -> Spoken:
-        """Speech at `speed` times the voice's own pace; `seed` is that of the noise in the signal."""
+    def speak(self, utterances: Sequence[Utterance], seed: int) -> list[Spoken]:
+        """Speech of the utterances, in order. `seed` is that of the noise in the signals."""
         import torch
 
+        from voxcpm_training.kokoro import Request
+
         torch.manual_seed(seed)
-        ids = [vocabulary()[p] for p in phonemes][:_MOST_PHONEMES]
-        style = np.mean(
-            [self._styles[voice][len(ids) - 1] for voice in speaker.voices], axis=0, dtype=np.float32
-        )
-        audio, ends = self._model.speak(ids, torch.from_numpy(style)[None].to(self._device), speed)
-        return Spoken(audio, _phone_classes(phonemes[:_MOST_PHONEMES]), ends)
-
-
-_MOST_PHONEMES = 508
+        requests = []
+        for u in utterances:
+            ids = [vocabulary()[p] for p in u.phonemes]
+            styles = np.stack([self._styles[voice][len(ids) - 1] for voice in u.speaker.voices])
+            style = np.average(styles, axis=0, weights=u.speaker.parts).astype(np.float32)
+            requests.append(Request(ids, style, u.pace * u.speaker.speed / u.speaker.pitch))
+        return [
+            Spoken(audio, _phone_classes(u.phonemes), ends)
+            for u, (audio, ends) in zip(utterances, self._model.speak(requests), strict=True)
+        ]
 
 
 # Silence before and after speech, in seconds: short, so that speech starts at once, but long enough to end in silence.
@@ -210,22 +183,13 @@ _LEVEL = 0.08
 
 
 def recording(
-    synthesizer: Synthesizer,
-    speaker: Speaker,
-    phonemes: str,
-    *,
-    jitter: float,
-    gain: float,
-    hop: int,
-    multiple: int,
-    seed: int,
+    spoken: Spoken, speaker: Speaker, *, gain: float, hop: int, multiple: int
 ) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.uint8]]:
     """Speech of `speaker` at 24 kHz, trimmed and normalised to one level, and the phone of every `hop` samples.
 
-    jitter: a factor of the speaker's pace. gain: a factor of the level. seed: that of the synthesizer's noise. Returns
-    audio (samples,) int16, whose length is a multiple of `multiple`, and phone classes (samples / hop,).
+    gain: a factor of the level. Returns audio (samples,) int16, whose length is a multiple of `multiple`, and phone
+    classes (samples / hop,).
     """
-    spoken = synthesizer.speak(phonemes, speaker, jitter * speaker.speed / speaker.pitch, seed)
     audio, stretch = _played(spoken.audio, speaker.pitch)
     start, stop = _speech(audio)
     audio = audio[start:stop]
