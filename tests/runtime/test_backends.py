@@ -1,6 +1,8 @@
 """Choosing a backend, and what every backend checks."""
 
+import os
 import plistlib
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -116,6 +118,20 @@ def test_a_package_that_cannot_be_run_is_one_line(bundle_folder):
 
     with pytest.raises(BundleError, match=r"feat_encoder.mlpackage: cannot be run here"):
         load_step_models(open_bundle(bundle_folder), "portable", names=(FEAT_ENCODER,))
+
+
+def test_portable_step_models_are_opened_at_the_same_time(bundle_folder, monkeypatch):
+    bundle = open_bundle(bundle_folder)
+    two_at_once = threading.Barrier(2)
+
+    def load(*given, **_):
+        two_at_once.wait(timeout=30)
+        return given[-1]
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("voxcpm_runtime.backends.loading.load_portable_step_model", load)
+    opened = load_step_models(bundle, "portable")
+    assert list(opened.items()) == [(name, name) for name in bundle.manifest.step_models]
 
 
 def test_options_of_the_backends_are_checked(bundle_folder):

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -265,3 +266,12 @@ def test_commands_bring_in_no_numpy_by_themselves():
     )
 
     assert ran.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
+def test_a_command_starts_numpy_without_idle_threads_unless_told(monkeypatch, given, expected):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", given or "")
+    if given is None:
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    cli.main(["generate", "--help"])
+    assert os.environ["OPENBLAS_NUM_THREADS"] == expected

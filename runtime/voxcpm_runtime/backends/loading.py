@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +14,7 @@ from typing import Any, Literal
 from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import LOCDIT_SOLVE, STEP_MODEL_NAMES, Precision, StepModel
+from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_SOLVE, STEP_MODEL_NAMES, Precision, StepModel
 from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.compute_units import (
     AUTO,
@@ -75,7 +77,11 @@ def place_step_models(
             warnings.warn(f"{error}; until then it runs on the portable backend", stacklevel=2)
             chosen = "portable"
     if chosen == "portable":
-        return {name: Placed(portable(name), PORTABLE) for name in wanted}
+        # Opening a session is one core's work, outside Python's lock. The base LM takes longest, so it goes first.
+        order = sorted(wanted, key=lambda name: name != BASE_LM_STEP)
+        with ThreadPoolExecutor(os.cpu_count()) as opening:
+            models = dict(zip(order, opening.map(portable, order), strict=True))
+        return {name: Placed(models[name], PORTABLE) for name in wanted}
     # The portable backend may have been here when it was measured.
     known = {name: unit for name, unit in (measured or {}).items() if unit != PORTABLE or last}
     units = chosen_units(compute_units, manifest.step_models, known)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -57,6 +58,10 @@ _EXTRAS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; exit code 2 after a user's error, with one line on standard error, and 130 after Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if given[0] in _OWN:
+        # numpy has little to multiply here, but its OpenBLAS starts a thread for every core, and these spin for 0.1 s
+        # on cores that the start needs.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with _warnings_as_lines():
         try:
             return _run(given)
@@ -75,9 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def commands() -> dict[str, EntryPoint]:
     """Every command by name, including those of other installed packages; none of them is imported."""
-    own = {name: EntryPoint(name, home, COMMAND_GROUP) for name, home in _OWN.items()}
+    own = _own_commands()
     installed = {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
     return dict(sorted({**installed, **own}.items()))
+
+
+def _own_commands() -> dict[str, EntryPoint]:
+    return {name: EntryPoint(name, home, COMMAND_GROUP) for name, home in _OWN.items()}
 
 
 def missing_extra(command: str, module: str, extra: str) -> MissingExtraError:
@@ -89,7 +98,8 @@ def missing_extra(command: str, module: str, extra: str) -> MissingExtraError:
 
 def build_app(chosen: str | None) -> typer.Typer:
     """An app with the command `chosen` alone, or with a list of all commands if there is none of that name."""
-    known = commands()
+    # Looking for other packages' commands takes a look at every installed package: only where it matters.
+    known = _own_commands() if chosen in _OWN else commands()
     # Panels are for a command's groups of options. The plain list of commands comes in half the time without them.
     style: dict[str, Any] = {} if chosen in known else {"rich_markup_mode": None}
     app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.", **style)

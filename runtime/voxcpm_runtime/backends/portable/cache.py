@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import struct
+import threading
 from collections.abc import Collection
 from pathlib import Path
 
@@ -31,6 +32,9 @@ MAGIC = b"VOXLOW01"
 LENGTH = struct.Struct("<Q")
 DIGEST_BYTES = hashlib.sha256().digest_size
 CHUNK_BYTES = 1 << 22
+
+# Step models are opened on several threads. Lowering is Python's work, so two at a time would only take more memory.
+LOWERING_LOCK = threading.Lock()
 
 
 def load_lowered(
@@ -55,9 +59,10 @@ def load_lowered(
         lowered = read_entry(place)
         if lowered is not None and lowered.weight_file_size == _weight_file_size(package):
             return lowered
-    from .lowering import lower  # imports onnx and coremltools: only when there is something to lower
+    with LOWERING_LOCK:
+        from .lowering import lower  # imports onnx and coremltools: only when there is something to lower
 
-    lowered = lower(package, function, mode, probe)
+        lowered = lower(package, function, mode, probe)
     with contextlib.suppress(OSError):
         write_entry(entry, lowered)
     return lowered
