@@ -24,7 +24,13 @@ from voxcpm_validation.listening.narration_scores import narration_scores
 from voxcpm_validation.listening.parts import PARTS, Ears, Extent, Report, listen
 from voxcpm_validation.listening.plots import write_plots
 from voxcpm_validation.listening.prose_scores import median_pace, prose_scores, prose_segments
-from voxcpm_validation.listening.recognition import Recogniser, is_repeated, lost_words, word_errors
+from voxcpm_validation.listening.recognition import (
+    Recogniser,
+    WordErrors,
+    is_repeated,
+    lost_words,
+    word_errors,
+)
 from voxcpm_validation.listening.scores import sentence_scores
 from voxcpm_validation.listening.short_text_scores import is_understood
 from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
@@ -102,6 +108,18 @@ def test_the_material_is_as_large_as_its_figures_say():
     beginning = prose(20)["story"]
     assert texts["story"].startswith(beginning)
     assert beginning[-1] in '.?!"'
+
+
+@pytest.mark.parametrize(
+    "said", ["the work (or a part of it) is free", "the work [or a part of it] is <free>"]
+)
+def test_words_in_brackets_are_asked_for(said: str):
+    everything = "the work or a part of it is free"
+    assert word_errors([said], [everything]) == WordErrors(0, 9)
+    assert word_errors([said], ["the work is free"]).errors == 5
+    assert lost_words(said, "the work is free") == 5
+    assert not is_repeated(said, everything)
+    assert is_repeated(said, f"{everything} a part of it")
 
 
 def test_prose_scores_find_what_is_long_cut_and_repeated():

@@ -18,6 +18,7 @@ from voxcpm_runtime.backends.portable import onnx_runtime  # noqa: F401
 
 _RATE = 16000
 _REPEATED_WORDS = 3
+_BRACKETS = str.maketrans("()[]<>", " " * 6)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def word_errors(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
     """Errors over all sentences, after `normalized` has removed differences of case, punctuation and numbers."""
     import jiwer
 
-    result = jiwer.process_words([normalized(s) for s in said], [normalized(h) for h in heard])
+    result = jiwer.process_words([_asked(s) for s in said], [normalized(h) for h in heard])
     errors = result.substitutions + result.deletions + result.insertions
     return WordErrors(errors, result.hits + result.substitutions + result.deletions)
 
@@ -79,13 +80,13 @@ def lost_words(said: str, heard: str) -> int:
     """The largest number of words in a row that were said and not heard."""
     import jiwer
 
-    (chunks,) = jiwer.process_words(normalized(said), normalized(heard)).alignments
+    (chunks,) = jiwer.process_words(_asked(said), normalized(heard)).alignments
     return max((c.ref_end_idx - c.ref_start_idx for c in chunks if c.type == "delete"), default=0)
 
 
 def is_repeated(said: str, heard: str) -> bool:
     """Whether three words in a row of the text are heard more often than the text has them."""
-    asked, came = _runs(normalized(said)), _runs(normalized(heard))
+    asked, came = _runs(_asked(said)), _runs(normalized(heard))
     return any(count > asked[run] for run, count in came.items() if run in asked)
 
 
@@ -94,6 +95,11 @@ def normalized(text: str) -> str:
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
     return str(EnglishTextNormalizer({"gray": "grey"})(text))
+
+
+def _asked(text: str) -> str:
+    """The normal form of a text that is to be said: `normalized` deletes what is in brackets, but a voice says it."""
+    return normalized(text.translate(_BRACKETS))
 
 
 def _runs(text: str) -> Counter[tuple[str, ...]]:
