@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.errors import CheckpointError, first_wrong_field
 from voxcpm_constants.generations import GENERATIONS, Generation, Traits
 
 
@@ -178,11 +178,9 @@ class Architecture(_Config):
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise CheckpointError(
                 f"{name}: not the config.json of a VoxCPM checkpoint ({' or '.join(GENERATIONS)}): "
-                f"{where}: {first['msg']}"
+                f"{first_wrong_field(error)}"
             ) from None
 
     @property

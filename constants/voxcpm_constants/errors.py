@@ -4,6 +4,13 @@ Each message is one line: what was expected, what was found, what to do. The com
 `exit_code`; users of the library catch `VoxCPMError`.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class VoxCPMError(Exception):
     """Base class of the errors whose cause is the input and not the program."""
@@ -30,6 +37,13 @@ class MissingExtraError(VoxCPMError):
 def first_line(error: BaseException) -> str:
     """The first line of another library's error, or its class name if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def first_wrong_field(error: ValidationError) -> str:
+    """The first field of a JSON document that is not as declared, with its dotted name, and what is wrong with it."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or "the file"
+    return f"{where}: {first['msg']}"
 
 
 def os_reason(error: OSError) -> str:

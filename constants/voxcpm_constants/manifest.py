@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import BundleError
+from voxcpm_constants.errors import BundleError, first_wrong_field
 from voxcpm_constants.parts import parts
 from voxcpm_constants.speech_profile import DEFAULT_LICENCE, SpeechProfile
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
@@ -125,10 +125,8 @@ class Manifest(_Record):
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise BundleError(
-                f"{path}: not a bundle manifest: {where}: {first['msg']}; convert again"
+                f"{path}: not a bundle manifest: {first_wrong_field(error)}; convert again"
             ) from None
 
     def parts(self, step_model: str) -> tuple[StepModel, ...]:

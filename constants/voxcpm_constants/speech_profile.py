@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.errors import CheckpointError, first_wrong_field
 
 SPEECH_FILE = "speech.json"
 _LEAST_TOKENS = 8
@@ -64,10 +64,8 @@ class SpeechProfile(BaseModel):
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise CheckpointError(
-                f"{path}: not a speech.json: {where}: {first['msg']}; correct it, or remove the file"
+                f"{path}: not a speech.json: {first_wrong_field(error)}; correct it, or remove the file"
             ) from None
 
     def expected_seconds(self, letters: int) -> float:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import InputError, first_line, os_reason
+from voxcpm_constants.errors import InputError, first_line, first_wrong_field, os_reason
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.storage.whole_file import whole_file
 
@@ -178,8 +178,7 @@ def _read(path: Path) -> tuple[VoiceHeader, dict[str, Any]]:
     except SafetensorError as error:
         raise ValueError(str(error)) from None
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
+        raise ValueError(first_wrong_field(error)) from None
     for name, latents in tensors.items():
         if (
             latents.dtype != np.float32

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, first_wrong_field
 from voxcpm_constants.manifest import Source
 from voxcpm_validation.golden.cases import SpeechRecord
 from voxcpm_validation.golden.key import GoldenKey
@@ -118,10 +118,8 @@ def _read(path: Path) -> GoldenRecord:
     try:
         return GoldenRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
         raise InputError(
-            f"{path}: no golden record: {where}: {first['msg']}; record it again with validate --golden --record"
+            f"{path}: no golden record: {first_wrong_field(error)}; record it again with validate --golden --record"
         ) from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
