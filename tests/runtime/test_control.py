@@ -5,7 +5,7 @@ import pytest
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.speech.plan import checked_control
-from voxcpm_runtime.text.control import controlled, described
+from voxcpm_runtime.text.control import controlled, described, without_control
 from voxcpm_runtime.voices.recordings import Recordings
 
 
@@ -39,6 +39,17 @@ def test_parentheses_around_a_control_are_not_doubled(control):
 
 def test_parentheses_around_each_half_are_not_around_all_of_it():
     assert written("Hello.", "(warm) (slow)") == "((warm) (slow))Hello."
+
+
+@pytest.mark.parametrize("control", ["warm", "warm (a bit) voice", "温柔（一点）"])
+@pytest.mark.parametrize("text", ["Hello (you).", "", "No :) no"])
+def test_the_control_of_a_text_is_taken_off_again(text, control):
+    assert without_control(controlled(text, control)) == text
+
+
+@pytest.mark.parametrize("text", ["", "Hello (you).", "(never closed", ") no (", " (late) it"])
+def test_a_text_without_a_control_stays_whole(text):
+    assert without_control(text) == text
 
 
 @pytest.mark.parametrize("control", ["()", "（ ）", "(())"])

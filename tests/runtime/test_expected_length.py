@@ -17,6 +17,7 @@ from voxcpm_runtime.model.driver import Driver, Patch
 from voxcpm_runtime.speech import expected_length as rule
 from voxcpm_runtime.speech import kv_room
 from voxcpm_runtime.speech.expected_length import expected_length, letters_in, pace, upstream_length
+from voxcpm_runtime.speech.narrator import voice_of_speech
 from voxcpm_runtime.speech.progress import Progress
 from voxcpm_runtime.speech.results import Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
@@ -301,6 +302,18 @@ def test_the_letters_of_a_control_are_not_spoken(tts, lengths) -> None:
     normalized = tts.plan("hi me.", control="42 b", normalize=True).segments[0]
     assert normalized.target_tokens > len("(42 b) hi me. ")
     assert normalized.letters == 4
+
+
+@pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
+def test_the_letters_of_a_saved_voices_control_are_not_spoken(tts, lengths, tmp_path) -> None:
+    latents = slow_voice(tts, "hello you ", 11).prompt
+    voice = voice_of_speech(tts.bundle, "(4)hello ", latents[:7]).extended("(b)you ", latents[7:])
+    lengths(6)
+
+    speech = tts.speak("it is.", voice=voice.save(tmp_path / "slow.voice"), seed=5)
+
+    # Eight letters in 11 patches of 20 ms, where 20 ms a letter are expected; then four letters at that pace.
+    assert [segment.expected_seconds for segment in speech.segments] == pytest.approx([0.08 * 11 / 8])
 
 
 def test_the_digest_tells_bundles_apart_that_are_judged_differently(bundle_folder) -> None:

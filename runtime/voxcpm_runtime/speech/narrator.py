@@ -17,6 +17,7 @@ from voxcpm_runtime.speech.expected_length import Reason, letters_in
 from voxcpm_runtime.speech.plan import Plan, PlannedSegment
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.speech.utterance import utterance
+from voxcpm_runtime.text.control import without_control
 from voxcpm_runtime.text.letters import spelled_transcript
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
@@ -35,8 +36,7 @@ class Narrator:
         self._prefix = prefix
         self.voice = voice
         """The voice of the next segment; None before the first segment if no voice was given."""
-        transcript = "" if voice is None else spelled_transcript(voice.transcript, plan.bundle.tokenizer)
-        self._prompt_letters: int | None = letters_in(transcript)
+        self._prompt_letters: int | None = 0 if voice is None else _spoken_letters(voice, plan.bundle)
         """Letters that are spoken in the voice's prompt; None once a suspicious segment is part of it."""
 
     def over(self, driver: Driver) -> Narrator:
@@ -119,6 +119,13 @@ class Narrator:
         """The silence between two paragraphs, (samples,)."""
         rate = self._plan.bundle.architecture.output_sample_rate
         return np.zeros(round(self._plan.options.paragraph_pause * rate), np.float32)
+
+
+def _spoken_letters(voice: Voice, bundle: Bundle) -> int:
+    """Number of letters that are spoken in a voice's prompt, without the controls that its turns may begin with."""
+    spoken = without_control if bundle.architecture.traits.takes_reference else str
+    transcript = "".join(spoken(turn.text) for turn in voice.header.turns)
+    return letters_in(spelled_transcript(transcript, bundle.tokenizer))
 
 
 def voice_of_speech(bundle: Bundle, text: str, latents: Latents, name: str = "") -> Voice:

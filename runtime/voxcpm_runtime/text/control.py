@@ -29,6 +29,16 @@ def controlled(text: str, description: str) -> str:
     return f"({description}){text}" if description else text
 
 
+def without_control(text: str) -> str:
+    """What is spoken of a text: all but the description in parentheses, ASCII or full-width, that it begins with."""
+    depth = 0
+    for index, char in enumerate(text):
+        depth += (char in _OPENING) - (char in _CLOSING)
+        if depth <= 0:
+            return text[index + 1 :] if index else text
+    return text
+
+
 def require_references(a: Architecture, what: str, instead: str) -> None:
     """Raises InputError for a generation before VoxCPM2; the message says `what` it lacks and what to do `instead`."""
     if not a.traits.takes_reference:
