@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,28 @@ def test_the_first_call_makes_the_bundle_where_the_next_ones_find_it(tmp_path, m
     assert len(copied) == 1
     # Of what was made only the bundle and its lock are left.
     assert sorted(path.suffix for path in (tmp_path / "bundles").iterdir()) == ["", ".lock"]
+
+
+def test_a_new_bundle_removes_the_earlier_ones_that_are_not_in_use(tmp_path, monkeypatch, copied):
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
+    bundles = tmp_path / "bundles"
+    two_hours_ago = time.time() - 7200
+    for name in ("default-0", "default-1", "default-2.new", "default-used", "default-made", "mine"):
+        (bundles / name / "int8").mkdir(parents=True)
+        (bundles / name / "int8" / "weight.bin").write_bytes(b"?")
+        os.utime(bundles / name, (two_hours_ago, two_hours_ago))
+    (bundles / "default-used" / "manifest.json").touch()
+    os.utime(bundles / "default-used", (two_hours_ago, two_hours_ago))
+    with monkeypatch.context() as of_another_version:
+        of_another_version.setattr(default, "cached_folder", lambda _: bundles / "default-used")
+        assert default_bundle() == bundles / "default-used"
+
+    with FileLock(bundles / "default-made.lock"):
+        current = default_bundle()
+
+    assert copied
+    left = {path.name for path in bundles.iterdir() if path.is_dir()}
+    assert left == {current.name, "default-used", "default-made", "mine"}
 
 
 @pytest.mark.parametrize(

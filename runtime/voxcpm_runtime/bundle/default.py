@@ -6,9 +6,12 @@ only then: finding a bundle that is there imports neither the package that makes
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import os
 import shutil
+import time
 import warnings
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
@@ -23,6 +26,8 @@ PACKAGED = Path(__file__).parents[1] / "default_bundle"
 
 _LONGEST_WAIT = 600
 """Seconds for another process to finish the bundle, which takes it about half a minute."""
+_IN_USE = 3600
+"""Seconds since its last use for which a bundle of another version of the voice is not removed."""
 _TOOLS = ("coremltools", "torch", "voxcpm-coreml")
 
 
@@ -83,6 +88,9 @@ def _made(damage: BundleError | None = None) -> Path:
         folder = cached_folder(made_by)
         if damage is not None or not (folder / MANIFEST_FILE).is_file():
             _make(made_by, folder, damage)
+        # A folder's time is that of its last use. It matters only to `_remove_earlier`.
+        with contextlib.suppress(OSError):
+            os.utime(folder)
     except ModuleNotFoundError as error:
         raise InputError(
             f"no bundle was given, and making the default one needs {error.name}: name a bundle, install a wheel "
@@ -117,6 +125,7 @@ def _make(made_by: EntryPoint, folder: Path, damage: BundleError | None) -> None
             if folder.is_dir():
                 shutil.rmtree(folder)
             fresh.replace(folder)
+        _remove_earlier(folder)
     except Timeout:
         raise InputError(
             f"{lock}: another process has been making the built-in voice's bundle for {_LONGEST_WAIT} s; end it, "
@@ -127,6 +136,30 @@ def _make(made_by: EntryPoint, folder: Path, damage: BundleError | None) -> None
             f"{folder.parent}: the built-in voice's bundle cannot be written there ({os_reason(error)}); "
             f"set {CACHE_VARIABLE} to a folder that can be written"
         ) from None
+
+
+def _remove_earlier(current: Path) -> None:
+    """Remove the built-in voice's bundles beside the current one, except for those in use. Raises nothing.
+
+    Each version of the voice, of its conversion and of the tools has a bundle of its own, which nothing else removes.
+    In use are one that another process is making, and one of another installation that has spoken lately.
+    """
+    from filelock import FileLock, Timeout
+
+    for earlier in sorted(current.parent.glob("default-*")):
+        name = earlier.name.partition(".")[0]
+        with contextlib.suppress(OSError, Timeout):
+            if (
+                name == current.name
+                or not earlier.is_dir()
+                or time.time() - earlier.stat().st_mtime < _IN_USE
+            ):
+                continue
+            with FileLock(current.with_name(f"{name}.lock"), timeout=0):
+                # Renamed first, so that no process finds a part of it.
+                removed = earlier.with_name(f"{name}.old")
+                earlier.replace(removed)
+                shutil.rmtree(removed)
 
 
 def _whole(folder: Path) -> bool:
