@@ -16,9 +16,11 @@ import soundfile
 pytestmark = pytest.mark.wheel
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-# The target on an idle machine; the test allows for a busy one.
+# The target of the second and later calls where importing numpy takes a plain interpreter so long, process included.
 TARGET_SECONDS = 1.0
-BUSY = 3.0
+NUMPY_SECONDS = 0.13
+# The first call reads the bundle's files from the disk.
+FIRST = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +71,11 @@ def test_it_speaks_at_once_without_pytorch_and_without_a_network(environment: Pa
     missing = subprocess.run([environment / "python", "-c", "import torch"], capture_output=True, check=False)
     assert missing.returncode != 0
     before, variables = offline(tmp_path / "cache")
-    taken = []
-    for call in range(4):
+    taken, numpy_taken = [], []
+    for call in range(6):
+        started = time.perf_counter()
+        subprocess.run([environment / "python", "-c", "import numpy"], check=True)
+        numpy_taken.append(time.perf_counter() - started)
         output = tmp_path / "new" / "folder" / f"{call}.wav"
         command = [
             *before,
@@ -91,6 +96,9 @@ def test_it_speaks_at_once_without_pytorch_and_without_a_network(environment: Pa
         assert soundfile.info(output).duration > 0.3
     # Nothing was lowered: the graphs came in the wheel.
     assert not (tmp_path / "cache" / "lowered").exists()
-    sys.stdout.write(f"first call {taken[0]:.2f} s, best of the others {min(taken[1:]):.2f} s\n")
-    assert taken[0] < BUSY * TARGET_SECONDS, taken
-    assert min(taken[1:]) < BUSY * TARGET_SECONDS, taken
+    slower = max(1.0, min(numpy_taken) / NUMPY_SECONDS)
+    sys.stdout.write(
+        f"first {taken[0]:.2f} s, best other {min(taken[1:]):.2f} s, numpy {min(numpy_taken):.3f} s\n"
+    )
+    assert min(taken[1:]) < TARGET_SECONDS * slower, (taken, numpy_taken)
+    assert taken[0] < FIRST * TARGET_SECONDS * slower, (taken, numpy_taken)
