@@ -117,7 +117,7 @@ def main() -> None:
     started, seconds = time.monotonic(), 0.0
     make = partial(
         synthesise, folder=options.output, seed=options.seed, devices=options.devices, kokoro=options.kokoro,
-        until=time.time() + 60 * options.minutes if options.minutes else math.inf,
+        until=time.time() + 60 * options.minutes if options.minutes is not None else math.inf,
     )  # fmt: skip
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         spoken = pool.imap_unordered(make, itertools.islice(enumerate(shards), options.shards))

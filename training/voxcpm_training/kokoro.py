@@ -161,7 +161,7 @@ def _styles(requests: list[Request], device: torch.device) -> Tensor:
 
 
 def _of_like_length(items: list[int], lengths: list[int]) -> Iterator[list[int]]:
-    """Runs of items, sorted by length, whose lengths in frames differ by at most `_LENGTHENED`, for one batch each."""
+    """Runs of items, sorted by length, for one batch each: lengths differ by `_LENGTHENED` and two frames at most."""
     chosen: list[int] = []
     shortest = 0
     for item, length in zip(items, lengths, strict=True):
