@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,13 @@ from voxcpm_training.speech import Utterances
 from voxcpm_training.text import AUDIO_START, character_ids, encode
 
 TEXTS = ("one bird sang.", "two birds flew away.", "it rained.", "they came home.")
+# One byte cannot tell the first two apart.
+SPEAKERS = (1, 257, 540)
 
 
-def made(texts: list[str], patches: list[int], kept: list[bool], speakers: int = 1) -> Utterances:
+def made(
+    texts: list[str], patches: list[int], kept: list[bool], speakers: Sequence[int] = (0,)
+) -> Utterances:
     rng = np.random.default_rng(0)
     ids = character_ids()
     encoded = [encode(text, ids) for text in texts]
@@ -21,7 +27,7 @@ def made(texts: list[str], patches: list[int], kept: list[bool], speakers: int =
     return Utterances(
         text=np.concatenate(encoded), characters=np.array([len(t) for t in encoded]),
         phones=rng.integers(0, 5, frames.sum()).astype(np.uint8), frames=frames,
-        speaker=rng.integers(0, speakers, len(texts)).astype(np.uint8), kept=np.array(kept),
+        speaker=rng.choice(np.array(speakers, np.uint16), len(texts)), kept=np.array(kept),
     )  # fmt: skip
 
 
@@ -29,7 +35,7 @@ def random_utterances(count: int) -> Utterances:
     rng = np.random.default_rng(1)
     patches = rng.integers(2, 40, count).tolist()
     texts = [f"{'la ' * (size // 2)}la." for size in patches]
-    return made(texts, patches, (rng.random(count) < 0.9).tolist(), speakers=3)
+    return made(texts, patches, (rng.random(count) < 0.9).tolist(), SPEAKERS)
 
 
 def utterances_of(batch: Batch, utterances: Utterances) -> list[int]:
@@ -72,6 +78,23 @@ def test_two_processes_get_the_same_shapes_and_never_the_same_utterance(paired: 
     used = [number for batch in (*first, *second) for number in utterances_of(batch, utterances)]
     assert len(used) == len(set(used))
     assert len(used) > 0.7 * utterances.kept.sum()
+
+
+def test_the_utterances_of_a_pair_have_one_speaker() -> None:
+    utterances = random_utterances(800)
+    patches = utterances.frames // PATCH
+    utterance_of = np.repeat(np.arange(800), patches)
+    starts = np.cumsum(patches) - patches
+    pairs = [
+        (utterance_of[before], utterance_of[patch])
+        for batch in Sampler(utterances, 1024, 0.4, 0).epoch()
+        for patch, before in zip(batch.patches, batch.before, strict=True)
+        if before != len(utterance_of) and patch in starts
+    ]
+
+    assert len(pairs) > 80
+    assert {int(utterances.speaker[a]) for a, _ in pairs} == set(SPEAKERS)
+    assert all(utterances.speaker[a] == utterances.speaker[b] for a, b in pairs)
 
 
 def test_utterances_that_the_recogniser_dropped_are_not_used() -> None:

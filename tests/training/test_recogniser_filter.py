@@ -29,7 +29,7 @@ def write_shard(path: Path) -> None:
     np.savez(
         path,
         audio=np.zeros(samples.sum(), np.int16), samples=samples, phones=np.zeros(samples.sum() // 960, np.uint8),
-        text=np.concatenate(texts), characters=np.array([len(t) for t in texts]), speaker=np.zeros(3, np.uint8),
+        text=np.concatenate(texts), characters=np.array([len(t) for t in texts]), speaker=np.zeros(3, np.uint16),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from voxcpm_training.corpus import in_words, kept, spoken, utterances
+from voxcpm_training.corpus import exchanges, in_words, kept, spoken, utterances
 from voxcpm_training.templates import templates
 from voxcpm_training.text import is_speakable
 
@@ -81,6 +81,56 @@ def test_held_out_sentences_are_never_trained_on() -> None:
     ]
 
     assert list(kept(candidates, held_out, KNOWN)) == ["The quick brown dog ran home."]
+
+
+def short_sentences(count: int) -> list[str]:
+    """Different sentences of 5 to 59 characters, of which one in ten is a question or an exclamation."""
+    rng = np.random.default_rng(2)
+    letters = list("abcdefghijklmnopqrstuvwxyz")
+    marks = ["?" if i % 20 == 0 else "!" if i % 20 == 10 else "." for i in range(count)]
+    sizes = rng.integers(4, 59, count)
+    return [
+        f"{''.join(rng.choice(letters, size)).capitalize()}{mark}"
+        for size, mark in zip(sizes, marks, strict=True)
+    ]
+
+
+def test_exchanges_are_whole_sentences_half_of_them_lively() -> None:
+    sentences = short_sentences(400)
+
+    found = list(exchanges(sentences, 2000, np.random.default_rng(0)))
+
+    assert len(found) == 2000
+    assert [text for text in found if not is_speakable(text.lower())] == []
+    # An utterance of several sentences has 40 to 290 characters.
+    assert all(40 <= len(text) <= 290 for text in found)
+    assert min(map(len, found)) < 60
+    assert max(map(len, found)) > 230
+    said = [sentence for text in found for sentence in text.split(" ")]
+    assert set(said) == set(sentences)
+    # One half is drawn from the lively ones, and a tenth of the other half.
+    for mark in "?!":
+        assert np.mean([sentence[-1] == mark for sentence in said]) == pytest.approx(0.275, abs=0.02)
+
+
+def test_exchanges_are_the_same_for_the_same_seed() -> None:
+    sentences = short_sentences(40)
+
+    first, again, other = (list(exchanges(sentences, 20, np.random.default_rng(seed))) for seed in (1, 1, 2))
+
+    assert first == again != other
+
+
+def test_an_exchange_with_a_held_out_sentence_is_not_trained_on() -> None:
+    held_out = ["the old farmer fed his chickens before sunrise."]
+    sentences = ["The old farmer fed his chickens.", "It rained!", "The dog ran home.", "Yes?"]
+    made = list(exchanges(sentences, 500, np.random.default_rng(0)))
+
+    found = list(kept(made, held_out, KNOWN))
+
+    assert sum("farmer" in text for text in made) > 100
+    assert found
+    assert [text for text in found if "farmer" in text] == []
 
 
 def test_templates_are_speakable() -> None:

@@ -164,7 +164,7 @@ def utterances(
 
 
 def exchanges(sentences: list[str], count: int, rng: np.random.Generator) -> Iterator[str]:
-    """Short sentences that do not belong together, up to LONGEST letters in all, half of them questions or exclamations."""
+    """Short sentences that do not belong together, LONGEST letters at most: half of them questions or exclamations."""
     lively = [s for s in sentences if s[-1] in "?!"]
     for _ in range(count):
         target, joined = rng.uniform(SHORTEST, LONGEST - 60), ""
