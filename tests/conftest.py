@@ -284,8 +284,8 @@ def _convert_some(
     from voxcpm_constants.manifest import Manifest, record_folder
     from voxcpm_constants.step_models import declare_step_models
     from voxcpm_conversion.checkpoint import Checkpoint
-    from voxcpm_conversion.packages import add_packages
-    from voxcpm_conversion.toolchain import stages_reported
+    from voxcpm_conversion.core_ml.packages import add_packages
+    from voxcpm_conversion.core_ml.toolchain import stages_reported
     from voxcpm_conversion.workspace import Workspace
 
     def make(folder: Path) -> None:

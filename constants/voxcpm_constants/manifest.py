@@ -5,7 +5,8 @@ bundle/
   README.md    the model card; like the manifest it stands at the root and has no digest, so it may be rewritten
   constants/   config.json and the arrays of `voxcpm_constants.arrays`
   tokenizer/   tokenizer.json, tokenizer_config.json
-  fp16/        <step model>.mlpackage (and .mlmodelc where Apple's compiler was present); int8/, fp32/ likewise
+  fp16/        <step model>.mlpackage (and .mlmodelc where Apple's compiler was present), for macOS 27
+               <step model>.aimodel; int8/, int4/ and fp32/ likewise
   lowered/     graphs of ONNX Runtime, only in the bundle of a wheel; derived from the packages
   vectors/     test vectors of the step models (`voxcpm_constants.vectors`)
 """
@@ -24,10 +25,20 @@ from voxcpm_constants.errors import BundleError, first_wrong_field
 from voxcpm_constants.parts import parts
 from voxcpm_constants.speech_profile import DEFAULT_LICENCE, SpeechProfile
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
-from voxcpm_constants.targets import KVCache, PackageForm, Target, package_form
+from voxcpm_constants.targets import (
+    CORE_AI,
+    PACKAGE_SUFFIXES,
+    KVCache,
+    PackageForm,
+    Target,
+    package_form,
+)
 
-SCHEMA_VERSION = 3
-"""3 added `speech`, which readers of 2 refuse; a manifest of 2 is read as one without it."""
+SCHEMA_VERSION = 4
+"""The newest version that this release reads. 3 added `speech`, which readers of 2 refuse; a manifest of 2 is read as
+one without it. 4 added the target macOS27; bundles of other targets are still written as 3.
+"""
+_SCHEMA_BEFORE_CORE_AI = 3
 MANIFEST_FILE = "manifest.json"
 MODEL_CARD_FILE = "README.md"
 CONSTANTS_FOLDER = "constants"
@@ -79,7 +90,7 @@ class Source(_Record):
 class Manifest(_Record):
     """The contents of `manifest.json`."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int
     architecture: Architecture
     sizes: StepSizes
     step_models: dict[str, StepModel]
@@ -137,6 +148,10 @@ class Manifest(_Record):
         """The form of a package in this bundle."""
         return package_form(package, self.target, self.kv_cache)
 
+    def package_path(self, precision: Precision, package: str) -> PurePosixPath:
+        """Path of a package, relative to the bundle. package: the name of a step model, or of a part of one."""
+        return package_path(precision, package, self.target)
+
     def files_of(self, precision: Precision) -> dict[str, FileRecord]:
         """The files that one precision speaks with, by path: constants, tokenizer and that precision's step models.
 
@@ -168,16 +183,21 @@ class Manifest(_Record):
 
     def package_key(self, precision: Precision, package: str) -> str:
         """SHA-256 over the recorded digests of one package: a key for what is derived from it."""
-        prefix = f"{package_path(precision, package)}/"
+        prefix = f"{self.package_path(precision, package)}/"
         records = sorted(
             (path, record.sha256) for path, record in self.files.items() if path.startswith(prefix)
         )
         return hashlib.sha256(json.dumps(records).encode()).hexdigest()
 
 
-def package_path(precision: str, package: str) -> PurePosixPath:
-    """Path of a package, relative to the bundle. package: the name of a step model, or of a part of one."""
-    return PurePosixPath(precision) / f"{package}.mlpackage"
+def schema_version(target: Target) -> int:
+    """The lowest schema version that describes a bundle of this target, so that earlier releases read what they can."""
+    return SCHEMA_VERSION if target == CORE_AI else _SCHEMA_BEFORE_CORE_AI
+
+
+def package_path(precision: str, package: str, target: Target = "macOS14") -> PurePosixPath:
+    """Path of a package, relative to a bundle. package: the name of a step model, or of a part of one."""
+    return PurePosixPath(precision) / f"{package}{PACKAGE_SUFFIXES[target]}"
 
 
 def record_file(path: Path) -> FileRecord:

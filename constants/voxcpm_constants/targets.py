@@ -6,6 +6,9 @@ macOS14   one function, `main`, that accepts every enumerated length; state is i
 macOS15   the caches of the LM steps are Core ML states, and these packages have one function for each length, which
           share the weights: `decode` for one embedding, `prefill_16` for 16, and so on. The other step models have
           the same form as for macOS14.
+macOS27   Core AI programs in place of Core ML packages. The caches of the LM steps are Core AI states. Each step model
+          with several lengths has one function for each of them: those of the LM steps as for macOS15, else
+          `patches_16`, named after the input.
 """
 
 from __future__ import annotations
@@ -14,17 +17,26 @@ from typing import Literal, NamedTuple
 
 from voxcpm_constants.step_models import StepModel, TensorSpec
 
-Target = Literal["macOS14", "macOS15"]
-TARGETS: tuple[Target, ...] = ("macOS14", "macOS15")
-OLDEST_MACOS: dict[Target, int] = {"macOS14": 14, "macOS15": 15}
+Target = Literal["macOS14", "macOS15", "macOS27"]
+TARGETS: tuple[Target, ...] = ("macOS14", "macOS15", "macOS27")
+OLDEST_MACOS: dict[Target, int] = {"macOS14": 14, "macOS15": 15, "macOS27": 27}
 """The oldest major version of macOS that opens packages of a target."""
+CORE_AI: Target = "macOS27"
+"""The target whose packages are Core AI's; those of the others are Core ML's."""
+
+PACKAGE_SUFFIXES: dict[Target, str] = {
+    "macOS14": ".mlpackage",
+    "macOS15": ".mlpackage",
+    "macOS27": ".aimodel",
+}
+"""The end of a package's name, by target."""
 
 KVCache = Literal["scatter", "rows"]
 """How a macOS 14 package returns its KV caches: whole, or only the rows that a call computed."""
 KV_CACHES: tuple[KVCache, ...] = ("scatter", "rows")
 
 StateForm = Literal["passed", "rows", "native"]
-"""passed: inputs and outputs. rows: inputs, whose new rows are outputs. native: Core ML states."""
+"""passed: inputs and outputs. rows: inputs, whose new rows are outputs. native: states of Core ML or Core AI."""
 
 MAIN = "main"
 """Name of the function in a package that has only one."""
@@ -39,14 +51,22 @@ class PackageForm(NamedTuple):
 
 def package_form(model: StepModel, target: Target, kv_cache: KVCache = "scatter") -> PackageForm:
     """The form of a step model's package for a deployment target; kv_cache: for macOS 14 only."""
+    state: StateForm = "passed"
+    if model.has_caches and target != "macOS14":
+        state = "native"
+    elif model.has_caches and kv_cache == "rows":
+        state = "rows"
+    by_length = target == CORE_AI or (target == "macOS15" and model.has_caches)
+    if not by_length or model.chunk_count == 1:
+        return PackageForm({MAIN: model}, state)
+    functions = {_function_name(model, length): model.at(i) for i, length in enumerate(model.chunk_lengths)}
+    return PackageForm(functions, state)
+
+
+def _function_name(model: StepModel, length: int) -> str:
     if not model.has_caches:
-        return PackageForm({MAIN: model}, "passed")
-    if target == "macOS14":
-        return PackageForm({MAIN: model}, "rows" if kv_cache == "rows" else "passed")
-    if model.chunk_count == 1:
-        return PackageForm({MAIN: model}, "native")
-    names = ("decode" if length == 1 else f"prefill_{length}" for length in model.chunk_lengths)
-    return PackageForm({name: model.at(chunk) for chunk, name in enumerate(names)}, "native")
+        return f"{model.chunk_axis[0].name}_{length}"
+    return "decode" if length == 1 else f"prefill_{length}"
 
 
 def updated_name(tensor: TensorSpec, state: StateForm) -> str:

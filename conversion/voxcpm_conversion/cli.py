@@ -15,11 +15,11 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.euler_steps import LEAST_SOLVER_STEPS, MOST_EULER_STEPS
 from voxcpm_constants.hardware_limits import LONGEST_AXIS
 from voxcpm_constants.step_models import LARGEST_BATCH, PRECISIONS, Precision, StepSizes
-from voxcpm_constants.targets import KV_CACHES, TARGETS, Target
+from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.compilation import why_not_compiled
 from voxcpm_conversion.convert import Report, check_forms, check_solver_steps
 from voxcpm_conversion.convert import convert as convert_checkpoint
+from voxcpm_conversion.core_ml.compilation import why_not_compiled
 from voxcpm_conversion.replacing import bundle_folder
 from voxcpm_conversion.splitting import base_lm_parts, check_split
 
@@ -47,7 +47,9 @@ def convert(
     ] = None,
     target: Annotated[
         str,
-        typer.Option(help="macos14, or macos15: caches as Core ML states, prefill and decode as functions."),
+        typer.Option(
+            help="macos14, macos15: caches as Core ML states, prefill and decode as functions, or macos27: Core AI."
+        ),
     ] = "macos14",
     kv_cache: Annotated[
         str,
@@ -75,7 +77,7 @@ def convert(
         bool, typer.Option(help="Replace a bundle that exists, once the new one is whole; nothing else.")
     ] = False,
 ) -> None:
-    """Convert a VoxCPM checkpoint into a bundle of Core ML step models."""
+    """Convert a VoxCPM checkpoint into a bundle of Core ML or Core AI step models."""
     asked = precision or ["fp16", "int8"]
     unknown = [p for p in asked if p not in PRECISIONS]
     if unknown:
@@ -116,7 +118,7 @@ def convert(
             overwrite=overwrite,
             report=report,
         )
-    if reason := why_not_compiled(deployment):
+    if deployment != CORE_AI and (reason := why_not_compiled(deployment)):
         console.print(f"No .mlmodelc: {reason}.")
     if merged := manifest.source.lora:
         console.print(

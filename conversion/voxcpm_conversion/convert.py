@@ -18,11 +18,11 @@ from voxcpm_constants.euler_steps import LEAST_SOLVER_STEPS, MOST_EULER_STEPS
 from voxcpm_constants.manifest import (
     CONFIG_FILE,
     CONSTANTS_FOLDER,
-    SCHEMA_VERSION,
     TOKENIZER_FOLDER,
     Manifest,
     package_path,
     record_folder,
+    schema_version,
 )
 from voxcpm_constants.parts import parts
 from voxcpm_constants.step_models import (
@@ -32,25 +32,26 @@ from voxcpm_constants.step_models import (
     StepSizes,
     declare_step_models,
 )
-from voxcpm_constants.targets import KVCache, Target, package_form
+from voxcpm_constants.targets import CORE_AI, KVCache, Target, package_form
 from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint, check_weights
-from voxcpm_conversion.compilation import compile_packages
+from voxcpm_conversion.core_ai import packages as core_ai_packages
+from voxcpm_conversion.core_ai import toolchain as core_ai_toolchain
+from voxcpm_conversion.core_ml import packages as core_ml_packages
+from voxcpm_conversion.core_ml import toolchain as core_ml_toolchain
+from voxcpm_conversion.core_ml.compilation import compile_packages
 from voxcpm_conversion.model_card import write_model_card
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
 from voxcpm_conversion.modules.voxcpm import expected_shapes
-from voxcpm_conversion.packages import add_packages, loaded_modules
 from voxcpm_conversion.recipes import check_target
 from voxcpm_conversion.replacing import bundle_folder
-from voxcpm_conversion.toolchain import stages_reported
+from voxcpm_conversion.step_modules import loaded_modules
 from voxcpm_conversion.vectors import add_vectors
 from voxcpm_conversion.workspace import Workspace
 
 Report = Callable[[str, str, int, int], None]
 """report(step model, stage, done, total): called when a stage of a step model progresses."""
-
-_TOOLS = ("coremltools", "torch", "numpy", "voxcpm-coreml")
 
 
 def convert(
@@ -77,11 +78,12 @@ def convert(
     _check_architecture(a, sizes)
     check_weights(checkpoint.shapes(), expected_shapes(a))
     source = checkpoint.source()
-    tools = {name: version(name) for name in _TOOLS}
+    toolchain = core_ai_toolchain if target == CORE_AI else core_ml_toolchain
+    tools = {name: version(name) for name in toolchain.TOOLS}
     declarations = declare_step_models(a, sizes)
     ordered = tuple(p for p in PRECISIONS if p in precisions)
     plan = {
-        "schema": SCHEMA_VERSION,
+        "schema": schema_version(target),
         "source": source.sha256,
         "lora": source.lora.model_dump(mode="json") if source.lora else None,
         "sizes": sizes.model_dump(mode="json"),
@@ -95,9 +97,11 @@ def convert(
     for declaration in declarations.values():
         _add_step_model(workspace, checkpoint, declaration, sizes, ordered, target, kv_cache, report)
     names = [package.name for declaration in declarations.values() for package in parts(declaration, sizes)]
-    compile_packages(workspace, names, ordered, target)
+    if target != CORE_AI:
+        compile_packages(workspace, names, ordered, target)
     report("bundle", "digests", 0, 1)
     manifest = Manifest(
+        schema_version=schema_version(target),
         architecture=a,
         sizes=sizes,
         step_models=declarations,
@@ -131,18 +135,19 @@ def _add_step_model(
     """Add the packages of a step model that the workspace lacks, and its test vectors."""
     record = partial(add_vectors, workspace, declaration, checkpoint.architecture, sizes)
     packages = parts(declaration, sizes)
+    if len(packages) > 1 and not workspace.has(str(vectors_path(declaration.name))):
+        # The vectors are of the whole, of which a part has only some layers.
+        record(loaded_modules(checkpoint, declaration, sizes))
+    add_packages = (core_ai_packages if target == CORE_AI else core_ml_packages).add_packages
     for package in packages:
-        missing = [p for p in precisions if not workspace.has(str(package_path(p, package.name)))]
+        missing = [p for p in precisions if not workspace.has(str(package_path(p, package.name, target)))]
         if missing:
             form = package_form(package, target, kv_cache)
-            with stages_reported(partial(report, package.name)):
-                if len(packages) > 1:
-                    # The vectors are of the whole, of which a part has only some layers.
-                    if not workspace.has(str(vectors_path(declaration.name))):
-                        record(loaded_modules(checkpoint, declaration, sizes))
-                    add_packages(workspace, checkpoint, package, form, sizes, missing, target)
-                else:
-                    add_packages(workspace, checkpoint, package, form, sizes, missing, target, record)
+            stage = partial(report, package.name)
+            loaded = record if len(packages) == 1 else None
+            add_packages(
+                workspace, checkpoint, package, form, sizes, missing, target, report=stage, loaded=loaded
+            )
 
 
 def check_forms(
@@ -153,16 +158,19 @@ def check_forms(
     Raises InputError for precisions, sizes, a target and a form of the caches that do not go together.
     """
     check_target(precisions, target)
+    if target == CORE_AI:
+        core_ai_toolchain.check_toolchain()
     if kv_cache != "scatter" and target != "macOS14":
-        raise InputError(f"--kv-cache {kv_cache} needs --target macos14: later caches are Core ML states")
+        raise InputError(f"--kv-cache {kv_cache} needs --target macos14: later caches are states")
     if sizes.solver_steps and sizes.batch > 1:
         raise InputError(
             f"--solver-steps needs --batch 1, got {sizes.batch}: each utterance has options of its own"
         )
     check_solver_steps(sizes.solver_steps)
-    if target != "macOS14" and "fp32" in precisions:
+    if target == "macOS15" and "fp32" in precisions:
         raise InputError(
-            "--precision fp32 needs --target macos14: a Core ML state, the KV cache's form after it, is float16"
+            "--precision fp32 needs --target macos14 or macos27: a Core ML state, the KV cache's form for macos15, "
+            "is float16"
         )
     if max(sizes.prefill_chunks) > sizes.kv_length:
         raise InputError(

@@ -25,7 +25,11 @@ from voxcpm_constants.targets import Target
 _OPENING, _CLOSING = "<!-- validation -->", "<!-- /validation -->"
 _NOT_VALIDATED = "Not validated yet: `voxcpm-coreml validate` writes its figures here."
 
-SYSTEMS: dict[Target, str] = {"macOS14": "macOS 14, iOS 17 or later", "macOS15": "macOS 15, iOS 18 or later"}
+SYSTEMS: dict[Target, str] = {
+    "macOS14": "macOS 14, iOS 17 or later",
+    "macOS15": "macOS 15, iOS 18 or later",
+    "macOS27": "macOS 27, iOS 27 or later",
+}
 """The systems on which the packages of a target run."""
 
 _LOADING = """\

@@ -16,10 +16,11 @@ from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.parts import PASSED_ON, layers
 from voxcpm_constants.step_models import StepModel, StepSizes, TensorSpec
 from voxcpm_constants.targets import StateForm
+from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.modules.audio_vae import Contexts, Decoder, Encoder
 from voxcpm_conversion.modules.local_transformers import LocalDiT, LocalEncoder, ScalarQuantizer
 from voxcpm_conversion.modules.minicpm4 import MASKED, Past, ReadOnlyPast, Rope, Stack, rope_table
-from voxcpm_conversion.modules.voxcpm import VoxCPMModules
+from voxcpm_conversion.modules.voxcpm import VoxCPMModules, empty_modules
 
 
 class AudioVAEStep(nn.Module):
@@ -125,12 +126,12 @@ class _CachedStack(nn.Module):
         pasts: list[Past | ReadOnlyPast]
         if self.returns_rows:
             before = position if self.batch == 1 else position[:, None, None]
-            mask = _masked(self.cache_positions >= before)
-            own_mask = _masked(positions[..., None, :] > rows[..., None])
+            mask = _masked(self.cache_positions >= before, embeddings.dtype)
+            own_mask = _masked(positions[..., None, :] > rows[..., None], embeddings.dtype)
             pasts = [ReadOnlyPast(cached, mask, own_mask, self.batch) for cached in caches]
         else:
             places = positions if self.batch == 1 else (self.cache_starts + positions).reshape(-1)
-            mask = _masked(self.cache_positions > rows[..., None])
+            mask = _masked(self.cache_positions > rows[..., None], embeddings.dtype)
             pasts = [Past(cached, places.long(), mask, self.batch) for cached in caches]
         rope = None if self.rope is None else self.rope.at(turned)
         hidden, presents = embeddings, []
@@ -147,9 +148,9 @@ class _CachedStack(nn.Module):
         return torch.cumsum(ones, 0, dtype=torch.int32) - 1
 
 
-def _masked(hidden: Tensor) -> Tensor:
+def _masked(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where false, MASKED where true."""
-    return hidden.float() * MASKED
+    return hidden.to(dtype) * MASKED
 
 
 class BaseLMStep(nn.Module):
@@ -330,3 +331,11 @@ def example_inputs(tensors: Iterable[TensorSpec], chunk: int) -> tuple[Tensor, .
     """Zeros of the declared shapes, with enumerated axes at their `chunk`-th length."""
     dtypes = {"float32": torch.float32, "int32": torch.int32, "compute": torch.float32}
     return tuple(torch.zeros(t.shape_at(chunk), dtype=dtypes[t.dtype]) for t in tensors)
+
+
+def loaded_modules(checkpoint: Checkpoint, declared: StepModel, sizes: StepSizes) -> VoxCPMModules:
+    """All modules, of which those of one step model have their weights, in float32."""
+    modules = empty_modules(checkpoint.architecture)
+    names = step_parameter_names(declared, modules, checkpoint.architecture, sizes)
+    checkpoint.load_into(modules, names)
+    return modules

@@ -23,8 +23,8 @@ from voxcpm_constants.step_models import (
 )
 from voxcpm_constants.targets import Target, package_form
 from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.core_ml.packages import add_packages
 from voxcpm_conversion.modules.voxcpm import empty_modules
-from voxcpm_conversion.packages import add_packages
 from voxcpm_conversion.step_modules import build_step, example_inputs, step_parameter_names
 from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.backends.loading import load_portable_step_model

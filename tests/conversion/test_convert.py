@@ -20,9 +20,9 @@ from voxcpm_constants.errors import BundleError, CheckpointError, InputError, Vo
 from voxcpm_constants.manifest import Manifest, check_files, package_path
 from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes, decoder_contexts, encoder_contexts
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.compilation import compile_packages, why_not_compiled
 from voxcpm_conversion.convert import convert
-from voxcpm_conversion.toolchain import import_coremltools
+from voxcpm_conversion.core_ml.compilation import compile_packages, why_not_compiled
+from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.commands import cli
 

@@ -21,10 +21,10 @@ from voxcpm_constants.step_models import (
 )
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
+from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.modules.voxcpm import empty_modules
 from voxcpm_conversion.recipes import BLOCK, RECIPES, check_target, chosen_format
 from voxcpm_conversion.step_modules import build_step
-from voxcpm_conversion.toolchain import import_coremltools
 from voxcpm_runtime.voxcpm import VoxCPM
 
 SIZES = StepSizes(kv_length=128, prefill_chunks=(1,))

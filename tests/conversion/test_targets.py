@@ -20,8 +20,8 @@ from voxcpm_constants.step_models import (
 from voxcpm_constants.targets import package_form
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
-from voxcpm_conversion.packages import add_packages
-from voxcpm_conversion.toolchain import import_coremltools
+from voxcpm_conversion.core_ml.packages import add_packages
+from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_runtime.backends.portable.package import read_package

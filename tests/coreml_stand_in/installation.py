@@ -62,7 +62,7 @@ def install(monkeypatch, folder: Path) -> StandIn:
     stand_in.tell()
     searched = [str(CHILD), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(searched))
-    import_module("voxcpm_conversion.toolchain").import_coremltools()
+    import_module("voxcpm_conversion.core_ml.toolchain").import_coremltools()
     monkeypatch.setitem(sys.modules, BINDING, import_module("coreml_stand_in.binding"))
     monkeypatch.setattr("voxcpm_constants.macos.SYSTEM_VERSION_FILE", folder / "SystemVersion.plist")
     replace(monkeypatch.setattr)

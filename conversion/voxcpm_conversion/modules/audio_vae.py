@@ -82,8 +82,9 @@ class Snake(nn.Module):
         """x (1, C, L) -> (1, C, L)."""
         # Not 1 / alpha: coremltools turns that into `inverse`, which adds 1e-4 to the divisor.
         reciprocal = torch.ones_like(self.alpha) / (self.alpha + 1e-9)
-        sine = torch.sin(self.alpha * x)
-        return x + reciprocal.clamp(-_LARGEST_RECIPROCAL, _LARGEST_RECIPROCAL) * (sine * sine)
+        reciprocal = reciprocal.clamp(-_LARGEST_RECIPROCAL, _LARGEST_RECIPROCAL)
+        sine = torch.sin(self.alpha.to(x.dtype) * x)
+        return x + reciprocal.to(x.dtype) * (sine * sine)
 
 
 class Chain(nn.ModuleList):

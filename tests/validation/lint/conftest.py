@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from voxcpm_constants.step_models import StepModel, TensorSpec
-from voxcpm_conversion.toolchain import import_coremltools
+from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
 from voxcpm_validation.lint.bundle import lint_function
 from voxcpm_validation.lint.function import Function, read_function

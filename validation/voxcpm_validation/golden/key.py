@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.manifest import FileRecord
 from voxcpm_constants.step_models import Precision
-from voxcpm_conversion.toolchain import import_coremltools
+from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_runtime.backends.loading import Backend, choose_backend
 from voxcpm_runtime.bundle.opening import Bundle
 

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+TOOLS = ("coremltools", "torch", "numpy", "voxcpm-coreml")
+"""The distributions whose versions determine a package."""
+
 StageReport = Callable[[str, int, int], None]
 """report(stage, done, total): the current pass over the program, and how many of its items are done."""
 

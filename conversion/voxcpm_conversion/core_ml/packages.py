@@ -11,11 +11,11 @@ from voxcpm_constants.manifest import package_path
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.targets import MAIN, PackageForm, StateForm, Target
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.compression import compress
-from voxcpm_conversion.export import export_step
-from voxcpm_conversion.modules.voxcpm import VoxCPMModules, empty_modules
-from voxcpm_conversion.step_modules import build_step, step_parameter_names
-from voxcpm_conversion.toolchain import import_coremltools
+from voxcpm_conversion.core_ml.compression import compress
+from voxcpm_conversion.core_ml.export import export_step
+from voxcpm_conversion.core_ml.toolchain import StageReport, import_coremltools, stages_reported
+from voxcpm_conversion.modules.voxcpm import VoxCPMModules
+from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_conversion.workspace import Workspace
 
 
@@ -27,13 +27,15 @@ def add_packages(
     sizes: StepSizes,
     precisions: Sequence[Precision],
     target: Target,
-    loaded: Callable[[VoxCPMModules], object] = lambda modules: None,
+    *,
+    report: StageReport = lambda stage, done, total: None,
+    loaded: Callable[[VoxCPMModules], object] | None = None,
 ) -> None:
     """Export a step model, or a part of one, in the given precisions and add its packages to the workspace.
 
     loaded(modules) is called with the torch modules whenever the step model's weights are in them, in float32.
     """
-    with workspace.scratch() as scratch:
+    with stages_reported(report), workspace.scratch() as scratch:
         for function, declared in form.functions.items():
             for precision, model in _models(
                 checkpoint, declared, form.state, sizes, precisions, target, loaded
@@ -45,14 +47,6 @@ def add_packages(
             workspace.add(str(package_path(precision, declaration.name)), partial(_join, functions))
 
 
-def loaded_modules(checkpoint: Checkpoint, declared: StepModel, sizes: StepSizes) -> VoxCPMModules:
-    """All modules, of which those of one step model have their weights, in float32."""
-    modules = empty_modules(checkpoint.architecture)
-    names = step_parameter_names(declared, modules, checkpoint.architecture, sizes)
-    checkpoint.load_into(modules, names)
-    return modules
-
-
 def _models(
     checkpoint: Checkpoint,
     declared: StepModel,
@@ -60,11 +54,12 @@ def _models(
     sizes: StepSizes,
     precisions: Sequence[Precision],
     target: Target,
-    loaded: Callable[[VoxCPMModules], object],
+    loaded: Callable[[VoxCPMModules], object] | None,
 ) -> Iterator[tuple[Precision, Any]]:
     """One function of a package as an MLModel in each precision; int8 and int4 are made from fp16."""
     a, modules = checkpoint.architecture, loaded_modules(checkpoint, declared, sizes)
-    loaded(modules)
+    if loaded is not None:
+        loaded(modules)
     step = build_step(declared, modules, a, sizes, state)
     if "fp32" in precisions:
         yield "fp32", export_step(step, declared, "fp32", target=target, state=state)

@@ -10,8 +10,8 @@ from torch import nn
 
 from voxcpm_constants.step_models import StepModel, TensorSpec
 from voxcpm_constants.targets import StateForm, Target, updated_name
+from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.step_modules import WithState, example_inputs
-from voxcpm_conversion.toolchain import import_coremltools
 
 Arithmetic = Literal["fp16", "fp32"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from voxcpm_constants.step_models import Precision
+from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.recipes import BLOCK, RECIPES, SMALLEST, Format, chosen_format
-from voxcpm_conversion.toolchain import import_coremltools
 
 # Arguments of coremltools' OpLinearQuantizerConfig; None does not compress a weight.
 QUANTIZERS: dict[Format, dict[str, Any] | None] = {

@@ -11,7 +11,7 @@ from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import package_path
 from voxcpm_constants.step_models import Precision
 from voxcpm_constants.targets import OLDEST_MACOS, Target
-from voxcpm_conversion.toolchain import import_coremltools
+from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
 
 

@@ -1,0 +1,1 @@
+"""Step models as Core AI programs, for macOS 27."""

@@ -1,0 +1,87 @@
+"""The Core AI programs of one step model: one for each precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from voxcpm_constants.manifest import package_path
+from voxcpm_constants.step_models import Precision, StepModel, StepSizes
+from voxcpm_constants.targets import PackageForm, Target
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.core_ai.arithmetic import halve
+from voxcpm_conversion.core_ai.compression import compress
+from voxcpm_conversion.core_ai.export import export_program
+from voxcpm_conversion.core_ai.toolchain import import_module, quiet
+from voxcpm_conversion.modules.voxcpm import VoxCPMModules
+from voxcpm_conversion.recipes import RECIPES
+from voxcpm_conversion.step_modules import build_step, example_inputs, loaded_modules
+from voxcpm_conversion.workspace import Workspace
+
+
+def add_packages(
+    workspace: Workspace,
+    checkpoint: Checkpoint,
+    declaration: StepModel,
+    form: PackageForm,
+    sizes: StepSizes,
+    precisions: Sequence[Precision],
+    target: Target,
+    *,
+    report: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    loaded: Callable[[VoxCPMModules], object] | None = None,
+) -> None:
+    """Export a step model, or a part of one, in the given precisions and add its programs to the workspace.
+
+    loaded(modules) is called with the torch modules whenever the step model's weights are in them, in float32.
+    """
+    for precision in precisions:
+
+        def progress(stage: str, done: int, precision: Precision = precision) -> None:
+            report(f"{precision} {stage}", done, 3)
+
+        progress("weights", 0)
+        with quiet():
+            modules = loaded_modules(checkpoint, declaration, sizes)
+            if loaded is not None:
+                loaded(modules)
+            program = _program(checkpoint, declaration, form, sizes, precision, modules, progress)
+            del modules
+            progress("store", 2)
+            name = package_path(precision, declaration.name, target)
+            workspace.add(str(name), partial(_save, program, f"VoxCPM {declaration.name}, {precision}"))
+        progress("store", 3)
+
+
+def _program(
+    checkpoint: Checkpoint,
+    declaration: StepModel,
+    form: PackageForm,
+    sizes: StepSizes,
+    precision: Precision,
+    modules: VoxCPMModules,
+    progress: Callable[[str, int], None],
+) -> Any:
+    a = checkpoint.architecture
+    steps = {
+        name: build_step(declared, modules, a, sizes, form.state) for name, declared in form.functions.items()
+    }
+    first, half = next(iter(form.functions)), precision != "fp32"
+    if precision in RECIPES:
+        declared = form.functions[first]
+        examples = example_inputs((*declared.inputs, *declared.state), 0)
+        compress(steps[first], declaration.name, precision, examples)
+    if half:
+        for step in steps.values():
+            halve(step)
+    progress("export", 1)
+    return export_program(steps, form, half=half)
+
+
+def _save(program: Any, description: str, path: Path) -> None:
+    runtime = import_module("coreai.runtime")
+    metadata = runtime.AIModelAssetMetadata()
+    metadata.model_description = description
+    program.save_asset(path, metadata)
