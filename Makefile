@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing PyTorch"
 	@$(PIP) torch==2.13.0
 	@echo "Installing voxcpm-coreml and what it needs"
-	@$(PIP) -e '.[convert,validate,listen,dev]'
+	@$(PIP) -e '.[convert-coreai,validate,listen,dev]'
 	@$(PIP) --no-deps voxcpm==2.0.3 Resemblyzer==0.1.4
 	@touch $@
 

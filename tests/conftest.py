@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 
 from voxcpm_constants.step_models import Precision, StepSizes
-from voxcpm_constants.targets import KVCache, Target
+from voxcpm_constants.targets import CORE_AI, KVCache, Target
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
@@ -100,6 +100,26 @@ def tiny_bundle_15(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
     """A bundle like `tiny_bundle`, for macOS 15, with int4 instead of fp32."""
     make = _convert(tiny_checkpoint, StepSizes(kv_length=128), ("fp16", "int8", "int4"), "macOS15")
     return _once(tmp_path_factory, worker_id, "bundle-tiny-15", make)
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle_27(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A bundle like `tiny_bundle`, for macOS 27 and without int8; skips where Core AI's packages have no wheels."""
+    pytest.importorskip("coreai_torch", exc_type=ImportError)
+    sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
+    make = _convert(tiny_checkpoint, sizes, ("fp16", "fp32"), "macOS27")
+    return _once(tmp_path_factory, worker_id, "bundle-tiny-27", make)
+
+
+@pytest.fixture(scope="session")
+def second_bundle_27(
+    second_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Path:
+    """The bundle of `second_checkpoint` in fp32, for macOS 27; skips where Core AI's packages have no wheels."""
+    pytest.importorskip("coreai_torch", exc_type=ImportError)
+    sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
+    make = _convert(second_checkpoint, sizes, ("fp32",), "macOS27")
+    return _once(tmp_path_factory, worker_id, "bundle-tiny-2-27", make)
 
 
 @pytest.fixture(scope="session")
@@ -284,8 +304,8 @@ def _convert_some(
     from voxcpm_constants.manifest import Manifest, record_folder
     from voxcpm_constants.step_models import declare_step_models
     from voxcpm_conversion.checkpoint import Checkpoint
-    from voxcpm_conversion.core_ml.packages import add_packages
-    from voxcpm_conversion.core_ml.toolchain import stages_reported
+    from voxcpm_conversion.core_ai import packages as core_ai
+    from voxcpm_conversion.core_ml import packages as core_ml
     from voxcpm_conversion.workspace import Workspace
 
     def make(folder: Path) -> None:
@@ -306,8 +326,8 @@ def _convert_some(
         for name in manifest.step_models:
             for package in manifest.parts(name):
                 form = manifest.form(package)
-                with stages_reported(lambda *_: None):
-                    add_packages(workspace, opened, package, form, sizes, precisions, target)
+                maker = core_ai if target == CORE_AI else core_ml
+                maker.add_packages(workspace, opened, package, form, sizes, precisions, target)
         files = {path: record for path, record in record_folder(workspace.folder).items() if "/" in path}
         manifest.model_copy(update={"files": files}).write(workspace.folder)
         workspace.publish()

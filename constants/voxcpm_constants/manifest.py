@@ -90,7 +90,7 @@ class Source(_Record):
 class Manifest(_Record):
     """The contents of `manifest.json`."""
 
-    schema_version: int
+    schema_version: int = _SCHEMA_BEFORE_CORE_AI
     architecture: Architecture
     sizes: StepSizes
     step_models: dict[str, StepModel]

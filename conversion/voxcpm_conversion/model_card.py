@@ -18,7 +18,6 @@ from voxcpm_constants.manifest import (
     TOKENIZER_FOLDER,
     Manifest,
     Source,
-    package_path,
 )
 from voxcpm_constants.targets import Target
 
@@ -165,7 +164,7 @@ def _figures(manifest: Manifest) -> list[str]:
 
 def _sizes(manifest: Manifest) -> Iterator[list[str]]:
     for name in _packages(manifest):
-        folders = (package_path(precision, name) for precision in manifest.precisions)
+        folders = (manifest.package_path(precision, name) for precision in manifest.precisions)
         yield [name, *(_megabytes(manifest, str(folder)) for folder in folders)]
     yield ["together", *(_megabytes(manifest, precision) for precision in manifest.precisions)]
 

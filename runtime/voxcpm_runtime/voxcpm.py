@@ -13,8 +13,9 @@ import numpy as np
 from voxcpm_constants.errors import InputError, VoxCPMError
 from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
+from voxcpm_runtime.backends.choice import Backend, choose_backend
 from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits
-from voxcpm_runtime.backends.loading import Backend, arithmetic_key, choose_backend, place_step_models
+from voxcpm_runtime.backends.loading import arithmetic_key, place_step_models
 from voxcpm_runtime.backends.measured_units import measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.batch_slots import lone_slot
@@ -73,9 +74,10 @@ class VoxCPM:
 
         path: a bundle's folder, a hub id (`organisation/name`), an open bundle, or None for the built-in voice.
         precision: "int8", "int4", "fp16" or "fp32"; by default the first of these that the bundle has.
-        backend: "coreml", "portable", or "auto": Core ML on a Mac. threads: threads of one operation (portable backend
-        only). verify: hash every file. compute_units (Core ML only): "auto", "all", "cpu", "cpu_and_gpu" or
-        "cpu_and_ne", or a mapping from names of step models to these, in which "*" stands for all others.
+        backend: "coreml", "coreai", "portable", or "auto": Core AI for a bundle for macOS 27, else Core ML on a Mac.
+        threads: threads of one operation (portable backend only). verify: hash every file. compute_units (Core ML
+        only): "auto", "all", "cpu", "cpu_and_gpu" or "cpu_and_ne", or a mapping from names of step models to these, in
+        which "*" stands for all others.
 
         Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument.
         """
@@ -85,7 +87,7 @@ class VoxCPM:
                 "give its folder to choose another"
             )
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
-        measured = measured_units(bundle.digest) if choose_backend(backend) == "coreml" else {}
+        measured = measured_units(bundle.digest) if choose_backend(backend, bundle) == "coreml" else {}
         placed = place_step_models(
             bundle, backend, threads=threads, compute_units=compute_units, measured=measured
         )

@@ -11,8 +11,9 @@ import pytest
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, declare_step_models
+from voxcpm_runtime.backends.choice import choose_backend
 from voxcpm_runtime.backends.coreml import CoreMLStepModel
-from voxcpm_runtime.backends.loading import arithmetic_key, choose_backend, load_step_models
+from voxcpm_runtime.backends.loading import arithmetic_key, load_step_models
 from voxcpm_runtime.backends.package_functions import PackageFunction
 from voxcpm_runtime.bundle.opening import open_bundle
 

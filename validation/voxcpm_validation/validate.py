@@ -12,7 +12,7 @@ from voxcpm_constants.manifest import Manifest, Source
 from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_runtime.backends.loading import Backend
+from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.text.letters import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM

@@ -26,6 +26,9 @@ CPU = "cpu"
 PORTABLE = "portable"
 """No compute unit of Core ML: what stands for the portable backend where a unit is named."""
 
+COREAI = "coreai"
+"""Likewise for Core AI, which chooses its units by itself."""
+
 ComputeUnits = str | Mapping[str, str]
 """A compute unit or "auto" for all step models, or for some of them by name."""
 

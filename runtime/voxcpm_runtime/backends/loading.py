@@ -1,29 +1,32 @@
-"""Step models as functions: on Core ML itself, or through the portable executor on ONNX Runtime."""
+"""Step models as functions: on Core ML or Core AI, or through the portable executor on ONNX Runtime."""
 
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from voxcpm_constants.errors import BundleError, InputError, first_line
+from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_SOLVE, STEP_MODEL_NAMES, Precision, StepModel
+from voxcpm_constants.step_models import BASE_LM_STEP, Precision, StepModel
 from voxcpm_constants.targets import StateForm, updated_name
+from voxcpm_runtime.backends.choice import Backend, check_engine
 from voxcpm_runtime.backends.compute_units import (
     AUTO,
+    COREAI,
     CPU,
     PORTABLE,
     ComputeUnits,
     chosen_units,
     is_auto,
 )
+from voxcpm_runtime.backends.core_ai import load_functions as load_core_ai_functions
 from voxcpm_runtime.backends.coreml_loading import RefusedError, check_system, load_functions
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE, Placed, first_that_loads
 from voxcpm_runtime.backends.functions_by_length import FunctionsByLength
@@ -32,9 +35,6 @@ from voxcpm_runtime.backends.package_functions import PackageFunction, package_f
 from voxcpm_runtime.backends.parts_in_turn import PartsInTurn
 from voxcpm_runtime.backends.step_function import StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
-
-Backend = Literal["auto", "coreml", "portable"]
-BACKENDS: tuple[Backend, ...] = ("auto", "coreml", "portable")
 
 
 def load_step_models(bundle: Bundle, backend: Backend = "auto", **options: Any) -> dict[str, StepFunction]:
@@ -57,10 +57,11 @@ def place_step_models(
     compute_units, measured: see `chosen_units` (Core ML only). With backend "auto", what Core ML refuses runs on
     another unit or on the portable backend, with a warning, unless the caller named its unit.
 
-    Raises InputError for a backend that this machine lacks or compute units that there are not, BundleError for a
+    Raises InputError for a backend that this machine lacks or that does not run the bundle, or compute units that
+    there are not, BundleError for a
     package that cannot be loaded, needs a newer system, or whose inputs and outputs are not the declared ones.
     """
-    chosen = check_engine(backend, threads, compute_units)
+    chosen = check_engine(backend, threads, compute_units, bundle)
     folder, manifest, precision = bundle.folder, bundle.manifest, bundle.precision
     wanted = tuple(manifest.step_models if names is None else names)
     last = (PORTABLE,) if backend == "auto" and PORTABLE in backends() else ()
@@ -68,6 +69,8 @@ def place_step_models(
     def portable(name: str) -> StepFunction:
         return load_portable_step_model(folder, manifest, precision, name, threads=threads)
 
+    if chosen == "coreai":
+        return {name: Placed(load_core_ai_step_model(bundle, name), COREAI) for name in wanted}
     if chosen == "coreml":
         try:
             check_system(folder, manifest.target, macos())
@@ -93,10 +96,7 @@ def place_step_models(
         def load_package(package: StepModel) -> StepFunction:
             functions = package_functions(folder, manifest, precision, package)
             digest = manifest.package_key(precision, package.name)
-            loaded = load_functions(functions, digest, precision, unit)
-            return (
-                loaded[0] if len(loaded) == 1 else FunctionsByLength(package, loaded[0], loaded.__getitem__)
-            )
+            return _by_length(package, load_functions(functions, digest, precision, unit))
 
         return _in_turn(manifest.parts(name), load_package)
 
@@ -139,6 +139,16 @@ def load_portable_step_model(
     return _in_turn(manifest.parts(name), load)
 
 
+def load_core_ai_step_model(bundle: Bundle, name: str) -> StepFunction:
+    """One step model on Core AI's runtime. Raises BundleError for a program that it cannot load."""
+
+    def load(package: StepModel) -> StepFunction:
+        functions = package_functions(bundle.folder, bundle.manifest, bundle.precision, package)
+        return _by_length(package, load_core_ai_functions(functions, bundle.precision))
+
+    return _in_turn(bundle.manifest.parts(name), load)
+
+
 def arithmetic_key(units: Mapping[str, str]) -> str:
     """A key that is equal if the same step models give the same numbers, up to rounding by the number of threads.
 
@@ -150,36 +160,17 @@ def arithmetic_key(units: Mapping[str, str]) -> str:
         from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
 
         version = f" {LOWERING_VERSION}"
+    if set(units.values()) == {COREAI}:
+        return f"{COREAI} {package_version('coreai-core')}"
     if set(units.values()) == {PORTABLE}:
         return f"{PORTABLE}{version}"
     return f"coreml{version} {','.join(f'{name}={unit}' for name, unit in sorted(units.items()))}"
 
 
-def check_engine(
-    backend: str, threads: int | None, compute_units: ComputeUnits
-) -> Literal["coreml", "portable"]:
-    """The backend that `load_step_models` would use with these arguments. Raises InputError for a wrong one."""
-    chosen = choose_backend(backend)
-    if threads is not None and threads < 1:
-        raise InputError(f"threads must be at least 1, got {threads}")
-    # Which bundle it is for is not known yet: the optional step model is taken, but not offered.
-    named = isinstance(compute_units, Mapping) and LOCDIT_SOLVE in compute_units
-    chosen_units(compute_units, (*STEP_MODEL_NAMES, *((LOCDIT_SOLVE,) if named else ())))
-    return chosen
-
-
-def choose_backend(backend: str) -> Literal["coreml", "portable"]:
-    """The backend on this machine, "auto" resolved. Raises InputError for Core ML off the Mac."""
-    if backend not in BACKENDS:
-        raise InputError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    on_mac = macos() is not None
-    if backend == "coreml" and not on_mac:
-        raise InputError(
-            f"backend coreml needs macOS, and this is {sys.platform}; use --backend portable (or auto)"
-        )
-    if backend == "auto":
-        return "coreml" if on_mac else "portable"
-    return "coreml" if backend == "coreml" else "portable"
+def _by_length(package: StepModel, functions: Sequence[StepFunction]) -> StepFunction:
+    """A step model of these functions, one for each of its lengths."""
+    first = functions[0]
+    return first if len(functions) == 1 else FunctionsByLength(package, first, functions.__getitem__)
 
 
 def _in_turn(parts: Sequence[StepModel], load: Callable[[StepModel], StepFunction]) -> StepFunction:

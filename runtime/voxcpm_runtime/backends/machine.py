@@ -10,7 +10,11 @@ from pathlib import Path
 
 from voxcpm_constants.macos import macos
 
-_BACKENDS = {"coreml": ("coremltools",), "portable": ("coremltools", "onnx", "onnxruntime")}
+_BACKENDS = {
+    "coreml": ("coremltools",),
+    "coreai": ("coreai",),
+    "portable": ("coremltools", "onnx", "onnxruntime"),
+}
 """Backend -> the libraries that it needs."""
 
 
@@ -44,7 +48,7 @@ def chip() -> str:
 
 
 def backends() -> tuple[str, ...]:
-    """The backends that can run here: "coreml" on a Mac, "portable" with ONNX Runtime."""
+    """The backends that can run here: "coreml" on a Mac, "coreai" and "portable" where their libraries are."""
     return tuple(
         backend
         for backend, libraries in _BACKENDS.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from voxcpm_constants.errors import BundleError
-from voxcpm_constants.manifest import Manifest, package_path
+from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel
 from voxcpm_constants.targets import StateForm, updated_name
 
@@ -49,5 +49,5 @@ def package_functions(
     package: the declaration of a step model that has one package, or of a part of one (`Manifest.parts`).
     """
     form = manifest.form(package)
-    path = folder / package_path(precision, package.name)
+    path = folder / manifest.package_path(precision, package.name)
     return [PackageFunction(path, *item, form.state) for item in form.functions.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from voxcpm_runtime.backends.loading import Backend, check_engine, choose_backend
+from voxcpm_runtime.backends.choice import Backend, check_engine, choose_backend
 from voxcpm_runtime.bundle.opening import Bundle, locate_bundle, open_bundle
 from voxcpm_runtime.commands.shared_arguments import Engine
 from voxcpm_runtime.commands.status_line import status_line
@@ -24,12 +24,14 @@ def opened(bundle: str | None, engine: Engine, *, shown: bool) -> Bundle:
     """The open bundle, without its step models. Raises BundleError and InputError."""
     check_engine(engine.backend, engine.threads, engine.units())
     with status_line(_CONVERTING, shown=shown and bundle is None):
-        return open_bundle(bundle, engine.precision, verify=engine.verify)
+        opened_bundle = open_bundle(bundle, engine.precision, verify=engine.verify)
+    check_engine(engine.backend, engine.threads, engine.units(), opened_bundle)
+    return opened_bundle
 
 
-def loading_text(engine: Engine) -> str:
+def loading_text(bundle: Bundle, engine: Engine) -> str:
     """What a command says while step models are loaded. Raises InputError for a backend that this machine lacks."""
-    compiles = choose_backend(engine.backend) == "coreml"
+    compiles = choose_backend(engine.backend, bundle) == "coreml"
     return f"loading …{' (Core ML compiles step models once, which can take minutes)' if compiles else ''}"
 
 

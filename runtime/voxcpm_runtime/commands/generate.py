@@ -116,7 +116,7 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
                 cancel=token,
             ),
         )
-        note(loading_text(asked.engine))
+        note(loading_text(bundle, asked.engine))
         tts = loaded(bundle, asked.engine)
         note("prefill …")
         with interruptible(token):

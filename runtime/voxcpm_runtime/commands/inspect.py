@@ -12,13 +12,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from voxcpm_constants.manifest import FileRecord, Manifest, check_files, package_path
+from voxcpm_constants.manifest import FileRecord, Manifest, check_files
 from voxcpm_constants.step_models import StepModel
 from voxcpm_runtime.bundle.opening import choose_precision
 from voxcpm_runtime.commands.engine import located
 from voxcpm_runtime.commands.shared_arguments import BundleArgument
 
-_SYSTEMS = {"macOS14": "macOS 14, iOS 17", "macOS15": "macOS 15, iOS 18"}
+_SYSTEMS = {
+    "macOS14": "macOS 14, iOS 17",
+    "macOS15": "macOS 15, iOS 18",
+    "macOS27": "macOS 27, iOS 27 (Core AI)",
+}
 _SHOWN_FIRST = ("checkpoint", "licence")
 _PER_TENSOR = {"inputs": "in", "outputs": "out"}
 _DIGEST_SHOWN = 16
@@ -79,7 +83,7 @@ def _bytes_by_precision(manifest: Manifest, step_model: str) -> dict[str, int]:
     """Bytes of the package in each precision, without the compiled form beside it (.mlmodelc)."""
     return {
         precision: sum(
-            _bytes_below(manifest, str(package_path(precision, part.name)))
+            _bytes_below(manifest, str(manifest.package_path(precision, part.name)))
             for part in manifest.parts(step_model)
         )
         for precision in manifest.precisions

@@ -136,7 +136,9 @@ class Engine:
     precision: Annotated[
         str | None, _engine(help="int8, int4, fp16 or fp32. Default: the first of these that the bundle has.")
     ] = None
-    backend: Annotated[str, _engine(help="coreml, portable, or auto: Core ML on a Mac.")] = "auto"
+    backend: Annotated[str, _engine(help="coreml, coreai, portable, or auto: what runs the bundle here.")] = (
+        "auto"
+    )
     compute_units: Annotated[
         list[str] | None,
         _engine(

@@ -6,10 +6,10 @@ from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import check_files
 from voxcpm_constants.vectors import read_vectors
+from voxcpm_runtime.backends.choice import choose_backend
 from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, PORTABLE
 from voxcpm_runtime.backends.coreml_loading import check_system
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE
-from voxcpm_runtime.backends.loading import choose_backend
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.report import Report, report_of

@@ -20,10 +20,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.errors import first_line
-from voxcpm_constants.manifest import package_path
 from voxcpm_constants.vectors import read_vectors
+from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.backends.compute_units import PORTABLE
-from voxcpm_runtime.backends.loading import Backend, load_step_models
+from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.doctor.comparison import compared, median_seconds
 from voxcpm_runtime.doctor.placement import operations_by_device
@@ -92,7 +92,7 @@ def _placement(bundle: Bundle, name: str, request: Request) -> Iterator[Event]:
     yield {"stage": "load"}
     operations: Counter[str] = Counter()
     for part in bundle.manifest.parts(name):
-        package = bundle.folder / package_path(bundle.precision, part.name)
+        package = bundle.folder / bundle.manifest.package_path(bundle.precision, part.name)
         digest = bundle.manifest.package_key(bundle.precision, part.name)
         operations += operations_by_device(package, digest, request.unit)
     yield {"stage": "done", "operations": operations}

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from voxcpm_runtime.audio.pcm import Audio, levels, pcm16
-from voxcpm_runtime.backends.loading import Backend
+from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.listening.material import material, prompt_clip

@@ -14,7 +14,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.audio.pcm import Levels
-from voxcpm_runtime.backends.loading import Backend
+from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_validation.golden.examination import Comparison, Examination, ExaminedCase, compare, examine
 from voxcpm_validation.golden.record import RECORDS, read_records

@@ -11,7 +11,7 @@ import numpy as np
 
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.audio.pcm import Audio, pcm16
-from voxcpm_runtime.backends.loading import Backend
+from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.golden.cases import (
     CASES,

@@ -11,14 +11,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.manifest import FileRecord
 from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
-from voxcpm_runtime.backends.loading import Backend, choose_backend
+from voxcpm_runtime.backends.choice import Backend, Chosen, choose_backend
 from voxcpm_runtime.bundle.opening import Bundle
 
 _MACHINES = {"AMD64": "x86_64", "aarch64": "arm64"}
@@ -47,7 +46,7 @@ class GoldenKey(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    backend: Literal["portable", "coreml"]
+    backend: Chosen
     machine: str
     """x86_64 or arm64."""
     processor: str
@@ -75,11 +74,14 @@ class GoldenKey(BaseModel):
 
 def golden_key(bundle: Bundle, backend: Backend) -> GoldenKey:
     """The key of an open bundle on this machine. Raises InputError for a backend that the machine lacks."""
-    chosen = choose_backend(backend)
+    chosen = choose_backend(backend, bundle)
     numpy = f"numpy {_minor(version('numpy'))}"
     if chosen == "coreml":
         processor = _sysctl("-n", "machdep.cpu.brand_string").strip()
         engine = f"macOS {_minor(platform.mac_ver()[0])}, {numpy}"
+    elif chosen == "coreai":
+        processor = "+".join(_instruction_sets()) or "unknown"
+        engine = f"coreai-core {version('coreai-core')}, {numpy}"
     else:
         processor = "+".join(_instruction_sets()) or "unknown"
         engine = f"onnxruntime {_minor(version('onnxruntime'))}, {numpy}"

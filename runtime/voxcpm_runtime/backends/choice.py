@@ -1,0 +1,79 @@
+"""Which backend speaks: the caller's, or what the bundle's target and the machine decide."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Literal
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.macos import macos
+from voxcpm_constants.step_models import LOCDIT_SOLVE, STEP_MODEL_NAMES
+from voxcpm_constants.targets import CORE_AI, TARGETS
+from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits, chosen_units
+from voxcpm_runtime.backends.core_ai import check_installed
+from voxcpm_runtime.bundle.opening import Bundle
+
+Backend = Literal["auto", "coreml", "coreai", "portable"]
+BACKENDS: tuple[Backend, ...] = ("auto", "coreml", "coreai", "portable")
+Chosen = Literal["coreml", "coreai", "portable"]
+"""A backend, "auto" resolved."""
+
+
+def check_engine(
+    backend: str, threads: int | None, compute_units: ComputeUnits, bundle: Bundle | None = None
+) -> Chosen:
+    """The backend that these arguments choose. bundle: None as long as it is not open.
+
+    Raises InputError for a wrong argument, or one that does not go with the others or the bundle.
+    """
+    chosen = choose_backend(backend, bundle)
+    if threads is not None and threads < 1:
+        raise InputError(f"threads must be at least 1, got {threads}")
+    # Which bundle it is for is not known yet: the optional step model is taken, but not offered.
+    named = isinstance(compute_units, Mapping) and LOCDIT_SOLVE in compute_units
+    chosen_units(compute_units, (*STEP_MODEL_NAMES, *((LOCDIT_SOLVE,) if named else ())))
+    if chosen == "coreai" and compute_units != AUTO:
+        raise InputError("compute units are Core ML's; Core AI chooses by itself: leave them out")
+    return chosen
+
+
+def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:
+    """The backend on this machine, "auto" resolved. bundle: None as long as it is not open.
+
+    Raises InputError for a backend that does not run here, or that cannot run the bundle.
+    """
+    if backend not in BACKENDS:
+        raise InputError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    on_mac = macos() is not None
+    if backend == "coreml" and not on_mac:
+        raise InputError(
+            f"backend coreml needs macOS, and this is {sys.platform}; use --backend portable (or auto)"
+        )
+    chosen: Chosen
+    if backend == "auto":
+        chosen = "coreml" if on_mac else "portable"
+        # Nothing else runs a Core AI program.
+        chosen = "coreai" if bundle is not None and bundle.manifest.target == CORE_AI else chosen
+    else:
+        chosen = _CHOSEN[backend]
+    if bundle is not None:
+        _check_target(chosen, bundle)
+    if chosen == "coreai":
+        check_installed()
+    return chosen
+
+
+_CHOSEN: dict[str, Chosen] = {"coreml": "coreml", "coreai": "coreai", "portable": "portable"}
+
+
+def _check_target(chosen: Chosen, bundle: Bundle) -> None:
+    target = bundle.manifest.target
+    if (chosen == "coreai") == (target == CORE_AI):
+        return
+    of_core_ml = " or ".join(name.lower() for name in TARGETS if name != CORE_AI)
+    raise InputError(
+        f"{bundle.folder}: backend {chosen} runs bundles for "
+        f"{CORE_AI.lower() if chosen == 'coreai' else of_core_ml}, and this one is for {target.lower()}; "
+        f"use {'another backend' if chosen == 'coreai' else '--backend coreai'}, or convert with another --target"
+    )
