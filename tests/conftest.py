@@ -103,12 +103,28 @@ def tiny_bundle_15(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle_27(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A bundle like `tiny_bundle`, for macOS 27 and without int8; skips where Core AI's packages have no wheels."""
+def core_ai_conversion(
+    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Path:
+    """A folder with `bundle` for macOS 27, which the command wrote, and `output.txt`, all that it printed; skips where
+    Core AI's packages have no wheels.
+    """
     pytest.importorskip("coreai_torch", exc_type=ImportError)
-    sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
-    make = _convert(tiny_checkpoint, sizes, ("fp16", "fp32"), "macOS27")
-    return _once(tmp_path_factory, worker_id, "bundle-tiny-27", make)
+
+    def make(folder: Path) -> None:
+        options = ("--target", "macos27", "--precision", "fp16", "--precision", "fp32")
+        sizes = ("--max-length", 128, "--prefill-chunk", 16)
+        done = _command("convert", tiny_checkpoint, "-o", folder / "bundle", *options, *sizes)
+        assert done.returncode == 0, done.stderr
+        (folder / "output.txt").write_text(done.stdout + done.stderr)
+
+    return _once(tmp_path_factory, worker_id, "core-ai", make)
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle_27(core_ai_conversion: Path) -> Path:
+    """A bundle like `tiny_bundle`, for macOS 27 and without int8."""
+    return core_ai_conversion / "bundle"
 
 
 @pytest.fixture(scope="session")

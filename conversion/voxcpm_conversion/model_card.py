@@ -19,7 +19,7 @@ from voxcpm_constants.manifest import (
     Manifest,
     Source,
 )
-from voxcpm_constants.targets import Target
+from voxcpm_constants.targets import CORE_AI, Target
 
 _OPENING, _CLOSING = "<!-- validation -->", "<!-- /validation -->"
 _NOT_VALIDATED = "Not validated yet: `voxcpm-coreml validate` writes its figures here."
@@ -47,7 +47,10 @@ From the command line:
 
     voxcpm-coreml generate BUNDLE --text "Hello." -o hello.wav
     voxcpm-coreml inspect BUNDLE
+"""
 
+_IN_AN_APP = {
+    "Core ML": """\
 In a Swift app, each step model is an ordinary Core ML model; the loop between them is the app's. The project's
 `docs/bundle.md` describes it, and `examples/swift` has it as one file:
 
@@ -55,7 +58,17 @@ In a Swift app, each step model is an ordinary Core ML model; the loop between t
 let compiled = try await MLModel.compileModel(at: bundle.appending(path: "PRECISION/feat_encoder.mlpackage"))
 let model = try MLModel(contentsOf: compiled)
 ```
-"""
+""",
+    "Core AI": """\
+In a Swift app, each step model is a Core AI program with one function for each length; the loop between them is the
+app's. The project's `docs/bundle.md` describes it:
+
+```swift
+let program = try await AIModel(contentsOf: bundle.appending(path: "PRECISION/feat_encoder.aimodel"))
+let encode = try program.loadFunction(named: "patches_1")
+```
+""",
+}
 
 
 def write_model_card(bundle: Path, manifest: Manifest) -> None:
@@ -65,14 +78,15 @@ def write_model_card(bundle: Path, manifest: Manifest) -> None:
 
 def model_card(manifest: Manifest) -> str:
     """The card of a bundle in Markdown, with front matter for a hub."""
-    made = f"a VoxCPM checkpoint, converted by voxcpm-coreml to {len(_packages(manifest))} Core ML models"
+    models = f"{len(_packages(manifest))} {_framework(manifest)} models"
+    made = f"a VoxCPM checkpoint, converted by voxcpm-coreml to {models}"
     return "\n".join(
         [
             "---",
             _front_matter(manifest),
             "---",
             "",
-            f"# {_name(manifest.source)} for Core ML",
+            f"# {_name(manifest.source)} for {_framework(manifest)}",
             "",
             f"Text-to-speech: {made}. Together they are a *bundle*.",
             "",
@@ -84,7 +98,8 @@ def model_card(manifest: Manifest) -> str:
             *table(("package", *manifest.precisions), _sizes(manifest)),
             "## Load it",
             "",
-            _LOADING.replace("PRECISION", manifest.precisions[0]),
+            _LOADING,
+            _IN_AN_APP[_framework(manifest)].replace("PRECISION", manifest.precisions[0]),
             *_figures(manifest),
             "## Agreement with the checkpoint",
             "",
@@ -118,11 +133,15 @@ def _front_matter(manifest: Manifest) -> str:
     return ModelCardData(
         license=source.licence.lower(),
         base_model=source.checkpoint if is_hub_id(source.checkpoint) else None,
-        library_name="coreml",
+        library_name=_framework(manifest).lower().replace(" ", ""),
         pipeline_tag="text-to-speech",
         language=None if manifest.speech is None else manifest.speech.language,
-        tags=["coreml", "voxcpm", *manifest.precisions],
+        tags=[_framework(manifest).lower().replace(" ", ""), "voxcpm", *manifest.precisions],
     ).to_yaml()
+
+
+def _framework(manifest: Manifest) -> str:
+    return "Core AI" if manifest.target == CORE_AI else "Core ML"
 
 
 def _name(source: Source) -> str:

@@ -70,7 +70,10 @@ def place_step_models(
         return load_portable_step_model(folder, manifest, precision, name, threads=threads)
 
     if chosen == "coreai":
-        return {name: Placed(load_core_ai_step_model(bundle, name), COREAI) for name in wanted}
+        return {
+            name: Placed(load_core_ai_step_model(folder, manifest, precision, name), COREAI)
+            for name in wanted
+        }
     if chosen == "coreml":
         try:
             check_system(folder, manifest.target, macos())
@@ -139,14 +142,16 @@ def load_portable_step_model(
     return _in_turn(manifest.parts(name), load)
 
 
-def load_core_ai_step_model(bundle: Bundle, name: str) -> StepFunction:
+def load_core_ai_step_model(
+    folder: Path, manifest: Manifest, precision: Precision, name: str
+) -> StepFunction:
     """One step model on Core AI's runtime. Raises BundleError for a program that it cannot load."""
 
     def load(package: StepModel) -> StepFunction:
-        functions = package_functions(bundle.folder, bundle.manifest, bundle.precision, package)
-        return _by_length(package, load_core_ai_functions(functions, bundle.precision))
+        functions = package_functions(folder, manifest, precision, package)
+        return _by_length(package, load_core_ai_functions(functions, precision))
 
-    return _in_turn(bundle.manifest.parts(name), load)
+    return _in_turn(manifest.parts(name), load)
 
 
 def arithmetic_key(units: Mapping[str, str]) -> str:
