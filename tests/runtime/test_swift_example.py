@@ -16,7 +16,7 @@ import pytest
 from voxcpm_constants import special_tokens, step_models
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.generations import GENERATIONS
-from voxcpm_constants.manifest import SCHEMA_VERSION, Manifest
+from voxcpm_constants.manifest import Manifest, schema_version
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
     AUDIO_VAE_ENCODER,
@@ -91,7 +91,7 @@ def declared(generation: Architecture, sizes: StepSizes, name: str):
 
 def test_the_constants_are_those_of_python() -> None:
     assert constants() | {"computeUnits": None} == {
-        "schemaVersion": SCHEMA_VERSION,
+        "schemaVersion": schema_version("macOS15"),
         "audioStart": special_tokens.AUDIO_START,
         "stopIndex": driver._STOP,
         "zeroVelocityFraction": step_models._ZERO_VELOCITY_FRACTION,

@@ -1,7 +1,8 @@
-"""Packages in the form that Core ML loads, compiled once a machine; compiling takes minutes for a large one.
+"""Packages in the form that Core ML or Core AI loads, compiled once a machine; that takes minutes for a large one.
 
-A compiled package lies in the user's cache folder under a name that holds the package's digest and the system's build.
-Compute units are not part of it: Core ML compiles for all of them, and chooses when it loads.
+A compiled package lies in the user's cache folder under a name that holds the package's digest and the compiler: for
+Core ML the system's build. Compute units are not part of it: Core ML compiles for all of them, and chooses when it
+loads.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LOCK = ".lock"
 LOCK_SECONDS = 1800
 
 Compile = Callable[[Path, Path], None]
-"""compile(package, folder to make). It raises OSError for a folder that cannot be made, and what Core ML raises."""
+"""compile(package, folder to make). It raises OSError if the folder cannot be made, and what the compiler raises."""
 
 
 def compile_package(package: Path, compiled: Path) -> None:
@@ -37,20 +38,30 @@ def compile_package(package: Path, compiled: Path) -> None:
 class CompiledPackage:
     """The compiled form of a package: shipped beside it, or in the user's cache, or compiled for this process alone.
 
-    digest: identifies the package's content. compile_with: `compile_package` by default. A folder for this process
-    alone is removed with this object.
+    digest: identifies the package's content. compile_with: `compile_package` by default. compiler: identifies what
+    compiles; by default the system's build. suffix: the end of a compiled form's name. A folder for this process alone
+    is removed with this object.
     """
 
-    def __init__(self, package: Path, digest: str, compile_with: Compile | None = None) -> None:
+    def __init__(
+        self,
+        package: Path,
+        digest: str,
+        compile_with: Compile | None = None,
+        *,
+        compiler: str | None = None,
+        suffix: str = COMPILED,
+    ) -> None:
         self._package = package
         self._digest = digest[:32]
         self._compile = compile_with or compile_package
+        self._compiler, self._suffix = compiler, suffix
         self._own: Path | None = None
 
     @property
     def shipped(self) -> Path | None:
         """The compiled form that a bundle brings beside the package, if it does."""
-        folder = self._package.with_suffix(COMPILED)
+        folder = self._package.with_suffix(self._suffix)
         return folder if folder.is_dir() else None
 
     def loadable(self) -> Path:
@@ -61,12 +72,12 @@ class CompiledPackage:
         """The compiled form, and whether this call made it.
 
         damaged: `mark` of a form that cannot be loaded; it is made again, unless another process has done so by now.
-        Where the cache cannot be written, a warning says so. Raises what Core ML's compiler raises.
+        Where the cache cannot be written, a warning says so. Raises what the compiler raises.
         """
         if self._own is not None:
             return self._own, False
         root = cache_folder("compiled")
-        entry = root / f"{self._name}{COMPILED}"
+        entry = root / f"{self._name}{self._suffix}"
         if damaged is None and entry.is_dir():
             return entry, False
         try:
@@ -84,14 +95,15 @@ class CompiledPackage:
     @property
     def _name(self) -> str:
         system = macos()
-        return f"{self._digest}-{system.build if system else ''}"
+        compiler = self._compiler or (system.build if system else "")
+        return f"{self._digest}-{compiler}"
 
     def _cached(self, entry: Path, damaged: int | None) -> tuple[Path, bool]:
         """The entry, made now if it is missing or damaged. Only the lock's holder may call this."""
         if entry.is_dir() and mark(entry) != damaged:
             return entry, False
         # Damaged, of an earlier build of the system, or left by a process that was killed.
-        for old in (*entry.parent.glob(f"{self._digest}-*{COMPILED}"), unfinished := _unfinished(entry)):
+        for old in (*entry.parent.glob(f"{self._digest}-*{self._suffix}"), unfinished := _unfinished(entry)):
             shutil.rmtree(old, ignore_errors=True)
         try:
             self._compile(self._package, unfinished)
@@ -103,7 +115,7 @@ class CompiledPackage:
     def _temporary(self) -> Path:
         folder = Path(tempfile.mkdtemp())
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        compiled = folder / f"{self._package.stem}{COMPILED}"
+        compiled = folder / f"{self._package.stem}{self._suffix}"
         self._compile(self._package, compiled)
         self._own = compiled
         return compiled
@@ -124,7 +136,7 @@ def _unfinished(entry: Path) -> Path:
 @contextlib.contextmanager
 def _locked(root: Path, name: str) -> Iterator[None]:
     """One process at a time for each name. Raises OSError where the lock cannot be had."""
-    from filelock import FileLock  # takes time to import, and only a Mac needs it here
+    from filelock import FileLock  # takes time to import, and the portable backend does not need it
 
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f"{name}{LOCK}", timeout=LOCK_SECONDS):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import importlib
 import os
 import sys
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ import numpy as np
 
 from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
+from voxcpm_runtime.backends.core_ai_calls import awaited
+from voxcpm_runtime.backends.core_ai_programs import check_program, compiled_program, whole_path
 from voxcpm_runtime.backends.package_functions import PackageFunction
 from voxcpm_runtime.backends.step_function import Array, StepState
 
@@ -40,18 +41,6 @@ def _runtime() -> Any:
         ) from None
 
 
-@functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """The event loop on which Core AI runs, in a thread of its own: Core AI's functions are coroutines."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="core-ai", daemon=True).start()
-    return loop
-
-
-def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run_coroutine_threadsafe(coroutine, _event_loop()).result()
-
-
 class CoreAIState:
     """State tensors of one stream, which Core AI holds: it writes native ones in place and replaces passed ones."""
 
@@ -65,8 +54,11 @@ class CoreAIState:
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
         """Overwrite positions from `start` on with arrays (1, kv_heads, positions, head_dim), by tensor name."""
-        for name, array in rows.items():
-            self.arrays[name].numpy()[:, :, start : start + array.shape[2]] = array
+        for name, given in rows.items():
+            # `numpy` may return a copy.
+            whole = np.array(self.arrays[name].numpy())
+            whole[:, :, start : start + given.shape[2]] = given
+            self.arrays[name] = _runtime().NDArray(whole)
 
 
 class CoreAIStepModel:
@@ -90,22 +82,15 @@ class CoreAIStepModel:
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """Run one step.
 
-        Raises ValueError for an input that is missing and for a missing or foreign state, and BundleError where Core AI
-        fails.
+        Raises ValueError for an input that is missing or of another shape or dtype and for a missing or foreign state,
+        and BundleError where Core AI fails.
         """
         name, array = self._declared.name, _runtime().NDArray
-        if missing := [t.name for t in self._declared.inputs if t.name not in inputs]:
-            raise ValueError(f"{name} needs an input {missing[0]}")
-        own = {t.name for t in self._declared.state}
-        arrays = state.arrays if isinstance(state, CoreAIState) else {}
-        if arrays.keys() != own:
-            raise ValueError(f"{name}: pass a state that this step model made")
-        features = {
-            t.name: array(np.ascontiguousarray(inputs[t.name], self._dtype(t))) for t in self._declared.inputs
-        }
+        features = {t.name: array(self._checked(t, inputs)) for t in self._declared.inputs}
+        arrays = self._checked_state(state)
         try:
             with self._calling:
-                results = _awaited(
+                results = awaited(
                     self._function(features, state=arrays)
                     if self._native
                     else self._function(features | arrays)
@@ -116,24 +101,59 @@ class CoreAIStepModel:
             state.arrays = {t.name: results[t.output_name] for t in self._declared.state}
         return {t.name: np.array(results[t.name].numpy(), np.float32) for t in self._declared.outputs}
 
+    def _checked(self, tensor: TensorSpec, inputs: Mapping[str, Array]) -> Array:
+        """An input as the function takes it: Core AI may end the process at another shape."""
+        name, dtype = self._declared.name, self._dtype(tensor)
+        if tensor.name not in inputs:
+            raise ValueError(f"{name} needs an input {tensor.name}")
+        given = np.asarray(inputs[tensor.name])
+        if not np.can_cast(given.dtype, dtype, "same_kind"):
+            raise ValueError(f"{name}: {tensor.name} must be {np.dtype(dtype)}, not {given.dtype}")
+        if given.shape != tensor.shape_at(0):
+            raise ValueError(f"{name}: {tensor.name} must have shape {tensor.shape_at(0)}, not {given.shape}")
+        return np.ascontiguousarray(given, dtype)
+
+    def _checked_state(self, state: StepState | None) -> dict[str, Any]:
+        """The arrays of a state of this step model."""
+        own = {t.name: t.shape_at(0) for t in self._declared.state}
+        if state is None and own:
+            raise ValueError(f"{self._declared.name} has a state: pass one")
+        arrays = state.arrays if isinstance(state, CoreAIState) else {}
+        if {name: tuple(array.shape) for name, array in arrays.items()} != own or (state and not own):
+            raise ValueError(f"{self._declared.name}: the state is not of this step model")
+        return arrays
+
     def _dtype(self, tensor: TensorSpec) -> Any:
         return self._compute if tensor.dtype == "compute" else np.dtype(tensor.dtype)
 
 
-def load_functions(functions: Sequence[PackageFunction], precision: Precision) -> list[CoreAIStepModel]:
-    """All functions of a Core AI program. Raises BundleError for one that cannot be loaded, or of other tensors."""
-    path = functions[0].package
-    _runtime()
+def load_functions(
+    functions: Sequence[PackageFunction], digest: str, precision: Precision
+) -> list[CoreAIStepModel]:
+    """All functions of a Core AI program. digest: identifies the program.
+
+    Raises BundleError for a program that is damaged or cannot be loaded, or whose tensors are others.
+    """
+    program = functions[0].package
+    runtime = _runtime()
+    if runtime._use_os_coreai:  # noqa: SLF001 - public by its __all__: the system's, which compiles by itself
+        check_program(program)
+        path, compiled = program, None
+    else:
+        compiled = compiled_program(program, digest)
+        path = whole_path(compiled)
     try:
         with _without_messages():
-            loaded = _awaited(_loaded(path, [function.name for function in functions]))
-    except Exception as error:  # noqa: BLE001 - Core AI raises what its compiler gives it, of any class
+            loaded = awaited(_loaded(path, [function.name for function in functions]))
+    except Exception as error:  # noqa: BLE001 - Core AI raises any class
         raise BundleError(
-            f"{path}: Core AI cannot load it ({first_line(error)}); convert again, or update coreai-core"
+            f"{program}: Core AI cannot load it ({first_line(error)}); convert again, or update coreai-core"
         ) from None
+    # What has been loaded is mapped: a compiled form for this process alone may be removed now.
+    del compiled
     for function, model in zip(functions, loaded, strict=True):
         if model is None:
-            raise BundleError(f"{path}: it has no function {function.name}; convert again")
+            raise BundleError(f"{program}: it has no function {function.name}; convert again")
         names = model.desc
         function.check(names.input_names, names.output_names, names.state_names)
     return [
@@ -142,23 +162,24 @@ def load_functions(functions: Sequence[PackageFunction], precision: Precision) -
 
 
 async def _loaded(path: Path, names: Sequence[str]) -> list[Any]:
-    asset = importlib.import_module("coreai.authoring").AIModelAsset.load(path)
-    # Off macOS 27 this compiles the program into a temporary folder, which is removed at the end of the context; what
-    # has been loaded stays.
-    async with asset.executable() as model:
-        return [model.load_function(name) if name in model.function_names else None for name in names]
+    model = await _runtime().AIModel.load(path)
+    return [model.load_function(name) if name in model.function_names else None for name in names]
+
+
+_silencing = threading.Lock()
 
 
 @contextlib.contextmanager
 def _without_messages() -> Iterator[None]:
     """A context in which nothing arrives at the standard error stream: the runtime writes a line for each function."""
-    sys.stderr.flush()
-    kept = os.dup(_STANDARD_ERROR)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, _STANDARD_ERROR)
-        yield
-    finally:
-        os.dup2(kept, _STANDARD_ERROR)
-        os.close(nowhere)
-        os.close(kept)
+    with _silencing:
+        sys.stderr.flush()
+        kept = os.dup(_STANDARD_ERROR)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, _STANDARD_ERROR)
+            yield
+        finally:
+            os.dup2(kept, _STANDARD_ERROR)
+            os.close(nowhere)
+            os.close(kept)

@@ -58,8 +58,8 @@ def place_step_models(
     another unit or on the portable backend, with a warning, unless the caller named its unit.
 
     Raises InputError for a backend that this machine lacks or that does not run the bundle, or compute units that
-    there are not, BundleError for a
-    package that cannot be loaded, needs a newer system, or whose inputs and outputs are not the declared ones.
+    there are not, BundleError for a package that cannot be loaded, needs a newer system, or whose inputs and outputs
+    are not the declared ones.
     """
     chosen = check_engine(backend, threads, compute_units, bundle)
     folder, manifest, precision = bundle.folder, bundle.manifest, bundle.precision
@@ -70,10 +70,9 @@ def place_step_models(
         return load_portable_step_model(folder, manifest, precision, name, threads=threads)
 
     if chosen == "coreai":
-        return {
-            name: Placed(load_core_ai_step_model(folder, manifest, precision, name), COREAI)
-            for name in wanted
-        }
+        load_one = partial(load_core_ai_step_model, folder, manifest, precision)
+        models = _all_at_once(wanted, load_one)
+        return {name: Placed(models[name], COREAI) for name in wanted}
     if chosen == "coreml":
         try:
             check_system(folder, manifest.target, macos())
@@ -83,10 +82,7 @@ def place_step_models(
             warnings.warn(f"{error}; until then it runs on the portable backend", stacklevel=2)
             chosen = "portable"
     if chosen == "portable":
-        # Opening a session is one core's work, outside Python's lock. The base LM takes longest, so it goes first.
-        order = sorted(wanted, key=lambda name: name != BASE_LM_STEP)
-        with ThreadPoolExecutor(os.cpu_count()) as opening:
-            models = dict(zip(order, opening.map(portable, order), strict=True))
+        models = _all_at_once(wanted, portable)
         return {name: Placed(models[name], PORTABLE) for name in wanted}
     # The portable backend may have been here when it was measured.
     known = {name: unit for name, unit in (measured or {}).items() if unit != PORTABLE or last}
@@ -149,7 +145,8 @@ def load_core_ai_step_model(
 
     def load(package: StepModel) -> StepFunction:
         functions = package_functions(folder, manifest, precision, package)
-        return _by_length(package, load_core_ai_functions(functions, precision))
+        key = manifest.package_key(precision, package.name)
+        return _by_length(package, load_core_ai_functions(functions, key, precision))
 
     return _in_turn(manifest.parts(name), load)
 
@@ -170,6 +167,14 @@ def arithmetic_key(units: Mapping[str, str]) -> str:
     if set(units.values()) == {PORTABLE}:
         return f"{PORTABLE}{version}"
     return f"coreml{version} {','.join(f'{name}={unit}' for name, unit in sorted(units.items()))}"
+
+
+def _all_at_once(names: Iterable[str], load: Callable[[str], StepFunction]) -> dict[str, StepFunction]:
+    """Step models by name. Loading one is one core's work, outside Python's lock."""
+    # The base LM takes longest, so it goes first.
+    order = sorted(names, key=lambda name: name != BASE_LM_STEP)
+    with ThreadPoolExecutor(os.cpu_count()) as opening:
+        return dict(zip(order, opening.map(load, order), strict=True))
 
 
 def _by_length(package: StepModel, functions: Sequence[StepFunction]) -> StepFunction:

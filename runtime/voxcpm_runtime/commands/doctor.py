@@ -13,7 +13,7 @@ from rich.table import Table
 
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import CACHE_VARIABLE
-from voxcpm_runtime.backends.compute_units import PORTABLE
+from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS
 from voxcpm_runtime.backends.measured_units import save_measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands.shared_arguments import BundleArgument
@@ -32,7 +32,7 @@ def doctor(
         str | None, typer.Option(help="int8, int4, fp16 or fp32; the first that is there by default.")
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="coreml, portable, or auto: every backend that is here.")
+        str, typer.Option(help="coreml, coreai, portable, or auto: every backend here that runs the bundle.")
     ] = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON without names and paths, for an issue.")
@@ -64,7 +64,7 @@ def _saved(bundle: Bundle, report: Report) -> bool:
     Only where Core ML was tried: elsewhere there is nothing to choose.
     """
     units = {name: trial.unit for name, trial in report.chosen.items()}
-    if not units or all(trial.unit == PORTABLE for trial in report.trials):
+    if not units or not any(trial.unit in COMPUTE_UNITS for trial in report.trials):
         return False
     try:
         save_measured_units(bundle.digest, units)

@@ -10,14 +10,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
-from voxcpm_runtime.backends.compute_units import PORTABLE
+from voxcpm_constants.targets import CORE_AI
+from voxcpm_runtime.backends.compute_units import COREAI, PORTABLE
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE
 from voxcpm_runtime.backends.machine import backends, build, chip, system
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.agreement import FLOORS
 from voxcpm_runtime.doctor.trials import Trial, fastest_correct
 
-_LIBRARIES = ("voxcpm-coreml", "coremltools", "onnxruntime", "onnx", "numpy")
+_LIBRARIES = ("voxcpm-coreml", "coremltools", "coreai-core", "onnxruntime", "onnx", "numpy")
 
 
 class _Record(BaseModel):
@@ -144,6 +145,9 @@ def _usable(report: Report) -> Iterable[str]:
     if len(portable) == len(report.chosen):
         yield "Every step model is correct on the portable backend."
         return
+    if all(trial.unit == COREAI for trial in report.chosen.values()):
+        yield "Every step model is correct on Core AI."
+        return
     yield "Every step model is correct somewhere. What --compute-units auto uses has a star."
     if portable:
         yield f"Only the portable backend is correct for {', '.join(portable)}."
@@ -156,7 +160,7 @@ def _without_a_unit(report: Report) -> Iterable[str]:
             f"No unit is correct for {', '.join(lost)}. Try another --precision, and please report it: attach what "
             "--json prints to an issue; it has no names and no paths."
         )
-        if "portable" not in report.machine.backends:
+        if "portable" not in report.machine.backends and report.bundle.target != CORE_AI:
             yield f"The portable backend would be a way to speak: {INSTALL_PORTABLE}"
 
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from voxcpm_constants.errors import first_line
 from voxcpm_constants.vectors import read_vectors
 from voxcpm_runtime.backends.choice import Backend
-from voxcpm_runtime.backends.compute_units import PORTABLE
+from voxcpm_runtime.backends.compute_units import AUTO, COREAI, PORTABLE
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.doctor.comparison import compared, median_seconds
@@ -41,7 +41,7 @@ class Request(BaseModel):
     bundle: str
     precision: str
     unit: str
-    """A compute unit of Core ML, or PORTABLE."""
+    """A compute unit of Core ML, or PORTABLE, or COREAI."""
     step_models: tuple[str, ...]
     limit: float
     """Seconds for one step model."""
@@ -61,7 +61,7 @@ def _events(request: Request) -> Iterator[Event]:
     bundle = open_bundle(request.bundle, request.precision)
     work = _WORK[request.task]
     # Imported first: its seconds are not part of a step model's loading time and limit.
-    importlib.import_module("coremltools" if request.unit != PORTABLE else "voxcpm_runtime.backends.portable")
+    importlib.import_module(_IMPORTED.get(request.unit, "coremltools"))
     for name in request.step_models:
         # The parent ends what takes too long. Should it be gone, the system does: no handler in Python would be called.
         signal.alarm(int(request.limit) + 30)
@@ -77,9 +77,8 @@ def _trial(bundle: Bundle, name: str, request: Request) -> Iterator[Event]:
     declared, sizes = bundle.manifest.step_models[name], bundle.manifest.sizes
     yield {"stage": "load"}
     began = time.perf_counter()
-    portable = request.unit == PORTABLE
-    backend: Backend = "portable" if portable else "coreml"
-    units = "all" if portable else request.unit
+    backend = _BACKENDS.get(request.unit, "coreml")
+    units = AUTO if request.unit in _BACKENDS else request.unit
     model = load_step_models(bundle, backend, names=[name], compute_units=units)[name]
     yield {"stage": "check", "load_seconds": time.perf_counter() - began}
     vectors = read_vectors(bundle.folder, declared, sizes) if request.judged else None
@@ -97,6 +96,10 @@ def _placement(bundle: Bundle, name: str, request: Request) -> Iterator[Event]:
         operations += operations_by_device(package, digest, request.unit)
     yield {"stage": "done", "operations": operations}
 
+
+_BACKENDS: dict[str, Backend] = {PORTABLE: "portable", COREAI: "coreai"}
+_IMPORTED = {PORTABLE: "voxcpm_runtime.backends.portable", COREAI: "coreai.runtime"}
+"""What a unit needs that takes seconds to import; the others are Core ML's."""
 
 _WORK: dict[Task, Callable[[Bundle, str, Request], Iterator[Event]]] = {
     "trial": _trial,

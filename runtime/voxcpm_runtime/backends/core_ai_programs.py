@@ -1,0 +1,140 @@
+"""Core AI programs, checked, and compiled once a machine by Apple's compiler in a child process.
+
+The compiler ends its process at a damaged program, an unknown version or a full disk. So it runs in a child process,
+which this module is when it is started as a program.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO
+
+from voxcpm_constants.errors import BundleError, first_line, os_reason
+from voxcpm_constants.manifest import record_file
+from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
+
+COMPILED = ".aimodelx"
+CORE_AI_PACKAGE = "coreai-core"
+_PROGRAM, _HASH = "main.mlirb", "main.hash"
+_BYTES = "bytes"
+"""A file of the compiled form with the size of the largest one: the runtime ends its process at a truncated one."""
+_CODE = "main-universal.odix"
+
+
+def check_program(program: Path) -> None:
+    """Raises BundleError for a program whose content is not that of its own hash file."""
+    code, digest = program / _PROGRAM, program / _HASH
+    for path in (code, digest):
+        if not path.is_file():
+            raise BundleError(
+                f"{path}: missing from the Core AI program; copy the bundle again or convert again"
+            )
+    if record_file(code).sha256 != digest.read_bytes().hex():
+        raise BundleError(
+            f"{code}: content differs from {_HASH} beside it; copy the bundle again or convert again"
+        )
+
+
+def compiled_program(program: Path, digest: str) -> CompiledPackage:
+    """The compiled form of a program for this machine, in the user's cache. digest: identifies the program's content.
+
+    `path` raises BundleError for what cannot be compiled.
+    """
+    compiler = f"{CORE_AI_PACKAGE}-{version(CORE_AI_PACKAGE)}"
+    return CompiledPackage(program, digest, compile_program, compiler=compiler, suffix=COMPILED)
+
+
+def whole_path(compiled: CompiledPackage) -> Path:
+    """The folder of a compiled form; one that is not whole is made again. Raises BundleError."""
+    try:
+        path, new = compiled.path()
+        if not new and not _is_whole(path):
+            path, _ = compiled.path(damaged=mark(path))
+    except OSError as error:
+        raise BundleError(
+            f"no room for Core AI's compiled programs ({os_reason(error)}); free space"
+        ) from None
+    return path
+
+
+def compile_program(program: Path, compiled: Path) -> None:
+    """Compile a program into a new folder.
+
+    Raises BundleError for a damaged program and for one that the compiler refuses, OSError for a full disk.
+    """
+    check_program(program)
+    compiled.mkdir()
+    with tempfile.TemporaryFile() as output:
+        # The child ends with this process, however that ends: its standard input is closed then.
+        child = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-m", __name__, str(program.absolute()), str(compiled.absolute())],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            # Python 3.11: a file of the user's working directory must not be taken for a module.
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )
+        with child:
+            try:
+                code = child.wait()
+            except BaseException:
+                child.kill()
+                raise
+        if code == -signal.SIGBUS:
+            # The compiler writes by way of a mapped file.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if code != 0:
+            raise BundleError(
+                f"{program}: Core AI cannot compile it ({_last_words(code, output)}); convert again, or update "
+                f"{CORE_AI_PACKAGE}"
+            )
+    (compiled / _BYTES).write_text(str((compiled / _CODE).stat().st_size))
+
+
+def _is_whole(compiled: Path) -> bool:
+    try:
+        return (compiled / _CODE).stat().st_size == int((compiled / _BYTES).read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def _last_words(code: int, output: IO[bytes]) -> str:
+    """Why the child ended: the first error that it names, or its last line, or the signal."""
+    output.seek(0)
+    lines = [line.strip() for line in output.read().decode(errors="replace").splitlines()]
+    errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
+    ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return next(filter(None, (*errors[:1], *lines[-1:], ended)))
+
+
+def _main(program: str, compiled: str) -> None:
+    """Compile and end the process: at an orderly exit Core AI's threads may end it with a signal."""
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    try:
+        from coreai.authoring import AIModelAsset  # half a second, and only here
+
+        # Not public, but coreai-core is pinned. The public `executable` compiles at every start, into a temporary
+        # folder that stays if this process is killed.
+        AIModelAsset.load(Path(program))._write_odix(Path(compiled))  # noqa: SLF001
+    except Exception as error:  # noqa: BLE001 - the compiler raises any class
+        sys.stderr.write(f"error: {first_line(error)}\n")
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def _end_with_the_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
