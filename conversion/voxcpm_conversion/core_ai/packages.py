@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import package_path
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.targets import PackageForm, Target
@@ -47,11 +51,12 @@ def add_packages(
             modules = loaded_modules(checkpoint, declaration, sizes)
             if loaded is not None:
                 loaded(modules)
-            program = _program(checkpoint, declaration, form, sizes, precision, modules, progress)
+            program, weights = _program(checkpoint, declaration, form, sizes, precision, modules, progress)
             del modules
             progress("store", 2)
             name = package_path(precision, declaration.name, target)
-            workspace.add(str(name), partial(_save, program, f"VoxCPM {declaration.name}, {precision}"))
+            description = f"VoxCPM {declaration.name}, {precision}"
+            workspace.add(str(name), partial(_save, program, weights, description))
         progress("store", 3)
 
 
@@ -63,7 +68,8 @@ def _program(
     precision: Precision,
     modules: VoxCPMModules,
     progress: Callable[[str, int], None],
-) -> Any:
+) -> tuple[Any, int]:
+    """The program, and the bytes of its weights."""
     a = checkpoint.architecture
     steps = {
         name: build_step(declared, modules, a, sizes, form.state) for name, declared in form.functions.items()
@@ -77,10 +83,23 @@ def _program(
         for step in steps.values():
             halve(step)
     progress("export", 1)
-    return export_program(steps, form, half=half)
+    return export_program(steps, form, half=half), _bytes(steps.values())
 
 
-def _save(program: Any, description: str, path: Path) -> None:
+def _bytes(steps: Iterable[nn.Module]) -> int:
+    """Bytes of the parameters and buffers, each memory once."""
+    tensors = [t for step in steps for t in (*step.parameters(), *step.buffers())]
+    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+
+
+def _save(program: Any, weights: int, description: str, path: Path) -> None:
+    """Write a program. Raises InputError where there is no room: Core AI would end the process."""
+    free = shutil.disk_usage(path.parent).free
+    if free < weights:
+        raise InputError(
+            f"{path.parent}: no room for {description}: it needs {weights / 1e6:.1f} MB, and {free / 1e6:.1f} MB are "
+            "free; free space and run the same command again, which resumes"
+        )
     runtime = import_module("coreai.runtime")
     metadata = runtime.AIModelAssetMetadata()
     metadata.model_description = description
