@@ -246,7 +246,7 @@ def test_a_choice_that_cannot_be_saved_is_one_warning(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--backend", "gpu"], "backend must be one of auto, coreml, portable"),
+        (["--backend", "gpu"], "backend must be one of auto, coreml, coreai, portable"),
         (["--backend", "coreml"], "needs macOS"),
         (["--precision", "fp8"], "precision must be one of"),
         (["--timeout", "0"], "timeout"),

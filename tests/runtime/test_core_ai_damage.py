@@ -16,6 +16,8 @@ from voxcpm_constants.errors import BundleError
 from voxcpm_constants.manifest import Manifest, record_folder
 from voxcpm_constants.step_models import FEAT_ENCODER
 from voxcpm_runtime.backends.core_ai_programs import compile_program
+from voxcpm_runtime.backends.loading import load_step_models
+from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
 
 pytest.importorskip("coreai", exc_type=ImportError)
@@ -164,15 +166,18 @@ def test_the_command_survives_the_end_of_the_compiler(damaged: Path, refused: Ca
     assert not list(damaged.parent.glob("cache/compiled/.*.aimodelx"))
 
 
-def test_a_full_disk_is_one_line(
-    damaged: Path, refused: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_line(damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler writes by way of a mapped file, so a full disk is a SIGBUS: here of a child that sends it itself."""
-    child = damaged.parent / "child.sh"
+    child = tmp_path / "child.sh"
     child.write_text("#!/bin/sh\nkill -BUS $$\n")
     child.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(child))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    full = os.strerror(errno.ENOSPC)
 
-    with pytest.warns(UserWarning, match=os.strerror(errno.ENOSPC)):
-        error = refused()
-    assert f"no room for Core AI's compiled programs ({os.strerror(errno.ENOSPC)})" in error
+    with (
+        pytest.warns(UserWarning, match=full),
+        pytest.raises(BundleError, match=rf"no room for Core AI's compiled programs \({full}\)"),
+    ):
+        load_step_models(open_bundle(damaged, "fp32"), names=[FEAT_ENCODER])
+    assert not list(tmp_path.rglob("*.aimodelx"))

@@ -43,10 +43,10 @@ def doctor(
 ) -> None:
     """Try every step model on every compute unit: is it correct, how fast, and which is best here."""
     console = Console(highlight=False, markup=False, emoji=False)
-    if not units_here(backend):
+    opened = open_bundle(bundle, precision) if units_here(backend) else None
+    if opened is None or not units_here(backend, opened):
         _show_machine(console, this_machine(), as_json=as_json)
         raise InputError(NO_BACKEND)
-    opened = open_bundle(bundle, precision)
     with status_line("the test vectors …", shown=not as_json) as note:
         report = examine(opened, backend, limit=timeout, begun=lambda name, unit: note(f"{name} on {unit} …"))
     saved = _saved(opened, report)
