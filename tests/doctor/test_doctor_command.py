@@ -213,7 +213,8 @@ def test_altered_vectors_are_refused_by_name(
 def test_a_machine_without_a_backend_is_told_what_to_install(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(machine._BACKENDS, "portable", ("absent_library",))
+    for backend in ("portable", "coreai"):
+        monkeypatch.setitem(machine._BACKENDS, backend, ("absent_library",))
 
     code, out, err = doctored(capsys, tiny_bundle)
 
