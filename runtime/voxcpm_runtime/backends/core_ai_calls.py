@@ -14,12 +14,16 @@ import threading
 import time
 from collections.abc import Coroutine
 from concurrent.futures import Future, wait
+from pathlib import Path
 from typing import Any
 
 from voxcpm_constants.errors import BundleError
 
 _LONGEST_WAIT = 2.0
 """Seconds that the interpreter waits at most for threads that have delivered their result."""
+_LOOK_SECONDS, _IDLE_LOOKS = 0.002, 5
+"""It has waited long enough when they were idle at so many looks in turn, so far apart."""
+_TASKS = Path("/proc/self/task")
 
 
 def awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -61,16 +65,28 @@ class _Calls:
         with self._changing:
             self._ending = True
         wait(self._pending.copy())
-        # These have delivered the last results, and are on their way out.
-        deadline = time.monotonic() + _LONGEST_WAIT
-        while time.monotonic() < deadline and _foreign_threads():
-            time.sleep(0.001)
+        # Core AI's threads have delivered the last results, and give up what they hold of Python's.
+        deadline, idle = time.monotonic() + _LONGEST_WAIT, 0
+        while idle < _IDLE_LOOKS and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            idle = 0 if _is_busy() else idle + 1
 
 
-def _foreign_threads() -> set[int]:
-    """Threads that run Python and were not started by it."""
-    own = {thread.ident for thread in threading.enumerate()}
-    return {ident for ident in sys._current_frames() if ident not in own}  # noqa: SLF001 - a documented function
+def _is_busy() -> bool:
+    """Whether a thread that Python did not start is inside Python or, where the system tells, at work at all."""
+    own = list(threading.enumerate())
+    inside = sys._current_frames().keys() - {thread.ident for thread in own}  # noqa: SLF001 - a documented function
+    known = {str(thread.native_id) for thread in own}
+    return bool(inside) or any(task.name not in known and _runs(task) for task in _TASKS.glob("*"))
+
+
+def _runs(task: Path) -> bool:
+    """Whether a thread of this process runs or waits for a processor (Linux)."""
+    try:
+        # The name stands in brackets, and may have some itself.
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+    except OSError:  # it has ended
+        return False
 
 
 @functools.cache
