@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from voxcpm_constants.manifest import Manifest, record_file
+from voxcpm_constants.step_models import FEAT_ENCODER, StepSizes
 from voxcpm_validation.golden.key import (
     content_digest,
     linux_instruction_sets,
@@ -50,6 +54,28 @@ def test_what_a_bundle_says_is_its_content_and_not_its_dates_and_identifiers(
     weights = bundle / package / "Data/com.apple.CoreML/weights/weight.bin"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     assert now() != digest
+
+
+def test_two_conversions_to_core_ai_have_one_content(some_packages: Callable[..., Path]) -> None:
+    pytest.importorskip("coreai_torch", exc_type=ImportError)
+    sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
+    made = [
+        some_packages(f"core-ai-{n}", "tiny", [FEAT_ENCODER], sizes, ("fp32",), "macOS27") for n in (1, 2)
+    ]
+    program = Path("fp32/feat_encoder.aimodel")
+
+    def now(folder: Path) -> str:
+        names = sorted(path.relative_to(folder).as_posix() for path in (folder / program).iterdir())
+        return content_digest(folder, {name: record_file(folder / name) for name in names})
+
+    stored = [(folder / program / "main.mlirb").read_bytes() for folder in made]
+    assert stored[0] != stored[1]
+    assert now(made[0]) == now(made[1])
+
+    before, altered = now(made[1]), bytearray(stored[1])
+    altered[len(altered) // 2] ^= 1  # in a weight
+    (made[1] / program / "main.mlirb").write_bytes(altered)
+    assert now(made[1]) != before
 
 
 def test_instruction_sets_are_those_that_kernels_are_chosen_by() -> None:

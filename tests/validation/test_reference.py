@@ -10,10 +10,11 @@ from voxcpm_validation.reference import cut_calls, cut_plan
 @pytest.mark.parametrize(
     ("units", "single", "expected"),
     [
-        (21, 4, [16, 1, 1, 1, 1, 1]),
-        (36, 4, [16, 16, 1, 1, 1, 1]),
+        (21, 4, [1, 16, 1, 1, 1, 1]),
+        (37, 4, [1, 16, 16, 1, 1, 1, 1]),
         (3, 4, [1, 1, 1]),
-        (90, 10, [64, 16, *[1] * 10]),
+        (91, 10, [1, 16, 64, *[1] * 10]),
+        (155, 10, [1, 16, 64, 64, *[1] * 10]),
     ],
 )
 def test_plan(units: int, single: int, expected: list[int]) -> None:

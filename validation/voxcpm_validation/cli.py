@@ -44,8 +44,14 @@ def validate(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the noise. Default: 0.", min=0)] = None,
     backend: Annotated[
-        str, typer.Option(help="Backend of the end-to-end cases: auto, coreml or portable.")
+        str, typer.Option(help="Backend of the end-to-end cases: auto, coreml, coreai or portable.")
     ] = "auto",
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            help="For a macos27 bundle: one for macos14, whose half arithmetic is compared with Core AI's."
+        ),
+    ] = None,
     golden: Annotated[
         bool, typer.Option("--golden", help="Compare with recorded hashes and figures instead of upstream.")
     ] = False,
@@ -73,6 +79,7 @@ def validate(
         "--prompt-text": prompt_text,
         "--patches": patches,
         "--seed": seed,
+        "--beside": beside,
     }
     chosen: Any = backend
     if golden:
@@ -103,6 +110,7 @@ def validate(
         patches=patches or _PATCHES,
         seed=seed or 0,
         backend=backend,
+        beside=beside,
     )
 
 
@@ -129,6 +137,8 @@ def _against_upstream(
         console.print(f"written: {report / 'validation.json'}, {report / 'validation.md'}")
     if _in_model_card(bundle, findings, console):
         console.print(f"written: {bundle / MODEL_CARD_FILE}")
+    for line in findings.notes:
+        console.print(line)
     failures = findings.failures()
     for line in failures:
         console.print(f"[red]below its floor:[/red] {line}")

@@ -29,14 +29,15 @@ def add_to_model_card(bundle: Path, report: Report) -> bool:
 
 def card_section(report: Report) -> str:
     """The correlations of a report in Markdown: each step model by precision, then whole utterances."""
-    figures = {(s.step_model, s.precision): s.correlation for s in report.steps if s.arithmetic == "plain"}
+    figures = {(s.step_model, s.precision): s.correlation for s in report.steps if s.arithmetic != "faithful"}
     models = list(dict.fromkeys(model for model, _ in figures))
     precisions = list(dict.fromkeys(precision for _, precision in figures))
+    runtime = "Core AI" if "core-ai" in {s.arithmetic for s in report.steps} else "ONNX Runtime"
     versions = ", ".join(f"{name} {version}" for name, version in report.tools.items())
     return "\n".join(
         [
             f"Correlation with upstream's PyTorch code, by `voxcpm-coreml validate` ({versions}). The step models ran",
-            "on ONNX Runtime, with the inputs and the state that upstream had:",
+            f"on {runtime}, with the inputs and the state that upstream had:",
             "",
             *table(
                 ("step model", *precisions),
@@ -52,6 +53,7 @@ def card_section(report: Report) -> str:
                     for e in report.end_to_end
                 ),
             ),
+            *report.notes,
             *(f"- Below its floor: {line}" for line in report.failures()),
         ]
     )  # fmt: skip

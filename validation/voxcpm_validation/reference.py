@@ -49,8 +49,10 @@ def record_reference(
 ) -> dict[str, list[RecordedCall]]:
     """Calls of every step model by name, from one utterance of `patches` patches by upstream's fp32 `model`.
 
-    The noise is that of `seed`. The calls of a language model start with the text's positions. With
-    `sizes.solver_steps`, upstream's solver turns the noise of each patch into a patch once more, in as many steps.
+    The noise is that of `seed`. The calls of a language model start with the text's positions. Every length of every
+    step model is called, each but the first with a filled state: where the utterance is too short for that, its patches
+    are repeated, as far as the caches reach. With `sizes.solver_steps`, upstream's solver turns the noise of each patch
+    into a patch once more, in as many steps.
     """
     with _recorded_estimator(model, a.dit_config.hidden_dim) as dit_calls, _recorded_solves(model) as solves:
         audio, latents = upstream_generate(
@@ -58,12 +60,6 @@ def record_reference(
         )
     declarations = declare_step_models(a, sizes)
     text_positions = len(model.text_tokenizer(text)) + 1
-    sequences = {
-        names.AUDIO_VAE_ENCODER: _vae_encoder(model, a, audio),
-        names.AUDIO_VAE_DECODER: _vae_decoder(model, latents),
-        names.FEAT_ENCODER: _feat_encoder(model, latents),
-        **_language_models(model, a, text, latents),
-    }
     chunks = {
         names.AUDIO_VAE_ENCODER: encoder_patches(a),
         names.AUDIO_VAE_DECODER: (1,),
@@ -71,11 +67,26 @@ def record_reference(
         names.BASE_LM_STEP: sizes.prefill_chunks,
         names.RESIDUAL_LM_STEP: sizes.prefill_chunks,
     }
+    texts = {name: text_positions if "lm" in name else 0 for name in chunks}
+    single = {name: len(latents) if texts[name] else min(4, len(latents)) for name in chunks}
+    units = {name: max(texts[name] + len(latents), sum(chunks[name]) + single[name]) for name in chunks}
+    for name in (names.BASE_LM_STEP, names.RESIDUAL_LM_STEP):
+        units[name] = min(units[name], sizes.kv_length)
+
+    def patches_for(name: str) -> Floats:
+        return repeated(latents, units[name] - texts[name])
+
+    sequences = {
+        names.AUDIO_VAE_ENCODER: _vae_encoder(
+            model, a, repeated(audio, units[names.AUDIO_VAE_ENCODER] * a.patch_output_samples)
+        ),
+        names.AUDIO_VAE_DECODER: _vae_decoder(model, patches_for(names.AUDIO_VAE_DECODER)),
+        names.FEAT_ENCODER: _feat_encoder(model, patches_for(names.FEAT_ENCODER)),
+        **_language_models(model, a, text, patches_for(names.BASE_LM_STEP)),
+    }
     calls = {}
     for name, (inputs, outputs) in sequences.items():
-        units = len(latents) + (text_positions if "lm" in name else 0)
-        single = len(latents) if "lm" in name else min(4, len(latents))
-        plan = cut_plan(units, chunks[name], single)
+        plan = cut_plan(units[name], chunks[name], single[name])
         calls[name] = cut_calls(declarations[name], inputs, outputs, plan)
     calls[names.LOCDIT_STEP] = dit_calls
     if sizes.solver_steps:
@@ -83,9 +94,20 @@ def record_reference(
     return calls
 
 
+def repeated(values: Floats, length: int) -> Floats:
+    """The first `length` elements along the first axis of `values`, again and again."""
+    return np.resize(values, (length, *values.shape[1:]))
+
+
 def cut_plan(units: int, chunks: Sequence[int], single: int) -> list[int]:
-    """Chunk lengths that add up to `units`: the largest that fit, then the last `single` units one by one."""
+    """Chunk lengths that add up to `units`, of which the last `single` are 1.
+
+    First each length once, the smallest first, so that the others start with a filled state; then the largest that fit.
+    """
     plan: list[int] = []
+    for length in sorted(chunks):
+        if sum(plan) + length <= units - single:
+            plan.append(length)
     while sum(plan) < units - single:
         plan.append(max(c for c in chunks if c <= units - single - sum(plan)))
     return plan + [1] * (units - sum(plan))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -12,13 +13,15 @@ from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel
-from voxcpm_runtime.backends.loading import load_portable_step_model
+from voxcpm_runtime.backends.loading import load_core_ai_step_model, load_portable_step_model
 from voxcpm_runtime.backends.portable import PROBE_OUTPUT
+from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.reference import RecordedCall
 
-Arithmetic = Literal["plain", "faithful"]
-"""plain: float32 arithmetic on the package's weights. faithful: every intermediate result is rounded to fp16."""
+Arithmetic = Literal["plain", "faithful", "core-ai"]
+"""plain: float32 arithmetic on the package's weights. faithful: every intermediate result is rounded to fp16. Both are
+the portable executor's. core-ai: Apple's runtime, in the program's own arithmetic."""
 
 FP16_LIMIT = 65504.0
 NEAR_LIMIT = FP16_LIMIT / 4
@@ -53,12 +56,19 @@ class StepAgreement(BaseModel):
     arithmetic: Arithmetic
     calls: int
     outputs: dict[str, Agreement]
+    lengths: dict[int, Agreement] = {}
+    """The agreement of the first output, for the calls of each length alone."""
     near_fp16_limit: tuple[NearLimit, ...] = ()
 
     @property
     def correlation(self) -> float:
         """Correlation of the first output, which the published figures refer to."""
         return next(iter(self.outputs.values())).correlation
+
+    @property
+    def lowest(self) -> float:
+        """The lowest correlation of the first output at any length, and over all."""
+        return min(self.correlation, *(a.correlation for a in self.lengths.values()))
 
 
 class StepRunner(Protocol):
@@ -85,31 +95,63 @@ def measure_step(
 ) -> StepAgreement:
     """Replay the recorded calls, passing the state from call to call, and compare each output over all calls.
 
-    Runs on the portable executor. Raises what loading a step model raises.
+    Runs on the portable executor, or on Core AI's runtime. Raises what loading a step model raises.
     """
     declaration = manifest.step_models[step_model]
     calls = [in_batch(call, declaration) for call in calls]
     # Functions and parts name their operations differently, so only a step model of one function is probed.
     packages = manifest.parts(step_model)
     probe = arithmetic == "faithful" and [len(manifest.form(p).functions) for p in packages] == [1]
-    runner: Any = load_portable_step_model(
-        bundle, manifest, precision, step_model, mode=arithmetic, probe=probe
-    )
+    runner = step_runner(bundle, manifest, precision, step_model, arithmetic, probe=probe)
     results = replay(runner, calls, stateful=bool(declaration.state))
-    outputs = {
-        name: agreement(
-            np.concatenate([result[name].ravel() for result in results]),
-            np.concatenate([call.outputs[name].ravel() for call in calls]),
-        )
-        for name in (tensor.name for tensor in declaration.outputs)
-    }
+    expected = [call.outputs for call in calls]
+    first, lengths = declaration.outputs[0].name, call_lengths(declaration, calls)
     return StepAgreement(
         step_model=step_model,
         precision=precision,
         arithmetic=arithmetic,
         calls=len(calls),
-        outputs=outputs,
+        outputs={t.name: over_calls(results, expected, t.name) for t in declaration.outputs},
+        lengths={
+            length: over_calls(results, expected, first, [n == length for n in lengths])
+            for length in sorted(set(lengths))
+        },
         near_fp16_limit=_near_limit(runner.probed, results) if probe else (),
+    )
+
+
+def step_runner(
+    bundle: Path,
+    manifest: Manifest,
+    precision: Precision,
+    step_model: str,
+    arithmetic: Arithmetic,
+    *,
+    probe: bool = False,
+) -> Any:
+    """A loaded step model in an arithmetic, a `StepRunner`. probe: with the largest magnitude of each operation."""
+    if arithmetic == "core-ai":
+        return load_core_ai_step_model(open_bundle(bundle, precision), step_model)
+    return load_portable_step_model(bundle, manifest, precision, step_model, mode=arithmetic, probe=probe)
+
+
+def call_lengths(declaration: StepModel, calls: Sequence[RecordedCall]) -> list[int]:
+    """The length of each call along the axis that may have several."""
+    tensor, axis = declaration.chunk_axis
+    return [call.inputs[tensor.name].shape[axis] for call in calls]
+
+
+def over_calls(
+    results: Sequence[Mapping[str, npt.NDArray[Any]]],
+    expected: Sequence[Mapping[str, npt.NDArray[Any]]],
+    output: str,
+    chosen: Iterable[bool] | None = None,
+) -> Agreement:
+    """The agreement of one output over all calls, or over the chosen ones."""
+    pairs = list(compress(zip(results, expected, strict=True), chosen or [True] * len(results)))
+    return agreement(
+        np.concatenate([result[output].ravel() for result, _ in pairs]),
+        np.concatenate([reference[output].ravel() for _, reference in pairs]),
     )
 
 

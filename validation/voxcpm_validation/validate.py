@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import Manifest, Source
 from voxcpm_constants.step_models import Precision
+from voxcpm_constants.targets import CORE_AI, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_runtime.backends.choice import Backend
+from voxcpm_runtime.backends.choice import Backend, choose_backend
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.text.letters import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.end_to_end import EndToEnd, cases, compare_speech, speak_upstream
+from voxcpm_validation.end_to_end import Case, EndToEnd, cases, compare_speech, speak_upstream
+from voxcpm_validation.half_arithmetic import (
+    HalfArithmetic,
+    check_beside,
+    measure_half,
+    measure_half_utterance,
+)
 from voxcpm_validation.reference import DEFAULT_TEXT, RecordedCall, record_reference
 from voxcpm_validation.report import Report, below_floors
 from voxcpm_validation.sensitivity import DISTURBANCES, Sensitivity, measure_sensitivity
@@ -24,6 +33,10 @@ from voxcpm_validation.step_agreement import Arithmetic, StepAgreement, measure_
 from voxcpm_validation.upstream import load_upstream
 
 _TOOLS = ("voxcpm", "torch", "coremltools", "onnxruntime", "numpy")
+_CORE_AI_TOOLS = ("voxcpm", "torch", "coreai-core", "numpy")
+
+FEW_PATCHES = 4
+"""Patches of each utterance where half arithmetic is emulated: a second and a half for each step of the DiT."""
 
 # fp16-faithful arithmetic does not apply to an fp32 package, whose intermediate results are not fp16.
 ARITHMETICS: dict[Precision, tuple[Arithmetic, ...]] = {
@@ -46,16 +59,22 @@ def validate_bundle(
     patches: int = 12,
     seed: int = 0,
     backend: Backend = "auto",
+    beside: Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Compare every step model and the whole loop with upstream; `report` is called with the name of each part.
 
+    The step models run on the portable executor, or on Core AI's runtime if the bundle is for macOS 27.
+
     lora: the LoRA that was merged into the bundle; upstream applies it beside the checkpoint's weights.
-    patches: patches of each utterance. Raises InputError for a checkpoint or LoRA that the bundle was not made from, or
-    a precision that it lacks.
+    patches: patches of each utterance; Core AI off the Mac speaks at most FEW_PATCHES in half arithmetic.
+    beside: for a bundle for macOS 27, one of the same checkpoint for macOS 14 or 15, whose half arithmetic is compared.
+
+    Raises InputError for a checkpoint or LoRA that the bundle was not made from, or a precision that it lacks.
     """
     opened = open_bundle(bundle)
     manifest, folder = opened.manifest, opened.folder
+    choose_backend(backend, opened)
     source = Checkpoint.open(checkpoint, lora=lora)
     _check_source(bundle, manifest.source, source.source(), checkpoint, lora)
     chosen = tuple(p for p in manifest.precisions if precisions is None or p in precisions)
@@ -63,27 +82,49 @@ def validate_bundle(
         raise InputError(
             f"{bundle} has the precisions {', '.join(manifest.precisions)}; asked for {', '.join(precisions or ())}"
         )
+    other = None if beside is None else check_beside(manifest, manifest.source, beside)
     # Both sides get the text as the runtime spells it; for published vocabularies that is the text itself.
     text = spelled(text, opened.tokenizer)
     transcript = spelled_transcript(prompt_text or text, opened.tokenizer)
     report("upstream")
     model = load_upstream(source.folder, max_length=manifest.sizes.kv_length, lora=source.lora)
-    reference = record_reference(
-        model, manifest.architecture, manifest.sizes, text=text, patches=patches, seed=seed
-    )
-    spoken: list[EndToEnd] = []
+    lengths = {p: min(patches, FEW_PATCHES) if _is_slow(manifest.target, p) else patches for p in chosen}
+    references = {
+        length: record_reference(
+            model, manifest.architecture, manifest.sizes, text=text, patches=length, seed=seed
+        )
+        for length in {*lengths.values(), *([min(patches, FEW_PATCHES)] if other else [])}
+    }
     # The zero-shot case is the prompt of the others, too.
     speak = cache(partial(speak_upstream, model))
-    with cases(
-        model, text, patches=patches, seed=seed, prompt_wav=prompt_wav, prompt_text=transcript, speak=speak
-    ) as utterances:
-        expected = [speak(case) for case in utterances]
+    with ExitStack() as prompts:
+        utterances = {
+            length: prompts.enter_context(
+                cases(
+                    model, text, patches=length, seed=seed,
+                    prompt_wav=prompt_wav, prompt_text=transcript, speak=speak,
+                )
+            )
+            for length in references
+        }  # fmt: skip
+        expected = {length: [speak(case) for case in spoken] for length, spoken in utterances.items()}
+        zero_shot = Case("zero-shot", text, seed, patches=patches)
+        whole = speak(zero_shot) if other else None
         # The bundle's models need the memory that upstream uses: VoxCPM2 would need more than 22 GB for both.
         del model, speak
-        steps = _measure_steps(folder, manifest, chosen, reference, report)
+        steps = tuple(
+            measured
+            for precision in chosen
+            for measured in _measure_steps(
+                folder, manifest, precision, references[lengths[precision]], report
+            )
+        )
+        spoken: list[EndToEnd] = []
         for precision in chosen:
             tts = VoxCPM.from_bundle(folder, precision=precision, backend=backend)
-            for case, upstream in zip(utterances, expected, strict=True):
+            for case, upstream in zip(
+                utterances[lengths[precision]], expected[lengths[precision]], strict=True
+            ):
                 report(f"{case.name} {precision}")
                 spoken.append(compare_speech(tts, case, upstream))
             del tts
@@ -96,18 +137,45 @@ def validate_bundle(
             sensitivity = tuple(
                 measure_sensitivity(model, precision, case, upstream)
                 for precision in DISTURBANCES
-                for case, upstream in zip(utterances, expected, strict=True)
+                if precision in lengths
+                for case, upstream in zip(
+                    utterances[lengths[precision]], expected[lengths[precision]], strict=True
+                )
                 if (case.name, precision) in drifting
             )
+    half: tuple[HalfArithmetic, ...] = ()
+    if other is not None and whole is not None:
+        half = measure_half(folder, other, references[min(patches, FEW_PATCHES)], report)
+        report("fp16 utterance, both arithmetics")
+        half += (measure_half_utterance(folder, other, zero_shot, whole.latents),)
     return Report(
         bundle=str(bundle),
         checkpoint=_described(manifest.source),
         built_in=manifest.source.sha256 == Checkpoint.open(str(DEFAULT_CHECKPOINT)).source().sha256,
-        tools={name: version(name) for name in _TOOLS},
+        tools={name: version(name) for name in _tools(manifest.target)},
         sensitivity=sensitivity,
         steps=steps,
         end_to_end=tuple(spoken),
+        half=half,
+        notes=_notes(lengths, patches),
     )
+
+
+def _is_slow(target: Target, precision: Precision) -> bool:
+    """Whether half arithmetic is emulated: Core AI's runtime does so off the Mac."""
+    return target == CORE_AI and precision != "fp32" and macos() is None
+
+
+def _tools(target: Target) -> tuple[str, ...]:
+    return _CORE_AI_TOOLS if target == CORE_AI else _TOOLS
+
+
+def _notes(lengths: Mapping[Precision, int], patches: int) -> tuple[str, ...]:
+    fewer = ", ".join(precision for precision, length in lengths.items() if length < patches)
+    if not fewer:
+        return ()
+    cut = f"{fewer}: utterances of {FEW_PATCHES} patches, not {patches}, and step models with the calls of so many"
+    return (f"{cut}, as Core AI off the Mac computes half arithmetic slowly; every length is called",)
 
 
 def _check_source(bundle: Path, recorded: Source, given: Source, checkpoint: str, lora: Path | None) -> None:
@@ -138,14 +206,16 @@ def _described(source: Source) -> str:
 def _measure_steps(
     folder: Path,
     manifest: Manifest,
-    precisions: Sequence[Precision],
+    precision: Precision,
     reference: Mapping[str, Sequence[RecordedCall]],
     report: Callable[[str], None],
-) -> tuple[StepAgreement, ...]:
+) -> list[StepAgreement]:
+    arithmetics: tuple[Arithmetic, ...] = (
+        ("core-ai",) if manifest.target == CORE_AI else ARITHMETICS[precision]
+    )
     measured = []
     for name in reference:
-        for precision in precisions:
-            for arithmetic in ARITHMETICS[precision]:
-                report(f"{name} {precision} {arithmetic}")
-                measured.append(measure_step(folder, manifest, precision, name, arithmetic, reference[name]))
-    return tuple(measured)
+        for arithmetic in arithmetics:
+            report(f"{name} {precision} {arithmetic}")
+            measured.append(measure_step(folder, manifest, precision, name, arithmetic, reference[name]))
+    return measured

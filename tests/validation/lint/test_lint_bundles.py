@@ -219,3 +219,12 @@ def test_the_manual_lists_the_rules() -> None:
 
     # To mend it: copy what is expected here.
     assert between.strip() == rules_table()
+
+
+def test_a_bundle_of_core_ai_programs_is_refused_in_one_line(
+    tiny_bundle_27: Path, command: Callable[..., Any]
+) -> None:
+    done = command("lint", tiny_bundle_27)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "lint examines Core ML's programs, and this bundle, for macos27, has Core AI's" in line

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.manifest import FileRecord
 from voxcpm_constants.step_models import Precision
+from voxcpm_conversion.core_ai.toolchain import import_module
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_runtime.backends.choice import Backend, Chosen, choose_backend
 from voxcpm_runtime.bundle.opening import Bundle
@@ -41,6 +42,12 @@ _ON_MACOS = {
 }
 
 
+_WEIGHT = re.compile(r"\bresource_\d+")
+"""The name of a weight in a Core AI program."""
+_WEIGHTS = "\n{-#\n"
+"""What begins the list of weights in a Core AI program's text."""
+
+
 class GoldenKey(BaseModel):
     """Backend, machine, software and model files. Hashes are compared only between equal keys."""
 
@@ -50,9 +57,9 @@ class GoldenKey(BaseModel):
     machine: str
     """x86_64 or arm64."""
     processor: str
-    """Portable: the instruction sets by which kernels are chosen. Core ML: the chip."""
+    """Portable and Core AI: the instruction sets by which kernels are chosen. Core ML: the chip."""
     engine: str
-    """ONNX Runtime or macOS, and numpy, with their versions."""
+    """ONNX Runtime, coreai-core or macOS, and numpy, with their versions."""
     precision: Precision
     content: str
     """The result of `content_digest`."""
@@ -99,13 +106,17 @@ def content_digest(folder: Path, files: Mapping[str, FileRecord]) -> str:
     """SHA-256 over the parts of a bundle's files that are the same in every conversion with the same tools.
 
     Whole files differ between conversions: packages contain random identifiers (Manifest.json); programs contain a
-    date, and maps in any order.
+    date, and maps in any order. Core AI's programs name their weights at random; beside them lie a date
+    (metadata.json) and the program's own digest (main.hash).
     """
     digests = {}
     for name, record in files.items():
         path = PurePosixPath(name)
         if path.suffix == ".mlmodel":
             digests[name] = _program_digest(folder / name)
+        elif path.match("*.aimodel/*"):
+            if path.suffix == ".mlirb":
+                digests[name] = _core_ai_digest(folder / path.parent)
         elif not path.match("*.mlpackage/Manifest.json") and ".mlmodelc/" not in name:
             digests[name] = record.sha256
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
@@ -150,6 +161,25 @@ def _program_digest(path: Path) -> str:
     model.ParseFromString(path.read_bytes())
     model.description.ClearField("metadata")
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _core_ai_digest(path: Path) -> str:
+    """SHA-256 of a Core AI program's text, in which each weight is named by its first use."""
+    asset = import_module("coreai.authoring").AIModelAsset.load(path)
+    # There is no public way from an asset to its text.
+    text = asset.program._module.as_string()  # noqa: SLF001
+    functions, _, weights = text.partition(_WEIGHTS)
+    numbers = {name: f"weight {n}" for n, name in enumerate(dict.fromkeys(_WEIGHT.findall(functions)))}
+
+    def numbered(line: str) -> str:
+        return _WEIGHT.sub(lambda found: numbers.get(found[0], found[0]), line)
+
+    # The weights are listed in the order of their names, and all but the last have a comma.
+    listed = sorted(numbered(line).strip(" ,") for line in weights.splitlines())
+    digest = hashlib.sha256(numbered(functions).encode())
+    for line in listed:
+        digest.update(line.encode())
+    return digest.hexdigest()
 
 
 def _minor(release: str) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, check_files, package_path
 from voxcpm_constants.step_models import Precision, StepModel
+from voxcpm_constants.targets import CORE_AI
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_runtime.bundle.verified_files import check_digests
 
@@ -25,13 +27,19 @@ def lint_bundle(
     bundle: a folder or hub id; None is the built-in voice. precisions: those to look at; by default all that are there.
     `report` is called with the path of each package.
 
-    Raises BundleError for a bundle that is absent or damaged, and InputError for a precision that it lacks.
+    Raises BundleError for a bundle that is absent or damaged, and InputError for a precision that it lacks and for a
+    bundle of Core AI programs.
     """
     # A bundle of the hub is downloaded in one precision a call, always into the same folder.
     for other in precisions[1:]:
         locate_bundle(bundle, other)
     folder = locate_bundle(bundle, precisions[0] if precisions else None)
     manifest = Manifest.read(folder)
+    if manifest.target == CORE_AI:
+        raise InputError(
+            f"{folder}: lint examines Core ML's programs, and this bundle, for {CORE_AI.lower()}, has Core AI's; "
+            "lint one for macos14 or macos15"
+        )
     chosen = [choose_precision(folder, manifest, asked) for asked in dict.fromkeys(precisions)]
     if not chosen:
         # A bundle from the hub was downloaded in one precision only.

@@ -1,0 +1,291 @@
+"""Bundles for macOS 27 on Apple's Core AI runtime: step models and whole utterances against upstream."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    BASE_LM_STEP,
+    LOCDIT_STEP,
+    STEP_MODEL_NAMES,
+    StepSizes,
+)
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.convert import convert
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
+from voxcpm_conversion.synthetic import write_synthetic_checkpoint
+from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
+from voxcpm_runtime.backends.loading import load_core_ai_step_model
+from voxcpm_runtime.bundle.opening import Bundle
+from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.options import SEGMENT_TOKENS
+from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_validation import step_agreement
+from voxcpm_validation.end_to_end import Case, Spoken, cases, compare_speech, speak_upstream
+from voxcpm_validation.half_arithmetic import check_beside, measure_half
+from voxcpm_validation.measures import agreement
+from voxcpm_validation.reference import RecordedCall, record_reference
+from voxcpm_validation.report import CORE_AI_FLOORS, STEP_FLOORS, Report, below_floors
+from voxcpm_validation.step_agreement import StepAgreement, measure_step
+from voxcpm_validation.upstream import load_upstream
+from voxcpm_validation.validate import FEW_PATCHES, validate_bundle
+
+pytest.importorskip("coreai_torch", exc_type=ImportError)
+
+TEXT = "the you and the world"
+FP32 = 0.999999
+SIZES = StepSizes(kv_length=128, prefill_chunks=(1, 16))
+
+Reference = dict[str, list[RecordedCall]]
+
+
+def recorded(checkpoint: Path, bundle: Path, patches: int = 6) -> tuple[Any, Reference]:
+    """Upstream's model, and what it does for an utterance."""
+    manifest = Manifest.read(bundle)
+    model = load_upstream(checkpoint, max_length=manifest.sizes.kv_length)
+    return model, record_reference(model, manifest.architecture, manifest.sizes, text=TEXT, patches=patches)
+
+
+@pytest.fixture(scope="module")
+def first(tiny_checkpoint: Path, tiny_bundle_27: Path) -> tuple[Any, Reference]:
+    return recorded(tiny_checkpoint, tiny_bundle_27)
+
+
+@pytest.fixture(scope="module")
+def second(second_checkpoint: Path, second_bundle_27: Path) -> tuple[Any, Reference]:
+    return recorded(second_checkpoint, second_bundle_27)
+
+
+def measured(bundle: Path, precision: Any, reference: Reference, name: str) -> StepAgreement:
+    """The agreement of a step model, which was called at every length, the longer ones with a filled state."""
+    manifest = Manifest.read(bundle)
+    declared = manifest.step_models[name]
+    found = measure_step(bundle, manifest, precision, name, "core-ai", reference[name])
+    assert set(found.lengths) == set(declared.chunk_lengths)
+    tensor, axis = declared.chunk_axis
+    assert reference[name][0].inputs[tensor.name].shape[axis] == min(declared.chunk_lengths)
+    return found
+
+
+@pytest.mark.parametrize("name", STEP_MODEL_NAMES)
+def test_fp32_step_models_equal_upstream_at_every_length(
+    tiny_bundle_27: Path, first: tuple[Any, Reference], name: str
+) -> None:
+    found = measured(tiny_bundle_27, "fp32", first[1], name)
+    assert found.lowest >= FP32
+    assert all(output.correlation >= FP32 for output in found.outputs.values())
+
+
+@pytest.mark.parametrize("name", STEP_MODEL_NAMES)
+def test_the_second_generations_fp32_step_models_equal_upstream_at_every_length(
+    second_bundle_27: Path, second: tuple[Any, Reference], name: str
+) -> None:
+    found = measured(second_bundle_27, "fp32", second[1], name)
+    assert found.lowest >= FP32
+    assert all(output.correlation >= FP32 for output in found.outputs.values())
+
+
+@pytest.mark.parametrize("name", STEP_MODEL_NAMES)
+def test_fp16_step_models_reach_their_floors_at_every_length(
+    tiny_bundle_27: Path, first: tuple[Any, Reference], name: str
+) -> None:
+    found = measured(tiny_bundle_27, "fp16", first[1], name)
+    assert found.lowest >= CORE_AI_FLOORS["fp16"][name]
+    # Half arithmetic, not float32 on half weights.
+    assert next(iter(found.outputs.values())).snr_db < 70
+
+
+def test_floors_of_half_arithmetic_are_near_the_published_ones() -> None:
+    for name, floor in STEP_FLOORS["fp16"].items():
+        assert 1 - CORE_AI_FLOORS["fp16"][name] < (1 - floor) + 5e-5
+
+
+class Defective:
+    """A step model with a defect in what it is given."""
+
+    def __init__(self, model: Any, spoilt: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self.model, self.spoilt, self.new_state = model, spoilt, model.new_state
+
+    def __call__(self, inputs: Mapping[str, Any], state: Any = None) -> dict[str, npt.NDArray[Any]]:
+        outputs: dict[str, npt.NDArray[Any]] = self.model(self.spoilt(dict(inputs)), state)
+        return outputs
+
+
+def one_row_late(inputs: dict[str, Any]) -> dict[str, Any]:
+    # From the second call on, so that a row of the cache is left out.
+    late = inputs["position"] + (inputs["position"] > 0)
+    return {**inputs, "position": late.astype(np.int32)}
+
+
+def mu_by_a_hundredth(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {**inputs, "mu": inputs["mu"] * np.float32(1.01)}
+
+
+@pytest.mark.parametrize(("name", "spoilt"), [(BASE_LM_STEP, one_row_late), (LOCDIT_STEP, mu_by_a_hundredth)])
+def test_a_defect_is_below_the_floor(
+    tiny_bundle_27: Path,
+    first: tuple[Any, Reference],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    spoilt: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    def load(bundle: Bundle, wanted: str) -> Defective:
+        return Defective(load_core_ai_step_model(bundle, wanted), spoilt)
+
+    monkeypatch.setattr(step_agreement, "load_core_ai_step_model", load)
+    found = measured(tiny_bundle_27, "fp32", first[1], name)
+    report = Report(bundle="b", checkpoint="c", tools={}, steps=(found,), end_to_end=())
+    assert [line.split(":")[0] for line in report.failures()] == [f"{name} fp32 core-ai"]
+
+
+def spoken(tts: VoxCPM, case: Case) -> Spoken:
+    speech = tts.speak(
+        case.text,
+        case.prompt_wav,
+        case.prompt_text,
+        case.reference_wav,
+        rng=np.random.default_rng(case.seed),
+        retry_badcase=False,
+        min_len=case.min_len,
+        max_len=case.max_len,
+        segment_tokens=SEGMENT_TOKENS,
+    )
+    return Spoken(speech.audio, speech.latents)
+
+
+def check_utterances(model: Any, core_ai: VoxCPM, portable: VoxCPM, text: str = TEXT) -> list[str]:
+    """Compare every mode with upstream and with the portable executor; the names of the modes."""
+    with core_ai, portable, cases(model, text, patches=12, seed=0) as utterances:
+        for case in utterances:
+            upstream = speak_upstream(model, case)
+            found, ours = spoken(core_ai, case), spoken(portable, case)
+            assert found.latents.shape == upstream.latents.shape
+            assert len(found.latents) == 12
+            assert agreement(found.latents, upstream.latents).correlation >= 0.99999, case.name
+            np.testing.assert_allclose(found.audio, ours.audio, rtol=0, atol=1e-4, err_msg=case.name)
+        return [case.name for case in utterances]
+
+
+def test_utterances_in_fp32_equal_upstreams_and_the_portable_executors(
+    first: tuple[Any, Reference], tiny_bundle_27: Path, tiny_bundle: Path
+) -> None:
+    modes = check_utterances(
+        first[0], VoxCPM.from_bundle(tiny_bundle_27, "fp32"), VoxCPM.from_bundle(tiny_bundle, "fp32")
+    )
+    assert modes == ["zero-shot", "continuation"]
+
+
+def test_utterances_of_the_second_generation_in_every_mode(
+    second: tuple[Any, Reference], second_bundle_27: Path, second_bundle: Path
+) -> None:
+    modes = check_utterances(
+        second[0], VoxCPM.from_bundle(second_bundle_27, "fp32"), VoxCPM.from_bundle(second_bundle, "fp32")
+    )
+    assert len(modes) == 6
+
+
+@pytest.fixture
+def small() -> Iterator[Path]:
+    """A synthetic checkpoint of 0.5B's properties."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / "checkpoint"
+        write_tokenizer(Path(folder) / "tokenizer")
+        write_synthetic_checkpoint(
+            checkpoint, presets()["tiny-kv"], seed=0, dtype="float32", tokenizer=Path(folder) / "tokenizer"
+        )
+        yield checkpoint
+
+
+def test_utterances_of_half_a_billion_parameters_properties(small: Path) -> None:
+    """One key/value head of another size, plain convolutions, patches of four frames."""
+    for target in ("macOS14", "macOS27"):
+        convert(
+            Checkpoint.open(small), small.with_name(target), precisions=("fp32",), sizes=SIZES, target=target
+        )
+    bundle = small.with_name("macOS27")
+    model, reference = recorded(small, bundle)
+    for name in STEP_MODEL_NAMES:
+        assert measured(bundle, "fp32", reference, name).lowest >= FP32, name
+    modes = check_utterances(
+        model, VoxCPM.from_bundle(bundle, "fp32"), VoxCPM.from_bundle(small.with_name("macOS14"), "fp32")
+    )
+    assert modes == ["zero-shot", "continuation"]
+
+
+def test_a_condition_wrong_by_a_hundredth_is_below_the_floors_of_speech(
+    first: tuple[Any, Reference], tiny_bundle_27: Path
+) -> None:
+    tts = VoxCPM.from_bundle(tiny_bundle_27, "fp32")
+    case = Case("zero-shot", TEXT, 0, patches=12)
+    driver: Driver = tts.batch_driver
+    models = {**driver.models, LOCDIT_STEP: Defective(driver.models[LOCDIT_STEP], mu_by_a_hundredth)}
+    wrong = VoxCPM(tts.bundle, driver.over(models))
+    found = compare_speech(wrong, case, speak_upstream(first[0], case))
+    assert "median" in " ".join(missed.figure for missed in below_floors(found))
+
+
+@pytest.fixture(scope="module")
+def report(tiny_bundle_27: Path, tiny_checkpoint: Path) -> Report:
+    return validate_bundle(
+        tiny_bundle_27, str(tiny_checkpoint), precisions=["fp16", "fp32"], text=TEXT, patches=5
+    )
+
+
+def test_validation_measures_on_core_ai_and_says_what_it_left_out(report: Report) -> None:
+    assert {(s.step_model, s.precision, s.arithmetic) for s in report.steps} == {
+        (name, precision, "core-ai") for name in STEP_MODEL_NAMES for precision in ("fp16", "fp32")
+    }
+    assert {(s.case, s.precision, s.patches) for s in report.end_to_end} == {
+        (case, *what)
+        for case in ("zero-shot", "continuation")
+        for what in (("fp16", FEW_PATCHES), ("fp32", 5))
+    }
+    assert [line for line in report.failures() if "core-ai" in line or "fp32" in line] == []
+    assert report.tools.keys() == {"voxcpm", "torch", "coreai-core", "numpy"}
+    markdown = report.markdown()
+    assert "| base_lm_step | fp32 | core-ai | 16 |" in markdown
+    assert "fp16: utterances of 4 patches, not 5" in markdown
+
+
+def test_half_arithmetic_is_compared_with_the_portable_executors(
+    tiny_bundle_27: Path, tiny_checkpoint: Path, some_packages: Callable[..., Path], tiny_bundle: Path
+) -> None:
+    """Packages of the same sizes, for the decoder alone: it has one length, and a state."""
+    core_ml = some_packages("half", "tiny", [AUDIO_VAE_DECODER], SIZES)
+    reference = recorded(tiny_checkpoint, tiny_bundle_27, patches=2)[1]
+    (half,) = measure_half(tiny_bundle_27, core_ml, {AUDIO_VAE_DECODER: reference[AUDIO_VAE_DECODER]})
+    assert half.calls == len(reference[AUDIO_VAE_DECODER])
+    # Core AI adds up the transposed convolutions' products in fp16.
+    assert half.core_ai.snr_db < half.faithful.snr_db
+    assert half.between.snr_db < half.faithful.snr_db
+
+    table = Report(bundle="b", checkpoint="c", tools={}, steps=(), end_to_end=(), half=(half,)).markdown()
+    assert f"| audio_vae_decoder | {half.length} | {half.calls} | {half.core_ai.correlation:.7f} |" in table
+
+    manifest = Manifest.read(tiny_bundle_27)
+    for beside, why in ((tiny_bundle_27, "expected a bundle for macos14"), (tiny_bundle, "other sizes")):
+        with pytest.raises(InputError, match=why):
+            check_beside(manifest, manifest.source, beside)
+
+
+@pytest.mark.slow
+def test_the_built_in_voice_in_fp32(speaking_bundle: Path, tmp_path: Path) -> None:
+    opened = Checkpoint.open(str(DEFAULT_CHECKPOINT))
+    convert(opened, tmp_path / "b", precisions=("fp32",), sizes=StepSizes(), target="macOS27")
+    report = validate_bundle(tmp_path / "b", str(DEFAULT_CHECKPOINT), patches=12)
+    assert report.failures() == []
+    assert all(step.lowest >= FP32 for step in report.steps)
+    assert all(case.free_running_latents.correlation >= 0.99999 for case in report.end_to_end)
+    case = Case("zero-shot", "the river runs slowly to the sea.", 0, patches=12)
+    core_ai, portable = (VoxCPM.from_bundle(folder, "fp32") for folder in (tmp_path / "b", speaking_bundle))
+    np.testing.assert_allclose(spoken(core_ai, case).audio, spoken(portable, case).audio, rtol=0, atol=1e-4)
