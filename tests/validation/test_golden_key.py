@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from voxcpm_constants.manifest import Manifest, record_file
-from voxcpm_constants.step_models import FEAT_ENCODER, StepSizes
+from voxcpm_constants.step_models import AUDIO_VAE_DECODER, StepSizes
 from voxcpm_validation.golden.key import (
     content_digest,
     linux_instruction_sets,
@@ -56,26 +57,35 @@ def test_what_a_bundle_says_is_its_content_and_not_its_dates_and_identifiers(
     assert now() != digest
 
 
-def test_two_conversions_to_core_ai_have_one_content(some_packages: Callable[..., Path]) -> None:
+def test_the_names_of_weights_are_not_the_content_of_a_core_ai_program(
+    some_packages: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Another process that converts the same checkpoint names them otherwise."""
     pytest.importorskip("coreai_torch", exc_type=ImportError)
     sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
-    made = [
-        some_packages(f"core-ai-{n}", "tiny", [FEAT_ENCODER], sizes, ("fp32",), "macOS27") for n in (1, 2)
-    ]
-    program = Path("fp32/feat_encoder.aimodel")
+    made = some_packages("core-ai-names", "tiny", [AUDIO_VAE_DECODER], sizes, ("fp32",), "macOS27")
+    program = Path("fp32/audio_vae_decoder.aimodel")
+    shutil.copytree(made / program, tmp_path / program)
+    stored = (made / program / "main.mlirb").read_bytes()
 
     def now(folder: Path) -> str:
         names = sorted(path.relative_to(folder).as_posix() for path in (folder / program).iterdir())
         return content_digest(folder, {name: record_file(folder / name) for name in names})
 
-    stored = [(folder / program / "main.mlirb").read_bytes() for folder in made]
-    assert stored[0] != stored[1]
-    assert now(made[0]) == now(made[1])
+    def of(altered: bytes) -> str:
+        (tmp_path / program / "main.mlirb").write_bytes(altered)
+        return now(tmp_path)
 
-    before, altered = now(made[1]), bytearray(stored[1])
-    altered[len(altered) // 2] ^= 1  # in a weight
-    (made[1] / program / "main.mlirb").write_bytes(altered)
-    assert now(made[1]) != before
+    metadata = tmp_path / program / "metadata.json"
+    metadata.write_text(re.sub(r'"\d{8}T\d{6}Z"', '"19700101T000000Z"', metadata.read_text()))
+    (tmp_path / program / "main.hash").write_bytes(bytes(32))
+    renamed = re.sub(rb"resource_(\d+)", lambda found: b"resource_" + found[1][::-1], stored)
+    assert renamed != stored
+    assert of(renamed) == now(made)
+
+    weight = bytearray(stored)
+    weight[len(weight) // 2] ^= 1
+    assert of(bytes(weight)) != now(made)
 
 
 def test_instruction_sets_are_those_that_kernels_are_chosen_by() -> None:

@@ -128,7 +128,12 @@ def validate_bundle(
                 report(f"{case.name} {precision}")
                 spoken.append(compare_speech(tts, case, upstream))
             del tts
-        drifting = {(s.case, s.precision) for s in spoken if s.precision in DISTURBANCES and below_floors(s)}
+        on_core_ai = manifest.target == CORE_AI
+        drifting = {
+            (s.case, s.precision)
+            for s in spoken
+            if s.precision in DISTURBANCES and below_floors(s, core_ai=on_core_ai)
+        }
         sensitivity: tuple[Sensitivity, ...] = ()
         if drifting:
             # Only here: steady checkpoints need not wait for it.
