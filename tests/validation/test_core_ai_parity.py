@@ -31,7 +31,7 @@ from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import step_agreement
-from voxcpm_validation.end_to_end import Case, Spoken, cases, compare_speech, speak_upstream
+from voxcpm_validation.end_to_end import Case, EndToEnd, Spoken, cases, compare_speech, speak_upstream
 from voxcpm_validation.half_arithmetic import check_beside, measure_half
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.reference import RecordedCall, record_reference
@@ -108,6 +108,18 @@ def test_fp16_step_models_reach_their_floors_at_every_length(
 def test_floors_of_half_arithmetic_are_near_the_published_ones() -> None:
     for name, floor in STEP_FLOORS["fp16"].items():
         assert 1 - CORE_AI_FLOORS["fp16"][name] < (1 - floor) + 5e-5
+
+
+def test_speech_in_half_arithmetic_has_floors_of_its_own_on_core_ai() -> None:
+    equal = agreement(np.arange(4.0), np.arange(4.0))
+    speech = EndToEnd(
+        case="zero-shot", precision="fp16", patches=4, upstream_patches=4, free_running_latents=equal,
+        waveform=equal, teacher_forced_worst=0.9985, teacher_forced_median=0.9998,
+    )  # fmt: skip
+    assert not below_floors(speech, core_ai=True)
+    assert len(below_floors(speech)) == 2
+    wrong = speech.model_copy(update={"teacher_forced_worst": 0.9975, "teacher_forced_median": 0.9995})
+    assert len(below_floors(wrong, core_ai=True)) == 2
 
 
 class Defective:
