@@ -14,8 +14,13 @@ import pytest
 
 from voxcpm_constants import step_models as names
 from voxcpm_constants.manifest import Manifest, package_path
+from voxcpm_constants.vectors import CHAIN, filled_caches, read_vectors, streams
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
+from voxcpm_runtime.backends.loading import load_core_ai_step_model
 from voxcpm_runtime.backends.portable import PortableStepModel
+from voxcpm_runtime.backends.step_function import StepState
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.doctor.agreement import FLOORS, lowest_correlation
 from voxcpm_validation.report import Report
 from voxcpm_validation.validate import validate_bundle
 
@@ -35,13 +40,25 @@ def checkpoint(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def converted(checkpoint: Path) -> tuple[Path, float, int]:
     """The bundle, the seconds of its conversion, and the peak memory in bytes."""
     bundle = checkpoint.with_name("bundle")
+    return bundle, *_convert(checkpoint, bundle, "--precision", "fp16", "--precision", "int8")
+
+
+def _convert(checkpoint: Path, bundle: Path, *options: str) -> tuple[float, int]:
+    """The seconds of a conversion, and the highest peak memory in bytes of all until now."""
     program = "from voxcpm_runtime.commands.cli import main; import sys; sys.exit(main())"
-    options = ["--precision", "fp16", "--precision", "int8"]
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", program, "convert", checkpoint, "-o", bundle, *options], check=True)
     seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return bundle, seconds, peak
+    return seconds, peak
+
+
+@pytest.fixture(scope="module")
+def converted_27(checkpoint: Path) -> tuple[Path, float, int]:
+    """The bundle for macOS 27, the seconds of its conversion, and the peak memory in bytes."""
+    pytest.importorskip("coreai_torch", exc_type=ImportError)
+    bundle = checkpoint.with_name("bundle-27")
+    return bundle, *_convert(checkpoint, bundle, "--target", "macos27", "--precision", "int8")
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +106,41 @@ def test_residual_stream_of_3e4_in_fp16_arithmetic(converted: tuple[Path, float,
         chunk = embeddings[:, start : start + length]
         outputs = model({"embeddings": chunk, "position": np.array([start], np.int32)}, state)
         assert all(np.isfinite(output).all() for output in outputs.values())
+
+
+def test_core_ai_conversion_takes_at_most_eight_minutes_and_8_gb(
+    converted_27: tuple[Path, float, int],
+) -> None:
+    _, seconds, peak = converted_27
+    assert seconds < 480
+    assert peak < 8e9
+
+
+def test_core_ai_programs_have_the_size_of_core_ml_packages(
+    converted: tuple[Path, float, int], converted_27: tuple[Path, float, int]
+) -> None:
+    sizes = [
+        sum(path.stat().st_size for path in (bundle / "int8").rglob("*") if path.is_file())
+        for bundle, *_ in (converted, converted_27)
+    ]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
+
+
+@pytest.mark.parametrize("name", names.STEP_MODEL_NAMES)
+def test_a_call_on_core_ai_agrees_with_torch(converted_27: tuple[Path, float, int], name: str) -> None:
+    opened = open_bundle(converted_27[0], "int8")
+    sizes, declared = opened.manifest.sizes, opened.manifest.step_models[name]
+    vectors = read_vectors(opened.folder, declared, sizes)
+    model = load_core_ai_step_model(opened, name)
+    # At the shortest length, with full caches where there are any: on Linux a call takes up to two minutes.
+    found = streams(declared, sizes)
+    stream = next((stream for stream in found if stream.filled), found[0])
+    state: StepState | None = None
+    if declared.state:
+        state = model.new_state()
+        if stream.filled:
+            left = {t.name: vectors[f"{CHAIN}/state/{t.name}"] for t in declared.state}
+            state.set_rows(0, filled_caches(left, sizes))
+    outputs = model({t.name: vectors[stream.key("in", t.name)][0] for t in declared.inputs}, state)
+    expected = {t.name: vectors[stream.key("out", t.name)][0] for t in declared.outputs}
+    assert lowest_correlation(outputs, expected) >= FLOORS["int8"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -52,11 +53,15 @@ def add_packages(
             if loaded is not None:
                 loaded(modules)
             program, weights = _program(checkpoint, declaration, form, sizes, precision, modules, progress)
+            # Exported graphs and programs refer to themselves in circles, and hold all weights until those are found.
             del modules
+            gc.collect()
             progress("store", 2)
             name = package_path(precision, declaration.name, target)
             description = f"VoxCPM {declaration.name}, {precision}"
             workspace.add(str(name), partial(_save, program, weights, description))
+            del program
+            gc.collect()
         progress("store", 3)
 
 
