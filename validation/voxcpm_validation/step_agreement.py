@@ -15,7 +15,6 @@ from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel
 from voxcpm_runtime.backends.loading import load_core_ai_step_model, load_portable_step_model
 from voxcpm_runtime.backends.portable import PROBE_OUTPUT
-from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.reference import RecordedCall
 
@@ -131,7 +130,7 @@ def step_runner(
 ) -> Any:
     """A loaded step model in an arithmetic, a `StepRunner`. probe: with the largest magnitude of each operation."""
     if arithmetic == "core-ai":
-        return load_core_ai_step_model(open_bundle(bundle, precision), step_model)
+        return load_core_ai_step_model(bundle, manifest, precision, step_model)
     return load_portable_step_model(bundle, manifest, precision, step_model, mode=arithmetic, probe=probe)
 
 
