@@ -102,7 +102,11 @@ def test_a_record_describes_the_speech(examination: Examination, speaking_bundle
 def test_the_records_of_the_tree_contain_all_cases() -> None:
     records = read_records(RECORDS)
 
-    assert {record.key.precision for record in records} == {"fp16", "int8"}
+    assert {(record.key.backend, record.key.precision) for record in records} == {
+        ("portable", "fp16"),
+        ("portable", "int8"),
+        ("coreai", "fp32"),
+    }
     for record in records:
         assert set(record.cases) == {case.name for case in CASES}
         assert (RECORDS / record.key.file_name).is_file()
