@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import importlib
 import io
-import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import ModuleType
 
 from voxcpm_constants.errors import InputError
+from voxcpm_conversion.silence import silenced
 
 INSTALL = "pip install 'voxcpm-coreml[convert-coreai]'"
 TOOLS = ("coreai-core", "coreai-torch", "coreai-opt", "torch", "numpy", "voxcpm-coreml")
 """The distributions whose versions determine a program."""
-
-_NOISY_LOGGERS = ("torch", "torchao", "coreai_opt", "coreai_torch")
 
 
 def check_toolchain() -> None:
@@ -39,14 +36,5 @@ def import_module(name: str) -> ModuleType:
 @contextmanager
 def quiet() -> Iterator[None]:
     """A context in which Core AI's and PyTorch's export print, warn and log nothing."""
-    loggers = [logging.getLogger(name) for name in _NOISY_LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with silenced(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        yield

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from voxcpm_conversion.silence import silenced
+
 TOOLS = ("coremltools", "torch", "numpy", "voxcpm-coreml")
 """The distributions whose versions determine a package."""
 
@@ -26,10 +28,8 @@ _PROGRESS_BARS = (
 
 
 def import_coremltools() -> ModuleType:
-    """Import coremltools without its warnings about untested versions and missing macOS libraries."""
-    logging.getLogger("coremltools").setLevel(logging.CRITICAL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    """Import coremltools without its warnings about untested versions and missing macOS libraries, nor torchao's."""
+    with silenced():
         module = importlib.import_module("coremltools")
     logging.getLogger("coremltools").setLevel(logging.ERROR)
     return module
