@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from voxcpm_constants.manifest import Manifest, check_files
+from voxcpm_constants.manifest import Manifest, check_files, record_folder
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
     BASE_LM_STEP,
@@ -168,6 +168,7 @@ def test_a_lora_is_merged(
     add_packages(workspace, opened, declared, package_form(declared, CORE_AI), sizes, ["fp32"], CORE_AI)
     manifest = Manifest.read(tiny_bundle_27)
     plain = load_core_ai_step_model(tiny_bundle_27, manifest, "fp32", LOCDIT_STEP)
+    manifest = manifest.model_copy(update={"files": record_folder(workspace.folder)})
     merged = load_core_ai_step_model(workspace.folder, manifest, "fp32", LOCDIT_STEP)
     step = build_step(declared, loaded_modules(opened, declared, sizes), opened.architecture, sizes)
     generator = np.random.default_rng(0)

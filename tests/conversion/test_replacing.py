@@ -180,7 +180,7 @@ def test_the_output_is_looked_at_again_before_it_is_replaced(
         (tmp_path / "b").mkdir(exist_ok=True)
         (tmp_path / "b" / "diary.txt").touch()
 
-    monkeypatch.setattr(conversion, "add_packages", convert_nothing)
+    monkeypatch.setattr(conversion, "_add_step_model", convert_nothing)
     monkeypatch.setattr(conversion, "compile_packages", convert_nothing)
     with pytest.raises(InputError, match="no bundle's manifest"):
         conversion.convert(
