@@ -131,7 +131,7 @@ def test_a_call_on_core_ai_agrees_with_torch(converted_27: tuple[Path, float, in
     opened = open_bundle(converted_27[0], "int8")
     sizes, declared = opened.manifest.sizes, opened.manifest.step_models[name]
     vectors = read_vectors(opened.folder, declared, sizes)
-    model = load_core_ai_step_model(opened, name)
+    model = load_core_ai_step_model(opened.folder, opened.manifest, opened.precision, name)
     # At the shortest length, with full caches where there are any: on Linux a call takes up to two minutes.
     found = streams(declared, sizes)
     stream = next((stream for stream in found if stream.filled), found[0])

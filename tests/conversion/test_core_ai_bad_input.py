@@ -23,7 +23,9 @@ pytest.importorskip("coreai_torch", exc_type=ImportError)
 
 SMALLEST = StepSizes(kv_length=48, prefill_chunks=(1,), encode_patches=(1,))
 WORDS = ("--target", "macos27", "--precision", "fp32", "--max-length", "48", "--prefill-chunk", "1")
-PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+# A background job of a shell ignores the signal, and so do its children, unless they ask for it.
+HEARD = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+PROGRAM = f"{HEARD}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
 def test_a_full_disk_is_one_line_and_what_is_there_is_resumed(

@@ -237,11 +237,13 @@ def test_ctrl_c_arrives_when_the_call_has_ended(tiny_bundle_27: Path, cache: Pat
     program = tmp_path / "program.py"
     program.write_text(
         f"""
-import asyncio, threading, _thread, time
+import asyncio, signal, threading, _thread, time
 from voxcpm_runtime.backends.core_ai_calls import awaited
 from voxcpm_runtime.voxcpm import VoxCPM
 
 ended = []
+# A background job of a shell ignores the signal, and so do its children, unless they ask for it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def slow():
     await asyncio.sleep(0.5)
