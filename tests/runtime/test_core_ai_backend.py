@@ -143,6 +143,7 @@ def test_rows_that_are_written_into_a_cache_are_read_back_and_used(bundle: Bundl
         assert not first.rows(6, 9)[n].any()
 
 
+@pytest.mark.slow
 def test_utterances_of_a_batch_are_those_of_a_bundle_for_one(
     tiny_checkpoint: Path, tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -174,16 +174,20 @@ def spoken(tts: VoxCPM, case: Case) -> Spoken:
     return Spoken(speech.audio, speech.latents)
 
 
-def check_utterances(model: Any, core_ai: VoxCPM, portable: VoxCPM, text: str = TEXT) -> list[str]:
-    """Compare every mode with upstream and with the portable executor; the names of the modes."""
-    with core_ai, portable, cases(model, text, patches=12, seed=0) as utterances:
+def check_utterances(
+    model: Any, core_ai: VoxCPM, portable: VoxCPM | None = None, text: str = TEXT
+) -> list[str]:
+    """Compare every mode with upstream, and with the portable executor if it is given; the names of the modes."""
+    with core_ai, cases(model, text, patches=12, seed=0) as utterances:
         for case in utterances:
             upstream = speak_upstream(model, case)
-            found, ours = spoken(core_ai, case), spoken(portable, case)
+            found = spoken(core_ai, case)
             assert found.latents.shape == upstream.latents.shape
             assert len(found.latents) == 12
             assert agreement(found.latents, upstream.latents).correlation >= 0.99999, case.name
-            np.testing.assert_allclose(found.audio, ours.audio, rtol=0, atol=1e-4, err_msg=case.name)
+            if portable is not None:
+                ours = spoken(portable, case)
+                np.testing.assert_allclose(found.audio, ours.audio, rtol=0, atol=1e-4, err_msg=case.name)
         return [case.name for case in utterances]
 
 
@@ -219,18 +223,13 @@ def small() -> Iterator[Path]:
 
 def test_utterances_of_half_a_billion_parameters_properties(small: Path) -> None:
     """One key/value head of another size, plain convolutions, patches of four frames."""
-    for target in ("macOS14", "macOS27"):
-        convert(
-            Checkpoint.open(small), small.with_name(target), precisions=("fp32",), sizes=SIZES, target=target
-        )
-    bundle = small.with_name("macOS27")
+    bundle = small.with_name("bundle")
+    sizes = StepSizes(kv_length=128, prefill_chunks=(1,))
+    convert(Checkpoint.open(small), bundle, precisions=("fp32",), sizes=sizes, target="macOS27")
     model, reference = recorded(small, bundle)
     for name in STEP_MODEL_NAMES:
         assert measured(bundle, "fp32", reference, name).lowest >= FP32, name
-    modes = check_utterances(
-        model, VoxCPM.from_bundle(bundle, "fp32"), VoxCPM.from_bundle(small.with_name("macOS14"), "fp32")
-    )
-    assert modes == ["zero-shot", "continuation"]
+    assert check_utterances(model, VoxCPM.from_bundle(bundle, "fp32")) == ["zero-shot", "continuation"]
 
 
 def test_a_row_of_the_cache_left_out_is_below_the_floors_of_speech(
