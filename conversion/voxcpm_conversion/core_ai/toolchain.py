@@ -9,7 +9,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import ModuleType
 
 from voxcpm_constants.errors import InputError
-from voxcpm_conversion.silence import silenced
+from voxcpm_constants.silence import silenced
 
 INSTALL = "pip install 'voxcpm-coreml[convert-coreai]'"
 TOOLS = ("coreai-core", "coreai-torch", "coreai-opt", "torch", "numpy", "voxcpm-coreml")

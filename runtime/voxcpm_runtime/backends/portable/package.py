@@ -6,11 +6,8 @@ memory-mapped file. coremltools supplies the protobuf classes and is imported on
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import struct
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from voxcpm_constants.errors import BundleError
+from voxcpm_constants.silence import silenced
 from voxcpm_constants.targets import MAIN
 
 from .lowered import OPEN_END, Interface
@@ -164,7 +162,7 @@ def map_weights(package: Path) -> np.ndarray | None:
 
 
 def _parse(path: Path) -> Any:
-    with _quiet():
+    with silenced():
         from coremltools.proto import Model_pb2
     from google.protobuf.message import DecodeError
 
@@ -174,19 +172,6 @@ def _parse(path: Path) -> Any:
     except DecodeError as error:
         raise PackageError(f"{path} is damaged: {error}") from None
     return spec
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress what coremltools logs on import about torch versions and missing Apple frameworks."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _output(name: str, type_: TensorType) -> Interface:
