@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,7 +94,7 @@ def convert(
         check_split(split_gigabytes)
     bundle_folder(output, [checkpoint, *([lora] if lora else [])], overwrite=overwrite)
     opened = Checkpoint.open(checkpoint, revision=revision, lora=lora)
-    console = Console(stderr=True)
+    console = progress_console()
     ignored = opened.architecture.unknown_keys()
     if ignored:
         console.print(f"config.json: ignored unknown keys {', '.join(ignored)}")
@@ -130,6 +131,11 @@ def convert(
         f"{output}: {len(manifest.step_models)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "
         f"{size / 1e6:.0f} MB, {sizes.kv_length} positions{f', batch {batch}' if batch > 1 else ''}"
     )
+
+
+def progress_console() -> Console:
+    """Where the command reports: standard error as it is now, also while a converter's own output is silenced."""
+    return Console(file=sys.stderr)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, check_files, record_folder
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
@@ -23,7 +25,10 @@ from voxcpm_constants.step_models import (
 )
 from voxcpm_constants.targets import CORE_AI, package_form
 from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.cli import progress_console
+from voxcpm_conversion.convert import convert
 from voxcpm_conversion.core_ai.packages import add_packages
+from voxcpm_conversion.core_ai.toolchain import quiet
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.backends.loading import load_core_ai_step_model
@@ -177,3 +182,25 @@ def test_a_lora_is_merged(
         expected = step(*(torch.tensor(given[t.name]) for t in declared.inputs)).numpy()
     np.testing.assert_allclose(merged(given)["velocity"], expected, atol=2e-4, rtol=1e-4)
     assert np.abs(plain(given)["velocity"] - expected).max() > 0.01
+
+
+@pytest.mark.parametrize("missing", ["coreai_torch", "coreai_opt"])
+def test_without_the_converter_one_line_says_what_to_install(
+    missing: str, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(InputError, match=r"pip install 'voxcpm-coreml\[convert-coreai\]' \(Python 3\.11"):
+        convert(
+            Checkpoint.open(tiny_checkpoint), tmp_path / "b", precisions=["fp32"], sizes=TINY, target=CORE_AI
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_commands_progress_is_seen_while_the_converter_is_silent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console = progress_console()
+    with quiet():
+        print("the converter's", file=sys.stderr)  # noqa: T201 - what is silenced
+        console.print("base_lm_step export")
+    assert capsys.readouterr().err == "base_lm_step export\n"

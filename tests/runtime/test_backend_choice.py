@@ -56,7 +56,7 @@ def with_core_ai(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_core_ai(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on Python 3.10, where `pip install 'voxcpm-coreml[coreai]'` brings nothing."""
+    """Core AI's runtime cannot be imported, as on Python 3.10, for which it has no wheels."""
     core_ai._runtime.cache_clear()
     monkeypatch.setitem(sys.modules, "coreai.runtime", None)
     yield

@@ -76,20 +76,13 @@ def measured(bundle: Path, precision: Any, reference: Reference, name: str) -> S
     return found
 
 
+@pytest.mark.parametrize("generation", [("tiny_bundle_27", "first"), ("second_bundle_27", "second")])
 @pytest.mark.parametrize("name", STEP_MODEL_NAMES)
 def test_fp32_step_models_equal_upstream_at_every_length(
-    tiny_bundle_27: Path, first: tuple[Any, Reference], name: str
+    request: pytest.FixtureRequest, generation: tuple[str, str], name: str
 ) -> None:
-    found = measured(tiny_bundle_27, "fp32", first[1], name)
-    assert found.lowest >= FP32
-    assert all(output.correlation >= FP32 for output in found.outputs.values())
-
-
-@pytest.mark.parametrize("name", STEP_MODEL_NAMES)
-def test_the_second_generations_fp32_step_models_equal_upstream_at_every_length(
-    second_bundle_27: Path, second: tuple[Any, Reference], name: str
-) -> None:
-    found = measured(second_bundle_27, "fp32", second[1], name)
+    bundle, (_, reference) = (request.getfixturevalue(fixture) for fixture in generation)
+    found = measured(bundle, "fp32", reference, name)
     assert found.lowest >= FP32
     assert all(output.correlation >= FP32 for output in found.outputs.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -11,7 +12,10 @@ from types import ModuleType
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.silence import silenced
 
-INSTALL = "pip install 'voxcpm-coreml[convert-coreai]'"
+_MISSING = (
+    "--target macos27 needs Core AI's converter: pip install 'voxcpm-coreml[convert-coreai]' "
+    "(Python 3.11 or newer, on Linux x86-64 or a Mac with Apple silicon)"
+)
 TOOLS = ("coreai-core", "coreai-torch", "coreai-opt", "torch", "numpy", "voxcpm-coreml")
 """The distributions whose versions determine a program."""
 
@@ -19,6 +23,9 @@ TOOLS = ("coreai-core", "coreai-torch", "coreai-opt", "torch", "numpy", "voxcpm-
 def check_toolchain() -> None:
     """Raises InputError, with what to install, if Core AI's converter is not installed or does not run here."""
     import_module("coreai_torch")
+    # Importing this one takes seconds, and only compressed precisions need it; its version is recorded for all.
+    if importlib.util.find_spec("coreai_opt") is None:
+        raise InputError(_MISSING)
 
 
 def import_module(name: str) -> ModuleType:
@@ -27,10 +34,7 @@ def import_module(name: str) -> ModuleType:
         try:
             return importlib.import_module(name)
         except ImportError:
-            raise InputError(
-                f"--target macos27 needs Core AI's converter: {INSTALL} (Python 3.11 or newer, on Linux x86-64 or a "
-                "Mac with Apple silicon)"
-            ) from None
+            raise InputError(_MISSING) from None
 
 
 @contextmanager

@@ -50,21 +50,18 @@ def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:
         raise InputError(
             f"backend coreml needs macOS, and this is {sys.platform}; use --backend portable (or auto)"
         )
-    chosen: Chosen
-    if backend == "auto":
-        chosen = "coreml" if on_mac else "portable"
+    if backend != "auto":
+        chosen: Chosen = backend
+    elif bundle is not None and bundle.manifest.target == CORE_AI:
         # Nothing else runs a Core AI program.
-        chosen = "coreai" if bundle is not None and bundle.manifest.target == CORE_AI else chosen
+        chosen = "coreai"
     else:
-        chosen = _CHOSEN[backend]
+        chosen = "coreml" if on_mac else "portable"
     if bundle is not None:
         _check_target(chosen, bundle)
     if chosen == "coreai":
         check_installed()
     return chosen
-
-
-_CHOSEN: dict[str, Chosen] = {"coreml": "coreml", "coreai": "coreai", "portable": "portable"}
 
 
 def _check_target(chosen: Chosen, bundle: Bundle) -> None:
