@@ -25,7 +25,12 @@ SMALLEST = StepSizes(kv_length=48, prefill_chunks=(1,), encode_patches=(1,))
 WORDS = ("--target", "macos27", "--precision", "fp32", "--max-length", "48", "--prefill-chunk", "1")
 # A background job of a shell ignores the signal, and so do its children, unless they ask for it.
 HEARD = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
-PROGRAM = f"{HEARD}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+# Both halves of the AudioVAE alone: the other step models would only take more time.
+TWO = (
+    "from voxcpm_conversion import convert; declare = convert.declare_step_models; "
+    "convert.declare_step_models = lambda a, sizes: dict(list(declare(a, sizes).items())[:2])"
+)
+PROGRAM = f"{HEARD}; {TWO}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
 def test_a_full_disk_is_one_line_and_what_is_there_is_resumed(
@@ -67,7 +72,7 @@ def test_ctrl_c_leaves_no_bundle_and_the_same_command_resumes(tiny_checkpoint: P
     assert "error: interrupted" in error.splitlines()[-1]
     assert "Traceback" not in error
     (first, *_) = done = list(tmp_path.glob(".b.partial/fp32/audio_vae*.aimodel"))
-    assert len(done) < 6
+    assert len(done) < 2
     assert not (tmp_path / "b").exists()
     written = (first / "main.mlirb").stat().st_mtime_ns
 
