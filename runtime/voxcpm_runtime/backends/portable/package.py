@@ -1,7 +1,7 @@
 """Reading an .mlpackage: the MIL program as plain Python objects, with every large weight left on disk.
 
 Only the protobuf is parsed. A tensor stored in weight.bin becomes a `Blob`, which says where its bytes are in the
-memory-mapped file. coremltools supplies the protobuf classes and is imported only here, when a program is read.
+memory-mapped file. coremltools supplies the protobuf classes, which are imported when a program is read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from voxcpm_constants.errors import BundleError
-from voxcpm_constants.silence import silenced
 from voxcpm_constants.targets import MAIN
 
 from .lowered import OPEN_END, Interface
@@ -162,9 +161,9 @@ def map_weights(package: Path) -> np.ndarray | None:
 
 
 def _parse(path: Path) -> Any:
-    with silenced():
-        from coremltools.proto import Model_pb2
     from google.protobuf.message import DecodeError
+
+    from .core_ml_format import Model_pb2  # type: ignore[attr-defined] # a file of coremltools
 
     spec = Model_pb2.Model()
     try:
@@ -211,7 +210,7 @@ def _operation(proto: Any, weights: np.ndarray | None) -> Operation:
 
 def tensor_type(proto: Any) -> TensorType:
     """The type of a MIL value (a `ValueType` message); that of a state is the type of the tensor that it wraps."""
-    from coremltools.proto import MIL_pb2
+    from .core_ml_format import MIL_pb2  # type: ignore[attr-defined] # a file of coremltools
 
     is_state = proto.WhichOneof("type") == "stateType"
     tensor = proto.stateType.wrappedType.tensorType if is_state else proto.tensorType
