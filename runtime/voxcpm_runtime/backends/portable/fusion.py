@@ -1,22 +1,16 @@
-"""Peephole rewrites of the plain-mode graph: a formula → one ONNX node that computes it faster and as exactly.
+"""Peephole rewrites of the plain-mode graph: a formula → ONNX nodes that compute it faster and as exactly.
 
-A formula is a table: the name of each intermediate value → its operation and operands. Names that have no entry are
-the formula's own inputs. The nodes of a replaced formula stay in the list; those that nothing reads are dropped later.
+The nodes of a replaced formula stay in the list; those that nothing reads are dropped later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-from onnx import NodeProto, helper, numpy_helper
+from onnx import NodeProto, helper
 
+from .formulas import Formula, constant_value, matches
 from .graph import Graph
-
-Formula = Mapping[str, tuple[str, ...]]
-Names = dict[str, str]
-
-COMMUTATIVE = frozenset({"Add", "Max", "Mul"})
 
 # RMSNorm as written for fp16: x is divided by its largest magnitude before it is squared. In float32 that gives the
 # same result and takes 5 to 10 times as long.
@@ -50,9 +44,9 @@ def fuse(nodes: Sequence[NodeProto], graph: Graph) -> list[NodeProto]:
 def _rms_norm(node: NodeProto, producers: Mapping[str, NodeProto], graph: Graph) -> NodeProto | None:
     if node.op_type != RMS_NORM["normalized"][0]:
         return None
-    for names in _matches(RMS_NORM, "normalized", node.output[0], {}, producers):
-        axes, tiny, root_eps = (_constant(graph, names[key]) for key in ("axes", "tiny", "root_eps"))
-        if axes is None or tiny is None or root_eps is None or _constant(graph, names["floor"]) is None:
+    for names in matches(RMS_NORM, "normalized", node.output[0], {}, producers):
+        axes, tiny, root_eps = (constant_value(graph, names[key]) for key in ("axes", "tiny", "root_eps"))
+        if axes is None or tiny is None or root_eps is None or constant_value(graph, names["floor"]) is None:
             continue
         keeps = all(_keeps_dims(producers[names[key]]) for key in ("mean_square", "largest"))
         last_axis = axes.tolist() == [-1] and keeps and _rank(graph, names["weight"], producers) == 1
@@ -62,35 +56,6 @@ def _rms_norm(node: NodeProto, producers: Mapping[str, NodeProto], graph: Graph)
                 name=node.name, axis=-1, epsilon=float(root_eps.item()) ** 2,
             )  # fmt: skip
     return None
-
-
-def _matches(
-    formula: Formula, key: str, value: str, names: Names, producers: Mapping[str, NodeProto]
-) -> Iterator[Names]:
-    """Every assignment of ONNX values to the formula's names that makes `key` the given value."""
-    if key in names:
-        if names[key] == value:
-            yield names
-        return
-    names = {**names, key: value}
-    if key not in formula:
-        yield names
-        return
-    kind, *operands = formula[key]
-    node = producers.get(value)
-    if node is None or node.op_type != kind or len(node.input) != len(operands):
-        return
-    orders = [operands, operands[::-1]] if kind in COMMUTATIVE and operands[0] != operands[1] else [operands]
-    for order in orders:
-        found: list[Names] = [names]
-        for operand, argument in zip(order, node.input, strict=True):
-            found = [m for n in found for m in _matches(formula, operand, argument, n, producers)]
-        yield from found
-
-
-def _constant(graph: Graph, name: str) -> np.ndarray | None:
-    tensor = graph.initializers.get(name)
-    return None if tensor is None else numpy_helper.to_array(tensor)
 
 
 def _keeps_dims(node: NodeProto) -> bool:

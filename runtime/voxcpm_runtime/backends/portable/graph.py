@@ -22,9 +22,13 @@ class UnsupportedOperationError(PackageError):
 
 
 class Graph:
-    """ONNX nodes, constants and weight references, in the order they were emitted."""
+    """ONNX nodes, constants and weight references, in the order they were emitted.
 
-    def __init__(self) -> None:
+    signed_products: integer products take weights as signed numbers (`signed_products`).
+    """
+
+    def __init__(self, *, signed_products: bool = False) -> None:
+        self.signed_products = signed_products
         self.nodes: list[NodeProto] = []
         self.initializers: dict[str, TensorProto] = {}
         self.weights: dict[str, WeightRef] = {}

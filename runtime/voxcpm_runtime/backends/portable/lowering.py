@@ -15,6 +15,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from voxcpm_constants.targets import MAIN
 
+from .attention import cut_behind_positions
 from .fusion import fuse
 from .graph import Call, Graph, UnsupportedOperationError, value_info
 from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode
@@ -29,8 +30,14 @@ IR_VERSION = 9
 SCATTERS = {"ScatterElements", "ScatterND"}
 
 
-def lower(package: Path, function: str = MAIN, mode: Mode = "plain", probe: bool = False) -> Lowered:
-    """Lower a function of a package to an ONNX graph.
+def lower(
+    package: Path,
+    function: str = MAIN,
+    mode: Mode = "plain",
+    probe: bool = False,
+    signed_products: bool = False,
+) -> Lowered:
+    """Lower a function of a package to an ONNX graph. signed_products: see `Graph`.
 
     With `probe` the graph has one more output, PROBE_OUTPUT: max |value| of every fp16 operation's result before
     rounding, float32 (operations,), named by `Lowered.probed`.
@@ -38,16 +45,19 @@ def lower(package: Path, function: str = MAIN, mode: Mode = "plain", probe: bool
     Raises PackageError for a damaged package and UnsupportedOperationError for an operation without an ONNX form.
     """
     program = without_states(read_package(package, function))
-    return _serialised(program, *translate(program, mode, probe), fused=mode == "plain" and not probe)
+    graph = Graph(signed_products=signed_products)
+    return _serialised(program, *translate(program, mode, probe, graph), fused=mode == "plain" and not probe)
 
 
-def translate(program: Program, mode: Mode, probe: bool = False) -> tuple[Graph, dict[str, str], list[str]]:
+def translate(
+    program: Program, mode: Mode, probe: bool = False, graph: Graph | None = None
+) -> tuple[Graph, dict[str, str], list[str]]:
     """The graph of a program without states, the ONNX name of every MIL value, and the names of the probed operations.
 
     Raises UnsupportedOperationError for an operation without an ONNX form.
     """
     _refuse_unknown(program.operations)
-    graph = Graph()
+    graph = graph or Graph()
     values = {i.name: i.name for i in program.inputs}
     types = {i.name: TensorType(i.dtype, _open_shape(i)) for i in program.inputs}
     types |= {name: type_ for op in program.operations for name, type_ in op.outputs}
@@ -110,7 +120,7 @@ def _serialised(
     outputs = [o.name for o in program.outputs] + ([PROBE_OUTPUT] if probed else [])
     nodes = _with_named_outputs(graph, {name: values[name] for name in outputs})
     if fused:
-        nodes = fuse(nodes, graph)
+        nodes = cut_behind_positions(fuse(nodes, graph), graph)
     nodes = _needed(nodes, outputs)
     used = {name for node in nodes for name in node.input}
     weights = tuple(ref for name, ref in graph.weights.items() if name in used)
