@@ -46,16 +46,16 @@ test-fast: lint types  ## as test, but nothing that converts or runs torch: abou
 test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 	@$(BIN)/python -m pytest -m slow
 
-# The bundle is made anew each time. Speaking with it once leaves its lowered graphs in a cache, from which they move into
-# the bundle and its manifest: so the wheel's first command off the Mac need not lower them.
+# The bundle is made anew each time. Its graphs are lowered into a cache, from which they move into the bundle and its
+# manifest: so the wheel's first command off the Mac need not lower them.
 wheel: $(STAMP)  ## dist/*.whl with the built-in voice's int8 bundle: it speaks without PyTorch
 	@rm -rf build/bundle build/cache dist/*.whl
 	@mkdir -p build
 	@echo "Converting the built-in voice"
 	@$(BIN)/python -c 'from pathlib import Path; from voxcpm_conversion.default_bundle import make_default_bundle; \
 	  make_default_bundle(Path("build/bundle"), ("int8",))'
-	@VOXCPM_COREML_CACHE=build/cache $(BIN)/voxcpm-coreml generate build/bundle --backend portable --seed 0 \
-	  --text "hello." -o build/hello.wav
+	@VOXCPM_COREML_CACHE=build/cache $(BIN)/python -c 'from voxcpm_runtime.backends.loading import lower_everywhere; \
+	  from voxcpm_runtime.bundle.opening import open_bundle; lower_everywhere(open_bundle("build/bundle", "int8"))'
 	@mv build/cache/lowered build/bundle/
 	@$(BIN)/python -c 'from pathlib import Path; from voxcpm_constants.manifest import record_lowered; \
 	  record_lowered(Path("build/bundle"))'

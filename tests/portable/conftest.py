@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_runtime.backends.portable import PortableStepModel
+from voxcpm_runtime.backends.portable import PortableStepModel, signed_products
 from voxcpm_runtime.backends.portable.package import read_package
 
 Build = Callable[..., Any]
@@ -40,6 +40,15 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "cache"
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(directory))
     return directory
+
+
+@pytest.fixture
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products as on an "exact" or a "saturating" processor (`signed_products`)."""
+    exact = request.param == "exact"
+    if exact and not signed_products.exact():
+        pytest.skip("this processor's signed products saturate")
+    monkeypatch.setattr("voxcpm_runtime.backends.portable.cache.exact", lambda: exact)
 
 
 @dataclass(frozen=True)

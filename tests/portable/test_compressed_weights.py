@@ -127,7 +127,16 @@ def test_unusual_shapes_are_unpacked(
     np.testing.assert_allclose(result, x @ weight.dense.T, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(("rows", "product"), [(1, b"MatMulNBits"), (5, b"MatMulIntegerToFloat")])
+@pytest.mark.parametrize(
+    ("processor", "rows", "product"),
+    [
+        ("saturating", 1, b"MatMulNBits"),
+        ("saturating", 5, b"MatMulIntegerToFloat"),
+        ("exact", 1, b"MatMulIntegerToFloat"),
+    ],
+    indirect=["processor"],
+)
+@pytest.mark.usefixtures("processor")
 def test_int8_with_a_scale_a_channel_stays_8_bit(
     later_lab: Any, rng: np.random.Generator, rows: int, product: bytes
 ) -> None:

@@ -125,7 +125,17 @@ def test_the_probe_reports_the_largest_value_of_each_operation(lab: Any, mode: s
     assert reported == {"scaled": 300, "overflowing": 90000}
 
 
-@pytest.mark.parametrize(("rows", "product"), [(1, b"MatMulNBits"), (5, b"MatMulIntegerToFloat")])
+@pytest.mark.parametrize(
+    ("processor", "rows", "product"),
+    [
+        ("saturating", 1, b"MatMulNBits"),
+        ("saturating", 5, b"MatMulIntegerToFloat"),
+        ("exact", 1, b"MatMulIntegerToFloat"),
+        ("exact", 5, b"MatMulIntegerToFloat"),
+    ],
+    indirect=["processor"],
+)
+@pytest.mark.usefixtures("processor")
 def test_int8_linear_stays_8_bit_in_plain_mode(
     lab: Any, rng: np.random.Generator, rows: int, product: bytes
 ) -> None:
@@ -145,6 +155,35 @@ def test_int8_linear_stays_8_bit_in_plain_mode(
     (faithful,) = PortableStepModel(package, threads=1, mode="faithful")({"x": x}).values()
     np.testing.assert_allclose(faithful, expected, rtol=1e-3, atol=1e-3)
     assert product not in load_lowered(package, mode="faithful").model
+
+
+WIDE, NARROW = (96, 64), (64, 96)
+# rows, (out, in), whether rows keep more than a byte
+PLANES = [(1, WIDE, True), (3, WIDE, True), (5, WIDE, False), (5, NARROW, True), (1, NARROW, True)]
+
+
+@pytest.mark.parametrize("processor", ["exact"], indirect=True)
+@pytest.mark.parametrize(("rows", "shape", "fine"), PLANES)
+@pytest.mark.parametrize("open_length", [False, True])
+@pytest.mark.usefixtures("processor")
+def test_few_rows_and_products_that_narrow_keep_what_a_byte_rounds_off(
+    lab: Any, rng: np.random.Generator, rows: int, shape: tuple[int, int], fine: bool, open_length: bool
+) -> None:
+    """A second plane of bytes: the error falls from about 1 % to 1e-4."""
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(shape[1], shape[0], bias=False)
+    x = rng.standard_normal((1, rows, shape[1])).astype(np.float32)
+    lengths = lab.ct.EnumeratedShapes([(1, n, shape[1]) for n in (1, 3, 5)]) if open_length else x.shape
+    model = lab.ct.convert(
+        torch.jit.trace(layer, torch.from_numpy(x)),
+        inputs=[lab.ct.TensorType("x", shape=lengths)],
+        minimum_deployment_target=lab.ct.target.macOS14,
+        compute_precision=lab.ct.precision.FLOAT32,
+        skip_model_load=True,
+    )
+    (result,) = PortableStepModel(lab.save(quantized(model)), threads=1)({"x": x}).values()
+    error = relative_error(result, x @ int8_rows(layer.weight.detach().numpy()).T)
+    assert error < 2e-4 if fine else 2e-3 < error < INT8_NOISE
 
 
 def test_int8_products_do_not_saturate(lab: Any) -> None:
@@ -181,7 +220,17 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
     assert not np.array_equal(after[1], before[1])
 
 
-@pytest.mark.parametrize(("rows", "product"), [((1, 1), b"MatMulNBits"), ((2, 5), b"MatMulIntegerToFloat")])
+@pytest.mark.parametrize(
+    ("processor", "rows", "product"),
+    [
+        ("saturating", (1, 1), b"MatMulNBits"),
+        ("saturating", (2, 5), b"MatMulIntegerToFloat"),
+        ("exact", (1, 1), b"MatMulIntegerToFloat"),
+        ("exact", (2, 5), b"MatMulIntegerToFloat"),
+    ],
+    indirect=["processor"],
+)
+@pytest.mark.usefixtures("processor")
 def test_int8_matmul_of_an_untransposed_weight(
     lab: Any, rng: np.random.Generator, rows: tuple[int, int], product: bytes
 ) -> None:
@@ -193,6 +242,8 @@ def test_int8_matmul_of_an_untransposed_weight(
     assert product in load_lowered(package).model
 
 
+@pytest.mark.parametrize("processor", ["saturating"], indirect=True)
+@pytest.mark.usefixtures("processor")
 def test_int8_weights_of_an_odd_row_length_are_unpacked(lab: Any, rng: np.random.Generator) -> None:
     weight = rng.standard_normal((90, 50)).astype(np.float32)
     x = rng.standard_normal((1, 50)).astype(np.float32)

@@ -138,6 +138,18 @@ def load_portable_step_model(
     return _in_turn(manifest.parts(name), load)
 
 
+def lower_everywhere(bundle: Bundle) -> None:
+    """Lower a bundle's functions into the user's cache, in each form that some processor runs: for a wheel."""
+    from voxcpm_runtime.backends.portable.cache import load_lowered
+
+    manifest, precision = bundle.manifest, bundle.precision
+    for part in (part for name in manifest.step_models for part in manifest.parts(name)):
+        for function in package_functions(bundle.folder, manifest, precision, part):
+            for signed in (False, True):
+                key = manifest.package_key(precision, part.name)
+                load_lowered(function.package, cache_key=key, function=function.name, signed_products=signed)
+
+
 def load_core_ai_step_model(
     folder: Path, manifest: Manifest, precision: Precision, name: str
 ) -> StepFunction:

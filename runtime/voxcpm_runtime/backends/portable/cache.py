@@ -24,9 +24,10 @@ from voxcpm_runtime.storage.whole_file import whole_file
 
 from .lowered import Lowered, Mode
 from .package import MODEL_FILE, WEIGHT_FILE, map_weights
+from .signed_products import exact
 
 # Part of every key: raise it when the same package would lower to another graph.
-LOWERING_VERSION = 7
+LOWERING_VERSION = 8
 
 MAGIC = b"VOXLOW01"
 LENGTH = struct.Struct("<Q")
@@ -44,16 +45,20 @@ def load_lowered(
     function: str = MAIN,
     mode: Mode = "plain",
     probe: bool = False,
+    signed_products: bool | None = None,
     carried: Collection[Path] = (),
 ) -> Lowered:
     """The lowered function of a package, from its bundle, from the cache, or lowered now and cached.
 
     carried: the entries that the bundle's manifest lists. `cache_key` identifies the package's content (such as a
-    digest from a manifest); without it the content is hashed. If the cache cannot be written, nothing is raised.
+    digest from a manifest); without it the content is hashed. signed_products: by default what this processor computes
+    exactly; it concerns plain mode only. If the cache cannot be written, nothing is raised.
     Raises what `lowering.lower` raises.
     """
     content = cache_key or content_key(package)
-    name = f"{_digest(f'{LOWERING_VERSION}|{function}|{mode}|{probe}|{content}')}.lowered"
+    signed = mode == "plain" and (exact() if signed_products is None else signed_products)
+    form = f"{mode}{'-signed' if signed else ''}"
+    name = f"{_digest(f'{LOWERING_VERSION}|{function}|{form}|{probe}|{content}')}.lowered"
     entry = cache_folder(LOWERED_FOLDER) / name
     for place in (*(path for path in carried if path.name == name), entry):
         lowered = read_entry(place)
@@ -62,7 +67,7 @@ def load_lowered(
     with LOWERING_LOCK:
         from .lowering import lower  # imports onnx and coremltools: only when there is something to lower
 
-        lowered = lower(package, function, mode, probe)
+        lowered = lower(package, function, mode, probe, signed)
     with contextlib.suppress(OSError):
         write_entry(entry, lowered)
     return lowered

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from onnx import TensorProto
 
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Call
 from voxcpm_runtime.backends.portable.package import Blob
@@ -32,6 +33,9 @@ _SMALLEST_PEAK = 1e-30
 _PEAK_STEPS = 0x7F
 _ZERO_POINT = 0x80
 
+# Steps of the second plane in one step of the first: what rounding leaves is at most half a step.
+_FINE_STEPS = 2 * _PEAK_STEPS
+
 # Flips the top bit of each number in a byte: two's complement becomes unsigned around a zero point of 128, or 8.
 _TOP_BITS = {8: 0x80, 4: 0x88}
 
@@ -52,13 +56,18 @@ class _Channelwise:
     def rows(self) -> int:
         return self.blob.shape[1 if self.transposed else 0]
 
-    def stored(self, call: Call, *, transposed: bool) -> str:
-        """The weight as uint8 with zero point 128, in the layout asked for."""
-        value = call.graph.weight(self.blob, np.dtype(np.uint8))
+    @property
+    def narrows(self) -> bool:
+        """Whether columns are fewer than rows: the last product of a gated MLP, whose rows have outliers."""
+        return self.columns < self.rows
+
+    def stored(self, call: Call, *, transposed: bool, signed: bool = False) -> str:
+        """The weight in the layout asked for, as uint8 with zero point 128, or as int8 if `signed`."""
+        value = call.graph.weight(self.blob, np.dtype(np.int8 if signed else np.uint8))
         if len(self.blob.shape) > 2:
             value = call.emit("Reshape", value, call.graph.integers([self.rows, self.columns]))
         value = value if self.transposed == transposed else call.emit("Transpose", value, perm=[1, 0])
-        return call.emit("BitwiseXor", value, call.scalar(_TOP_BITS[8], np.uint8))
+        return value if signed else call.emit("BitwiseXor", value, call.scalar(_TOP_BITS[8], np.uint8))
 
 
 def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
@@ -72,9 +81,12 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
     channelwise = _channelwise(call, held, channel_axis=0 if transposed else 1)
     if channelwise is None:
         return _packed_product(call, held) if transposed else None
-    if _least_rows(call) >= WHOLE_ROWS:
-        return _whole_row_product(call, call.tensor("x"), channelwise)
-    return _channelwise_product(call, channelwise)
+    x, many = call.tensor("x"), _least_rows(call) >= WHOLE_ROWS
+    if not call.graph.signed_products:
+        return _whole_row_product(call, x, channelwise) if many else _channelwise_product(call, channelwise)
+    if many and not channelwise.narrows:
+        return _whole_row_product(call, x, channelwise)
+    return _two_plane_product(call, x, channelwise)
 
 
 def quantized_taps(call: Call, weight: str, x: str) -> str | None:
@@ -175,21 +187,63 @@ def _block_product(
 
 
 def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
-    """Rows scaled to a peak of 1, one integer product with unsigned factors, rows scaled back.
+    """Rows scaled to a peak of 1, one integer product, rows scaled back.
 
     The product has one scale for all rows; since their peaks are equal, each row has in effect its own. The scale is
     fixed, not computed from the values (DynamicQuantizeMatMul), so that no row depends on another: rows may belong to
-    different utterances. Unsigned, because the signed product saturates on processors without VNNI.
+    different utterances.
     """
+    peak = _peak(call, x)
+    return call.emit("Mul", _byte_product(call, call.emit("Div", x, peak), 1 / _PEAK_STEPS, weight), peak)
+
+
+def _two_plane_product(call: Call, x: str, weight: _Channelwise) -> str:
+    """Rows as two planes of bytes in one integer product: the second plane is what the first has rounded off.
+
+    So rows keep 15 bits. A weight is read once for both planes, and with few rows reading takes the time: the second
+    plane costs nothing. From WHOLE_ROWS rows on it does, and only products of outliers have it (TRIALS.md).
+    """
+    integers = call.graph.integers
+    unit = call.emit("Mul", _peak(call, x), call.scalar(1 / _PEAK_STEPS))
+    steps = call.emit("Div", x, unit)
+    whole = call.emit("Round", steps)
+    rest = call.emit("Mul", call.emit("Sub", steps, whole), call.scalar(_FINE_STEPS))
+    # (…, rows, planes, in)
+    whole, rest = (call.emit("Unsqueeze", plane, integers([-2])) for plane in (whole, rest))
+    # (…, rows, 1, planes)
+    units = call.emit("Unsqueeze", unit, integers([-2]))
+    fine_units = call.emit("Mul", units, call.scalar(1 / _FINE_STEPS))
+
+    if None in call.shape("x")[:-1] and not weight.narrows:
+        rows = call.emit("Shape", x, start=-2, end=-1)
+        second = call.emit("Cast", call.emit("Less", rows, integers([WHOLE_ROWS])), to=TensorProto.INT64)
+        rest = call.emit("Slice", rest, integers([0]), second, integers([-2]))
+        fine_units = call.emit("Slice", fine_units, integers([0]), second, integers([-1]))
+    product = _byte_product(call, call.emit("Concat", whole, rest, axis=-2), 1.0, weight)
+    units = call.emit("Concat", units, fine_units, axis=-1)
+    return call.emit("Squeeze", call.emit("MatMul", units, product), integers([-2]))
+
+
+def _peak(call: Call, x: str) -> str:
+    """The largest magnitude of each row, (…, rows, 1)."""
     peak = call.emit("ReduceMax", call.emit("Abs", x), call.graph.integers([-1]), keepdims=1)
-    peak = call.emit("Max", peak, call.scalar(_SMALLEST_PEAK))
-    step, zero = call.scalar(1 / _PEAK_STEPS), call.scalar(_ZERO_POINT, np.uint8)
-    product = call.emit(
+    return call.emit("Max", peak, call.scalar(_SMALLEST_PEAK))
+
+
+def _byte_product(call: Call, x: str, step: float, weight: _Channelwise) -> str:
+    """Rows quantised in these steps around a zero point, times the weight: one integer product.
+
+    Rows are unsigned. Weights are signed where that is exact, as it is faster, and else unsigned (`signed_products`);
+    both are the same integer sums, and so the same bits.
+    """
+    signed = call.graph.signed_products
+    kind, center = (np.int8, 0) if signed else (np.uint8, _ZERO_POINT)
+    scale, zero = call.scalar(step), call.scalar(_ZERO_POINT, np.uint8)
+    return call.emit(
         "MatMulIntegerToFloat",
-        call.emit("QuantizeLinear", call.emit("Div", x, peak), step, zero),
-        weight.stored(call, transposed=False),
-        step, call.graph.constant(weight.scales, np.float32),
-        zero, call.graph.constant(np.full(weight.columns, _ZERO_POINT), np.uint8),
+        call.emit("QuantizeLinear", x, scale, zero),
+        weight.stored(call, transposed=False, signed=signed),
+        scale, call.graph.constant(weight.scales, np.float32),
+        zero, call.graph.constant(np.full(weight.columns, center), kind),
         domain=CONTRIB,
     )  # fmt: skip
-    return call.emit("Mul", product, peak)
