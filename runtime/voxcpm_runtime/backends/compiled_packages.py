@@ -20,6 +20,7 @@ from voxcpm_constants.macos import macos
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 
 COMPILED = ".mlmodelc"
+_FOLDER = "compiled"
 LOCK = ".lock"
 # Longer than any compilation that is known of. Whoever waits longer compiles for itself.
 LOCK_SECONDS = 1800
@@ -76,21 +77,29 @@ class CompiledPackage:
         """
         if self._own is not None:
             return self._own, False
-        root = cache_folder("compiled")
-        entry = root / f"{self._name}{self._suffix}"
-        if damaged is None and entry.is_dir():
-            return entry, False
         try:
-            with _locked(root, self._name):
-                return self._cached(entry, damaged)
+            return self.cached(damaged)
         except (OSError, NotImplementedError) as error:
             reason = os_reason(error) if isinstance(error, OSError) else "it knows no locks"
             warnings.warn(
-                f"{root}: compiled step models cannot be saved there ({reason}), so that every start compiles them "
-                f"again; free space, or set {CACHE_VARIABLE} to another folder",
+                f"{cache_folder(_FOLDER)}: compiled step models cannot be saved there ({reason}), so that every start "
+                f"compiles them again; free space, or set {CACHE_VARIABLE} to another folder",
                 stacklevel=2,
             )
         return self._temporary(), True
+
+    def cached(self, damaged: int | None = None) -> tuple[Path, bool]:
+        """As `path`, but in the user's cache only.
+
+        Raises OSError where the cache cannot be written, NotImplementedError where it knows no locks, and what the
+        compiler raises.
+        """
+        root = cache_folder(_FOLDER)
+        entry = root / f"{self._name}{self._suffix}"
+        if damaged is None and entry.is_dir():
+            return entry, False
+        with _locked(root, self._name):
+            return self._made(entry, damaged)
 
     @property
     def _name(self) -> str:
@@ -98,7 +107,7 @@ class CompiledPackage:
         compiler = self._compiler or (system.build if system else "")
         return f"{self._digest}-{compiler}"
 
-    def _cached(self, entry: Path, damaged: int | None) -> tuple[Path, bool]:
+    def _made(self, entry: Path, damaged: int | None) -> tuple[Path, bool]:
         """The entry, made now if it is missing or damaged. Only the lock's holder may call this."""
         if entry.is_dir() and mark(entry) != damaged:
             return entry, False

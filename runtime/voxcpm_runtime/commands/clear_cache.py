@@ -14,7 +14,7 @@ from voxcpm_constants.user_folders import cache_folder
 # Folder in the user's cache -> what this project writes there. Files of other names are not its own. Lock files stay:
 # another process may hold one, and without the file a third one would lock another file of that name.
 _ENTRIES = {
-    "compiled": ("*.mlmodelc", ".*.mlmodelc", "*.aimodelx", ".*.aimodelx"),
+    "compiled": tuple(f"{dot}*{form}" for form in (".mlmodelc", ".aimodelx", ".ort") for dot in ("", ".")),
     "lowered": ("*.lowered", ".*.lowered.*.part"),
     "verified": ("*.json", ".*.json.*.part"),
     "measured": ("*.json", ".*.json.*.part"),

@@ -9,5 +9,6 @@ import os
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
-__all__ = ["ort"]
+__all__ = ["errors", "ort"]

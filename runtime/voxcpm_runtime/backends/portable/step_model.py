@@ -14,6 +14,7 @@ from .cache import load_lowered
 from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode
 from .onnx_runtime import ort
 from .package import PackageError, map_weights
+from .prepared import is_worth_preparing, open_prepared
 from .state import State, rounded_to_fp16
 
 # ONNX Runtime logs messages from this severity up: errors.
@@ -80,7 +81,8 @@ class PortableStepModel:
         self._returns_rows = returns_rows
         self._in_place = frozenset(i for i, o in self._state.items() if returns_rows or scattered.get(i) == o)
         self._visible = [*self.outputs, *([PROBE_OUTPUT] if self._lowered.probed else [])]
-        self._session, self._weights = _open(package, self._lowered, mode, threads)
+        prepared_key = None if cache_key is None else f"{cache_key}|{function}"
+        self._session, self._weights = _open(package, self._lowered, mode, threads, prepared_key)
 
     @property
     def probed(self) -> tuple[str, ...]:
@@ -149,9 +151,35 @@ class PortableStepModel:
 
 
 def _open(
-    package: Path, lowered: Lowered, mode: Mode, threads: int | None
+    package: Path, lowered: Lowered, mode: Mode, threads: int | None, prepared_key: str | None
 ) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
-    """A session, and the memory-mapped weights that must stay alive as long as the session."""
+    """A session, and the memory-mapped weights that must stay alive as long as the session.
+
+    prepared_key: the function's identity, under which a prepared form is saved; None for none.
+    """
+    mapped = map_weights(package)
+    values = []
+    if lowered.weights:
+        if mapped is None or mapped.size != lowered.weight_file_size:
+            raise PackageError(f"{package}: weight.bin is missing or has changed")
+        values = [ort.OrtValue.ortvalue_from_numpy(ref.view(mapped)) for ref in lowered.weights]
+
+    def session(model: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+        if isinstance(model, bytes) and values:  # a saved form has its own
+            options.add_external_initializers([ref.name for ref in lowered.weights], values)
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def options() -> ort.SessionOptions:
+        return _options(mode, threads)
+
+    if prepared_key is not None and is_worth_preparing(lowered, mode):
+        prepared = open_prepared(package, prepared_key, lowered, options, session)
+        if prepared is not None:
+            return prepared, []
+    return session(lowered.model, options()), values
+
+
+def _options(mode: Mode, threads: int | None) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = LOG_SEVERITY
     options.graph_optimization_level = OPTIMIZATION[mode]
@@ -160,13 +188,9 @@ def _open(
     # next saves a sixth (TRIALS.md).
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(BOUNDED_SPINNING)))
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
+    # Planning which tensors share memory takes a time that grows with the square of the graph: most of what opening a
+    # language model took. Without a plan the allocator reuses memory as it is freed; peak and speed are the same.
+    options.enable_mem_reuse = False
     if threads is not None:
         options.intra_op_num_threads = threads
-    mapped = map_weights(package)
-    values = []
-    if lowered.weights:
-        if mapped is None or mapped.size != lowered.weight_file_size:
-            raise PackageError(f"{package}: weight.bin is missing or has changed")
-        values = [ort.OrtValue.ortvalue_from_numpy(ref.view(mapped)) for ref in lowered.weights]
-        options.add_external_initializers([ref.name for ref in lowered.weights], values)
-    return ort.InferenceSession(lowered.model, options, providers=["CPUExecutionProvider"]), values
+    return options
