@@ -16,6 +16,17 @@ _BACKENDS = {
     "portable": ("coremltools", "onnx", "onnxruntime"),
 }
 """Backend -> the libraries that it needs."""
+_FEATURES = {
+    "AVX2": {"avx2"},
+    "AVX-512": {"avx512f"},
+    "VNNI": {"avx512_vnni", "avx_vnni"},
+    "AMX": {"amx_int8", "amx_bf16"},
+    "NEON": {"neon", "asimd"},
+    "dot product": {"asimddp"},
+    "I8MM": {"i8mm"},
+    "SVE": {"sve"},
+}
+"""Name -> the flags of /proc/cpuinfo of which one says that the processor has it."""
 
 
 def system() -> str:
@@ -45,6 +56,25 @@ def chip() -> str:
     except (OSError, subprocess.SubprocessError):
         return platform.machine()
     return answer.stdout.strip() or platform.machine()
+
+
+@functools.cache
+def cpu_features() -> tuple[str, ...]:
+    """Which vector and matrix instructions of those that matter here the processor has, such as "AVX2" and "AMX".
+
+    Linux only: elsewhere it is empty, and the processor's name has to do. ONNX Runtime chooses its products by these.
+    """
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ()
+    flags = {
+        flag
+        for line in text.splitlines()
+        if line.startswith(("flags", "Features"))  # x86, ARM
+        for flag in line.partition(":")[2].split()
+    }
+    return tuple(name for name, any_of in _FEATURES.items() if flags & any_of)
 
 
 def backends() -> tuple[str, ...]:

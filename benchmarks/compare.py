@@ -1,0 +1,251 @@
+"""Two or more contenders on one bundle, call by call in turn, as ratios to the first.
+
+    python benchmarks/compare.py BUNDLE CONTENDER CONTENDER ... [--rounds 9] [--only locdit_step] [--start] [--json]
+
+A contender is a checkout of this project, or upstream's PyTorch code on the bundle's checkpoint:
+
+    TREE                                  a folder; `.` is the one that you are in
+    TREE:precision=fp16,threads=1         with keywords of `VoxCPM.from_bundle`
+    TREE:bundle=FOLDER                    with a bundle of its own: an old tree cannot read a newer one's manifest
+    upstream:float32, upstream:bfloat16   needs --checkpoint
+
+    python benchmarks/compare.py voxcpm-1.5 ../before .
+    python benchmarks/compare.py voxcpm-1.5 .:precision=int8 .:precision=fp16
+    python benchmarks/compare.py voxcpm-1.5 upstream:float32 upstream:bfloat16 . --checkpoint VoxCPM1.5
+
+Each contender is a process with its own tree's environment (`TREE/.venv`, if there is one), which stays open and waits
+while another works. In each round every contender measures a figure once, in the order A B, then B A, and so on, so
+that whatever else the machine does slows all of them. A figure is the median over the rounds; a ratio is the median of
+the ratios within a round, with their quartiles: a difference whose quartiles include 1 was not seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from voxcpm_runtime.backends.machine import chip, cpu_features
+
+ROOTS = ("constants", "runtime", "conversion", "validation")
+THIS_TREE = Path(__file__).resolve().parents[1]
+WORKER = Path(__file__).with_name("contender.py")
+Figures = dict[str, list[list[float]]]
+"""Values of each figure, by contender and round."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What takes part: a tree with options, or upstream in a dtype."""
+
+    name: str
+    tree: Path
+    dtype: str | None
+    options: dict[str, Any]
+
+
+class Worker:
+    """A contender's process."""
+
+    def __init__(self, contender: Contender, arguments: argparse.Namespace, cache: str | None = None) -> None:
+        """Start one. cache: the user's cache directory; None for the usual one."""
+        given = {
+            "bundle": str(Path(contender.options.get("bundle", arguments.bundle)).resolve()),
+            "checkpoint": arguments.checkpoint,
+            "dtype": contender.dtype,
+            "options": {"threads": arguments.threads, **contender.options},
+            "threads": arguments.threads,
+            "patches": arguments.patches,
+        }
+        given["options"].pop("bundle", None)
+        python = contender.tree / ".venv" / "bin" / "python"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(contender.tree / root) for root in ROOTS),
+            "OMP_NUM_THREADS": str(arguments.threads),
+            **({} if cache is None else {"VOXCPM_COREML_CACHE": cache}),
+        }
+        self._name = contender.name
+        began = time.perf_counter()
+        self._process: Any = subprocess.Popen(  # noqa: S603 - the file beside this one
+            [str(python if python.exists() else sys.executable), str(WORKER), json.dumps(given)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        self.measurements: list[str] = self._answer()
+        """What it can measure."""
+        self.start_seconds = time.perf_counter() - began
+        """Seconds from a new process to an open bundle."""
+
+    def figures(self, measurement: str) -> dict[str, float]:
+        """The figures of one measurement, by name; none if this contender lacks it."""
+        if measurement != "memory" and measurement not in self.measurements:
+            return {}
+        print(measurement, file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> Any:
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self._name} ended with exit code {self._process.wait()}; its reason is above")
+        return json.loads(line)
+
+
+def main() -> None:
+    """Measure all contenders in turn and print their ratios, as a table or as JSON."""
+    arguments = _arguments()
+    load = os.getloadavg()[0]
+    measured = {name: _compared(values) for name, values in _measured(arguments).items()}
+    result = {
+        "processor": chip(),
+        "features": cpu_features(),
+        "threads": arguments.threads,
+        "rounds": arguments.rounds,
+        "load": [load, os.getloadavg()[0]],
+        "contenders": [contender.name for contender in arguments.contenders],
+        "figures": measured,
+    }
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+    else:
+        _print_table(result)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bundle")
+    parser.add_argument("contenders", nargs="+", type=_contender, metavar="contender")
+    parser.add_argument("--checkpoint", help="the bundle's checkpoint, for upstream")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--patches", type=int, default=32, help="patches of speech; VoxCPM 1.5 needs 32 for the text"
+    )
+    parser.add_argument(
+        "--only", action="append", help="what to measure: step models by name, prefill, speech"
+    )
+    parser.add_argument("--start", action="store_true", help="also new processes, with full and empty caches")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if len(arguments.contenders) < 2:
+        parser.error("expected two contenders or more")
+    if arguments.checkpoint is None and any(c.dtype for c in arguments.contenders):
+        parser.error("upstream needs --checkpoint")
+    return arguments
+
+
+def _contender(name: str) -> Contender:
+    place, _, rest = name.partition(":")
+    if place == "upstream":
+        return Contender(name, THIS_TREE, rest or "float32", {})
+    tree = Path(place).resolve()
+    if not (tree / "runtime" / "voxcpm_runtime").is_dir():
+        raise argparse.ArgumentTypeError(f"{place} is no checkout of this project, nor upstream:DTYPE")
+    pairs = (pair.partition("=") for pair in rest.split(",") if pair)
+    options = {option: int(value) if value.isdecimal() else value for option, _, value in pairs}
+    return Contender(name, tree, None, options)
+
+
+def _measured(arguments: argparse.Namespace) -> Figures:
+    """The values of each figure, by contender, one a round; a contender that lacks a figure has none."""
+    figures: Figures = {}
+    contenders: list[Contender] = arguments.contenders
+
+    def in_turn(call: Callable[[int], dict[str, float]], turn: int) -> None:
+        order = range(len(contenders))
+        for i in order if turn % 2 == 0 else reversed(order):
+            for name, value in call(i).items():
+                figures.setdefault(name, [[] for _ in contenders])[i].append(value)
+
+    if arguments.start:
+        with tempfile.TemporaryDirectory() as caches:
+            for turn in range(arguments.rounds):
+                in_turn(lambda i: _starts(contenders[i], arguments, f"{caches}/{turn}-{i}"), turn)  # noqa: B023 - called immediately
+    for contender in contenders:
+        # Lowering, in a first start, would raise the peak memory of a contender.
+        Worker(contender, arguments).close()
+    workers = [Worker(contender, arguments) for contender in contenders]
+    names = dict.fromkeys(name for worker in workers for name in worker.measurements)
+    asked = [n for n in names if not arguments.only or n.partition("[")[0] in arguments.only]
+    for turn in range(arguments.rounds):
+        for name in asked:
+            in_turn(lambda i: workers[i].figures(name), turn)  # noqa: B023 - called immediately
+        print(f"round {turn + 1} of {arguments.rounds}", file=sys.stderr)
+    in_turn(lambda i: workers[i].figures("memory"), 0)
+    for worker in workers:
+        worker.close()
+    return figures
+
+
+def _starts(contender: Contender, arguments: argparse.Namespace, cache: str) -> dict[str, float]:
+    """Seconds from a new process to an open bundle: with an empty cache, then with a full one."""
+    seconds = {}
+    for kind in ("cold", "warm"):
+        worker = Worker(contender, arguments, cache)
+        worker.close()
+        seconds[f"{kind} start, s"] = worker.start_seconds
+    return seconds
+
+
+def _compared(values: Sequence[Sequence[float]]) -> list[dict[str, Any] | None]:
+    """For each contender the median of a figure, and the quartiles of its ratios to the first one's; None without."""
+    first = values[0]
+    return [
+        {
+            "median": statistics.median(own),
+            "ratio": quartiles([b / a for a, b in zip(first, own, strict=True)]) if first else None,
+        }
+        if own
+        else None
+        for own in values
+    ]
+
+
+def quartiles(ratios: Sequence[float]) -> list[float]:
+    """The lower quartile, the median and the upper quartile."""
+    return statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratios[0]] * 3
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    names = result["contenders"]
+    table = Table("figure", *names, *(f"{name} ÷ {names[0]}" for name in names[1:]))
+    for figure, compared in result["figures"].items():
+        medians = ["–" if c is None else f"{c['median']:.3g}" for c in compared]
+        ratios = [
+            "–" if c is None or not c["ratio"] else "{1:.2f} ({0:.2f} to {2:.2f})".format(*c["ratio"])
+            for c in compared
+        ]
+        table.add_row(figure, *medians, *ratios[1:])
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)
+    before, after = result["load"]
+    console.print(
+        f"{result['processor']}: {', '.join(result['features']) or 'features unknown'}; {result['threads']} threads; "
+        f"load average {before:.1f} before, {after:.1f} after; {result['rounds']} rounds: medians, and medians of the "
+        "ratios within a round with their quartiles",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

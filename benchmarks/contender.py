@@ -1,0 +1,173 @@
+"""One contender of compare.py: a process that opens a bundle, or upstream's model, and times what it is asked to.
+
+It reads the name of a measurement from each line of its standard input, and answers with a line of JSON: figures by
+name. It runs in the contender's own tree, which may be old: it finds names that have moved, and imports nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+Measurements = dict[str, Callable[[], dict[str, float]]]
+
+TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
+PREFILL_TOKENS = 128
+# Seconds and calls that one measurement takes at most: the contenders' turns must be close to each other in time.
+TURN_SECONDS = 0.3
+TURN_CALLS = 20
+
+
+def main() -> None:
+    """Answer until standard input ends. The first line tells which measurements there are."""
+    given = json.loads(sys.argv[1])
+    # Whatever else is printed must not mix with the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    measurements = _upstream(given) if given["dtype"] else _bundle(given)
+    print(json.dumps(list(measurements)), file=answers, flush=True)
+    measurements["memory"] = lambda: {"peak memory, GB": _peak_bytes() / 1e9}
+    for line in sys.stdin:
+        print(json.dumps(measurements[line.strip()]()), file=answers, flush=True)
+
+
+def _bundle(given: dict[str, Any]) -> Measurements:
+    import numpy as np
+
+    voxcpm: Any = importlib.import_module("voxcpm_runtime.voxcpm")
+    tts = voxcpm.VoxCPM.from_bundle(given["bundle"], **given["options"])
+    sizes, a = tts.bundle.manifest.sizes, tts.bundle.architecture
+    # `driver` was the batch driver before that had a name of its own.
+    models = getattr(tts, "batch_driver" if hasattr(tts, "batch_driver") else "driver").models
+    measurements: Measurements = {}
+
+    def add_step(name: str, declared: Any, chunk: int, length: int) -> None:
+        noise = np.random.default_rng(0)
+        inputs = {
+            t.name: np.zeros(t.shape_at(chunk), np.int32)
+            if t.dtype == "int32"
+            else noise.standard_normal(t.shape_at(chunk), np.float32)
+            for t in declared.inputs
+        }
+        state = models[name].new_state() if declared.state else None
+        measurements[f"{name}[{length}]"] = lambda: {
+            f"{name}[{length}], ms": 1e3 * _seconds(lambda: models[name](inputs, state))
+        }
+
+    for name, declared in tts.bundle.manifest.step_models.items():
+        for chunk, length in enumerate(_lengths(declared, a)):
+            add_step(name, declared, chunk, length)
+
+    tokens = min(PREFILL_TOKENS, sizes.kv_length)
+    text = _module("voxcpm_runtime.model.sequence", "voxcpm_runtime.sequence").build_sequence(
+        [1] * (tokens - 1), (a.patch_size, a.feat_dim)
+    )
+    measurements["prefill"] = lambda: {
+        "prefill, ms/token": 1e3 / tokens * _seconds(lambda: tts.driver.prefill(text))
+    }
+
+    def speech() -> dict[str, float]:
+        began = time.perf_counter()
+        # One utterance, as upstream speaks it.
+        exactly = {"min_len": given["patches"], "max_len": given["patches"], "segment_tokens": 200}
+        chunks = tts.generate_streaming(TEXT, seed=0, first_chunk_patches=1, **exactly)
+        next(chunks)
+        first = time.perf_counter() - began
+        for _ in chunks:
+            pass
+        return {"first audio, ms": 1e3 * first, **_speed(time.perf_counter() - began, given["patches"], a)}
+
+    measurements["speech"] = speech
+    return measurements
+
+
+def _upstream(given: dict[str, Any]) -> Measurements:
+    import numpy as np
+    import torch
+
+    from voxcpm_constants.manifest import Manifest
+    from voxcpm_validation.upstream import load_upstream, upstream_generate
+
+    manifest = Manifest.read(Path(given["bundle"]))
+    a, positions = manifest.architecture, manifest.sizes.kv_length
+    torch.set_num_threads(given["threads"])
+    # The bundle's cache length: upstream attends to the whole cache in every step, as the step models do.
+    model = load_upstream(given["checkpoint"], dtype=given["dtype"], max_length=positions)
+    dtype, tokens = next(model.base_lm.parameters()).dtype, min(PREFILL_TOKENS, positions)
+
+    @torch.inference_mode()
+    def at_once() -> None:
+        embeddings = torch.zeros(1, tokens, a.lm_config.hidden_size, dtype=dtype)
+        for lm in (model.base_lm, model.residual_lm):
+            lm(inputs_embeds=embeddings, is_causal=True)
+
+    @torch.inference_mode()
+    def step() -> None:
+        hidden = torch.zeros(1, a.lm_config.hidden_size, dtype=dtype)
+        for lm in (model.base_lm, model.residual_lm):
+            lm.forward_step(hidden, torch.tensor([positions - 1]))
+
+    def speech() -> dict[str, float]:
+        patches, began = given["patches"], time.perf_counter()
+        upstream_generate(model, TEXT, rng=np.random.default_rng(0), min_len=patches, max_len=patches)
+        return _speed(time.perf_counter() - began, patches, a)
+
+    return {
+        "prefill": lambda: {
+            "prefill, ms/token": 1e3 / tokens * _seconds(at_once),
+            "step by step, ms/token": 1e3 * _seconds(step),
+        },
+        "speech": speech,
+    }
+
+
+def _lengths(declared: Any, a: Any) -> list[int]:
+    """The lengths of a step model's enumerated axis, in tokens or patches."""
+    axes = [axis for tensor in declared.inputs for axis in tensor.shape if isinstance(axis, tuple)]
+    unit = {"audio_vae_encoder": a.patch_input_samples, "audio_vae_decoder": a.patch_size}
+    return [length // unit.get(declared.name, 1) for length in axes[0]] if axes else [1]
+
+
+def _speed(seconds: float, patches: int, a: Any) -> dict[str, float]:
+    return {"patches/s": patches / seconds, "real-time factor": seconds / (patches * a.patch_seconds)}
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Median seconds of a call, after one that is not counted: the caches held the other contender's weights."""
+    call()
+    seconds: list[float] = []
+    while not seconds or (sum(seconds) < TURN_SECONDS and len(seconds) < TURN_CALLS):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def _module(*names: str) -> ModuleType:
+    """The first of these modules that the tree has."""
+    return importlib.import_module(next(name for name in names if _is_there(name)))
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _peak_bytes() -> int:
+    # macOS counts bytes, Linux kibibytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""benchmarks/compare.py: equal trees have equal figures, and a slowed one is told apart."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import REPOSITORY
+
+COMPARE = REPOSITORY / "benchmarks" / "compare.py"
+SLEEP_MS = 30
+
+
+@pytest.fixture(scope="module")
+def slowed_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this tree whose DiT sleeps before each call."""
+    tree = tmp_path_factory.mktemp("slowed")
+    for root in ("constants", "runtime"):
+        shutil.copytree(REPOSITORY / root, tree / root, ignore=shutil.ignore_patterns("__pycache__"))
+    step_model = tree / "runtime/voxcpm_runtime/backends/portable/step_model.py"
+    source = step_model.read_text()
+    line = "        feeds = {name: self._checked(interface, inputs)"
+    assert line in source
+    slow = f"        if 'locdit' in self._name:\n            import time; time.sleep({SLEEP_MS / 1e3})\n"
+    step_model.write_text(source.replace(line, slow + line))
+    return tree
+
+
+def compared(*arguments: object) -> dict:
+    command = [sys.executable, COMPARE, *arguments, "--threads", 1, "--json"]
+    done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_equal_trees_are_equal_and_a_slowed_one_is_told_apart(tiny_bundle, slowed_tree):
+    given = (tiny_bundle, REPOSITORY, REPOSITORY, slowed_tree, "--rounds", 5, "--patches", 4)
+    result = compared(*given, "--only", "locdit_step", "--only", "feat_encoder", "--only", "speech")
+    ratios = {figure: [c["ratio"] for c in own] for figure, own in result["figures"].items()}
+    medians = {figure: [c["median"] for c in own] for figure, own in result["figures"].items()}
+    assert {"locdit_step[1], ms", "feat_encoder[1], ms", "first audio, ms", "patches/s"} <= set(ratios)
+    for figure, (itself, equal, _) in ratios.items():
+        assert itself == [1, 1, 1]
+        if figure != "peak memory, GB":
+            assert equal[0] < 1.3, figure
+            assert equal[2] > 0.7, figure
+    # The time of one sleep a call and nothing else.
+    slept = medians["locdit_step[1], ms"][2] - medians["locdit_step[1], ms"][0]
+    assert SLEEP_MS <= slept < 1.5 * SLEEP_MS
+    assert ratios["locdit_step[1], ms"][2][0] > 2
+    assert ratios["patches/s"][2][2] < 0.5
+    assert ratios["feat_encoder[1], ms"][2][0] < 1.5
+
+
+def test_options_are_of_one_contender_and_a_start_is_a_new_process(tiny_bundle):
+    contenders = (".:precision=fp32", ".:precision=int8,threads=1")
+    result = compared(tiny_bundle, *contenders, "--rounds", 1, "--only", "prefill", "--start")
+    assert result["contenders"] == list(contenders)
+    assert set(result["figures"]) == {
+        "cold start, s",
+        "warm start, s",
+        "prefill, ms/token",
+        "peak memory, GB",
+    }
+    cold, warm = (result["figures"][f"{kind} start, s"][0]["median"] for kind in ("cold", "warm"))
+    assert cold > warm > 0
+
+
+def test_upstream_takes_part(tiny_bundle, tiny_checkpoint):
+    given = (
+        tiny_bundle,
+        "upstream:bfloat16",
+        ".",
+        "--checkpoint",
+        tiny_checkpoint,
+        "--rounds",
+        1,
+        "--patches",
+        4,
+    )
+    figures = compared(*given, "--only", "prefill", "--only", "speech")["figures"]
+    of_both = {name for name, (upstream, bundle) in figures.items() if upstream and bundle}
+    assert of_both == {"prefill, ms/token", "patches/s", "real-time factor", "peak memory, GB"}
+    assert figures["step by step, ms/token"][1] is None
+    speed, factor = figures["patches/s"][0]["median"], figures["real-time factor"][0]["median"]
+    ours, ours_factor = figures["patches/s"][1]["median"], figures["real-time factor"][1]["median"]
+    assert speed * factor == pytest.approx(ours * ours_factor)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("b", "."), "two contenders or more"),
+        (("b", ".", "upstream:float32"), "upstream needs --checkpoint"),
+        (("b", ".", "nowhere"), "nowhere is no checkout of this project"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(given, words):
+    command = [sys.executable, COMPARE, *given]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 2
+    assert words in done.stderr.splitlines()[-1]
