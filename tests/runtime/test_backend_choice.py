@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import plistlib
 import sys
 from collections.abc import Callable, Iterator
@@ -132,12 +133,35 @@ def test_compute_units_are_core_mls_and_threads_do_no_harm(bundle_of: Callable[[
     bundle = bundle_of("macOS27")
 
     assert check_engine("auto", 2, "auto", bundle) == "coreai"
+    assert check_engine("auto", 100_000, "auto", bundle) == "coreai"
     with pytest.raises(
         InputError, match="compute units are Core ML's; Core AI chooses by itself: leave them out"
     ):
         check_engine("auto", None, "cpu", bundle)
-    with pytest.raises(InputError, match="threads must be at least 1"):
+    with pytest.raises(InputError, match="threads must be from 1 to "):
         check_engine("auto", 0, "auto", bundle)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("on_linux", "portable"), ("on_macos_27", "coreml")])
+def test_there_are_no_more_threads_than_cores_this_process_may_use(
+    machine: Callable[[str], None],
+    bundle_of: Callable[[str], Bundle],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    backend: str,
+) -> None:
+    """ONNX Runtime would start them all, for minutes. On a Mac it may take Core ML's place."""
+    machine(name)
+    if hasattr(os, "process_cpu_count"):
+        monkeypatch.setattr(os, "process_cpu_count", lambda: 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 4, 5}, raising=False)
+    bundle = bundle_of("macOS14")
+
+    assert check_engine("auto", 3, "auto", bundle) == backend
+    with pytest.raises(
+        InputError, match=r"^threads must be from 1 to 3 \(the cores of this machine\), got 4$"
+    ):
+        check_engine("auto", 4, "auto", bundle)
 
 
 def wrong_commands() -> Iterator[tuple[str, list[str], str]]:

@@ -12,6 +12,7 @@ from voxcpm_constants.step_models import LOCDIT_SOLVE, STEP_MODEL_NAMES
 from voxcpm_constants.targets import CORE_AI, TARGETS
 from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits, chosen_units
 from voxcpm_runtime.backends.core_ai import check_installed
+from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.bundle.opening import Bundle
 
 Backend = Literal["auto", "coreml", "coreai", "portable"]
@@ -28,8 +29,9 @@ def check_engine(
     Raises InputError for a wrong argument, or one that does not go with the others or the bundle.
     """
     chosen = choose_backend(backend, bundle)
-    if threads is not None and threads < 1:
-        raise InputError(f"threads must be at least 1, got {threads}")
+    # Core AI takes none. Core ML does not either, but the portable backend may take its place.
+    if threads is not None and (threads < 1 or (threads > cores() and chosen != "coreai")):
+        raise InputError(f"threads must be from 1 to {cores()} (the cores of this machine), got {threads}")
     # Which bundle it is for is not known yet: the optional step model is taken, but not offered.
     named = isinstance(compute_units, Mapping) and LOCDIT_SOLVE in compute_units
     chosen_units(compute_units, (*STEP_MODEL_NAMES, *((LOCDIT_SOLVE,) if named else ())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -16,6 +17,7 @@ _BACKENDS = {
     "portable": ("coremltools", "onnx", "onnxruntime"),
 }
 """Backend -> the libraries that it needs."""
+_CPU_INFO = Path("/proc/cpuinfo")
 _FEATURES = {
     "AVX2": {"avx2"},
     "AVX-512": {"avx512f"},
@@ -44,7 +46,7 @@ def build() -> str:
 def chip() -> str:
     """The processor's name, such as "Apple M4"; its architecture where the system does not report it."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        for line in _CPU_INFO.read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             if name.strip() == "model name":
                 return value.strip()
@@ -58,6 +60,15 @@ def chip() -> str:
     return answer.stdout.strip() or platform.machine()
 
 
+def cores() -> int:
+    """The number of processor cores that this process may use."""
+    if hasattr(os, "process_cpu_count"):  # Python 3.13 and newer
+        return os.process_cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @functools.cache
 def cpu_features() -> tuple[str, ...]:
     """Which vector and matrix instructions of those that matter here the processor has, such as "AVX2" and "AMX".
@@ -65,7 +76,7 @@ def cpu_features() -> tuple[str, ...]:
     Linux only: elsewhere it is empty, and the processor's name has to do. ONNX Runtime chooses its products by these.
     """
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        text = _CPU_INFO.read_text(encoding="utf-8")
     except OSError:
         return ()
     flags = {

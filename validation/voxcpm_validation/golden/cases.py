@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.pcm import Audio, levels, pcm16
 from voxcpm_runtime.backends.choice import Backend
+from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.listening.material import material, prompt_clip
@@ -86,7 +88,12 @@ def pcm16_digest(audio: Audio) -> str:
 
 
 def open_voice(bundle: Path, precision: str, backend: Backend) -> VoxCPM:
-    """A bundle opened with the number of threads that records are made with. Raises what opening a bundle raises."""
+    """A bundle opened with the number of threads that records are made with.
+
+    Raises InputError on a machine with fewer cores, and what opening a bundle raises.
+    """
+    if cores() < THREADS:
+        raise InputError(f"records are made with {THREADS} threads, and this process may use {cores()} core")
     return VoxCPM.from_bundle(bundle, precision, backend, threads=THREADS)
 
 
