@@ -25,6 +25,7 @@ import argparse
 import json
 import os
 import statistics
+import string
 import subprocess
 import sys
 import tempfile
@@ -225,8 +226,8 @@ def _print_table(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    names = result["contenders"]
-    table = Table("figure", *names, *(f"{name} ÷ {names[0]}" for name in names[1:]))
+    letters = string.ascii_uppercase[: len(result["contenders"])]
+    table = Table("figure", *letters, *(f"{letter} ÷ A" for letter in letters[1:]))
     for figure, compared in result["figures"].items():
         medians = ["–" if c is None else f"{c['median']:.3g}" for c in compared]
         ratios = [
@@ -238,6 +239,8 @@ def _print_table(result: dict[str, Any]) -> None:
     if not console.is_terminal:
         console.width = 200
     console.print(table)
+    for letter, name in zip(letters, result["contenders"], strict=True):
+        console.print(f"{letter}: {name}", highlight=False)
     before, after = result["load"]
     console.print(
         f"{result['processor']}: {', '.join(result['features']) or 'features unknown'}; {result['threads']} threads; "

@@ -23,12 +23,18 @@ from rich.table import Table
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel
+from voxcpm_runtime.backends.machine import chip, cores, cpu_features
+from voxcpm_runtime.commands.roofline import memory_bandwidth, weight_bytes_a_patch
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.voxcpm import VoxCPM
 
 DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
 _PREFILL_TOKENS = 128
+# Seconds of counted calls of a figure, after which no other call is begun: so that slow machines end in time, too.
+_FIGURE_SECONDS = 1.0
+_SPEECH_SECONDS = 12.0
+_SPEECHES = 3
 
 
 class Measurement(BaseModel):
@@ -39,7 +45,21 @@ class Measurement(BaseModel):
     bundle: str
     precision: str
     machine: str
+    processor: str
+    cpu_features: tuple[str, ...]
+    """Which of AVX2, AVX-512, VNNI, AMX and ARM's the processor has; empty where the system does not list them."""
+    cores: int
+    """Cores that this process may use."""
     threads: int | None
+    """Threads of one operation that were asked for; None for ONNX Runtime's choice."""
+    memory_bandwidth: float
+    """Bytes a second that this machine's memory was read with: see `roofline.memory_bandwidth`."""
+    weight_bytes_a_patch: int
+    """Bytes of weights that a patch needs, as they are stored: see `roofline.weight_bytes_a_patch`."""
+    least_patch_seconds: float
+    """Seconds to read these bytes with that bandwidth: no patch of one utterance alone can be faster."""
+    roofline_share: float
+    """That time divided by the measured time of a patch: 1 is the limit."""
     startup_cold_seconds: float | None
     """From a new process to a voice that can speak, with nothing cached; None if it was not measured."""
     startup_warm_seconds: float
@@ -59,8 +79,7 @@ class Measurement(BaseModel):
 
 
 def measure(
-    bundle: str | Path,
-    precision: str | None,
+    tts: VoxCPM,
     *,
     text: str,
     patches: int,
@@ -68,13 +87,13 @@ def measure(
     threads: int | None,
     cold: bool,
 ) -> Measurement:
-    """Load a bundle and time it. Raises what `VoxCPM.from_bundle` and `speak` raise.
+    """Time an open bundle. Raises what `speak` raises.
 
-    text, patches: what to speak, and how many patches of it. repeats: timed calls of each step model. cold: also time
-    a start with an empty cache.
+    text, patches: what to speak, and how many patches of it. repeats: timed calls of each step model at the most.
+    threads: what it was opened with. cold: also time a start with an empty cache.
     """
+    bundle, precision = tts.bundle.folder, tts.bundle.precision
     startups = _startup_seconds(bundle, precision, cold=cold)
-    tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads)
     a = tts.bundle.architecture
     steps = {
         f"{name}[{length}]": 1e3 * seconds
@@ -84,26 +103,37 @@ def measure(
     batch = tts.bundle.manifest.sizes.batch
     tokens = min(_PREFILL_TOKENS, tts.bundle.manifest.sizes.kv_length)
     sequence = build_sequence([1] * (tokens - 1), (a.patch_size, a.feat_dim))
-    prefill = _median_seconds(lambda: tts.driver.prefill(sequence), max(3, repeats // 4))
-    runs = [_streamed(tts, text, patches) for _ in range(3)]
-    first, whole = (statistics.median(column) for column in zip(*runs, strict=True))
+    prefill = _median_seconds(lambda: tts.driver.prefill(sequence), repeats)
+    first, whole = _streamed(tts, text, patches)
+    batch_patches = batch * patches / (_batched(tts, text, patches, batch) if batch > 1 else whole)
+    # Before the bandwidth is measured, which takes a gigabyte of its own.
+    peak = peak_memory_bytes()
+    bandwidth, weights = (
+        memory_bandwidth(threads or cores()),
+        weight_bytes_a_patch(tts.bundle.manifest, precision),
+    )
     return Measurement(
-        bundle=Path(bundle).name,
-        precision=tts.bundle.precision,
-        machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+        bundle=bundle.name,
+        precision=precision,
+        machine=f"{platform.system()} {platform.machine()}",
+        processor=chip(),
+        cpu_features=cpu_features(),
+        cores=cores(),
         threads=threads,
+        memory_bandwidth=bandwidth,
+        weight_bytes_a_patch=weights,
+        least_patch_seconds=weights / bandwidth,
+        roofline_share=weights / bandwidth / (whole / patches),
         startup_cold_seconds=startups[0],
         startup_warm_seconds=startups[1],
         step_milliseconds=steps,
         prefill_tokens_per_second=tokens / prefill,
         patches_per_second=patches / whole,
         batch=batch,
-        batch_patches_per_second=batch
-        * patches
-        / (_batched(tts, text, patches, batch) if batch > 1 else whole),
+        batch_patches_per_second=batch_patches,
         real_time_factor=whole / (patches * a.patch_seconds),
         time_to_first_audio_seconds=first,
-        peak_memory_bytes=peak_memory_bytes(),
+        peak_memory_bytes=peak,
     )
 
 
@@ -142,20 +172,26 @@ def _lengths(declared: StepModel, a: Architecture) -> list[int]:
 
 
 def _streamed(tts: VoxCPM, text: str, patches: int) -> tuple[float, float]:
-    """Seconds to the first audio, and to the last."""
-    began = time.perf_counter()
-    chunks = tts.generate_streaming(text, seed=0, first_chunk_patches=1, **_one_utterance(patches))
-    next(chunks)
-    first = time.perf_counter() - began
-    for _ in chunks:
-        pass
-    return first, time.perf_counter() - began
+    """Median seconds to the first audio, and to the last."""
+    firsts: list[float] = []
+
+    def speak() -> None:
+        began = time.perf_counter()
+        chunks = tts.generate_streaming(text, seed=0, first_chunk_patches=1, **_one_utterance(patches))
+        next(chunks)
+        firsts.append(time.perf_counter() - began)
+        for _ in chunks:
+            pass
+
+    whole = _timed(speak, _SPEECHES, _SPEECH_SECONDS)
+    return statistics.median(firsts), whole
 
 
 def _batched(tts: VoxCPM, text: str, patches: int, batch: int) -> float:
-    """Seconds for a whole batch; the median of three."""
+    """Median seconds for a whole batch."""
     given = {"text": text, "retry_badcase": False, **_one_utterance(patches)}
-    return _median_seconds(lambda: tts.batch([given | {"seed": seed} for seed in range(batch)]), 3)
+    speak = lambda: tts.batch([given | {"seed": seed} for seed in range(batch)])  # noqa: E731
+    return _timed(speak, _SPEECHES, _SPEECH_SECONDS)
 
 
 def _one_utterance(patches: int) -> dict[str, Any]:
@@ -164,9 +200,15 @@ def _one_utterance(patches: int) -> dict[str, Any]:
 
 
 def _median_seconds(call: Callable[[], object], repeats: int) -> float:
+    """Median seconds of a call, after one that is not counted."""
     call()
-    seconds = []
-    for _ in range(repeats):
+    return _timed(call, repeats, _FIGURE_SECONDS)
+
+
+def _timed(call: Callable[[], object], most: int, enough: float) -> float:
+    """Median seconds of one call or more: as many as `most`, until they have taken `enough` seconds together."""
+    seconds: list[float] = []
+    while not seconds or (len(seconds) < most and sum(seconds) < enough):
         began = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - began)
@@ -205,20 +247,20 @@ def benchmark(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     text: Annotated[str, typer.Option(help="What to say.")] = DEFAULT_TEXT,
     patches: Annotated[int, typer.Option(help="Patches to speak.", min=2)] = 24,
-    repeats: Annotated[int, typer.Option(help="Timed calls of each step model.", min=1)] = 20,
-    threads: Annotated[int | None, typer.Option(help="Threads of one operation (portable).", min=1)] = None,
+    repeats: Annotated[
+        int, typer.Option(help="Timed calls of each step model at the most, within about a second.", min=1)
+    ] = 20,
+    threads: Annotated[int | None, typer.Option(help="Threads of one operation (portable).")] = None,
     cold: Annotated[bool, typer.Option(help="Also start with an empty cache of lowered graphs.")] = True,
 ) -> None:
     """Time a bundle: each step model, prefill, speech, start-up, memory."""
-    # Opened once before any timing: a bad bundle gives a one-line error, not a failed child process.
-    folder = VoxCPM.from_bundle(bundle, precision=precision, threads=threads).bundle.folder
-    measured = measure(
-        folder, precision, text=text, patches=patches, repeats=repeats, threads=threads, cold=cold
-    )
+    # Opened before any start is timed: a bad bundle gives a one-line error, not a failed child process.
+    tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads)
+    measured = measure(tts, text=text, patches=patches, repeats=repeats, threads=threads, cold=cold)
     if json:
         typer.echo(measured.model_dump_json(indent=1))
         return
-    table = Table("figure", "value", title=f"{measured.bundle}, {measured.precision}, {measured.machine}")
+    table = Table("figure", "value", title=_title(measured))
     for name, milliseconds in measured.step_milliseconds.items():
         table.add_row(name, f"{milliseconds:.1f} ms")
     for name in ("startup_cold_seconds", "startup_warm_seconds", "time_to_first_audio_seconds"):
@@ -233,4 +275,17 @@ def benchmark(
         table.add_row(f"{measured.batch} utterances", f"{measured.batch_patches_per_second:.2f} patches/s")
     table.add_row("real-time factor", f"{measured.real_time_factor:.2f}")
     table.add_row("peak memory", f"{measured.peak_memory_bytes / 1e9:.2f} GB")
+    table.add_row("memory read", f"{measured.memory_bandwidth / 1e9:.1f} GB/s")
+    table.add_row("weights a patch", f"{measured.weight_bytes_a_patch / 1e9:.2f} GB")
+    table.add_row("least time a patch", f"{1e3 * measured.least_patch_seconds:.0f} ms")
+    table.add_row("share of that limit", f"{measured.roofline_share:.0%}")
     Console().print(table)
+
+
+def _title(measured: Measurement) -> str:
+    features = f" ({', '.join(measured.cpu_features)})" if measured.cpu_features else ""
+    threads = "threads by default" if measured.threads is None else f"{measured.threads} threads"
+    return (
+        f"{measured.bundle}, {measured.precision}\n{measured.machine}, {measured.processor}{features}, "
+        f"{measured.cores} cores, {threads}"
+    )

@@ -1,0 +1,114 @@
+"""`voxcpm-coreml benchmark`: what a patch must read, how fast memory is read, and calls that end in time."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.manifest import Manifest
+from voxcpm_runtime.backends import machine
+from voxcpm_runtime.commands import benchmark, cli, roofline
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.voxcpm import VoxCPM
+
+
+class Counted:
+    """A step model that counts its calls."""
+
+    def __init__(self, model):
+        self._model = model
+        self.calls = 0
+        self.new_state = model.new_state
+
+    def __call__(self, *given):
+        self.calls += 1
+        return self._model(*given)
+
+
+def test_a_patch_takes_the_calls_that_are_counted_for_it(tiny_bundle):
+    with VoxCPM.from_bundle(tiny_bundle, "fp32") as tts:
+        models = {name: Counted(model) for name, model in tts.batch_driver.models.items()}
+        tts.batch_driver.models.update(models)
+        after = []
+        for patches in (3, 8):
+            tts.generate("hello.", seed=0, min_len=patches, max_len=patches, retry_badcase=False)
+            after.append({name: model.calls for name, model in models.items()})
+    # The second utterance has the calls of the first one, and those of five more patches.
+    of_five = {name: calls - 2 * after[0][name] for name, calls in after[1].items()}
+    called = {name: calls for name, calls in of_five.items() if calls}
+    assert called == {name: 5 * calls for name, calls in roofline.calls_a_patch().items()}
+
+
+def test_bytes_a_patch_are_those_of_the_packages_by_their_calls(tiny_bundle):
+    sizes = {
+        package.stem: sum(path.stat().st_size for path in package.rglob("*") if path.is_file())
+        for package in (tiny_bundle / "int8").glob("*.mlpackage")
+    }
+    # CFG-zero* moves the patch in nine of ten Euler steps.
+    once = ("audio_vae_decoder", "feat_encoder", "base_lm_step", "residual_lm_step")
+    expected = 9 * sizes["locdit_step"] + sum(sizes[name] for name in once)
+    assert GenerationOptions().inference_timesteps == 10
+    assert roofline.weight_bytes_a_patch(Manifest.read(tiny_bundle), "int8") == expected
+
+
+def test_the_bandwidth_is_the_buffer_by_the_fastest_pass_and_every_part_is_read(monkeypatch):
+    monkeypatch.setattr(roofline, "_BUFFER_BYTES", 8_000)
+    read, clock = [], iter([0.0, 4.0, 10.0, 12.0, 20.0, 28.0, 30.0, 34.0, 40.0, 44.0])
+    monkeypatch.setattr(roofline.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(roofline.np, "max", lambda part: read.append(part.nbytes))
+    assert roofline.memory_bandwidth(3) == 8_000 / 2.0
+    assert sum(read) == 5 * 8_000
+    assert len(read) == 5 * 3
+
+
+def test_slow_calls_are_timed_less_often():
+    calls = []
+    assert benchmark._timed(lambda: calls.append(time.sleep(0.03)), 20, 0.05) >= 0.03
+    assert len(calls) == 2
+    benchmark._timed(lambda: calls.append(None), 20, 0.05)
+    assert len(calls) == 2 + 20
+
+
+def test_json_has_the_machine_and_the_share_of_the_limit(tiny_bundle, capsys, monkeypatch):
+    monkeypatch.setattr(benchmark, "memory_bandwidth", lambda threads: 2e9 * threads)
+    options = ["--no-cold", "--patches", "4", "--repeats", "2", "--threads", "1"]
+    assert cli.main(["benchmark", str(tiny_bundle), "--precision", "int8", "--json", *options]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["processor"] == machine.chip()
+    assert tuple(measured["cpu_features"]) == machine.cpu_features()
+    assert (measured["cores"], measured["threads"]) == (machine.cores(), 1)
+    assert measured["memory_bandwidth"] == 2e9
+    weights = roofline.weight_bytes_a_patch(Manifest.read(tiny_bundle), "int8")
+    assert measured["least_patch_seconds"] == pytest.approx(weights / 2e9)
+    share = measured["least_patch_seconds"] * measured["patches_per_second"]
+    assert measured["roofline_share"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        (
+            "flags\t\t: fpu sse2 avx2 avx512f avx512_vnni amx_int8 amx_tile\n",
+            ("AVX2", "AVX-512", "VNNI", "AMX"),
+        ),
+        ("flags\t\t: fpu avx2 avx_vnni\n", ("AVX2", "VNNI")),
+        ("Features\t: fp asimd asimddp i8mm\n", ("NEON", "dot product", "I8MM")),
+        ("model name: a processor with avx2\n", ()),
+    ],
+)
+def test_features_are_those_that_the_system_lists(tmp_path, monkeypatch, listed, expected):
+    path = tmp_path / "cpuinfo"
+    path.write_text(listed)
+    monkeypatch.setattr(machine, "_CPU_INFO", path)
+    machine.cpu_features.cache_clear()
+    try:
+        assert machine.cpu_features() == expected
+    finally:
+        machine.cpu_features.cache_clear()
+
+
+def test_reading_memory_takes_the_time_that_it_takes():
+    """A bandwidth beyond any memory would mean that nothing was read."""
+    assert np.isfinite(bandwidth := roofline.memory_bandwidth(1))
+    assert 1e8 < bandwidth < 1e12
