@@ -32,6 +32,13 @@ def listen(
     narration: Annotated[
         bool, typer.Option("--narration", help="Narrate a story, and measure it minute by minute.")
     ] = False,
+    sweep: Annotated[
+        bool,
+        typer.Option(
+            "--sweep",
+            help="Read sentences with 4 to 16 Euler steps and three values of cfg; needs --report, and goes on there.",
+        ),
+    ] = False,
     short_sentences: Annotated[
         bool,
         typer.Option("--short-sentences", help="Read 50 sentences; what is read if no part is chosen."),
@@ -79,6 +86,9 @@ def listen(
     from voxcpm_validation.listening.plots import write_plots
     from voxcpm_validation.listening.tables import tables
 
+    if sweep:
+        _sweep(bundle, sentences, seed, recogniser, report)
+        return
     asked = {
         "sentences": short_sentences,
         "prose": prose,
@@ -109,6 +119,28 @@ def listen(
         (report / "listening.json").write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
         for path in (report / "listening.json", *write_plots(measured, report)):
             console.print(f"written: {path}")
+
+
+def _sweep(
+    bundle: str | None, sentences: int | None, seed: int, recogniser: Path | None, folder: Path | None
+) -> None:
+    from voxcpm_validation.listening.material import material
+    from voxcpm_validation.listening.parts import Ears
+    from voxcpm_validation.listening.sweep import sweep, sweep_table, write_sweep_plot
+
+    if folder is None:
+        raise InputError("--sweep keeps what it has measured: name a folder with --report")
+    test = material(sentences)
+    located, ears, console = locate_bundle(bundle), Ears.of(test, recogniser), Console(stderr=True)
+    with console.status("") as status:
+        measured = sweep(
+            located, folder, ears, sentences=len(test.sentences), seed=seed, report=status.update
+        )
+    output = Console()
+    if not output.is_terminal:
+        output.width = max(output.width, _WIDTH)
+    output.print(sweep_table(measured))
+    console.print(f"written: {write_sweep_plot(measured, folder)}")
 
 
 def _measured(

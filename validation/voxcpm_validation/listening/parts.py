@@ -65,6 +65,8 @@ class Extent:
     """Words of each kind of prose; None for all."""
     minutes: float = 30.0
     """Minutes of the narration."""
+    voices: int | None = None
+    """Number of voices that sentences are continued in, from the first; None for all."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,9 @@ def _zero_shot_and_voices(test: Material, texts: Mapping[str, str], count: int |
     ]
 
 
-def _sentence_cases(test: Material, _: Extent) -> list[Case]:
-    return _zero_shot_and_voices(test, {f"sentence {i + 1}": s for i, s in enumerate(test.sentences)})
+def _sentence_cases(test: Material, extent: Extent) -> list[Case]:
+    texts = {f"sentence {i + 1}": s for i, s in enumerate(test.sentences)}
+    return _zero_shot_and_voices(test, texts, extent.voices)
 
 
 def _prose_cases(test: Material, extent: Extent) -> list[Case]:

@@ -28,12 +28,12 @@ def write_plots(report: Report, folder: Path) -> list[Path]:
     ]
     folder.mkdir(parents=True, exist_ok=True)
     for path, draw in drawn:
-        # Without a date and with fixed ids the same scores give the same file.
-        _save(draw(report), path)
+        save_plot(draw(report), path)
     return [path for path, _ in drawn]
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_plot(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib as SVG: without a date and with fixed ids, so that equal scores give equal files."""
     import matplotlib as mpl
 
     with mpl.rc_context({"svg.hashsalt": "voxcpm", "svg.fonttype": "none"}):

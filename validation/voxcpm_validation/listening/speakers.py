@@ -29,8 +29,11 @@ from voxcpm_validation.upstream import build_prompt_cache, load_upstream, upstre
 _PAUSE = GenerationOptions().paragraph_pause
 
 
-def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
-    """A speaker from a bundle on this machine's backend, with all defaults. Raises what opening a bundle raises."""
+def bundle_speaker(bundle: str | Path | None, precision: str, **options: Any) -> Speak:
+    """A speaker from a bundle on this machine's backend. Raises what opening a bundle raises.
+
+    options: fields of `GenerationOptions`; by default all are the defaults.
+    """
     # One thread: these step models are too small for more, and the recogniser works beside them.
     tts = VoxCPM.from_bundle(bundle, precision, threads=1 if choose_backend("auto") == "portable" else None)
 
@@ -42,7 +45,9 @@ def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
                 enough.cancel()
 
         prompt = (None, None) if voice is None else (tuple(prompt_clip(voice)), voice.transcript)
-        planned = tts.plan(text, *prompt, seed=seed, progress=watch, cancel=enough, keep_partial=True)
+        planned = tts.plan(
+            text, *prompt, seed=seed, progress=watch, cancel=enough, keep_partial=True, **options
+        )
         with warnings.catch_warnings():
             # What they say is in the result.
             warnings.simplefilter("ignore", UserWarning)
