@@ -35,10 +35,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from voxcpm_runtime.backends.machine import chip, cpu_features
+from voxcpm_runtime.backends.machine import chip, cores, cpu_features
 
 ROOTS = ("constants", "runtime", "conversion", "validation")
 THIS_TREE = Path(__file__).resolve().parents[1]
+UPSTREAM = ("upstream:float32", "upstream:bfloat16")
 WORKER = Path(__file__).with_name("contender.py")
 Figures = dict[str, list[list[float]]]
 """Values of each figure, by contender and round."""
@@ -129,7 +130,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("bundle")
+    parser.add_argument("bundle", help="a folder")
     parser.add_argument("contenders", nargs="+", type=_contender, metavar="contender")
     parser.add_argument("--checkpoint", help="the bundle's checkpoint, for upstream")
     parser.add_argument("--rounds", type=int, default=9)
@@ -140,11 +141,11 @@ def _arguments() -> argparse.Namespace:
         "--only", action="append", help="what to measure: step models by name, prefill, speech"
     )
     parser.add_argument("--start", action="store_true", help="also new processes, with full and empty caches")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    if len(arguments.contenders) < 2:
-        parser.error("expected two contenders or more")
+    if len(arguments.contenders) < 2 or arguments.rounds < 1:
+        parser.error("expected two contenders or more, and one round or more")
     if arguments.checkpoint is None and any(c.dtype for c in arguments.contenders):
         parser.error("upstream needs --checkpoint")
     return arguments
@@ -152,11 +153,13 @@ def _arguments() -> argparse.Namespace:
 
 def _contender(name: str) -> Contender:
     place, _, rest = name.partition(":")
-    if place == "upstream":
-        return Contender(name, THIS_TREE, rest or "float32", {})
+    if name in UPSTREAM:
+        return Contender(name, THIS_TREE, rest, {})
     tree = Path(place).resolve()
     if not (tree / "runtime" / "voxcpm_runtime").is_dir():
-        raise argparse.ArgumentTypeError(f"{place} is no checkout of this project, nor upstream:DTYPE")
+        raise argparse.ArgumentTypeError(
+            f"{name} is no checkout of this project, nor {' or '.join(UPSTREAM)}"
+        )
     pairs = (pair.partition("=") for pair in rest.split(",") if pair)
     options = {option: int(value) if value.isdecimal() else value for option, _, value in pairs}
     return Contender(name, tree, None, options)
@@ -178,11 +181,16 @@ def _measured(arguments: argparse.Namespace) -> Figures:
             for turn in range(arguments.rounds):
                 in_turn(lambda i: _starts(contenders[i], arguments, f"{caches}/{turn}-{i}"), turn)  # noqa: B023 - called immediately
     for contender in contenders:
-        # Lowering, in a first start, would raise the peak memory of a contender.
-        Worker(contender, arguments).close()
+        if contender.dtype is None:
+            # Lowering, in a tree's first start, would raise its peak memory.
+            Worker(contender, arguments).close()
     workers = [Worker(contender, arguments) for contender in contenders]
     names = dict.fromkeys(name for worker in workers for name in worker.measurements)
     asked = [n for n in names if not arguments.only or n.partition("[")[0] in arguments.only]
+    if not asked:
+        raise SystemExit(
+            f"--only: expected one of {', '.join(names)}; a step model without its length means all of them"
+        )
     for turn in range(arguments.rounds):
         for name in asked:
             in_turn(lambda i: workers[i].figures(name), turn)  # noqa: B023 - called immediately

@@ -96,6 +96,11 @@ def test_upstream_takes_part(tiny_bundle, tiny_checkpoint):
         (("b", "."), "two contenders or more"),
         (("b", ".", "upstream:float32"), "upstream needs --checkpoint"),
         (("b", ".", "nowhere"), "nowhere is no checkout of this project"),
+        (
+            ("b", ".", "upstream:int8"),
+            "upstream:int8 is no checkout of this project, nor upstream:float32 or",
+        ),
+        (("b", ".", ".", "--rounds", "0"), "one round or more"),
     ],
 )
 def test_a_wrong_argument_is_one_line(given, words):
