@@ -30,6 +30,10 @@ class InputError(VoxCPMError):
     """A text, audio file, option or output path that generation cannot use."""
 
 
+class DeviceError(VoxCPMError):
+    """A device that this machine does not have, or cannot use, or whose memory is not enough."""
+
+
 class MissingExtraError(VoxCPMError):
     """A command needs an extra of this package that is not installed."""
 

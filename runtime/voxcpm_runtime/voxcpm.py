@@ -15,6 +15,7 @@ from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.choice import Backend, choose_backend
 from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits
+from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.loading import arithmetic_key, place_step_models
 from voxcpm_runtime.backends.measured_units import measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
@@ -69,6 +70,7 @@ class VoxCPM:
         threads: int | None = None,
         verify: bool = False,
         compute_units: ComputeUnits = AUTO,
+        device: str = CPU_DEVICE,
     ) -> Self:
         """Open a bundle and load its step models.
 
@@ -77,9 +79,11 @@ class VoxCPM:
         backend: "coreml", "coreai", "portable", or "auto": Core AI for a bundle for macOS 27, else Core ML on a Mac.
         threads: threads of one operation (portable backend only). verify: hash every file. compute_units (Core ML
         only): "auto", "all", "cpu", "cpu_and_gpu" or "cpu_and_ne", or a mapping from names of step models to these, in
-        which "*" stands for all others.
+        which "*" stands for all others. device (portable backend only): "cpu", or a GPU: "cuda", "cuda:N" or
+        "tensorrt".
 
-        Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument.
+        Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument, DeviceError
+        for a GPU that cannot be used.
         """
         if isinstance(path, Bundle) and (precision not in (None, path.precision) or verify):
             raise InputError(
@@ -89,12 +93,12 @@ class VoxCPM:
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
         measured = measured_units(bundle.digest) if choose_backend(backend, bundle) == "coreml" else {}
         placed = place_step_models(
-            bundle, backend, threads=threads, compute_units=compute_units, measured=measured
+            bundle, backend, threads=threads, device=device, compute_units=compute_units, measured=measured
         )
         models = {name: step_model.model for name, step_model in placed.items()}
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
         return_freed_memory()
-        return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}))
+        return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}, device))
 
     def close(self) -> None:
         """Release the step models and their memory. Calls that are running finish normally."""

@@ -12,6 +12,7 @@ from voxcpm_constants.step_models import LOCDIT_SOLVE, STEP_MODEL_NAMES
 from voxcpm_constants.targets import CORE_AI, TARGETS
 from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits, chosen_units
 from voxcpm_runtime.backends.core_ai import check_installed
+from voxcpm_runtime.backends.devices import CPU_DEVICE, check_device, read_device
 from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.bundle.opening import Bundle
 
@@ -22,13 +23,27 @@ Chosen = Literal["coreml", "coreai", "portable"]
 
 
 def check_engine(
-    backend: str, threads: int | None, compute_units: ComputeUnits, bundle: Bundle | None = None
+    backend: str,
+    threads: int | None,
+    compute_units: ComputeUnits,
+    bundle: Bundle | None = None,
+    *,
+    device: str = CPU_DEVICE,
 ) -> Chosen:
     """The backend that these arguments choose. bundle: None as long as it is not open.
 
-    Raises InputError for a wrong argument, or one that does not go with the others or the bundle.
+    Raises InputError for a wrong argument, or one that does not go with the others or the bundle, DeviceError for a
+    device that this machine lacks.
     """
+    gpu = read_device(device)
     chosen = choose_backend(backend, bundle)
+    if gpu is not None:
+        if chosen != "portable":
+            raise InputError(
+                f"device {device} is the portable backend's, and this is {chosen}: use --backend portable, "
+                "or leave out the device"
+            )
+        check_device(gpu)
     # Core AI takes none. Core ML does not either, but the portable backend may take its place.
     if threads is not None and (threads < 1 or (threads > cores() and chosen != "coreai")):
         raise InputError(f"threads must be from 1 to {cores()} (the cores of this machine), got {threads}")

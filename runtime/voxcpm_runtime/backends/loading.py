@@ -28,6 +28,7 @@ from voxcpm_runtime.backends.compute_units import (
 )
 from voxcpm_runtime.backends.core_ai import load_functions as load_core_ai_functions
 from voxcpm_runtime.backends.coreml_loading import RefusedError, check_system, load_functions
+from voxcpm_runtime.backends.devices import CPU_DEVICE, read_device
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE, Placed, first_that_loads
 from voxcpm_runtime.backends.functions_by_length import FunctionsByLength
 from voxcpm_runtime.backends.machine import backends
@@ -48,26 +49,32 @@ def place_step_models(
     *,
     names: Iterable[str] | None = None,
     threads: int | None = None,
+    device: str = CPU_DEVICE,
     compute_units: ComputeUnits = AUTO,
     measured: Mapping[str, str] | None = None,
 ) -> dict[str, Placed]:
     """Step models of an open bundle, in its precision, and the unit of each one.
 
-    names: some of them; by default all that the bundle has. threads: threads of one operation (portable backend only).
+    names: some of them; by default all that the bundle has. threads: threads of one operation. device: "cpu", or a
+    GPU: "cuda", "cuda:N" or "tensorrt" (both for the portable backend only).
     compute_units, measured: see `chosen_units` (Core ML only). With backend "auto", what Core ML refuses runs on
     another unit or on the portable backend, with a warning, unless the caller named its unit.
 
     Raises InputError for a backend that this machine lacks or that does not run the bundle, or compute units that
-    there are not, BundleError for a package that cannot be loaded, needs a newer system, or whose inputs and outputs
-    are not the declared ones.
+    there are not, DeviceError for a GPU that cannot be used, BundleError for a package that cannot be loaded, needs a
+    newer system, or whose inputs and outputs are not the declared ones.
     """
-    chosen = check_engine(backend, threads, compute_units, bundle)
+    chosen = check_engine(backend, threads, compute_units, bundle, device=device)
+    gpu = read_device(device)
     folder, manifest, precision = bundle.folder, bundle.manifest, bundle.precision
     wanted = tuple(manifest.step_models if names is None else names)
     last = (PORTABLE,) if backend == "auto" and PORTABLE in backends() else ()
 
     def portable(name: str) -> StepFunction:
-        return load_portable_step_model(folder, manifest, precision, name, threads=threads)
+        mode = "plain" if gpu is None else "half"
+        return load_portable_step_model(
+            folder, manifest, precision, name, threads=threads, device=gpu, mode=mode
+        )
 
     if chosen == "coreai":
         load_one = partial(load_core_ai_step_model, folder, manifest, precision)
@@ -163,10 +170,10 @@ def load_core_ai_step_model(
     return _in_turn(manifest.parts(name), load)
 
 
-def arithmetic_key(units: Mapping[str, str]) -> str:
+def arithmetic_key(units: Mapping[str, str], device: str = CPU_DEVICE) -> str:
     """A key that is equal if the same step models give the same numbers, up to rounding by the number of threads.
 
-    units: the unit that every step model runs on, by name (`place_step_models`).
+    units: the unit that every step model runs on, by name (`place_step_models`). device: the portable backend's.
     """
     version = ""
     if PORTABLE in units.values():
@@ -177,7 +184,8 @@ def arithmetic_key(units: Mapping[str, str]) -> str:
     if set(units.values()) == {COREAI}:
         return f"{COREAI} {package_version('coreai-core')}"
     if set(units.values()) == {PORTABLE}:
-        return f"{PORTABLE}{version}"
+        gpu = read_device(device)
+        return f"{PORTABLE}{version}" if gpu is None else f"{PORTABLE}{version} {gpu.kind}"
     return f"coreml{version} {','.join(f'{name}={unit}' for name, unit in sorted(units.items()))}"
 
 

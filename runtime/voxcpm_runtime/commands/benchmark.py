@@ -23,6 +23,7 @@ from rich.table import Table
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel
+from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.machine import chip, cores, cpu_features
 from voxcpm_runtime.commands.roofline import memory_bandwidth, weight_bytes_a_patch
 from voxcpm_runtime.model.sequence import build_sequence
@@ -86,14 +87,15 @@ def measure(
     repeats: int,
     threads: int | None,
     cold: bool,
+    device: str = CPU_DEVICE,
 ) -> Measurement:
     """Time an open bundle. Raises what `speak` raises.
 
     text, patches: what to speak, and how many patches of it. repeats: timed calls of each step model at the most.
-    threads: what it was opened with. cold: also time a start with an empty cache.
+    threads, device: what it was opened with. cold: also time a start with an empty cache.
     """
     bundle, precision = tts.bundle.folder, tts.bundle.precision
-    startups = _startup_seconds(bundle, precision, cold=cold)
+    startups = _startup_seconds(bundle, precision, device, cold=cold)
     a = tts.bundle.architecture
     steps = {
         f"{name}[{length}]": 1e3 * seconds
@@ -215,13 +217,15 @@ def _timed(call: Callable[[], object], most: int, enough: float) -> float:
     return statistics.median(seconds)
 
 
-def _startup_seconds(bundle: str | Path, precision: str | None, *, cold: bool) -> tuple[float | None, float]:
+def _startup_seconds(
+    bundle: str | Path, precision: str | None, device: str, *, cold: bool
+) -> tuple[float | None, float]:
     """Seconds of a new process that opens the bundle: with an empty cache if `cold`, and with a filled one."""
     program = (
         "import sys; from voxcpm_runtime.voxcpm import VoxCPM; "
-        "VoxCPM.from_bundle(sys.argv[1], precision=sys.argv[2] or None)"
+        "VoxCPM.from_bundle(sys.argv[1], precision=sys.argv[2] or None, device=sys.argv[3])"
     )
-    command = [sys.executable, "-c", program, str(bundle), precision or ""]
+    command = [sys.executable, "-c", program, str(bundle), precision or "", device]
 
     def run(environment: dict[str, str]) -> float:
         began = time.perf_counter()
@@ -251,12 +255,15 @@ def benchmark(
         int, typer.Option(help="Timed calls of each step model at the most, within about a second.", min=1)
     ] = 20,
     threads: Annotated[int | None, typer.Option(help="Threads of one operation (portable).")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or tensorrt (portable).")] = CPU_DEVICE,
     cold: Annotated[bool, typer.Option(help="Also start with an empty cache of lowered graphs.")] = True,
 ) -> None:
     """Time a bundle: each step model, prefill, speech, start-up, memory."""
     # Opened before any start is timed: a bad bundle gives a one-line error, not a failed child process.
-    tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads)
-    measured = measure(tts, text=text, patches=patches, repeats=repeats, threads=threads, cold=cold)
+    tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads, device=device)
+    measured = measure(
+        tts, text=text, patches=patches, repeats=repeats, threads=threads, cold=cold, device=device
+    )
     if json:
         typer.echo(measured.model_dump_json(indent=1))
         return

@@ -21,11 +21,11 @@ def located(bundle: str | None, precision: str | None, *, shown: bool) -> Path:
 
 
 def opened(bundle: str | None, engine: Engine, *, shown: bool) -> Bundle:
-    """The open bundle, without its step models. Raises BundleError and InputError."""
-    check_engine(engine.backend, engine.threads, engine.units())
+    """The open bundle, without its step models. Raises BundleError, DeviceError and InputError."""
+    check_engine(engine.backend, engine.threads, engine.units(), device=engine.device)
     with status_line(_CONVERTING, shown=shown and bundle is None):
         opened_bundle = open_bundle(bundle, engine.precision, verify=engine.verify)
-    check_engine(engine.backend, engine.threads, engine.units(), opened_bundle)
+    check_engine(engine.backend, engine.threads, engine.units(), opened_bundle, device=engine.device)
     return opened_bundle
 
 
@@ -36,10 +36,11 @@ def loading_text(bundle: Bundle, engine: Engine) -> str:
 
 
 def loaded(bundle: Bundle, engine: Engine) -> VoxCPM:
-    """The bundle with its step models. Raises BundleError and InputError."""
+    """The bundle with its step models. Raises BundleError, DeviceError and InputError."""
     return VoxCPM.from_bundle(
         bundle,
         backend=cast("Backend", engine.backend),
         threads=engine.threads,
         compute_units=engine.units(),
+        device=engine.device,
     )

@@ -12,6 +12,7 @@ import typer
 
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_runtime.backends.compute_units import ComputeUnits, read_compute_units
+from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.options import WITH_REFERENCE, Option
 from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voices.recordings import Recordings
@@ -147,6 +148,9 @@ class Engine:
         ),
     ] = None
     threads: Annotated[int | None, _engine(help="Threads of one operation (portable).")] = None
+    device: Annotated[
+        str, _engine(metavar="DEVICE", help="cpu, cuda, cuda:N or tensorrt: where it computes (portable).")
+    ] = CPU_DEVICE
     verify: Annotated[bool, _engine("--verify", help="Hash every file of the bundle first.")] = False
 
     def units(self) -> ComputeUnits:

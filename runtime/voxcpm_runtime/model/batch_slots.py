@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class _Ask:
     inputs: Mapping[str, Array]
     result: dict[str, Array] | None = None
     error: BaseException | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
+    """Set when there is a result or an error. One for each call: waking all slots for each takes longer than a GPU."""
 
     @property
     def items(self) -> int:
@@ -65,10 +67,12 @@ class BatchSlots:
         self._length = driver.sizes.kv_length
         self._live = set(range(live))
         self._asks: dict[int, _Ask] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
         self._states = {name: driver.models[name].new_state() for name in _WITH_CACHE}
         self._ends = {name: [0] * self._size for name in _WITH_CACHE}
         """For each slot, the first cache position that has no row yet."""
+        self._written = {name: [0] * self._size for name in _WITH_CACHE}
+        """For each slot, the first cache position that is zero since the beginning: rows without use lie before it."""
 
     def driver(self, slot: int) -> Driver:
         """The driver of one slot."""
@@ -77,38 +81,45 @@ class BatchSlots:
 
     def leave(self, slot: int) -> None:
         """End a slot, so that the others no longer wait for its calls."""
-        with self._changed:
+        with self._lock:
             self._live.discard(slot)
             self._run_if_all_ask()
 
     def call(self, slot: int, model: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The slot's outputs of a call that it may share with others. Raises what the step model raises."""
         ask = _Ask(model, inputs)
-        with self._changed:
+        with self._lock:
             self._asks[slot] = ask
             self._run_if_all_ask()
-            self._changed.wait_for(lambda: ask.result is not None or ask.error is not None)
+        ask.answered.wait()
         if ask.error is not None:
             raise ask.error
         return ask.result or {}
 
     def rows(self, slot: int, model: str, start: int, stop: int) -> dict[str, Array]:
         """Copies of positions start..stop of a slot's KV caches, as in `StepState.rows`."""
-        with self._changed:
+        with self._lock:
             first = slot * self._length
             return self._states[model].rows(first + start, first + stop)
 
     def set_rows(self, slot: int, model: str, start: int, rows: Mapping[str, Array]) -> None:
         """Overwrite positions of a slot's KV caches from `start` on, as in `StepState.set_rows`."""
-        with self._changed:
+        with self._lock:
             self._states[model].set_rows(slot * self._length + start, rows)
             self._ends[model][slot] = start + max((array.shape[2] for array in rows.values()), default=0)
+            self._written[model][slot] = max(self._written[model][slot], self._ends[model][slot])
 
     def clear(self, slot: int, model: str) -> None:
-        """Fill a slot's KV caches with zeros: masked positions must be finite, too."""
-        rows = self.rows(slot, model, 0, self._length)
-        self.set_rows(slot, model, 0, {name: np.zeros_like(array) for name, array in rows.items()})
-        self._ends[model][slot] = 0
+        """Fill a slot's KV caches with zeros, as far as they were written: masked positions must be finite, too."""
+        with self._lock:
+            written = self._written[model][slot]
+            if written:
+                empty = self._states[model].rows(0, 0)
+                shapes = {
+                    name: (*array.shape[:2], written, *array.shape[3:]) for name, array in empty.items()
+                }
+                self.set_rows(slot, model, 0, {name: np.zeros(s, np.float32) for name, s in shapes.items()})
+            self._ends[model][slot] = self._written[model][slot] = 0
 
     def _run_if_all_ask(self) -> None:
         if not self._live or self._live != self._asks.keys():
@@ -123,7 +134,8 @@ class BatchSlots:
         except BaseException as error:  # noqa: BLE001 - raised by `call`, in the threads that asked
             for ask in chosen.values():
                 ask.error = error
-        self._changed.notify_all()
+        for ask in chosen.values():
+            ask.answered.set()
 
     def _run(self, model: str, asks: Mapping[int, _Ask]) -> None:
         if model == LOCDIT_STEP:
@@ -169,6 +181,8 @@ class BatchSlots:
             positions[slot] = min(ends[slot], self._length - count)
             if ends[slot] > positions[slot]:
                 crowded[slot] = self.rows(slot, model, int(positions[slot]), self._length)
+        written = self._written[model]
+        written[:] = (max(now, int(start) + count) for now, start in zip(written, positions, strict=True))
         inputs = {
             "embeddings": self._stacked({slot: ask.inputs["embeddings"] for slot, ask in asks.items()}),
             "position": positions,

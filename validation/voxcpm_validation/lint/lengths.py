@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto, helper, shape_inference
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import MAIN
 from voxcpm_runtime.backends.portable.graph import Graph, UnsupportedOperationError, value_info
-from voxcpm_runtime.backends.portable.lowered import Interface
+from voxcpm_runtime.backends.portable.lowered import Interface, graph_dtype
 from voxcpm_runtime.backends.portable.lowering import IR_VERSION, OPSETS, translate
 from voxcpm_runtime.backends.portable.package import Program
 from voxcpm_runtime.backends.portable.resolved_states import without_states
@@ -97,7 +97,10 @@ def _model(
 ) -> ModelProto:
     """The graph with inputs of one length. Without outputs, so that no shape is told to the inference."""
     fixed = {tensor.name: tensor.shape_at(chunk) for tensor in (*declared.inputs, *declared.state)}
-    inputs = [value_info(i.name, i.graph_dtype, fixed.get(i.name, _single(i))) for i in program.inputs]
+    inputs = [
+        value_info(i.name, graph_dtype(i.dtype, "plain"), fixed.get(i.name, _single(i)))
+        for i in program.inputs
+    ]
     weights = [*graph.initializers.values(), *map(graph.external, graph.weights.values())]
     return helper.make_model(
         helper.make_graph(nodes, "main", inputs, [], weights),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from .lowered import GRAPH_DTYPES, Mode, WeightRef
+from .lowered import Mode, WeightRef, graph_dtype
 from .package import STORED_DTYPES, Argument, Blob, Constant, Operation, PackageError, Program, TensorType
 
 CONTRIB = "com.microsoft"
@@ -165,6 +165,10 @@ class Call:
         """Name of a scalar constant in the graph."""
         return self.graph.constant(value, dtype)
 
+    def scalar_like(self, name: str, value: float) -> str:
+        """Name of a scalar constant of an input's dtype."""
+        return self.graph.constant(value, graph_dtype(self.type(name).dtype, self.mode))
+
     def _argument(self, name: str) -> Argument:
         (argument,) = self.operation.inputs[name]
         return argument
@@ -183,16 +187,16 @@ class Call:
         return constant
 
     def materialised(self, constant: Constant) -> str:
-        """Name of a constant as a float32, int32 or bool tensor: in the graph if small, otherwise in weight.bin."""
-        graph_dtype = GRAPH_DTYPES[constant.type.dtype]
+        """Name of a constant in the graph's dtype for it: in the graph if small, otherwise in weight.bin."""
+        dtype = graph_dtype(constant.type.dtype, self.mode)
         if not isinstance(constant.data, Blob) or constant.data.size <= INLINE_BYTES:
-            return self.graph.constant(self.array(constant).astype(graph_dtype), graph_dtype)
+            return self.graph.constant(self.array(constant).astype(dtype), dtype)
         stored = self.array(constant).dtype
         name = self.graph.weight(constant.data, stored)
-        if stored == graph_dtype:
+        if stored == dtype:
             return name
         # ONNX Runtime folds this cast when it loads the graph, so Python needs no copy of the weights.
-        return self.graph.emit("Cast", name, to=helper.np_dtype_to_tensor_dtype(graph_dtype))
+        return self.graph.emit("Cast", name, to=helper.np_dtype_to_tensor_dtype(dtype))
 
     def array(self, constant: Constant) -> np.ndarray:
         """A numeric constant's elements as stored."""

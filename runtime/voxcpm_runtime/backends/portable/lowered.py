@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-Mode = Literal["plain", "faithful"]
+Mode = Literal["plain", "faithful", "half"]
 
 # Upper bound of a dimension that may have any size.
 OPEN_END = 2**31 - 1
@@ -17,7 +17,7 @@ OPEN_END = 2**31 - 1
 PROBE_OUTPUT = "probe.max_abs"
 
 # MIL element type → numpy dtype in the ONNX graph. fp16 is computed and passed in float32, small integers in int32.
-GRAPH_DTYPES = {
+_GRAPH_DTYPES = {
     "FLOAT16": np.dtype(np.float32),
     "FLOAT32": np.dtype(np.float32),
     "INT8": np.dtype(np.int32),
@@ -29,6 +29,13 @@ GRAPH_DTYPES = {
 }
 
 
+def graph_dtype(element_type: str, mode: Mode) -> np.dtype:
+    """The dtype in the ONNX graph of tensors with that MIL element type."""
+    if mode == "half" and element_type == "FLOAT16":
+        return np.dtype(np.float16)
+    return _GRAPH_DTYPES[element_type]
+
+
 @dataclass(frozen=True)
 class Interface:
     """One input or output: name, MIL element type, and allowed shapes with a (low, high) pair for each dimension."""
@@ -36,11 +43,6 @@ class Interface:
     name: str
     dtype: str
     shapes: tuple[tuple[tuple[int, int], ...], ...]
-
-    @property
-    def graph_dtype(self) -> np.dtype:
-        """The tensor's dtype in the ONNX graph."""
-        return GRAPH_DTYPES[self.dtype]
 
     @property
     def fixed_shape(self) -> tuple[int, ...] | None:

@@ -2,12 +2,14 @@
 
 Each MIL operation becomes a few ONNX nodes (operators/). In *plain* mode fp16 tensors are computed in float32. In
 *faithful* mode every operation whose MIL output is fp16 is followed by a rounding to fp16 (to infinity above 65504),
-as Core ML's fp16 units store it. The weights stay in weight.bin in both.
+as Core ML's fp16 units store it. In *half* mode fp16 tensors are fp16 in the graph, too, for a GPU. The weights stay in
+weight.bin in all three.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,9 @@ from voxcpm_constants.targets import MAIN
 
 from .attention import cut_behind_positions
 from .fusion import fuse
+from .gpu_fusion import fuse_for_gpu
 from .graph import Call, Graph, UnsupportedOperationError, value_info
-from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode
+from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode, WeightRef, graph_dtype
 from .operators import DEQUANTIZERS, OPERATORS, VALUE_PRESERVING
 from .package import Constant, Operation, Program, TensorType, read_package
 from .resolved_states import without_states
@@ -46,7 +49,7 @@ def lower(
     """
     program = without_states(read_package(package, function))
     graph = Graph(signed_products=signed_products)
-    return _serialised(program, *translate(program, mode, probe, graph), fused=mode == "plain" and not probe)
+    return _serialised(program, *translate(program, mode, probe, graph), mode=mode)
 
 
 def translate(
@@ -115,21 +118,28 @@ def _max_abs(graph: Graph, value: str) -> str:
 
 
 def _serialised(
-    program: Program, graph: Graph, values: Mapping[str, str], probed: Sequence[str], fused: bool
+    program: Program, graph: Graph, values: Mapping[str, str], probed: Sequence[str], mode: Mode
 ) -> Lowered:
     outputs = [o.name for o in program.outputs] + ([PROBE_OUTPUT] if probed else [])
     nodes = _with_named_outputs(graph, {name: values[name] for name in outputs})
-    if fused:
-        nodes = cut_behind_positions(fuse(nodes, graph), graph)
+    if mode != "faithful" and not probed:
+        nodes = fuse(nodes, graph)
+    if mode == "plain" and not probed:
+        nodes = cut_behind_positions(nodes, graph)
+    if mode == "half" and not probed and program.weights is not None:
+        shapes: dict[str, tuple[int | None, ...] | None] = {i.name: i.fixed_shape for i in program.inputs}
+        given = ((name, type_.shape) for op in program.operations for name, type_ in op.outputs)
+        shapes |= {values[name]: shape for name, shape in given if name in values}
+        nodes = fuse_for_gpu(nodes, graph, partial(WeightRef.view, weights=program.weights), shapes)
     nodes = _needed(nodes, outputs)
     used = {name for node in nodes for name in node.input}
     weights = tuple(ref for name, ref in graph.weights.items() if name in used)
-    declared = [value_info(o.name, o.graph_dtype, None) for o in program.outputs]
+    declared = [value_info(o.name, graph_dtype(o.dtype, mode), None) for o in program.outputs]
     declared += [value_info(PROBE_OUTPUT, np.dtype(np.float32), (len(probed),))] if probed else []
     onnx_graph = helper.make_graph(
         nodes,
         "main",
-        [value_info(i.name, i.graph_dtype, _open_shape(i)) for i in program.inputs],
+        [value_info(i.name, graph_dtype(i.dtype, mode), _open_shape(i)) for i in program.inputs],
         declared,
         [tensor for name, tensor in graph.initializers.items() if name in used]
         + [graph.external(w) for w in weights],

@@ -8,7 +8,7 @@ import numpy as np
 
 from voxcpm_runtime.backends.cache_rows import write_rows
 
-from .lowered import Interface, Mode
+from .lowered import Interface, Mode, graph_dtype
 from .onnx_runtime import ort
 
 
@@ -36,8 +36,8 @@ class State:
         self._interfaces = interfaces
         self._outputs = outputs
         self._mode = mode
-        self._now = {name: _zeros(i) for name, i in interfaces.items()}
-        self._next = {name: _zeros(i) for name, i in interfaces.items() if name not in in_place}
+        self._now = {name: zeros(i, mode) for name, i in interfaces.items()}
+        self._next = {name: zeros(i, mode) for name, i in interfaces.items() if name not in in_place}
         self.in_place = in_place
         self._bindings: dict[ort.InferenceSession, ort.IOBinding] = {}
 
@@ -99,8 +99,9 @@ class State:
         return self._mode == "faithful" and self._interfaces[name].dtype == "FLOAT16"
 
 
-def _zeros(interface: Interface) -> np.ndarray:
+def zeros(interface: Interface, mode: Mode) -> np.ndarray:
+    """The state tensor at the start of a stream. Raises ValueError if it has no one fixed shape."""
     shape = interface.fixed_shape
     if shape is None:
         raise ValueError(f"state {interface.name} must have one fixed shape, not {interface.describe()}")
-    return np.zeros(shape, interface.graph_dtype)
+    return np.zeros(shape, graph_dtype(interface.dtype, mode))

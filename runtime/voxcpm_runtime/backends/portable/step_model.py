@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from voxcpm_constants.targets import MAIN
+from voxcpm_runtime.backends.devices import Device, check_provider
 from voxcpm_runtime.backends.step_function import StepState
 
 from .cache import load_lowered
-from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode
+from .device_calls import DeviceCalls
+from .device_state import DeviceState
+from .device_worker import DeviceWorker
+from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode, graph_dtype
 from .onnx_runtime import ort
 from .package import PackageError, map_weights
 from .prepared import is_worth_preparing, open_prepared
@@ -26,9 +30,15 @@ SPIN_MICROSECONDS = "50"
 
 OPTIMIZATION = {
     "plain": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "half": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     # Folds constants, so that fp16 weights are unpacked once; merges nothing across a rounding.
     "faithful": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
 }
+
+CPU_PROVIDERS: list[tuple[str, dict[str, str]]] = [("CPUExecutionProvider", {})]
+
+# Slices would become splits into unequal parts, for which CUDA copies pointers from the host, in captured calls too.
+DISABLED_OPTIMIZERS = {"half": ["GatherSliceToSplitFusion"]}
 
 # What a caller may pass for each MIL element type.
 ACCEPTED_DTYPES = {
@@ -44,13 +54,15 @@ class PortableStepModel:
     `state` maps each state input to the output that holds its next value; both are hidden from callers. A Core ML state
     `name` is an input `name` and an output `name_out` here. With `returns_rows` these outputs hold only the new rows of
     KV caches, which are written into the caches at the input "position". Functions of one package may share a state.
-    `mode` is "plain" (float32 arithmetic) or "faithful" (every fp16 result rounded to fp16). With `probe`, the output
-    "probe.max_abs" has the largest |value| of every fp16 operation. `threads`: threads of one operation.
-    carried: files of lowered functions in the bundle (`load_lowered`).
+    `mode` is "plain" (float32 arithmetic), "faithful" (every fp16 result rounded to fp16) or "half" (fp16 arithmetic,
+    for a GPU). With `probe`, the output "probe.max_abs" has the largest |value| of every fp16 operation. `threads`:
+    threads of one operation. device: the GPU; None for the processor. carried: files of lowered functions in the
+    bundle (`load_lowered`).
 
     Several threads may call one model, each with its own state.
 
-    Raises PackageError for a package that cannot be run, ValueError for a `state` tensor that the model lacks.
+    Raises PackageError for a package that cannot be run, ValueError for a `state` tensor that the model lacks, and
+    DeviceError for a GPU that cannot be used or has too little memory, calls also.
     """
 
     def __init__(
@@ -62,6 +74,7 @@ class PortableStepModel:
         mode: Mode = "plain",
         probe: bool = False,
         threads: int | None = None,
+        device: Device | None = None,
         state: Mapping[str, str] | None = None,
         returns_rows: bool = False,
         carried: Collection[Path] = (),
@@ -79,18 +92,39 @@ class PortableStepModel:
         self._require_state(hidden)
         scattered = self._lowered.scattered
         self._returns_rows = returns_rows
-        self._in_place = frozenset(i for i, o in self._state.items() if returns_rows or scattered.get(i) == o)
+        in_place = device is None or device.scatters_in_place
+        self._in_place = frozenset(
+            i for i, o in self._state.items() if returns_rows or (in_place and scattered.get(i) == o)
+        )
         self._visible = [*self.outputs, *([PROBE_OUTPUT] if self._lowered.probed else [])]
-        prepared_key = None if cache_key is None else f"{cache_key}|{function}"
-        self._session, self._weights = _open(package, self._lowered, mode, threads, prepared_key)
+        self._on_device: DeviceCalls | None = None
+        if device is None:
+            key = None if cache_key is None else f"{cache_key}|{function}"
+            opened = _open(package, self._lowered, mode, threads, CPU_PROVIDERS, prepared_key=key)
+            self._session, self._weights = opened
+        else:
+            self._on_device = self._opened_on(device, package, threads)
 
     @property
     def probed(self) -> tuple[str, ...]:
         """The operations behind the entries of the output "probe.max_abs", in order; empty without `probe`."""
         return self._lowered.probed
 
-    def new_state(self) -> State:
+    def _opened_on(self, device: Device, package: Path, threads: int | None) -> DeviceCalls:
+        worker = DeviceWorker(device)
+        with device.memory_checked(f"load {package.name}"):
+            session, self._weights, captured = worker.run_alone(
+                _open_on_device, package, self._lowered, self._mode, threads, device
+            )
+        return DeviceCalls(
+            session, worker, self._visible, self._state, self._state_inputs, self._in_place,
+            returns_rows=self._returns_rows, captured=captured,
+        )  # fmt: skip
+
+    def new_state(self) -> State | DeviceState:
         """The state at the start of a stream: zeros."""
+        if self._on_device is not None:
+            return self._on_device.new_state()
         outputs = {} if self._returns_rows else self._state
         return State(self._state_inputs, outputs, self._in_place, self._mode)
 
@@ -108,6 +142,10 @@ class PortableStepModel:
             raise ValueError(f"{self._name} has no input {unknown}; its inputs are {', '.join(self.inputs)}")
         if (state is None) != (not self._state):
             raise ValueError(f"{self._name} {'has a state: pass one' if self._state else 'has no state'}")
+        if self._on_device is not None:
+            if state is not None and (not isinstance(state, DeviceState) or state.in_place != self._in_place):
+                raise ValueError(f"{self._name}: the state is not of this step model")
+            return self._on_device.call(feeds, state)
         if state is None:
             return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
         if not isinstance(state, State) or state.in_place != self._in_place:
@@ -139,7 +177,7 @@ class PortableStepModel:
             raise ValueError(f"{interface.name} must be {' or '.join(accepted)}, not {array.dtype.name}")
         if not interface.allows(array.shape):
             raise ValueError(f"{interface.name} must have shape {interface.describe()}, not {array.shape}")
-        array = np.ascontiguousarray(array, interface.graph_dtype)
+        array = np.ascontiguousarray(array, graph_dtype(interface.dtype, self._mode))
         return rounded_to_fp16(array) if self._mode == "faithful" and interface.dtype == "FLOAT16" else array
 
     def _require_state(self, outputs: set[str]) -> None:
@@ -150,8 +188,31 @@ class PortableStepModel:
             raise ValueError(f"{self._name} has no state tensor {', '.join(sorted(missing))}")
 
 
+def _open_on_device(
+    package: Path, lowered: Lowered, mode: Mode, threads: int | None, device: Device
+) -> tuple[ort.InferenceSession, list[ort.OrtValue], bool]:
+    """A session on the device, its weights, and whether its calls can be captured."""
+    try:
+        session, weights = _open(package, lowered, mode, threads, device.providers(captured=True))
+        captured = device.captures
+    except Exception as error:
+        if "graph capture" not in str(error):
+            raise
+        # A node that only the processor has: the graph is launched node by node.
+        session, weights = _open(package, lowered, mode, threads, device.providers())
+        captured = False
+    check_provider(device, session)
+    return session, weights, captured
+
+
 def _open(
-    package: Path, lowered: Lowered, mode: Mode, threads: int | None, prepared_key: str | None
+    package: Path,
+    lowered: Lowered,
+    mode: Mode,
+    threads: int | None,
+    providers: Sequence[tuple[str, dict[str, str]]],
+    *,
+    prepared_key: str | None = None,
 ) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
     """A session, and the memory-mapped weights that must stay alive as long as the session.
 
@@ -167,7 +228,11 @@ def _open(
     def session(model: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
         if isinstance(model, bytes) and values:  # a saved form has its own
             options.add_external_initializers([ref.name for ref in lowered.weights], values)
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        # The fallback would go on without the GPU, in silence.
+        return ort.InferenceSession(
+            model, options, list(providers),
+            enable_fallback=0, disabled_optimizers=DISABLED_OPTIMIZERS.get(mode),
+        )  # fmt: skip
 
     def options() -> ort.SessionOptions:
         return _options(mode, threads)
@@ -189,8 +254,9 @@ def _options(mode: Mode, threads: int | None) -> ort.SessionOptions:
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(BOUNDED_SPINNING)))
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
     # Planning which tensors share memory takes a time that grows with the square of the graph: most of what opening a
-    # language model took. Without a plan the allocator reuses memory as it is freed; peak and speed are the same.
-    options.enable_mem_reuse = False
+    # language model took. Without a plan the allocator reuses memory as it is freed; peak and speed are the same. Sessions
+    # for a GPU keep it, as captured calls were tested with it.
+    options.enable_mem_reuse = mode == "half"
     if threads is not None:
         options.intra_op_num_threads = threads
     return options

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from onnx import TensorProto
+from onnx import helper
 
 from voxcpm_runtime.backends.portable.graph import Call, Operator
+from voxcpm_runtime.backends.portable.lowered import graph_dtype
 
 UNARY = {
     "abs": "Abs",
@@ -34,16 +35,16 @@ BINARY = {
     "sub": "Sub",
 }
 
-# coremltools narrows shape values to 16 bits; they fit, so every integer type is int32 here.
+# MIL's names of element types in casts → its names elsewhere.
 CAST_TARGETS = {
-    "fp16": TensorProto.FLOAT,
-    "fp32": TensorProto.FLOAT,
-    "int8": TensorProto.INT32,
-    "uint8": TensorProto.INT32,
-    "int16": TensorProto.INT32,
-    "uint16": TensorProto.INT32,
-    "int32": TensorProto.INT32,
-    "bool": TensorProto.BOOL,
+    "fp16": "FLOAT16",
+    "fp32": "FLOAT32",
+    "int8": "INT8",
+    "uint8": "UINT8",
+    "int16": "INT16",
+    "uint16": "UINT16",
+    "int32": "INT32",
+    "bool": "BOOL",
 }
 
 
@@ -59,15 +60,17 @@ def _cast(call: Call) -> str:
     target = call.static("dtype")
     if target not in CAST_TARGETS:
         raise call.refuse(f"dtype {target}")
-    return call.emit("Cast", call.tensor("x"), to=CAST_TARGETS[target])
+    # coremltools narrows shape values to 16 bits; they fit, so every integer type is int32 in the graph.
+    dtype = graph_dtype(CAST_TARGETS[target], call.mode)
+    return call.emit("Cast", call.tensor("x"), to=helper.np_dtype_to_tensor_dtype(dtype))
 
 
 def _clip(call: Call) -> str:
     """min(max(x, alpha), beta); an infinite bound (torch's clamp with one side open) costs nothing."""
     x = call.tensor("x")
     alpha, beta = call.static("alpha", -math.inf), call.static("beta", math.inf)
-    x = call.emit("Max", x, call.scalar(alpha)) if alpha > -math.inf else x
-    return call.emit("Min", x, call.scalar(beta)) if beta < math.inf else call.emit("Identity", x)
+    x = call.emit("Max", x, call.scalar_like("x", alpha)) if alpha > -math.inf else x
+    return call.emit("Min", x, call.scalar_like("x", beta)) if beta < math.inf else call.emit("Identity", x)
 
 
 def _pow(call: Call) -> str:
@@ -79,7 +82,7 @@ def _pow(call: Call) -> str:
 
 def _rsqrt(call: Call) -> str:
     """1 / sqrt(x + epsilon)."""
-    shifted = call.emit("Add", call.tensor("x"), call.scalar(call.static("epsilon", 1e-12)))
+    shifted = call.emit("Add", call.tensor("x"), call.scalar_like("x", call.static("epsilon", 1e-12)))
     return call.emit("Reciprocal", call.emit("Sqrt", shifted))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from onnx import TensorProto
 
 from voxcpm_runtime.backends.portable.graph import Call, Operator
+from voxcpm_runtime.backends.portable.lowered import graph_dtype
 from voxcpm_runtime.backends.portable.package import HALF_BYTES, Blob, Constant, Operation, TensorType
 
 # MIL element types of stored integers → bits, and whether they are two's complement.
@@ -93,7 +94,7 @@ DEQUANTIZERS = frozenset(_READERS)
 
 
 def _dequantize(call: Call) -> str:
-    """The weight in float32."""
+    """The weight in the graph's dtype, computed in float32."""
     weight = compressed(call, call.operation)
     for constant in (weight.data, *([weight.offset] if weight.offset else [])):
         if constant.type.dtype not in INTEGERS:
@@ -107,13 +108,23 @@ def _dequantize(call: Call) -> str:
         return call.emit("Reshape", value, integers([n for axis in shape for n in axis]))
 
     in_blocks = any(len(axis) == 2 for axis in cut)
-    value, scale = _floats(call, weight.data), call.materialised(weight.scale)
+    value, scale = _floats(call, weight.data), _scale(call, weight)
     value, scale = (reshaped(value, cut), reshaped(scale, spread)) if in_blocks else (value, scale)
     if weight.offset is not None:
         offset = _floats(call, weight.offset)
         value = call.emit("Sub", value, reshaped(offset, spread) if in_blocks else offset)
     value = call.emit("Mul", value, scale)
+    if graph_dtype(weight.scale.type.dtype, call.mode) == np.float16:
+        value = call.emit("Cast", value, to=TensorProto.FLOAT16)
     return call.emit("Reshape", value, integers(weight.shape)) if in_blocks else value
+
+
+def _scale(call: Call, weight: Compressed) -> str:
+    scale = call.materialised(weight.scale)
+    if graph_dtype(weight.scale.type.dtype, call.mode) == np.float16:
+        # ONNX Runtime multiplies fp16 numbers on a GPU only; this is computed on the CPU, when it loads the graph.
+        return call.emit("Cast", scale, to=TensorProto.FLOAT)
+    return scale
 
 
 def _axes(weight: Compressed) -> list[tuple[int, int]]:

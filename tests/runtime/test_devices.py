@@ -1,0 +1,134 @@
+"""The device that a caller names: what it means, and one line for each that this machine cannot use."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from voxcpm_constants.errors import DeviceError, InputError
+from voxcpm_runtime.backends import devices
+from voxcpm_runtime.backends.choice import check_engine
+from voxcpm_runtime.backends.devices import Device, check_device, check_provider, gpu_count, read_device
+from voxcpm_runtime.backends.loading import arithmetic_key
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """driver(gpus, status=0): NVIDIA's driver shows so many GPUs, or answers with an error."""
+
+    def make(gpus: int, status: int = 0) -> None:
+        def count(pointer: Any) -> int:
+            ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = gpus
+            return 0
+
+        library = SimpleNamespace(cuInit=lambda _: status, cuDeviceGetCount=count)
+        monkeypatch.setattr(devices, "_driver", lambda: library)
+
+    return make
+
+
+@pytest.fixture
+def with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This ONNX Runtime has the CUDA provider."""
+    from voxcpm_runtime.backends.portable.onnx_runtime import ort
+
+    names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(ort, "get_available_providers", lambda: names)
+    monkeypatch.setattr(devices, "_load_libraries", lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("cpu", None),
+        ("cuda", Device("cuda", 0)),
+        ("cuda:3", Device("cuda", 3)),
+        ("tensorrt", Device("tensorrt", 0)),
+    ],
+)
+def test_a_name_means_a_device(name: str, device: Device | None) -> None:
+    assert read_device(name) == device
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "cuda:0 ", "", "cpu:0", "mps"])
+def test_a_name_without_meaning_is_one_line_that_offers_the_choices(name: str) -> None:
+    with pytest.raises(InputError) as raised:
+        check_engine("portable", None, "auto", device=name)
+    assert str(raised.value) == (
+        f"device must be cpu, cuda, cuda:N or tensorrt, N a GPU's number from 0, got {name!r}"
+    )
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:9", "tensorrt"])
+def test_without_the_provider_the_extra_is_named(name: str) -> None:
+    with pytest.raises(DeviceError, match=r'pip install "voxcpm-coreml\[cuda\]"') as raised:
+        check_engine("auto", None, "auto", device=name)
+    assert "\n" not in str(raised.value)
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.usefixtures("with_cuda")
+def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver: Callable[..., None]) -> None:
+    driver(2)
+    check_device(Device("cuda", 1))
+    with pytest.raises(DeviceError, match=r"--device cuda:9: no such GPU; this machine has cuda:0, cuda:1$"):
+        check_device(Device("cuda", 9))
+    driver(0)
+    with pytest.raises(DeviceError, match=r"--device cuda:0: no such GPU; this machine has none$"):
+        check_device(Device("cuda"))
+
+
+@pytest.mark.usefixtures("with_cuda")
+def test_a_driver_that_does_not_answer_is_one_line(driver: Callable[..., None]) -> None:
+    driver(1, status=999)
+    with pytest.raises(DeviceError, match=r"driver does not answer \(CUDA error 999\)"):
+        check_device(Device("cuda"))
+
+
+def test_a_driver_without_a_gpu_shows_none(driver: Callable[..., None]) -> None:
+    driver(1, status=devices._NO_DEVICE)
+    assert gpu_count() == 0
+
+
+def test_without_a_driver_the_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(devices._DRIVERS, "linux", "libcuda-of-no-machine.so.1")
+    monkeypatch.setattr("sys.platform", "linux")
+    with pytest.raises(DeviceError, match=re.escape("(libcuda-of-no-machine.so.1 cannot be loaded)")):
+        gpu_count()
+
+
+def test_another_backend_refuses_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("voxcpm_runtime.backends.choice.choose_backend", lambda *_: "coreml")
+    with pytest.raises(InputError, match=r"device cuda is the portable backend's, and this is coreml"):
+        check_engine("coreml", None, "auto", device="cuda")
+
+
+def test_a_session_that_fell_back_to_the_processor_is_refused() -> None:
+    session = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+    with pytest.raises(
+        DeviceError, match=r"could not load CUDAExecutionProvider \(.*\); install what it needs"
+    ):
+        check_provider(Device("cuda"), session)
+
+
+def test_memory_that_is_not_enough_is_one_line() -> None:
+    device = Device("cuda", 1)
+    with pytest.raises(DeviceError, match=r"--device cuda:1: the GPU's memory is not enough to load a model"):  # noqa: SIM117
+        with device.memory_checked("load a model"):
+            raise RuntimeError(
+                "BFCArena: Failed to allocate memory for requested buffer of size 123\nand more"
+            )
+    with pytest.raises(RuntimeError, match="something else"), device.memory_checked("load a model"):
+        raise RuntimeError("something else")
+
+
+def test_a_gpu_has_arithmetic_of_its_own() -> None:
+    units = {"locdit_step": "portable"}
+    assert arithmetic_key(units) == arithmetic_key(units, "cpu")
+    assert arithmetic_key(units, "cuda:1") == arithmetic_key(units, "cuda")
+    assert len({arithmetic_key(units, name) for name in ("cpu", "cuda", "tensorrt")}) == 3
