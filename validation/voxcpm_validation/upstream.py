@@ -174,10 +174,12 @@ def recorded_noise(rng: NoiseSource) -> Iterator[None]:
     Upstream's release takes no seed, so the context replaces `torch.randn`, in all threads.
     """
 
+    # A compiler that tries kernels out while upstream speaks calls it, too, and with a number.
     def draw(
-        size: tuple[int, ...], *, device: Any = None, dtype: torch.dtype = torch.float32
+        size: int | tuple[int, ...], *, device: Any = None, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        noise = np.asarray(rng.standard_normal(tuple(int(axis) for axis in size)), dtype=np.float32)
+        shape = (size,) if isinstance(size, int) else tuple(int(axis) for axis in size)
+        noise = np.asarray(rng.standard_normal(shape), dtype=np.float32)
         return torch.from_numpy(noise).to(device=device, dtype=dtype)
 
     with mock.patch.object(torch, "randn", draw):
@@ -217,8 +219,8 @@ def upstream_generate(
             inference_timesteps=inference_timesteps,
             cfg_value=cfg_value,
         )
-    latents = features.to(torch.float32).numpy()[_context_patches(model, cache) :]
-    return audio.to(torch.float32).numpy().reshape(-1), latents.reshape(-1, model.patch_size, model.feat_dim)
+    latents = features.to("cpu", torch.float32).numpy()[_context_patches(model, cache) :]
+    return audio.to("cpu", torch.float32).numpy().reshape(-1), latents.reshape(-1, model.patch_size, model.feat_dim)
 
 
 def build_prompt_cache(
