@@ -220,7 +220,8 @@ def upstream_generate(
             cfg_value=cfg_value,
         )
     latents = features.to("cpu", torch.float32).numpy()[_context_patches(model, cache) :]
-    return audio.to("cpu", torch.float32).numpy().reshape(-1), latents.reshape(-1, model.patch_size, model.feat_dim)
+    samples = audio.to("cpu", torch.float32).numpy().reshape(-1)
+    return samples, latents.reshape(-1, model.patch_size, model.feat_dim)
 
 
 def build_prompt_cache(

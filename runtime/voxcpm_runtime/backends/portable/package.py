@@ -6,7 +6,9 @@ memory-mapped file. coremltools supplies the protobuf classes, which are importe
 
 from __future__ import annotations
 
+import functools
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +110,17 @@ class Program:
     states: tuple[Interface, ...]
     operations: tuple[Operation, ...]
     weights: np.ndarray | None
+
+    @functools.cached_property
+    def readers(self) -> Counter[str]:
+        """How many operations read each value, by its name."""
+        return Counter(
+            argument
+            for operation in self.operations
+            for argument in {
+                a for arguments in operation.inputs.values() for a in arguments if isinstance(a, str)
+            }
+        )
 
     def read(self, blob: Blob) -> np.ndarray:
         """The blob's elements: a view, or half bytes copied to int8 or uint8. Raises PackageError without weights."""

@@ -254,8 +254,8 @@ def _options(mode: Mode, threads: int | None) -> ort.SessionOptions:
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(BOUNDED_SPINNING)))
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
     # Planning which tensors share memory takes a time that grows with the square of the graph: most of what opening a
-    # language model took. Without a plan the allocator reuses memory as it is freed; peak and speed are the same. Sessions
-    # for a GPU keep it, as captured calls were tested with it.
+    # language model took. Without a plan the allocator reuses memory as it is freed; peak and speed are the same.
+    # Sessions for a GPU keep the plan, as captured calls were tested with it.
     options.enable_mem_reuse = mode == "half"
     if threads is not None:
         options.intra_op_num_threads = threads

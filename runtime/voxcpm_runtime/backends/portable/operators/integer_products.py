@@ -56,11 +56,6 @@ class _Channelwise:
     def rows(self) -> int:
         return self.blob.shape[1 if self.transposed else 0]
 
-    @property
-    def narrows(self) -> bool:
-        """Whether columns are fewer than rows: the last product of a gated MLP, whose rows have outliers."""
-        return self.columns < self.rows
-
     def stored(self, call: Call, *, transposed: bool, signed: bool = False) -> str:
         """The weight in the layout asked for, as uint8 with zero point 128, or as int8 if `signed`."""
         value = call.graph.weight(self.blob, np.dtype(np.int8 if signed else np.uint8))
@@ -84,9 +79,10 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
     x, many = call.tensor("x"), _least_rows(call) >= WHOLE_ROWS
     if not call.graph.signed_products:
         return _whole_row_product(call, x, channelwise) if many else _channelwise_product(call, channelwise)
-    if many and not channelwise.narrows:
+    outliers = _has_outliers(call, channelwise)
+    if many and not outliers:
         return _whole_row_product(call, x, channelwise)
-    return _two_plane_product(call, x, channelwise)
+    return _two_plane_product(call, x, channelwise, always=outliers)
 
 
 def quantized_taps(call: Call, weight: str, x: str) -> str | None:
@@ -197,11 +193,19 @@ def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
     return call.emit("Mul", _byte_product(call, call.emit("Div", x, peak), 1 / _PEAK_STEPS, weight), peak)
 
 
-def _two_plane_product(call: Call, x: str, weight: _Channelwise) -> str:
+def _has_outliers(call: Call, weight: _Channelwise) -> bool:
+    """Whether rows are those of a gated MLP: its last product narrows, and nothing else reads its rows.
+
+    Keys and values narrow, too, but their rows are normalised, and read for the queries as well.
+    """
+    return weight.columns < weight.rows and call.program.readers[call.reference("x") or ""] == 1
+
+
+def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool) -> str:
     """Rows as two planes of bytes in one integer product: the second plane is what the first has rounded off.
 
     So rows keep 15 bits. A weight is read once for both planes, and with few rows reading takes the time: the second
-    plane costs nothing. From WHOLE_ROWS rows on it does, and only products of outliers have it (TRIALS.md).
+    plane costs nothing. From WHOLE_ROWS rows on it does, and there is none unless `always` (TRIALS.md).
     """
     integers = call.graph.integers
     unit = call.emit("Mul", _peak(call, x), call.scalar(1 / _PEAK_STEPS))
@@ -214,7 +218,7 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise) -> str:
     units = call.emit("Unsqueeze", unit, integers([-2]))
     fine_units = call.emit("Mul", units, call.scalar(1 / _FINE_STEPS))
 
-    if None in call.shape("x")[:-1] and not weight.narrows:
+    if None in call.shape("x")[:-1] and not always:
         rows = call.emit("Shape", x, start=-2, end=-1)
         second = call.emit("Cast", call.emit("Less", rows, integers([WHOLE_ROWS])), to=TensorProto.INT64)
         rest = call.emit("Slice", rest, integers([0]), second, integers([-2]))
