@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from voxcpm_constants.errors import BundleError, InputError, VoxCPMError
+    from voxcpm_constants.errors import BundleError, DeviceError, InputError, VoxCPMError
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.session.session import AudioChunk, Session
     from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
@@ -24,6 +24,7 @@ __all__ = [
     "BundleError",
     "CancelToken",
     "Cancelled",
+    "DeviceError",
     "GenerationOptions",
     "InputError",
     "Progress",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def test_a_second_start_opens_what_the_first_has_saved(
     assert not entries(private_cache)
     np.testing.assert_array_equal(result(package), plain)
     (entry,) = entries(private_cache)
-    assert {file.name for file in entry.iterdir()} == {prepared.MODEL, prepared.WEIGHTS}
+    assert {file.name for file in entry.iterdir()} == {prepared.MODEL, prepared.WEIGHTS, prepared.RECORD}
     opened: list[Any] = []
     session = ort.InferenceSession
     monkeypatch.setattr(
@@ -71,7 +72,7 @@ def truncated(file: Path) -> None:
 DAMAGES: list[Callable[[Path], None]] = [truncated, Path.unlink, lambda file: file.write_bytes(b"")]
 
 
-@pytest.mark.parametrize("name", [prepared.MODEL, prepared.WEIGHTS])
+@pytest.mark.parametrize("name", [prepared.MODEL, prepared.WEIGHTS, prepared.RECORD])
 @pytest.mark.parametrize("damage", DAMAGES, ids=["truncated", "missing", "empty"])
 def test_a_damaged_one_is_made_again(
     package: Path, private_cache: Path, name: str, damage: Callable[[Path], None]
@@ -84,15 +85,28 @@ def test_a_damaged_one_is_made_again(
     assert (entry / name).stat().st_size == before
 
 
-def test_another_version_of_onnx_runtime_takes_the_place_of_the_old_form(
+def test_an_altered_weight_is_found(package: Path, private_cache: Path) -> None:
+    plain = result(package)
+    (entry,) = entries(private_cache)
+    weights = entry / prepared.WEIGHTS
+    weights.write_bytes(bytes(byte ^ 0x10 for byte in weights.read_bytes()))
+    np.testing.assert_array_equal(result(package), plain)
+
+
+def test_two_versions_of_onnx_runtime_keep_a_form_each_and_an_unused_one_goes(
     package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result(package)
-    (old,) = entries(private_cache)
+    (first,) = entries(private_cache)
     monkeypatch.setattr(ort, "__version__", "99.0")
     result(package)
-    (new,) = entries(private_cache)
-    assert new.name != old.name
+    assert len(entries(private_cache)) == 2
+    long_ago = time.time() - 40 * 86400
+    os.utime(first / prepared.RECORD, (long_ago, long_ago))
+    monkeypatch.setattr(ort, "__version__", "100.0")
+    result(package)
+    assert first not in entries(private_cache)
+    assert len(entries(private_cache)) == 2
 
 
 def test_without_room_it_runs_unsaved(
@@ -101,7 +115,8 @@ def test_without_room_it_runs_unsaved(
     plain = result(package, key=None)
     full = shutil.disk_usage("/")._replace(free=0)
     monkeypatch.setattr(prepared.shutil, "disk_usage", lambda _: full)
-    np.testing.assert_array_equal(result(package), plain)
+    with pytest.warns(UserWarning, match="prepared form cannot be saved"):
+        np.testing.assert_array_equal(result(package), plain)
     assert not list((private_cache / "compiled").glob("*.ort*[!k]"))
 
 
@@ -114,5 +129,6 @@ def test_a_cache_that_cannot_be_written_is_no_error(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    np.testing.assert_array_equal(result(package), plain)
+    with pytest.warns(UserWarning, match="read-only|Read-only"):
+        np.testing.assert_array_equal(result(package), plain)
     assert not private_cache.joinpath("compiled").exists()

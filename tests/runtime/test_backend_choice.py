@@ -159,7 +159,7 @@ def test_there_are_no_more_threads_than_cores_this_process_may_use(
 
     assert check_engine("auto", 3, "auto", bundle) == backend
     with pytest.raises(
-        InputError, match=r"^threads must be from 1 to 3 \(the cores of this machine\), got 4$"
+        InputError, match=r"^threads must be from 1 to 3 \(the cores that this process may use\), got 4$"
     ):
         check_engine("auto", 4, "auto", bundle)
 

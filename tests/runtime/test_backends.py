@@ -141,7 +141,7 @@ def test_options_of_the_backends_are_checked(bundle_folder):
     with pytest.raises(InputError, match="threads must be from 1 to"):
         load_step_models(bundle, "portable", threads=0)
     with pytest.raises(
-        InputError, match=r"threads must be from 1 to \d+ \(the cores of this machine\), got 100000"
+        InputError, match=r"threads must be from 1 to \d+ \(the cores that this process may use\), got 100000"
     ):
         load_step_models(bundle, "portable", threads=100_000)
     with pytest.raises(InputError, match="compute units must be one of auto, all, cpu"):

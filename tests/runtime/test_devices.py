@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,8 +64,41 @@ def test_a_name_without_meaning_is_one_line_that_offers_the_choices(name: str) -
     with pytest.raises(InputError) as raised:
         check_engine("portable", None, "auto", device=name)
     assert str(raised.value) == (
-        f"device must be cpu, cuda, cuda:N or tensorrt, N a GPU's number from 0, got {name!r}"
+        f"device must be cpu, cuda, cuda:N, tensorrt or tensorrt:N, N a GPU's number from 0, got {name!r}"
     )
+
+
+@pytest.mark.parametrize("name", [None, 0, "cuda:٣"])
+def test_what_is_no_name_is_refused_too(name: object) -> None:
+    with pytest.raises(InputError, match="device must be"):
+        check_engine("portable", None, "auto", device=name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("version", "platform"), [((3, 10), "linux"), ((3, 12), "darwin")])
+def test_where_the_extra_brings_nothing_it_is_not_offered(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], platform: str
+) -> None:
+    monkeypatch.setattr(
+        "voxcpm_runtime.backends.devices.sys", SimpleNamespace(version_info=version, platform=platform)
+    )
+    with pytest.raises(DeviceError, match=r"needs Python 3\.11 or newer, and Linux or Windows"):
+        check_engine("portable", None, "auto", device="cuda")
+
+
+def test_half_an_onnx_runtime_is_one_line(tmp_path: Path) -> None:
+    """What `pip uninstall onnxruntime` leaves of onnxruntime-gpu: a folder without its beginning."""
+    for folder in (tmp_path / "onnxruntime", tmp_path / "onnxruntime" / "capi"):
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+    arguments = ["generate", "--text", "a", "-o", str(tmp_path / "a.wav"), "--device", "cuda"]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert "ONNX Runtime is installed in part" in ended.stderr
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:9", "tensorrt"])

@@ -211,7 +211,11 @@ def test_what_no_bundle_can_do_is_refused_before_one_is_opened(folder, capsys, c
         ("generate", ["--text", "a", "--seed", "-1"], "seed must be a whole number from 0"),
         ("generate", ["--text", "a", "--parallel-segments", "0"], "parallel_segments must be a whole number"),
         ("generate", ["--text", "a", "--threads", "0"], "threads must be from 1 to"),
-        ("generate", ["--text", "a", "--threads", "100000"], "(the cores of this machine), got 100000"),
+        (
+            "generate",
+            ["--text", "a", "--threads", "100000"],
+            "(the cores that this process may use), got 100000",
+        ),
         ("clone", ["--text", "a", "--reference", "prompt.txt"], "expected an audio file"),
     ],
 )

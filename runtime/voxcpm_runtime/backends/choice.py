@@ -46,7 +46,9 @@ def check_engine(
         check_device(gpu)
     # Core AI takes none. Core ML does not either, but the portable backend may take its place.
     if threads is not None and (threads < 1 or (threads > cores() and chosen != "coreai")):
-        raise InputError(f"threads must be from 1 to {cores()} (the cores of this machine), got {threads}")
+        raise InputError(
+            f"threads must be from 1 to {cores()} (the cores that this process may use), got {threads}"
+        )
     # Which bundle it is for is not known yet: the optional step model is taken, but not offered.
     named = isinstance(compute_units, Mapping) and LOCDIT_SOLVE in compute_units
     chosen_units(compute_units, (*STEP_MODEL_NAMES, *((LOCDIT_SOLVE,) if named else ())))

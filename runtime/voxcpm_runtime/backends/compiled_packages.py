@@ -145,7 +145,7 @@ def _unfinished(entry: Path) -> Path:
 @contextlib.contextmanager
 def _locked(root: Path, name: str) -> Iterator[None]:
     """One process at a time for each name. Raises OSError where the lock cannot be had."""
-    from filelock import FileLock  # takes time to import, and the portable backend does not need it
+    from filelock import FileLock  # takes time to import, and a start that finds its form does not need it
 
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / f"{name}{LOCK}", timeout=LOCK_SECONDS):

@@ -41,6 +41,12 @@ INSTALL_CUDA = (
 )
 """What brings the CUDA provider."""
 
+_LIBRARIES = {
+    "cuda": 'pip install "onnxruntime-gpu[cuda,cudnn]"',
+    "tensorrt": 'NVIDIA TensorRT, and pip install "onnxruntime-gpu[cuda,cudnn]"',
+}
+"""Kind of GPU device -> what brings the libraries of its provider."""
+
 _DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -104,10 +110,10 @@ def read_device(name: str) -> Device | None:
     """The GPU that a name means; None for the processor. Raises InputError for a name that means nothing."""
     if name == CPU_DEVICE:
         return None
-    match = re.fullmatch(rf"({'|'.join(PROVIDERS)})(?::(\d+))?", name)
+    match = re.fullmatch(rf"({'|'.join(PROVIDERS)})(?::([0-9]+))?", name) if isinstance(name, str) else None
     if match is None:
         raise InputError(
-            f"device must be cpu, cuda, cuda:N or tensorrt, N a GPU's number from 0, got {name!r}"
+            f"device must be cpu, cuda, cuda:N, tensorrt or tensorrt:N, N a GPU's number from 0, got {name!r}"
         )
     return Device(match[1], int(match[2] or 0))
 
@@ -117,6 +123,10 @@ def check_device(device: Device) -> None:
     from voxcpm_runtime.backends.portable.onnx_runtime import ort
 
     wanted = PROVIDERS[device.kind][0]
+    if sys.version_info < (3, 11) or sys.platform == "darwin":
+        raise DeviceError(
+            f"--device {device.kind} needs Python 3.11 or newer, and Linux or Windows; use --device cpu"
+        )
     if wanted not in ort.get_available_providers():
         raise DeviceError(
             f"--device {device.kind} needs ONNX Runtime with {wanted}, and this one has none: {INSTALL_CUDA}"
@@ -134,7 +144,7 @@ def check_provider(device: Device, session: Any) -> None:
     if session.get_providers()[0] != wanted:
         raise DeviceError(
             f"--device {device}: ONNX Runtime could not load {wanted} ({_reason(device)}); install what it needs: "
-            'pip install "onnxruntime-gpu[cuda,cudnn]"'
+            f"{_LIBRARIES[device.kind]}"
         )
 
 

@@ -179,8 +179,9 @@ def arithmetic_key(units: Mapping[str, str], device: str = CPU_DEVICE) -> str:
     if PORTABLE in units.values():
         # On a Mac ONNX Runtime need not be installed.
         from voxcpm_runtime.backends.portable.cache import LOWERING_VERSION
+        from voxcpm_runtime.backends.portable.signed_products import exact
 
-        version = f" {LOWERING_VERSION}"
+        version = f" {LOWERING_VERSION}{' signed' if exact() else ''}"
     if set(units.values()) == {COREAI}:
         return f"{COREAI} {package_version('coreai-core')}"
     if set(units.values()) == {PORTABLE}:

@@ -23,6 +23,8 @@ from rich.table import Table
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel
+from voxcpm_runtime.backends.choice import check_engine, choose_backend
+from voxcpm_runtime.backends.compute_units import AUTO
 from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.machine import chip, cores, cpu_features
 from voxcpm_runtime.commands.roofline import memory_bandwidth, weight_bytes_a_patch
@@ -53,13 +55,14 @@ class Measurement(BaseModel):
     """Cores that this process may use."""
     threads: int | None
     """Threads of one operation that were asked for; None for ONNX Runtime's choice."""
-    memory_bandwidth: float
-    """Bytes a second that this machine's memory was read with: see `roofline.memory_bandwidth`."""
+    memory_bandwidth: float | None
+    """Bytes a second that this machine's memory was read with: see `roofline.memory_bandwidth`. None where not the
+    processor computes, so that its memory sets no limit."""
     weight_bytes_a_patch: int
     """Bytes of weights that a patch needs, as they are stored: see `roofline.weight_bytes_a_patch`."""
-    least_patch_seconds: float
+    least_patch_seconds: float | None
     """Seconds to read these bytes with that bandwidth: no patch of one utterance alone can be faster."""
-    roofline_share: float
+    roofline_share: float | None
     """That time divided by the measured time of a patch: 1 is the limit."""
     startup_cold_seconds: float | None
     """From a new process to a voice that can speak, with nothing cached; None if it was not measured."""
@@ -110,10 +113,10 @@ def measure(
     batch_patches = batch * patches / (_batched(tts, text, patches, batch) if batch > 1 else whole)
     # Before the bandwidth is measured, which takes a gigabyte of its own.
     peak = peak_memory_bytes()
-    bandwidth, weights = (
-        memory_bandwidth(threads or cores()),
-        weight_bytes_a_patch(tts.bundle.manifest, precision),
-    )
+    weights = weight_bytes_a_patch(tts.bundle.manifest, precision)
+    on_processor = device == CPU_DEVICE and choose_backend("auto", tts.bundle) == "portable"
+    bandwidth = memory_bandwidth(threads or cores()) if on_processor else None
+    least = None if bandwidth is None else weights / bandwidth
     return Measurement(
         bundle=bundle.name,
         precision=precision,
@@ -124,8 +127,8 @@ def measure(
         threads=threads,
         memory_bandwidth=bandwidth,
         weight_bytes_a_patch=weights,
-        least_patch_seconds=weights / bandwidth,
-        roofline_share=weights / bandwidth / (whole / patches),
+        least_patch_seconds=least,
+        roofline_share=None if least is None else least / (whole / patches),
         startup_cold_seconds=startups[0],
         startup_warm_seconds=startups[1],
         step_milliseconds=steps,
@@ -259,6 +262,7 @@ def benchmark(
     cold: Annotated[bool, typer.Option(help="Also start with an empty cache of lowered graphs.")] = True,
 ) -> None:
     """Time a bundle: each step model, prefill, speech, start-up, memory."""
+    check_engine("auto", threads, AUTO, device=device)
     # Opened before any start is timed: a bad bundle gives a one-line error, not a failed child process.
     tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads, device=device)
     measured = measure(
@@ -282,10 +286,11 @@ def benchmark(
         table.add_row(f"{measured.batch} utterances", f"{measured.batch_patches_per_second:.2f} patches/s")
     table.add_row("real-time factor", f"{measured.real_time_factor:.2f}")
     table.add_row("peak memory", f"{measured.peak_memory_bytes / 1e9:.2f} GB")
-    table.add_row("memory read", f"{measured.memory_bandwidth / 1e9:.1f} GB/s")
     table.add_row("weights a patch", f"{measured.weight_bytes_a_patch / 1e9:.2f} GB")
-    table.add_row("least time a patch", f"{1e3 * measured.least_patch_seconds:.0f} ms")
-    table.add_row("share of that limit", f"{measured.roofline_share:.0%}")
+    if measured.memory_bandwidth and measured.least_patch_seconds and measured.roofline_share:
+        table.add_row("memory read", f"{measured.memory_bandwidth / 1e9:.1f} GB/s")
+        table.add_row("least time a patch", f"{1e3 * measured.least_patch_seconds:.0f} ms")
+        table.add_row("share of that limit", f"{measured.roofline_share:.0%}")
     Console().print(table)
 
 

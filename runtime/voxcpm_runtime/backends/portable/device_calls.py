@@ -85,8 +85,9 @@ class DeviceCalls:
         buffers = None if state is None else state.buffers
         key = (signature, buffers, 0 if buffers is None else buffers.turn)
         gate = self._worker.gate
-        # What was captured allocates nothing.
-        with gate.shared() if key in self._bound and self._bound[key].captured else gate.alone():
+        # What was captured allocates nothing; writing rows that a call returned does.
+        captured = key in self._bound and self._bound[key].captured and not self._returns_rows
+        with gate.shared() if captured else gate.alone():
             results = self._run(key, feeds)
             if state is not None and self._returns_rows:
                 state.append({i: results.pop(o) for i, o in self._state.items()}, feeds["position"])

@@ -6,9 +6,20 @@ From 1.31 on, importing it queues the processor, the program's path and a device
 
 import os
 
+from voxcpm_constants.errors import MissingExtraError, first_line
+
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-import onnxruntime as ort
-from onnxruntime.capi import onnxruntime_pybind11_state as errors
+try:
+    import onnxruntime as ort
+    from onnxruntime.capi import onnxruntime_pybind11_state as errors
+except ModuleNotFoundError:
+    raise
+except ImportError as error:
+    # onnxruntime and onnxruntime-gpu are one folder: removing one of them leaves half of the other.
+    raise MissingExtraError(
+        f"ONNX Runtime is installed in part ({first_line(error)}); pip install --force-reinstall --no-deps "
+        "onnxruntime, or onnxruntime-gpu in its place"
+    ) from None
 
 __all__ = ["errors", "ort"]

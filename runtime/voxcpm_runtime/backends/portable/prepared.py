@@ -7,20 +7,28 @@ user's cache, beside the compiled packages of Core ML. It is for one processor, 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+import json
 import math
 import os
 import platform
 import shutil
 import threading
+import time
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
+from voxcpm_constants.errors import BundleError, first_line, os_reason
+from voxcpm_constants.manifest import FileRecord, record_file
+from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
-from voxcpm_runtime.backends.machine import chip
+from voxcpm_runtime.backends.machine import chip, cpu_features
+from voxcpm_runtime.bundle.verified_files import check_digests
 
 from .lowered import Lowered, Mode, WeightRef
 from .onnx_runtime import errors, ort
@@ -28,9 +36,13 @@ from .onnx_runtime import errors, ort
 PREPARED = ".ort"
 MODEL = "model.onnx"
 WEIGHTS = "weights.bin"
+RECORD = "files.json"
 
 # Below this, opening takes a fraction of a second, and saving would only make the first start later.
 _LEAST_BYTES = 32 << 20
+# How long a form is kept that nothing opens.
+_KEPT_DAYS = 30
+_DAY_SECONDS = 86400
 # What an entry takes on disk, as a multiple of the weights: folded and packed, and room beside it.
 _DISK_FACTOR = 4
 
@@ -74,6 +86,7 @@ def open_prepared(
     def prepare(_: Path, entry: Path) -> None:
         if shutil.disk_usage(entry.parent).free < _DISK_FACTOR * _bytes(lowered.weights):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _remove_unused(entry.parent)
         entry.mkdir()
         saving = options()
         saving.optimized_model_filepath = str(entry / MODEL)
@@ -81,24 +94,53 @@ def open_prepared(
             saving.add_session_config_entry(name, value)
         with _PREPARING:
             session(lowered.model, saving)
+        files = {name: record_file(entry / name).model_dump() for name in (MODEL, WEIGHTS)}
+        (entry / RECORD).write_text(json.dumps(files), encoding="utf-8")
 
-    form = CompiledPackage(package, _digest(key), prepare, compiler=_maker(lowered), suffix=PREPARED)
+    digest = _digest(f"{key}|{_maker(lowered)}")
+    form = CompiledPackage(package, digest, prepare, compiler="onnxruntime", suffix=PREPARED)
     try:
         entry, _ = form.cached()
         try:
-            return session(str(entry / MODEL), options())
-        except _ERRORS:
+            return _opened(entry, options, session)
+        except (BundleError, *_ERRORS):
             entry, _ = form.cached(damaged=mark(entry))
-            return session(str(entry / MODEL), options())
-    except (OSError, NotImplementedError, *_ERRORS):
+            return _opened(entry, options, session)
+    except (OSError, NotImplementedError, BundleError, *_ERRORS) as error:
+        reason = os_reason(error) if isinstance(error, OSError) else first_line(error)
+        warnings.warn(
+            f"{cache_folder('compiled')}: a step model's prepared form cannot be saved there ({reason}), so that every "
+            f"start takes longer and more memory; free space, or set {CACHE_VARIABLE} to another folder",
+            stacklevel=2,
+        )
         return None
+
+
+def _opened(entry: Path, options: Callable[[], ort.SessionOptions], session: Session) -> ort.InferenceSession:
+    """A session of an entry. Its files are hashed once. Raises BundleError where they have changed."""
+    try:
+        record = json.loads((entry / RECORD).read_text(encoding="utf-8"))
+        check_digests(entry, {name: FileRecord.model_validate(file) for name, file in record.items()})
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{entry / RECORD}: {first_line(error)}") from None
+    with contextlib.suppress(OSError):
+        os.utime(entry / RECORD)
+    return session(str(entry / MODEL), options())
+
+
+def _remove_unused(folder: Path) -> None:
+    """Forms that nothing has opened for a month, and what a killed process has left for a day."""
+    for entry in folder.glob(f"*{PREPARED}"):
+        used, days = (entry, 1) if entry.name.startswith(".") else (entry / RECORD, _KEPT_DAYS)
+        with contextlib.suppress(OSError):
+            if time.time() - used.stat().st_mtime > days * _DAY_SECONDS:
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def _maker(lowered: Lowered) -> str:
     """What else the form depends on: the graph, ONNX Runtime, and the processor with its instructions."""
-    instructions = np.show_config(mode="dicts")["SIMD Extensions"]
     graph = hashlib.sha256(lowered.model).hexdigest()
-    return _digest(f"{graph}|{ort.__version__}|{platform.machine()}|{chip()}|{instructions}")[:16]
+    return f"{graph}|{ort.__version__}|{platform.machine()}|{chip()}|{cpu_features()}"
 
 
 def _digest(text: str) -> str:

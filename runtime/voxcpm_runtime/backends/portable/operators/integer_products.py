@@ -219,7 +219,7 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
     fine_units = call.emit("Mul", units, call.scalar(1 / _FINE_STEPS))
 
     if None in call.shape("x")[:-1] and not always:
-        rows = call.emit("Shape", x, start=-2, end=-1)
+        rows = call.emit("ReduceProd", call.emit("Shape", x, end=-1), keepdims=1)
         second = call.emit("Cast", call.emit("Less", rows, integers([WHOLE_ROWS])), to=TensorProto.INT64)
         rest = call.emit("Slice", rest, integers([0]), second, integers([-2]))
         fine_units = call.emit("Slice", fine_units, integers([0]), second, integers([-1]))
