@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import Manifest
 from voxcpm_validation.listening import sweep as module
 from voxcpm_validation.listening.command import listen as command
 from voxcpm_validation.listening.material import material
@@ -41,13 +42,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
     monkeypatch.setattr(module, "listen", listen)
     monkeypatch.setattr(module, "bundle_speaker", speaker)
-    monkeypatch.setattr(
-        module,
-        "patch_times",
-        lambda _, precisions, steps: tuple(
-            PatchTime(precision=p, steps=n, milliseconds=8.0 * n) for p in precisions for n in steps
-        ),
-    )
+
+    def times(bundle, precisions, steps):
+        digest = Manifest.read(bundle).digest
+        return tuple(
+            PatchTime(bundle=digest(p), precision=p, steps=n, milliseconds=8.0 * n)
+            for p in precisions
+            for n in steps
+        )
+
+    monkeypatch.setattr(module, "patch_times", times)
     return spoken
 
 
@@ -80,6 +84,49 @@ def test_cells_of_another_sweep_are_refused(tiny_bundle: Path, asked: list[tuple
     assert len(asked) == 2
 
 
+def test_what_was_heard_stays_as_it_is(tiny_bundle: Path, asked: list[tuple], tmp_path: Path):
+    small = {"ears": None, "sentences": 2, "steps": (4,), "cfg_values": (2.0,)}
+    sweep(tiny_bundle, tmp_path, **small)
+    files = {path: path.stat().st_ino for path in tmp_path.iterdir()}
+    assert {path.name for path in files} == {"int8-4-2.json", "fp16-4-2.json", "times.json"}
+    sweep(tiny_bundle, tmp_path, **small)
+    # A file that is written again is another one, renamed.
+    assert {path: path.stat().st_ino for path in tmp_path.iterdir()} == files
+    assert len(asked) == 2
+
+
+def test_times_of_another_bundle_or_other_steps_are_measured_again(
+    tiny_bundle: Path, asked: list[tuple], tmp_path: Path
+):
+    small = {"ears": None, "sentences": 2, "cfg_values": (2.0,)}
+    first = sweep(tiny_bundle, tmp_path, steps=(4,), **small)
+    times = tmp_path / "times.json"
+    other = [{**t.model_dump(), "bundle": "another", "milliseconds": 1.0} for t in first.times]
+    times.write_text(json.dumps(other))
+    assert sweep(tiny_bundle, tmp_path, steps=(4,), **small) == first
+    assert "another" not in times.read_text()
+    assert sweep(tiny_bundle, tmp_path, steps=(4, 10), **small).milliseconds("int8", 10) == 80.0
+    assert len(asked) == 4
+
+
+def test_damaged_times_are_one_line_before_anything_is_heard(
+    tiny_bundle: Path, asked: list[tuple], tmp_path: Path
+):
+    (tmp_path / "times.json").write_text('[{"precision": "int8"')
+    with pytest.raises(InputError, match=r"times\.json: expected the times of a sweep; remove it"):
+        sweep(tiny_bundle, tmp_path, None, sentences=2, steps=(4,), cfg_values=(2.0,))
+    assert not asked
+
+
+def test_a_bundle_without_the_precisions_is_refused(
+    tiny_bundle: Path, asked: list[tuple], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "_PRECISIONS", ("int3", "fp8"))
+    with pytest.raises(InputError, match=r"expected a bundle with int3 or fp8; it has .*int8"):
+        sweep(tiny_bundle, tmp_path, None, sentences=2)
+    assert not asked
+
+
 def test_a_sweep_is_a_table_and_a_plot(tiny_bundle: Path, asked: list[tuple], tmp_path: Path):
     measured = sweep(tiny_bundle, tmp_path, None, sentences=2, steps=(10, 4), cfg_values=(2.0,))
 
@@ -104,6 +151,17 @@ def test_the_command_needs_a_folder():
     result = CliRunner().invoke(app, ["--sweep"])
     assert isinstance(result.exception, InputError)
     assert "name a folder with --report" in str(result.exception)
+
+
+def test_the_command_refuses_what_a_sweep_leaves_out():
+    app = typer.Typer()
+    app.command()(command)
+    given = ["--sweep", "--report", "r", "--seed", "1", "--sentences", "2"]
+    others = ["--prose", "--narration", "--precision", "int8", "--minutes", "30", "--upstream-words", "9"]
+    result = CliRunner().invoke(app, [*given, *others])
+    assert isinstance(result.exception, InputError)
+    named = str(result.exception).partition("leave out ")[2].split(", ")
+    assert set(named) == {"--prose", "--narration", "--precision", "--minutes", "--upstream-words"}
 
 
 def test_a_speaker_has_the_options_that_it_is_given(tiny_bundle: Path):

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from voxcpm_validation.listening.parts import Report
 
 _WIDTH = 132
+_SWEEP_PARAMETERS = ("bundle", "sweep", "sentences", "seed", "recogniser", "report")
 
 
 def listen(
+    context: typer.Context,
     bundle: Annotated[
         str | None, typer.Argument(help="Bundle of an English voice. Default: the built-in voice.")
     ] = None,
@@ -81,6 +83,8 @@ def listen(
     ] = None,
 ) -> None:
     """Test speech with a recogniser: word errors, length, what is cut or repeated, likeness, pace and loudness."""
+    if sweep:
+        _refuse_beside_sweep(context)
     # The recogniser and PyTorch: `--help` works without the extra.
     from voxcpm_validation.listening.parts import PARTS, Report
     from voxcpm_validation.listening.plots import write_plots
@@ -119,6 +123,20 @@ def listen(
         (report / "listening.json").write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
         for path in (report / "listening.json", *write_plots(measured, report)):
             console.print(f"written: {path}")
+
+
+def _refuse_beside_sweep(context: typer.Context) -> None:
+    given = [
+        "--" + name.replace("_", "-")
+        for name in context.params
+        if name not in _SWEEP_PARAMETERS
+        and (source := context.get_parameter_source(name)) is not None
+        and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise InputError(
+            f"--sweep runs alone, in int8 and fp16, and measures all its cells: leave out {', '.join(given)}"
+        )
 
 
 def _sweep(

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
+from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.listening.parts import Ears, Extent, listen
 from voxcpm_validation.listening.plots import save_plot
@@ -61,9 +62,14 @@ class PatchTime(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    bundle: str
+    """The bundle's digest in this precision."""
     precision: str
     steps: int
     milliseconds: float
+
+
+_TIMES_FORMAT = TypeAdapter(tuple[PatchTime, ...])
 
 
 class Sweep(BaseModel):
@@ -73,8 +79,8 @@ class Sweep(BaseModel):
     times: tuple[PatchTime, ...]
 
     def milliseconds(self, precision: str, steps: int) -> float:
-        """Milliseconds of a patch."""
-        return next(t.milliseconds for t in self.times if (t.precision, t.steps) == (precision, steps))
+        """Milliseconds of a patch. Raises KeyError if that was not timed."""
+        return {(t.precision, t.steps): t.milliseconds for t in self.times}[precision, steps]
 
 
 def sweep(
@@ -90,11 +96,19 @@ def sweep(
 ) -> Sweep:
     """Listen to each cell that has no file in the folder yet, then time a patch, unless that was done.
 
-    report: called with what is being done. Raises InputError for cells of another bundle, seed or number of sentences.
+    Times of another bundle or other steps are measured again. report: called with what is being done. Raises InputError
+    for a bundle with neither precision, a damaged file, or cells of another bundle, seed or number of sentences.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     manifest = Manifest.read(bundle)
     precisions = [p for p in _PRECISIONS if p in manifest.precisions]
+    if not precisions:
+        raise InputError(
+            f"{bundle}: expected a bundle with {' or '.join(_PRECISIONS)}; it has {', '.join(manifest.precisions)}; "
+            "convert it in one of them"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    # Before hours of listening: a damaged file is reported at once.
+    times = _read_times(folder / _TIMES)
     cells = []
     for cfg_value, precision, count in product(cfg_values, precisions, steps):
         expected = Cell(
@@ -102,22 +116,26 @@ def sweep(
             sentences=sentences, seed=seed, scores=(),
         )  # fmt: skip
         path = folder / expected.file
-        cells.append(_read(path, expected) if path.exists() else _heard(bundle, expected, ears, report))
-        path.write_text(cells[-1].model_dump_json(indent=1) + "\n", encoding="utf-8")
-    times = TypeAdapter(tuple[PatchTime, ...])
-    path = folder / _TIMES
-    if path.exists():
-        return Sweep(cells=tuple(cells), times=times.validate_json(path.read_bytes()))
-    report("timing a patch")
-    measured = patch_times(bundle, precisions, steps)
-    path.write_bytes(times.dump_json(measured, indent=1))
-    return Sweep(cells=tuple(cells), times=measured)
+        if path.exists():
+            cells.append(_read(path, expected))
+            continue
+        cells.append(_heard(bundle, expected, ears, report))
+        with whole_file(path) as file:
+            file.write(cells[-1].model_dump_json(indent=1).encode() + b"\n")
+    wanted = {(manifest.digest(p), p, n) for p, n in product(precisions, steps)}
+    if not wanted <= {(t.bundle, t.precision, t.steps) for t in times}:
+        report("timing a patch")
+        times = patch_times(bundle, precisions, steps)
+        with whole_file(folder / _TIMES) as file:
+            file.write(_TIMES_FORMAT.dump_json(times, indent=1) + b"\n")
+    return Sweep(cells=tuple(cells), times=times)
 
 
 def patch_times(
     bundle: Path, precisions: Sequence[str], steps: Sequence[int], rounds: int = 20
 ) -> tuple[PatchTime, ...]:
     """The time of a patch in each precision with each number of steps, one after another in every round."""
+    manifest = Manifest.read(bundle)
     voices = {precision: VoxCPM.from_bundle(bundle, precision) for precision in precisions}
     settings = list(product(precisions, steps))
     seconds: dict[tuple[str, int], list[float]] = {setting: [] for setting in settings}
@@ -133,7 +151,9 @@ def patch_times(
     for voice in voices.values():
         voice.close()
     return tuple(
-        PatchTime(precision=p, steps=n, milliseconds=1e3 * min(taken) / _TIMED_PATCHES)
+        PatchTime(
+            bundle=manifest.digest(p), precision=p, steps=n, milliseconds=1e3 * min(taken) / _TIMED_PATCHES
+        )
         for (p, n), taken in seconds.items()
     )
 
@@ -207,10 +227,20 @@ def _heard(bundle: Path, expected: Cell, ears: Ears, report: Callable[[str], Non
 def _read(path: Path, expected: Cell) -> Cell:
     try:
         cell = Cell.model_validate_json(path.read_bytes())
-    except ValidationError:
+    except (OSError, ValidationError):
         raise InputError(f"{path}: expected a cell of a sweep; remove it to measure it again") from None
     if cell.model_copy(update={"scores": ()}) != expected:
         raise InputError(
             f"{path}: a cell of another bundle, seed or number of sentences; name another folder"
         )
     return cell
+
+
+def _read_times(path: Path) -> tuple[PatchTime, ...]:
+    """The times in a file; none if there is no file."""
+    if not path.exists():
+        return ()
+    try:
+        return _TIMES_FORMAT.validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        raise InputError(f"{path}: expected the times of a sweep; remove it to measure them again") from None
