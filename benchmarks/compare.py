@@ -13,10 +13,11 @@ A contender is a checkout of this project, or upstream's PyTorch code on the bun
     python benchmarks/compare.py voxcpm-1.5 .:precision=int8 .:precision=fp16
     python benchmarks/compare.py voxcpm-1.5 upstream:float32 upstream:bfloat16 . --checkpoint VoxCPM1.5
 
-Each contender is a process with its own tree's environment (`TREE/.venv`, if there is one), which stays open and waits
-while another works. In each round every contender measures a figure once, in the order A B, then B A, and so on, so
-that whatever else the machine does slows all of them. A figure is the median over the rounds; a ratio is the median of
-the ratios within a round, with their quartiles: a difference whose quartiles include 1 was not seen.
+Each contender is a process with its own tree's environment (`TREE/.venv`, if there is one) and an empty cache folder of
+its own, which is filled before anything is measured. It stays open and waits while another works. In each round every
+contender measures a figure once, in the order A B, then B A, and so on, so that whatever else the machine does slows
+all of them. A figure is the median over the rounds; a ratio is the median of the ratios within a round, with their
+quartiles: a difference whose quartiles include 1 was not seen.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from voxcpm_runtime.backends.machine import chip, cores, cpu_features
 
@@ -58,8 +59,8 @@ class Contender:
 class Worker:
     """A contender's process."""
 
-    def __init__(self, contender: Contender, arguments: argparse.Namespace, cache: str | None = None) -> None:
-        """Start one. cache: the user's cache directory; None for the usual one."""
+    def __init__(self, contender: Contender, arguments: argparse.Namespace, cache: str) -> None:
+        """Start one. cache: its cache folder."""
         given = {
             "bundle": str(Path(contender.options.get("bundle", arguments.bundle)).resolve()),
             "checkpoint": arguments.checkpoint,
@@ -74,7 +75,7 @@ class Worker:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(str(contender.tree / root) for root in ROOTS),
             "OMP_NUM_THREADS": str(arguments.threads),
-            **({} if cache is None else {"VOXCPM_COREML_CACHE": cache}),
+            "VOXCPM_COREML_CACHE": cache,
         }
         self._name = contender.name
         began = time.perf_counter()
@@ -82,7 +83,10 @@ class Worker:
             [str(python if python.exists() else sys.executable), str(WORKER), json.dumps(given)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
-        self.measurements: list[str] = self._answer()
+        opened = self._answer()
+        if isinstance(opened, str):
+            _refuse(f"{self._name}: {opened}")
+        self.measurements: list[str] = opened
         """What it can measure."""
         self.start_seconds = time.perf_counter() - began
         """Seconds from a new process to an open bundle."""
@@ -144,8 +148,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    if len(arguments.contenders) < 2 or arguments.rounds < 1:
-        parser.error("expected two contenders or more, and one round or more")
+    if len(arguments.contenders) < 2:
+        parser.error("expected two contenders or more")
+    for option in ("rounds", "patches", "threads"):
+        if getattr(arguments, option) < 1:
+            parser.error(f"--{option} {getattr(arguments, option)}: expected 1 or more")
     if arguments.checkpoint is None and any(c.dtype for c in arguments.contenders):
         parser.error("upstream needs --checkpoint")
     return arguments
@@ -176,29 +183,41 @@ def _measured(arguments: argparse.Namespace) -> Figures:
             for name, value in call(i).items():
                 figures.setdefault(name, [[] for _ in contenders])[i].append(value)
 
+    # A cache folder for each contender: trees with different graphs would remove each other's prepared forms.
+    with tempfile.TemporaryDirectory() as caches:
+        folders = [f"{caches}/{i}" for i in range(len(contenders))]
+        for contender, folder in zip(contenders, folders, strict=True):
+            if contender.dtype is None:
+                # Lowering, in a first start, would raise its peak memory.
+                Worker(contender, arguments, folder).close()
+        workers = [Worker(c, arguments, folder) for c, folder in zip(contenders, folders, strict=True)]
+        names = dict.fromkeys(name for worker in workers for name in worker.measurements)
+        asked = _asked(list(names), arguments.only)
+        for turn in range(arguments.rounds):
+            for name in asked:
+                in_turn(lambda i: workers[i].figures(name), turn)  # noqa: B023 - called immediately
+            print(f"round {turn + 1} of {arguments.rounds}", file=sys.stderr)
+        in_turn(lambda i: workers[i].figures("memory"), 0)
+        for worker in workers:
+            worker.close()
     if arguments.start:
         with tempfile.TemporaryDirectory() as caches:
             for turn in range(arguments.rounds):
                 in_turn(lambda i: _starts(contenders[i], arguments, f"{caches}/{turn}-{i}"), turn)  # noqa: B023 - called immediately
-    for contender in contenders:
-        if contender.dtype is None:
-            # Lowering, in a tree's first start, would raise its peak memory.
-            Worker(contender, arguments).close()
-    workers = [Worker(contender, arguments) for contender in contenders]
-    names = dict.fromkeys(name for worker in workers for name in worker.measurements)
-    asked = [n for n in names if not arguments.only or n.partition("[")[0] in arguments.only]
-    if not asked:
-        raise SystemExit(
-            f"--only: expected one of {', '.join(names)}; a step model without its length means all of them"
-        )
-    for turn in range(arguments.rounds):
-        for name in asked:
-            in_turn(lambda i: workers[i].figures(name), turn)  # noqa: B023 - called immediately
-        print(f"round {turn + 1} of {arguments.rounds}", file=sys.stderr)
-    in_turn(lambda i: workers[i].figures("memory"), 0)
-    for worker in workers:
-        worker.close()
     return figures
+
+
+def _asked(names: list[str], only: list[str] | None) -> list[str]:
+    """The measurements that `--only` names, or all; a step model without its length means all its lengths."""
+    short = [name.partition("[")[0] for name in names]
+    if unknown := [name for name in only or [] if name not in short]:
+        _refuse(f"--only {unknown[0]}: expected one of {', '.join(dict.fromkeys(short))}")
+    return [name for name, own in zip(names, short, strict=True) if not only or own in only]
+
+
+def _refuse(reason: str) -> NoReturn:
+    print(f"compare.py: {reason}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def _starts(contender: Contender, arguments: argparse.Namespace, cache: str) -> dict[str, float]:

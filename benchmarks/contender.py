@@ -1,7 +1,8 @@
 """One contender of compare.py: a process that opens a bundle, or upstream's model, and times what it is asked to.
 
-It reads the name of a measurement from each line of its standard input, and answers with a line of JSON: figures by
-name. It runs in the contender's own tree, which may be old: it finds names that have moved, and imports nothing else.
+Its first line of JSON is the list of its measurements, or the reason why it cannot open what it is given. Then it reads
+the name of a measurement from each line of its standard input, and answers with a line of JSON: figures by name. It
+runs in the contender's own tree, which may be old: it finds names that have moved, and imports nothing else.
 """
 
 from __future__ import annotations
@@ -28,12 +29,17 @@ TURN_CALLS = 20
 
 
 def main() -> None:
-    """Answer until standard input ends. The first line tells which measurements there are."""
+    """Answer until standard input ends. The first line tells which measurements there are, or why there are none."""
     given = json.loads(sys.argv[1])
     # Whatever else is printed must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    measurements = _upstream(given) if given["dtype"] else _bundle(given)
+    try:
+        measurements = _upstream(given) if given["dtype"] else _bundle(given)
+    # A wrong name of an option, or a wrong value.
+    except (TypeError, _module("voxcpm_constants.errors").VoxCPMError) as error:
+        print(json.dumps(str(error)), file=answers, flush=True)
+        raise SystemExit(2) from None
     print(json.dumps(list(measurements)), file=answers, flush=True)
     measurements["memory"] = lambda: {"peak memory, GB": _peak_bytes() / 1e9}
     for line in sys.stdin:

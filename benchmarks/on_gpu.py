@@ -3,7 +3,8 @@
     python benchmarks/on_gpu.py BUNDLE [--checkpoint CHECKPOINT] [--patches 64] [--rounds 3] [--parity] [--json FILE]
 
 Each contender runs in its own process, and they take turns. Upstream is measured as its package runs it (bfloat16,
-`optimize=True`) if a checkpoint is given. `--parity` also speaks on the processor in float32 with the same noise.
+`optimize=True`) if a checkpoint is given. `--parity` also speaks on the processor in float32 with the same noise. The
+exit code is 1 if a contender fails in every round.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -42,14 +43,18 @@ def main() -> None:
                 continue
             rounds[name].append(found)
             print(f"{name}: {found}", flush=True)
-    medians = {
-        name: {key: statistics.median(found[key] for found in results) for key in results[-1]}
-        for name, results in rounds.items()
-        if results
-    }
+    medians = {name: _medians(results) for name, results in rounds.items() if results}
     print(json.dumps(medians, indent=1))
     if arguments.json:
         arguments.json.write_text(json.dumps({"medians": medians, "rounds": rounds}, indent=1))
+    if failed := [name for name, results in rounds.items() if not results]:
+        raise SystemExit(f"failed in every round: {', '.join(failed)}")
+
+
+def _medians(results: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The median of each figure over the rounds that have it: times of calls and parity are of the first one only."""
+    keys = dict.fromkeys(key for found in results for key in found)
+    return {key: statistics.median(found[key] for found in results if key in found) for key in keys}
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,5 +1,7 @@
 """benchmarks/compare.py: equal trees have equal figures, and a slowed one is told apart."""
 
+import argparse
+import importlib
 import json
 import shutil
 import subprocess
@@ -100,7 +102,9 @@ def test_upstream_takes_part(tiny_bundle, tiny_checkpoint):
             ("b", ".", "upstream:int8"),
             "upstream:int8 is no checkout of this project, nor upstream:float32 or",
         ),
-        (("b", ".", ".", "--rounds", "0"), "one round or more"),
+        (("b", ".", ".", "--rounds", "0"), "--rounds 0: expected 1 or more"),
+        (("b", ".", ".", "--patches", "0"), "--patches 0: expected 1 or more"),
+        (("b", ".", ".", "--threads", "0"), "--threads 0: expected 1 or more"),
     ],
 )
 def test_a_wrong_argument_is_one_line(given, words):
@@ -108,3 +112,47 @@ def test_a_wrong_argument_is_one_line(given, words):
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY)
     assert done.returncode == 2
     assert words in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((".:threads=100000", "."), ".:threads=100000: "),
+        ((".", ".:precison=int8"), ".:precison=int8: "),
+        (
+            (".", ".", "--only", "locdit_step", "--only", "typo", "--start"),
+            "--only typo: expected one of ",
+        ),
+    ],
+)
+def test_what_a_bundle_does_not_have_is_one_line(tiny_bundle, given, words):
+    command = [sys.executable, COMPARE, tiny_bundle, *given, "--rounds", "1", "--threads", "1"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"compare.py: {words}")
+
+
+def test_each_contender_has_one_cache_folder_of_its_own(monkeypatch):
+    monkeypatch.syspath_prepend(COMPARE.parent)
+    compare = importlib.import_module("compare")
+    started: list[tuple[str, str]] = []
+
+    class Worker:
+        measurements = ("prefill",)
+
+        def __init__(self, contender, _, cache):
+            started.append((contender.name, cache))
+
+        def figures(self, measurement):
+            return {measurement: 1.0}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(compare, "Worker", Worker)
+    both = [compare.Contender(name, REPOSITORY, None, {}) for name in ("A", "B")]
+    compare._measured(argparse.Namespace(contenders=both, start=False, only=None, rounds=1))
+    folders = dict(started)
+    assert len(set(folders.values())) == 2
+    assert started == 2 * list(folders.items())
