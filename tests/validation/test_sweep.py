@@ -153,10 +153,10 @@ def test_the_command_needs_a_folder():
     assert "name a folder with --report" in str(result.exception)
 
 
-def test_the_command_refuses_what_a_sweep_leaves_out():
+def test_the_command_refuses_what_a_sweep_leaves_out(tmp_path: Path):
     app = typer.Typer()
     app.command()(command)
-    given = ["--sweep", "--report", "r", "--seed", "1", "--sentences", "2"]
+    given = ["--sweep", "--report", str(tmp_path), "--seed", "1", "--sentences", "2"]
     others = ["--prose", "--narration", "--precision", "int8", "--minutes", "30", "--upstream-words", "9"]
     result = CliRunner().invoke(app, [*given, *others])
     assert isinstance(result.exception, InputError)

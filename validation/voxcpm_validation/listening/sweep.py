@@ -17,6 +17,7 @@ from rich.table import Table
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.listening.parts import Ears, Extent, listen
@@ -27,7 +28,7 @@ from voxcpm_validation.listening.speakers import bundle_speaker
 STEPS = (4, 5, 6, 8, 10, 16)
 CFG_VALUES = (2.0, 1.5, 3.0)
 """Upstream's default first: what an interrupted sweep has is what matters most."""
-_PRECISIONS = ("int8", "fp16")
+_PRECISIONS: tuple[Precision, ...] = ("int8", "fp16")
 _TIMES = "times.json"
 _TIMED_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
 _TIMED_PATCHES = 12
@@ -132,13 +133,13 @@ def sweep(
 
 
 def patch_times(
-    bundle: Path, precisions: Sequence[str], steps: Sequence[int], rounds: int = 20
+    bundle: Path, precisions: Sequence[Precision], steps: Sequence[int], rounds: int = 20
 ) -> tuple[PatchTime, ...]:
     """The time of a patch in each precision with each number of steps, one after another in every round."""
     manifest = Manifest.read(bundle)
     voices = {precision: VoxCPM.from_bundle(bundle, precision) for precision in precisions}
     settings = list(product(precisions, steps))
-    seconds: dict[tuple[str, int], list[float]] = {setting: [] for setting in settings}
+    seconds: dict[tuple[Precision, int], list[float]] = {setting: [] for setting in settings}
     for turn in range(rounds + 1):
         for precision, count in settings if turn % 2 else reversed(settings):
             began = time.perf_counter()
