@@ -169,3 +169,14 @@ def test_a_gpu_has_arithmetic_of_its_own() -> None:
     assert arithmetic_key(units) == arithmetic_key(units, "cpu")
     assert arithmetic_key(units, "cuda:1") == arithmetic_key(units, "cuda")
     assert len({arithmetic_key(units, name) for name in ("cpu", "cuda", "tensorrt")}) == 3
+
+
+def test_processors_with_other_products_have_arithmetic_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A voice's saved prefix must not be read back where integer products give other numbers."""
+    keys = set()
+    for exact in (False, True):
+        monkeypatch.setattr(
+            "voxcpm_runtime.backends.portable.signed_products.exact", lambda exact=exact: exact
+        )
+        keys.add(arithmetic_key({"locdit_step": "portable"}))
+    assert len(keys) == 2

@@ -89,7 +89,7 @@ class CompiledPackage:
         return self._temporary(), True
 
     def cached(self, damaged: int | None = None) -> tuple[Path, bool]:
-        """As `path`, but in the user's cache only.
+        """The compiled form in the user's cache, and whether this call made it: what `path` does first.
 
         Raises OSError where the cache cannot be written, NotImplementedError where it knows no locks, and what the
         compiler raises.
