@@ -14,7 +14,8 @@ import pytest
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, check_files
-from voxcpm_constants.step_models import StepSizes
+from voxcpm_constants.step_models import StepSizes, declare_step_models
+from voxcpm_conversion import convert as module
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.core_ai import packages
@@ -22,15 +23,16 @@ from voxcpm_conversion.core_ai import packages
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
 SMALLEST = StepSizes(kv_length=48, prefill_chunks=(1,), encode_patches=(1,))
+# The first takes the least time of all, the second enough to be interrupted in: the others would only take more time.
+TWO = ("audio_vae_decoder", "base_lm_step")
 WORDS = ("--target", "macos27", "--precision", "fp32", "--max-length", "48", "--prefill-chunk", "1")
 # A background job of a shell ignores the signal, and so do its children, unless they ask for it.
 HEARD = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
-# Both halves of the AudioVAE alone: the other step models would only take more time.
-TWO = (
+DECLARED = (
     "from voxcpm_conversion import convert; declare = convert.declare_step_models; "
-    "convert.declare_step_models = lambda a, sizes: dict(list(declare(a, sizes).items())[:2])"
+    f"convert.declare_step_models = lambda a, sizes: {{name: declare(a, sizes)[name] for name in {TWO}}}"
 )
-PROGRAM = f"{HEARD}; {TWO}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+PROGRAM = f"{HEARD}; {DECLARED}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
 def test_a_full_disk_is_one_line_and_what_is_there_is_resumed(
@@ -44,11 +46,13 @@ def test_a_full_disk_is_one_line_and_what_is_there_is_resumed(
         return usage._replace(free=1000 if len(asked) > 1 else usage.free)
 
     opened = Checkpoint.open(tiny_checkpoint)
+    declared = declare_step_models(opened.architecture, SMALLEST)
+    monkeypatch.setattr(module, "declare_step_models", lambda *_: {name: declared[name] for name in TWO})
     monkeypatch.setattr(packages.shutil, "disk_usage", full)
     with pytest.raises(InputError, match=r"no room for VoxCPM .*: it needs \d+\.\d MB, and 0\.0 MB are free"):
         convert(opened, tmp_path / "b", precisions=("fp32",), sizes=SMALLEST, target="macOS27")
     assert [path.name for path in tmp_path.iterdir()] == [".b.partial"]
-    assert len(list(tmp_path.glob(".b.partial/fp32/*.aimodel"))) == 1
+    assert len(list(tmp_path.glob(".b.partial/fp32/[!.]*.aimodel"))) == 1
 
 
 def test_ctrl_c_leaves_no_bundle_and_the_same_command_resumes(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -64,14 +68,14 @@ def test_ctrl_c_leaves_no_bundle_and_the_same_command_resumes(tiny_checkpoint: P
     ]
     with subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 120
-        while not list(tmp_path.glob(".b.partial/fp32/audio_vae*.aimodel")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob(".b.partial/fp32/[!.]*.aimodel")) and time.monotonic() < deadline:
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGINT)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "error: interrupted" in error.splitlines()[-1]
     assert "Traceback" not in error
-    (first, *_) = done = list(tmp_path.glob(".b.partial/fp32/audio_vae*.aimodel"))
+    (first, *_) = done = list(tmp_path.glob(".b.partial/fp32/[!.]*.aimodel"))
     assert len(done) < 2
     assert not (tmp_path / "b").exists()
     written = (first / "main.mlirb").stat().st_mtime_ns

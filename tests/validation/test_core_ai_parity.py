@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from core_ai_agreement import FP32, TEXT, Reference, check_fp32, check_utterances, measured, recorded, spoken
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import (
@@ -23,36 +23,19 @@ from voxcpm_constants.step_models import (
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_conversion.synthetic import write_synthetic_checkpoint
-from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
 from voxcpm_runtime.backends.loading import load_core_ai_step_model
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import step_agreement
-from voxcpm_validation.end_to_end import Case, EndToEnd, Spoken, cases, compare_speech, speak_upstream
+from voxcpm_validation.end_to_end import Case, EndToEnd, compare_speech, speak_upstream
 from voxcpm_validation.half_arithmetic import check_beside, measure_half
 from voxcpm_validation.measures import agreement
-from voxcpm_validation.reference import RecordedCall, record_reference
 from voxcpm_validation.report import CORE_AI_FLOORS, STEP_FLOORS, Report, below_floors
-from voxcpm_validation.step_agreement import StepAgreement, measure_step
-from voxcpm_validation.upstream import load_upstream
 from voxcpm_validation.validate import FEW_PATCHES, validate_bundle
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
-TEXT = "the you and the world"
-FP32 = 0.999999
 SIZES = StepSizes(kv_length=128, prefill_chunks=(1, 16))
-
-Reference = dict[str, list[RecordedCall]]
-
-
-def recorded(checkpoint: Path, bundle: Path, patches: int = 6) -> tuple[Any, Reference]:
-    """Upstream's model, and what it does for an utterance."""
-    manifest = Manifest.read(bundle)
-    model = load_upstream(checkpoint, max_length=manifest.sizes.kv_length)
-    return model, record_reference(model, manifest.architecture, manifest.sizes, text=TEXT, patches=patches)
 
 
 @pytest.fixture(scope="module")
@@ -60,31 +43,11 @@ def first(tiny_checkpoint: Path, tiny_bundle_27: Path) -> tuple[Any, Reference]:
     return recorded(tiny_checkpoint, tiny_bundle_27)
 
 
-@pytest.fixture(scope="module")
-def second(second_checkpoint: Path, second_bundle_27: Path) -> tuple[Any, Reference]:
-    return recorded(second_checkpoint, second_bundle_27)
-
-
-def measured(bundle: Path, precision: Any, reference: Reference, name: str) -> StepAgreement:
-    """The agreement of a step model, which was called at every length, the longer ones with a filled state."""
-    manifest = Manifest.read(bundle)
-    declared = manifest.step_models[name]
-    found = measure_step(bundle, manifest, precision, name, "core-ai", reference[name])
-    assert set(found.lengths) == set(declared.chunk_lengths)
-    tensor, axis = declared.chunk_axis
-    assert reference[name][0].inputs[tensor.name].shape[axis] == min(declared.chunk_lengths)
-    return found
-
-
-@pytest.mark.parametrize("generation", [("tiny_bundle_27", "first"), ("second_bundle_27", "second")])
 @pytest.mark.parametrize("name", STEP_MODEL_NAMES)
 def test_fp32_step_models_equal_upstream_at_every_length(
-    request: pytest.FixtureRequest, generation: tuple[str, str], name: str
+    tiny_bundle_27: Path, first: tuple[Any, Reference], name: str
 ) -> None:
-    bundle, (_, reference) = (request.getfixturevalue(fixture) for fixture in generation)
-    found = measured(bundle, "fp32", reference, name)
-    assert found.lowest >= FP32
-    assert all(output.correlation >= FP32 for output in found.outputs.values())
+    check_fp32(tiny_bundle_27, first[1], name)
 
 
 @pytest.mark.parametrize("name", STEP_MODEL_NAMES)
@@ -152,38 +115,6 @@ def test_a_defect_is_below_the_floor(
     assert [line.split(":")[0] for line in report.failures()] == [f"{name} fp32 core-ai"]
 
 
-def spoken(tts: VoxCPM, case: Case) -> Spoken:
-    speech = tts.speak(
-        case.text,
-        case.prompt_wav,
-        case.prompt_text,
-        case.reference_wav,
-        rng=np.random.default_rng(case.seed),
-        retry_badcase=False,
-        min_len=case.min_len,
-        max_len=case.max_len,
-        segment_tokens=SEGMENT_TOKENS,
-    )
-    return Spoken(speech.audio, speech.latents)
-
-
-def check_utterances(
-    model: Any, core_ai: VoxCPM, portable: VoxCPM | None = None, text: str = TEXT
-) -> list[str]:
-    """Compare every mode with upstream, and with the portable executor if it is given; the names of the modes."""
-    with core_ai, cases(model, text, patches=12, seed=0) as utterances:
-        for case in utterances:
-            upstream = speak_upstream(model, case)
-            found = spoken(core_ai, case)
-            assert found.latents.shape == upstream.latents.shape
-            assert len(found.latents) == 12
-            assert agreement(found.latents, upstream.latents).correlation >= 0.99999, case.name
-            if portable is not None:
-                ours = spoken(portable, case)
-                np.testing.assert_allclose(found.audio, ours.audio, rtol=0, atol=1e-4, err_msg=case.name)
-        return [case.name for case in utterances]
-
-
 def test_utterances_in_fp32_equal_upstreams_and_the_portable_executors(
     first: tuple[Any, Reference], tiny_bundle_27: Path, tiny_bundle: Path
 ) -> None:
@@ -191,38 +122,6 @@ def test_utterances_in_fp32_equal_upstreams_and_the_portable_executors(
         first[0], VoxCPM.from_bundle(tiny_bundle_27, "fp32"), VoxCPM.from_bundle(tiny_bundle, "fp32")
     )
     assert modes == ["zero-shot", "continuation"]
-
-
-def test_utterances_of_the_second_generation_in_every_mode(
-    second: tuple[Any, Reference], second_bundle_27: Path, second_bundle: Path
-) -> None:
-    modes = check_utterances(
-        second[0], VoxCPM.from_bundle(second_bundle_27, "fp32"), VoxCPM.from_bundle(second_bundle, "fp32")
-    )
-    assert len(modes) == 6
-
-
-@pytest.fixture
-def small() -> Iterator[Path]:
-    """A synthetic checkpoint of 0.5B's properties."""
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = Path(folder) / "checkpoint"
-        write_tokenizer(Path(folder) / "tokenizer")
-        write_synthetic_checkpoint(
-            checkpoint, presets()["tiny-kv"], seed=0, dtype="float32", tokenizer=Path(folder) / "tokenizer"
-        )
-        yield checkpoint
-
-
-def test_utterances_of_half_a_billion_parameters_properties(small: Path) -> None:
-    """One key/value head of another size, plain convolutions, patches of four frames."""
-    bundle = small.with_name("bundle")
-    sizes = StepSizes(kv_length=128, prefill_chunks=(1,))
-    convert(Checkpoint.open(small), bundle, precisions=("fp32",), sizes=sizes, target="macOS27")
-    model, reference = recorded(small, bundle)
-    for name in STEP_MODEL_NAMES:
-        assert measured(bundle, "fp32", reference, name).lowest >= FP32, name
-    assert check_utterances(model, VoxCPM.from_bundle(bundle, "fp32")) == ["zero-shot", "continuation"]
 
 
 def test_a_row_of_the_cache_left_out_is_below_the_floors_of_speech(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def export_program(steps: Mapping[str, nn.Module], form: PackageForm, *, half: b
             exported = torch.export.export(
                 CoreAIStep(steps[name], declared, half=half, native=native).eval(),
                 _examples(declared, half=half),
-            ).run_decompositions(coreai_torch.get_decomp_table())
+            ).run_decompositions(_decompositions())
         converter.add_exported_program(
             exported,
             entrypoint_name=name,
@@ -43,6 +44,12 @@ def export_program(steps: Mapping[str, nn.Module], form: PackageForm, *, half: b
             state_names=[t.name for t in declared.state] if native else [],
         )
     return converter.to_coreai()
+
+
+@cache
+def _decompositions() -> dict[Any, Any]:
+    # A dictionary: PyTorch's own table looks through all its operators whenever it is copied.
+    return dict(import_module("coreai_torch").get_decomp_table())
 
 
 def _examples(declared: StepModel, *, half: bool) -> tuple[Tensor, ...]:

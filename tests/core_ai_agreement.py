@@ -1,0 +1,79 @@
+"""What Apple's Core AI runtime is compared with: upstream's step models and utterances, and the portable executor's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from voxcpm_constants.manifest import Manifest
+from voxcpm_runtime.options import SEGMENT_TOKENS
+from voxcpm_runtime.voxcpm import VoxCPM
+from voxcpm_validation.end_to_end import Case, Spoken, cases, speak_upstream
+from voxcpm_validation.measures import agreement
+from voxcpm_validation.reference import RecordedCall, record_reference
+from voxcpm_validation.step_agreement import StepAgreement, measure_step
+from voxcpm_validation.upstream import load_upstream
+
+TEXT = "the you and the world"
+FP32 = 0.999999
+
+Reference = dict[str, list[RecordedCall]]
+
+
+def recorded(checkpoint: Path, bundle: Path, patches: int = 6) -> tuple[Any, Reference]:
+    """Upstream's model, and what it does for an utterance."""
+    manifest = Manifest.read(bundle)
+    model = load_upstream(checkpoint, max_length=manifest.sizes.kv_length)
+    return model, record_reference(model, manifest.architecture, manifest.sizes, text=TEXT, patches=patches)
+
+
+def measured(bundle: Path, precision: Any, reference: Reference, name: str) -> StepAgreement:
+    """The agreement of a step model, which was called at every length, the longer ones with a filled state."""
+    manifest = Manifest.read(bundle)
+    declared = manifest.step_models[name]
+    found = measure_step(bundle, manifest, precision, name, "core-ai", reference[name])
+    assert set(found.lengths) == set(declared.chunk_lengths)
+    tensor, axis = declared.chunk_axis
+    assert reference[name][0].inputs[tensor.name].shape[axis] == min(declared.chunk_lengths)
+    return found
+
+
+def check_fp32(bundle: Path, reference: Reference, name: str) -> None:
+    """Compare a step model in fp32 with upstream at every length."""
+    found = measured(bundle, "fp32", reference, name)
+    assert found.lowest >= FP32
+    assert all(output.correlation >= FP32 for output in found.outputs.values())
+
+
+def spoken(tts: VoxCPM, case: Case) -> Spoken:
+    speech = tts.speak(
+        case.text,
+        case.prompt_wav,
+        case.prompt_text,
+        case.reference_wav,
+        rng=np.random.default_rng(case.seed),
+        retry_badcase=False,
+        min_len=case.min_len,
+        max_len=case.max_len,
+        segment_tokens=SEGMENT_TOKENS,
+    )
+    return Spoken(speech.audio, speech.latents)
+
+
+def check_utterances(
+    model: Any, core_ai: VoxCPM, portable: VoxCPM | None = None, text: str = TEXT
+) -> list[str]:
+    """Compare every mode with upstream, and with the portable executor if it is given; the names of the modes."""
+    with core_ai, cases(model, text, patches=12, seed=0) as utterances:
+        for case in utterances:
+            upstream = speak_upstream(model, case)
+            found = spoken(core_ai, case)
+            assert found.latents.shape == upstream.latents.shape
+            assert len(found.latents) == 12
+            assert agreement(found.latents, upstream.latents).correlation >= 0.99999, case.name
+            if portable is not None:
+                ours = spoken(portable, case)
+                np.testing.assert_allclose(found.audio, ours.audio, rtol=0, atol=1e-4, err_msg=case.name)
+        return [case.name for case in utterances]
