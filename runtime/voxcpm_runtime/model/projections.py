@@ -21,6 +21,13 @@ from voxcpm_constants.arrays import FUSION, LM_TO_DIT, RESIDUAL_TO_DIT
 from voxcpm_constants.generations import Traits
 from voxcpm_runtime.backends.step_function import Floats
 
+FEW_ROWS = 4
+"""Up to so many rows are multiplied by numpy itself, on the calling thread.
+
+Its BLAS has threads that wait for the next product by spinning, for 0.1 s, on cores that the step models need: a patch
+took a fifth longer (TRIALS.md). For more rows, as in a prefill, BLAS is several times faster.
+"""
+
 Join = Callable[[Floats, Floats], Floats]
 """A function from two arrays (..., width) to one."""
 
@@ -61,6 +68,12 @@ def _fused(constants: Mapping[str, npt.NDArray[np.floating]]) -> Join:
 
 
 def _linear(constants: Mapping[str, npt.NDArray[np.floating]], stem: str) -> Callable[[Floats], Floats]:
-    weight = np.asarray(constants[f"{stem}_w"], np.float32).T
+    weight = np.asarray(constants[f"{stem}_w"], np.float32)
     bias = np.asarray(constants[f"{stem}_b"], np.float32)
-    return lambda rows: rows @ weight + bias
+
+    def linear(rows: Floats) -> Floats:
+        few = rows.size <= FEW_ROWS * weight.shape[1]
+        product: Floats = np.einsum("...i,oi->...o", rows, weight) if few else rows @ weight.T
+        return product + bias
+
+    return linear
