@@ -189,8 +189,9 @@ def _whole_row_product(call: Call, x: str, weight: _Channelwise) -> str:
     fixed, not computed from the values (DynamicQuantizeMatMul), so that no row depends on another: rows may belong to
     different utterances.
     """
-    peak = _peak(call, x)
-    return call.emit("Mul", _byte_product(call, call.emit("Div", x, peak), 1 / _PEAK_STEPS, weight), peak)
+    peak, step = _peak(call, x), 1 / _PEAK_STEPS
+    rows = _bytes(call, call.emit("Div", x, peak), step)
+    return call.emit("Mul", _byte_product(call, rows, step, weight), peak)
 
 
 def _has_outliers(call: Call, weight: _Channelwise) -> bool:
@@ -210,10 +211,10 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
     integers = call.graph.integers
     unit = call.emit("Mul", _peak(call, x), call.scalar(1 / _PEAK_STEPS))
     steps = call.emit("Div", x, unit)
-    whole = call.emit("Round", steps)
-    rest = call.emit("Mul", call.emit("Sub", steps, whole), call.scalar(_FINE_STEPS))
+    whole = _bytes(call, steps, 1.0)
+    rest = call.emit("Sub", steps, call.emit("DequantizeLinear", whole, *_grid(call, 1.0)))
     # (…, rows, planes, in)
-    whole, rest = (call.emit("Unsqueeze", plane, integers([-2])) for plane in (whole, rest))
+    planes = [call.emit("Unsqueeze", plane, integers([-2])) for plane in (whole, _bytes(call, rest, 1 / _FINE_STEPS))]
     # (…, rows, 1, planes)
     units = call.emit("Unsqueeze", unit, integers([-2]))
     fine_units = call.emit("Mul", units, call.scalar(1 / _FINE_STEPS))
@@ -221,9 +222,9 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
     if None in call.shape("x")[:-1] and not always:
         rows = call.emit("ReduceProd", call.emit("Shape", x, end=-1), keepdims=1)
         second = call.emit("Cast", call.emit("Less", rows, integers([WHOLE_ROWS])), to=TensorProto.INT64)
-        rest = call.emit("Slice", rest, integers([0]), second, integers([-2]))
+        planes[1] = call.emit("Slice", planes[1], integers([0]), second, integers([-2]))
         fine_units = call.emit("Slice", fine_units, integers([0]), second, integers([-1]))
-    product = _byte_product(call, call.emit("Concat", whole, rest, axis=-2), 1.0, weight)
+    product = _byte_product(call, call.emit("Concat", *planes, axis=-2), 1.0, weight)
     units = call.emit("Concat", units, fine_units, axis=-1)
     return call.emit("Squeeze", call.emit("MatMul", units, product), integers([-2]))
 
@@ -234,18 +235,27 @@ def _peak(call: Call, x: str) -> str:
     return call.emit("Max", peak, call.scalar(_SMALLEST_PEAK))
 
 
-def _byte_product(call: Call, x: str, step: float, weight: _Channelwise) -> str:
-    """Rows quantised in these steps around a zero point, times the weight: one integer product.
+def _bytes(call: Call, x: str, step: float) -> str:
+    """Values quantised in these steps around a zero point: uint8."""
+    return call.emit("QuantizeLinear", x, *_grid(call, step))
 
-    Rows are unsigned. Weights are signed where that is exact, as it is faster, and else unsigned (`signed_products`);
-    both are the same integer sums, and so the same bits.
+
+def _grid(call: Call, step: float) -> tuple[str, str]:
+    return call.scalar(step), call.scalar(_ZERO_POINT, np.uint8)
+
+
+def _byte_product(call: Call, rows: str, step: float, weight: _Channelwise) -> str:
+    """Rows of bytes (`_bytes`) with this step, times the weight: one integer product.
+
+    Weights are signed where that is exact, as it is faster, and else unsigned (`signed_products`); both are the same
+    integer sums, and so the same bits.
     """
     signed = call.graph.signed_products
     kind, center = (np.int8, 0) if signed else (np.uint8, _ZERO_POINT)
-    scale, zero = call.scalar(step), call.scalar(_ZERO_POINT, np.uint8)
+    scale, zero = _grid(call, step)
     return call.emit(
         "MatMulIntegerToFloat",
-        call.emit("QuantizeLinear", x, scale, zero),
+        rows,
         weight.stored(call, transposed=False, signed=signed),
         scale, call.graph.constant(weight.scales, np.float32),
         zero, call.graph.constant(np.full(weight.columns, center), kind),
