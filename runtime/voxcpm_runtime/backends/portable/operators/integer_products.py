@@ -214,7 +214,10 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
     whole = _bytes(call, steps, 1.0)
     rest = call.emit("Sub", steps, call.emit("DequantizeLinear", whole, *_grid(call, 1.0)))
     # (…, rows, planes, in)
-    planes = [call.emit("Unsqueeze", plane, integers([-2])) for plane in (whole, _bytes(call, rest, 1 / _FINE_STEPS))]
+    planes = [
+        call.emit("Unsqueeze", plane, integers([-2]))
+        for plane in (whole, _bytes(call, rest, 1 / _FINE_STEPS))
+    ]
     # (…, rows, 1, planes)
     units = call.emit("Unsqueeze", unit, integers([-2]))
     fine_units = call.emit("Mul", units, call.scalar(1 / _FINE_STEPS))
