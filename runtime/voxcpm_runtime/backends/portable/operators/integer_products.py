@@ -209,24 +209,21 @@ def _two_plane_product(call: Call, x: str, weight: _Channelwise, *, always: bool
     plane costs nothing. From WHOLE_ROWS rows on it does, and there is none unless `always` (TRIALS.md).
     """
     integers = call.graph.integers
-    unit = call.emit("Mul", _peak(call, x), call.scalar(1 / _PEAK_STEPS))
-    steps = call.emit("Div", x, unit)
-    whole = _bytes(call, steps, 1.0)
-    rest = call.emit("Sub", steps, call.emit("DequantizeLinear", whole, *_grid(call, 1.0)))
-    # (…, rows, planes, in)
-    planes = [
-        call.emit("Unsqueeze", plane, integers([-2]))
-        for plane in (whole, _bytes(call, rest, 1 / _FINE_STEPS))
-    ]
-    # (…, rows, 1, planes)
-    units = call.emit("Unsqueeze", unit, integers([-2]))
+    # (…, rows, planes, in), and units (…, rows, 1, planes)
+    x = call.emit("Unsqueeze", x, integers([-2]))
+    units = call.emit("Mul", _peak(call, x), call.scalar(1 / _PEAK_STEPS))
     fine_units = call.emit("Mul", units, call.scalar(1 / _FINE_STEPS))
-
+    steps = call.emit("Div", x, units)
+    whole = _bytes(call, steps, 1.0)
+    parts = [steps, whole]
     if None in call.shape("x")[:-1] and not always:
-        rows = call.emit("ReduceProd", call.emit("Shape", x, end=-1), keepdims=1)
+        rows = call.emit("ReduceProd", call.emit("Shape", x, end=-2), keepdims=1)
         second = call.emit("Cast", call.emit("Less", rows, integers([WHOLE_ROWS])), to=TensorProto.INT64)
-        planes[1] = call.emit("Slice", planes[1], integers([0]), second, integers([-2]))
+        # Cut first, so that nothing is computed for a plane that is left out.
+        parts = [call.emit("Slice", part, integers([0]), second, integers([-2])) for part in parts]
         fine_units = call.emit("Slice", fine_units, integers([0]), second, integers([-1]))
+    rest = call.emit("Sub", parts[0], call.emit("DequantizeLinear", parts[1], *_grid(call, 1.0)))
+    planes = (whole, _bytes(call, rest, 1 / _FINE_STEPS))
     product = _byte_product(call, call.emit("Concat", *planes, axis=-2), 1.0, weight)
     units = call.emit("Concat", units, fine_units, axis=-1)
     return call.emit("Squeeze", call.emit("MatMul", units, product), integers([-2]))
