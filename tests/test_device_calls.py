@@ -98,20 +98,42 @@ def test_fp16_stays_fp16(tiny_bundle: Path) -> None:
     assert {ref.dtype for ref in lowered.weights} == {"float16"}
 
 
-def test_a_gpu_launches_few_nodes_for_a_layer(tiny_bundle: Path) -> None:
+def node_counts(bundle: Bundle, name: str) -> Counter[str]:
     import onnx
 
+    path = bundle.folder / bundle.manifest.package_path("fp16", name)
+    return Counter(n.op_type for n in onnx.load_from_string(lower(path, mode="half").model).graph.node)
+
+
+def test_a_gpu_launches_few_nodes_for_a_layer(tiny_bundle: Path) -> None:
     bundle = open_bundle(tiny_bundle, "fp16")
-    path = tiny_bundle / bundle.manifest.package_path("fp16", BASE_LM_STEP)
     layers = bundle.architecture.lm_config.num_hidden_layers
-    counts = Counter(n.op_type for n in onnx.load_from_string(lower(path, mode="half").model).graph.node)
-    assert counts["RotaryEmbedding"] == 2 * layers
+    counts = node_counts(bundle, BASE_LM_STEP)
+    # It rotates, writes the caches, and reads what is in use.
+    assert counts["GroupQueryAttention"] == layers
+    assert not counts.keys() & {"RotaryEmbedding", "ScatterElements", "Softmax", "Transpose"}
     # Queries, keys and values are one product.
-    assert counts["Slice"] >= 3 * layers
-    assert counts["MatMul"] == layers
-    assert counts["Expand"] == 1
+    assert counts["FusedMatMul"] == 5 * layers + 4
     # This one's sums of squares are fp16 on CUDA.
     assert not counts["SkipSimplifiedLayerNormalization"]
+
+
+def test_a_gpu_launches_few_nodes_for_a_layer_of_the_dit(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle, "fp16")
+    layers = bundle.architecture.dit_config.num_layers
+    counts = node_counts(bundle, LOCDIT_STEP)
+    assert counts["MultiHeadAttention"] == layers
+    assert not counts["Softmax"]
+    # The last layer has other queries than keys.
+    assert counts["RotaryEmbedding"] == layers + 1
+
+
+def test_a_batch_keeps_its_scatters(tiny_batch_bundle: Path) -> None:
+    bundle = open_bundle(tiny_batch_bundle, "fp16")
+    layers = bundle.architecture.lm_config.num_hidden_layers
+    counts = node_counts(bundle, BASE_LM_STEP)
+    assert counts["ScatterElements"] == 2 * layers
+    assert counts["Expand"] == 1
     # This one copies pointers from the host, which a captured call must not.
     assert not counts["Split"]
 

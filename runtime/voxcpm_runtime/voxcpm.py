@@ -16,7 +16,7 @@ from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.choice import Backend, choose_backend
 from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits
 from voxcpm_runtime.backends.devices import CPU_DEVICE
-from voxcpm_runtime.backends.loading import arithmetic_key, place_step_models
+from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
 from voxcpm_runtime.backends.measured_units import measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.batch_slots import lone_slot
@@ -96,7 +96,8 @@ class VoxCPM:
             bundle, backend, threads=threads, device=device, compute_units=compute_units, measured=measured
         )
         models = {name: step_model.model for name, step_model in placed.items()}
-        driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models)
+        next_patch = load_next_patch(bundle, models, device)
+        driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models, next_patch)
         return_freed_memory()
         return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}, device))
 

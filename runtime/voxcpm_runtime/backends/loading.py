@@ -34,7 +34,7 @@ from voxcpm_runtime.backends.functions_by_length import FunctionsByLength
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.backends.package_functions import PackageFunction, package_functions
 from voxcpm_runtime.backends.parts_in_turn import PartsInTurn
-from voxcpm_runtime.backends.step_function import StepFunction
+from voxcpm_runtime.backends.step_function import NextPatch, StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
 
 
@@ -121,6 +121,19 @@ def place_step_models(
         else load_where_asked(name, units[name])
         for name in wanted
     }
+
+
+def load_next_patch(bundle: Bundle, models: Mapping[str, StepFunction], device: str) -> NextPatch | None:
+    """All step models between two patches in one call, on a GPU and for a bundle that allows it; otherwise None.
+
+    models: the bundle's step models, loaded on the device. Raises DeviceError for a GPU with too little memory.
+    """
+    gpu = read_device(device)
+    if gpu is None:
+        return None
+    from voxcpm_runtime.backends.portable.joined_patch import joined_patch
+
+    return joined_patch(models, gpu, bundle.manifest.sizes, bundle.architecture.traits, bundle.constants)
 
 
 def load_portable_step_model(

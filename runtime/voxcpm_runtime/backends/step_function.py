@@ -40,3 +40,14 @@ class StepFunction(Protocol):
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """Run one step. Raises ValueError for wrong inputs, and for a missing state or one of another step model."""
+
+
+class NextPatch(Protocol):
+    """All step models between one patch and the next, in one call; only some backends have it."""
+
+    def __call__(self, inputs: Mapping[str, Array], base: StepState, residual: StepState) -> dict[str, Array]:
+        """`patch` (1, latent_dim, frames) and `stop_logits` (1, 1, 2) after a patch.
+
+        inputs: `patches` (1, 1, frames, latent_dim), the patch before; its `position`; and what `locdit_solve` takes,
+        without mu. base, residual: caches of both language models, updated in place.
+        """

@@ -29,10 +29,10 @@ from voxcpm_constants.step_models import (
     encoder_patches,
 )
 from voxcpm_runtime.audio.pcm import Audio
-from voxcpm_runtime.backends.step_function import Floats, StepFunction, StepState
+from voxcpm_runtime.backends.step_function import Floats, NextPatch, StepFunction, StepState
 from voxcpm_runtime.model.audio_vae import encode_audio, pad_to_patches, patch_decoder
 from voxcpm_runtime.model.chunk_plan import plan_chunks
-from voxcpm_runtime.model.flow_matching import solve, solve_at_once
+from voxcpm_runtime.model.flow_matching import solve, solve_at_once, solver_inputs
 from voxcpm_runtime.model.projections import projections
 from voxcpm_runtime.model.sequence import Latents, Sequence
 from voxcpm_runtime.options import GenerationOptions
@@ -92,7 +92,10 @@ class Patch:
 
 
 class Driver:
-    """A bundle's constants and step models, as functions on arrays. It keeps no state between calls."""
+    """A bundle's constants and step models, as functions on arrays. It keeps no state between calls.
+
+    next_patch: what stands for the step models from one patch to the next, where a backend has it.
+    """
 
     def __init__(
         self,
@@ -100,6 +103,7 @@ class Driver:
         sizes: StepSizes,
         constants: Mapping[str, npt.NDArray[np.floating]],
         models: Mapping[str, StepFunction],
+        next_patch: NextPatch | None = None,
     ) -> None:
         self.architecture = architecture
         self.sizes = sizes
@@ -107,10 +111,11 @@ class Driver:
         self._embeddings = constants[EMBED_TOKENS]
         self._projections = projections(architecture.traits, constants)
         self.models = models
+        self.next_patch = next_patch
 
-    def over(self, models: Mapping[str, StepFunction]) -> Driver:
+    def over(self, models: Mapping[str, StepFunction], next_patch: NextPatch | None = None) -> Driver:
         """The same driver with other step models."""
-        return Driver(self.architecture, self.sizes, self._constants, models)
+        return Driver(self.architecture, self.sizes, self._constants, models, next_patch)
 
     def encode_prompt(self, audio: Audio) -> Latents:
         """Latent patches (patches, frames, latent_dim) of prompt audio (samples,), padded on the left.
@@ -170,12 +175,12 @@ class Driver:
 
         Raises BundleError if a patch has infinities or NaN.
         """
-        base, residual = self.models[BASE_LM_STEP], self.models[RESIDUAL_LM_STEP]
-        hidden, residual_hidden = prefilled.hidden, prefilled.residual_hidden
-        stop_logits, last = prefilled.stop_logits, prefilled.last_patch
         count = limit if teacher is None else min(limit, len(teacher))
+        if not count:
+            return
+        hiddens, stop_logits = (prefilled.hidden, prefilled.residual_hidden), prefilled.stop_logits
+        predicted = self._predict(*hiddens, prefilled.last_patch, options, rng)
         for index in range(count):
-            predicted = self._predict(hidden, residual_hidden, last, options, rng)
             if not np.isfinite(predicted).all():
                 raise BundleError(
                     f"patch {index} is not finite: the step models overflow; try another precision"
@@ -185,14 +190,9 @@ class Driver:
             if index + 1 == count or (stops and teacher is None):
                 return
             last = predicted if teacher is None else np.asarray(teacher[index], np.float32)
-            embedding = self.embed_patches(last[np.newaxis])
-            position = prefilled.position + index
-            outputs = self._lm_step(base, prefilled.base_state, embedding, position)
-            hidden, stop_logits = outputs["fsq_hidden"][0], outputs["stop_logits"][0]
-            residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
-            residual_hidden = self._lm_step(residual, prefilled.residual_state, residual_input, position)[
-                "hidden"
-            ][0]
+            predicted, stop_logits = self._following(
+                prefilled, last, prefilled.position + index, options, rng
+            )
 
     def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
         """A function that decodes generated patches, in order, to audio (samples,), after the end of the prompt."""
@@ -240,6 +240,23 @@ class Driver:
             self.models[AUDIO_VAE_ENCODER], audio, samples, encoder_patches(self.architecture)
         )
 
+    def _following(
+        self, prefilled: Prefilled, last: Latents, position: int, options: GenerationOptions, rng: NoiseSource
+    ) -> tuple[Latents, Floats]:
+        """The patch after `last`, whose embedding gets that position, and the stop logits that belong to it."""
+        states = prefilled.base_state, prefilled.residual_state
+        if self.next_patch is not None and self._solves_at_once(options):
+            moved = solver_inputs(self._noise(options, rng), last.T, **self._solving(options))
+            given = {"patches": last[np.newaxis, np.newaxis], "position": np.array([position], np.int32)}
+            outputs = self.next_patch(given | moved, *states)
+            return np.ascontiguousarray(outputs["patch"][0].T, np.float32), outputs["stop_logits"][0, 0]
+        embedding = self.embed_patches(last[np.newaxis])
+        outputs = self._lm_step(self.models[BASE_LM_STEP], states[0], embedding, position)
+        hidden, stop_logits = outputs["fsq_hidden"][0], outputs["stop_logits"][0]
+        residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
+        residual = self._lm_step(self.models[RESIDUAL_LM_STEP], states[1], residual_input, position)
+        return self._predict(hidden, residual["hidden"][0], last, options, rng), stop_logits
+
     def _predict(
         self,
         hidden: Floats,
@@ -248,27 +265,32 @@ class Driver:
         options: GenerationOptions,
         rng: NoiseSource,
     ) -> Latents:
-        a = self.architecture
-        noise = np.asarray(rng.standard_normal((1, a.feat_dim, a.patch_size)), np.float32)[0]
-        given = (
-            noise * np.float32(options.temperature),
-            self._projections.dit_condition(hidden, residual_hidden),
-            np.ascontiguousarray(last.T),
-        )
-        chosen: dict[str, Any] = {
-            "steps": options.inference_timesteps,
-            "cfg_value": options.cfg_value,
-            "embedding_size": a.dit_config.hidden_dim,
-            "sway_sampling_coef": options.sway_sampling_coef,
-        }
-        if options.use_cfg_zero_star and options.inference_timesteps == self.sizes.solver_steps:
-            patch = solve_at_once(self.models[LOCDIT_SOLVE], *given, **chosen)
+        condition = self._projections.dit_condition(hidden, residual_hidden)
+        given = (self._noise(options, rng), condition, np.ascontiguousarray(last.T))
+        if self._solves_at_once(options):
+            patch = solve_at_once(self.models[LOCDIT_SOLVE], *given, **self._solving(options))
         else:
             patch = solve(
-                self.models[LOCDIT_STEP], *given, **chosen,
-                use_cfg_zero_star=options.use_cfg_zero_star, mean_mode=a.mean_mode,
+                self.models[LOCDIT_STEP], *given, **self._solving(options),
+                use_cfg_zero_star=options.use_cfg_zero_star, mean_mode=self.architecture.mean_mode,
             )  # fmt: skip
         return np.ascontiguousarray(patch.T)
+
+    def _noise(self, options: GenerationOptions, rng: NoiseSource) -> Floats:
+        shape = (1, self.architecture.feat_dim, self.architecture.patch_size)
+        noise = np.asarray(rng.standard_normal(shape), np.float32)[0]
+        return noise * np.float32(options.temperature)
+
+    def _solves_at_once(self, options: GenerationOptions) -> bool:
+        return options.use_cfg_zero_star and options.inference_timesteps == self.sizes.solver_steps
+
+    def _solving(self, options: GenerationOptions) -> dict[str, Any]:
+        return {
+            "steps": options.inference_timesteps,
+            "cfg_value": options.cfg_value,
+            "embedding_size": self.architecture.dit_config.hidden_dim,
+            "sway_sampling_coef": options.sway_sampling_coef,
+        }
 
     def _lm_step(
         self, model: StepFunction, state: StepState, embeddings: Floats, position: int

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -105,25 +106,30 @@ def solve(
     return x
 
 
-def solve_at_once(
-    solver: Estimator,
+def solver_inputs(
     noise: Floats,
-    mu: Floats,
     cond: Floats,
     *,
     steps: int,
     cfg_value: float,
     embedding_size: int,
     sway_sampling_coef: float = 1.0,
-) -> Floats:
-    """The patch of `solve`, with CFG-zero*, by one call of `locdit_solve`, which must be made for so many steps."""
+) -> dict[str, Floats]:
+    """What `locdit_solve` takes for the patch of `solve`, with CFG-zero*, without mu."""
     times, lengths = euler_steps(steps, sway_sampling_coef, skipped=zero_velocity_steps(steps))
-    inputs = {
+    return {
         "noise": noise[np.newaxis],
-        "mu": mu[np.newaxis],
         "cond": cond[np.newaxis],
         "t_embeddings": time_embedding(times, embedding_size),
         "step_lengths": lengths,
         "cfg_value": np.array([cfg_value], np.float32),
     }
+
+
+def solve_at_once(solver: Estimator, noise: Floats, mu: Floats, cond: Floats, **chosen: Any) -> Floats:
+    """The patch of `solve`, with CFG-zero*, by one call of `locdit_solve`, which must be made for so many steps.
+
+    chosen: keywords of `solver_inputs`.
+    """
+    inputs = solver_inputs(noise, cond, **chosen) | {"mu": mu[np.newaxis]}
     return np.asarray(solver(inputs)["patch"][0], np.float32)

@@ -13,7 +13,7 @@ from voxcpm_constants.step_models import AUDIO_VAE_DECODER
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import releases_gil
 from voxcpm_runtime.model.driver import Driver, NoiseSource, Patch, Prefilled, Prefix
-from voxcpm_runtime.speech.cancellation import CancelToken, polling
+from voxcpm_runtime.speech.cancellation import CancelToken, polling, polling_patch
 from voxcpm_runtime.speech.expected_length import Reason
 from voxcpm_runtime.speech.one_ahead import one_ahead
 from voxcpm_runtime.speech.plan import Plan
@@ -63,7 +63,7 @@ def attempts(
     """
     began = time.perf_counter()
     ending = CancelToken(plan.cancel)
-    polled = driver.over(polling(driver.models, ending))
+    polled = driver.over(polling(driver.models, ending), polling_patch(driver.next_patch, ending))
     prefilled = polled.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
     beside = releases_gil(driver.models[AUDIO_VAE_DECODER])
     judged = plan.options.retry_badcase

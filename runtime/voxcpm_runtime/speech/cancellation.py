@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from voxcpm_constants.errors import VoxCPMError
-from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
+from voxcpm_runtime.backends.step_function import Array, NextPatch, StepFunction, StepState
 
 
 class Cancelled(VoxCPMError):
@@ -60,3 +60,15 @@ class Polling:
 def polling(models: Mapping[str, StepFunction], token: CancelToken) -> dict[str, Polling]:
     """The step models by name, each of which checks the token before every call."""
     return {name: Polling(model, token) for name, model in models.items()}
+
+
+def polling_patch(call: NextPatch | None, token: CancelToken) -> NextPatch | None:
+    """The call for a whole patch, which checks the token first; None if there is none."""
+    if call is None:
+        return None
+
+    def checked(inputs: Mapping[str, Array], base: StepState, residual: StepState) -> dict[str, Array]:
+        token.check()
+        return call(inputs, base, residual)
+
+    return checked

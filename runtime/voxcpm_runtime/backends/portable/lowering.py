@@ -29,8 +29,8 @@ from .resolved_states import without_states
 OPSETS = (("", 20), ("com.microsoft", 1))
 IR_VERSION = 9
 
-# Nodes that write into a copy of their first input, and may write into that input itself.
-SCATTERS = {"ScatterElements", "ScatterND"}
+# Nodes that write into a copy of an input, and may write into that input itself: index of the input -> of the output.
+SCATTERS = {"ScatterElements": {0: 0}, "ScatterND": {0: 0}, "GroupQueryAttention": {3: 1, 4: 2}}
 
 
 def lower(
@@ -188,17 +188,13 @@ def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProt
 
 
 def _scattered(nodes: Sequence[NodeProto], inputs: set[str], outputs: set[str]) -> dict[str, str]:
-    """Inputs that only one scatter reads, as the tensor it writes to, and whose result is an output → that output."""
-    readers: dict[str, list[NodeProto]] = {}
+    """Inputs that only one node reads, which writes into them, and whose result is an output → that output."""
+    readers: dict[str, list[tuple[NodeProto, int]]] = {}
     for node in nodes:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
-    return {
-        name: node.output[0]
-        for name, (node, *others) in readers.items()
-        if name in inputs
-        and not others
-        and node.op_type in SCATTERS
-        and node.input[0] == name
-        and node.output[0] in outputs
-    }
+        for index, name in enumerate(node.input):
+            readers.setdefault(name, []).append((node, index))
+    found = {}
+    for name, ((node, index), *others) in readers.items():
+        if name in inputs and not others and index in SCATTERS.get(node.op_type, {}):
+            found[name] = node.output[SCATTERS[node.op_type][index]]
+    return {name: output for name, output in found.items() if output in outputs}

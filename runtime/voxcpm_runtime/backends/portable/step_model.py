@@ -100,7 +100,7 @@ class PortableStepModel:
         self._on_device: DeviceCalls | None = None
         if device is None:
             key = None if cache_key is None else f"{cache_key}|{function}"
-            opened = _open(package, self._lowered, mode, threads, CPU_PROVIDERS, prepared_key=key)
+            opened = _open(package, self._lowered, mode, threads, prepared_key=key)
             self._session, self._weights = opened
         else:
             self._on_device = self._opened_on(device, package, threads)
@@ -110,11 +110,33 @@ class PortableStepModel:
         """The operations behind the entries of the output "probe.max_abs", in order; empty without `probe`."""
         return self._lowered.probed
 
+    @property
+    def lowered(self) -> Lowered:
+        """The graph and its interface."""
+        return self._lowered
+
+    @property
+    def weights(self) -> list[ort.OrtValue]:
+        """The mapped weights that the graph names, in the order of `lowered.weights`."""
+        return self._weights
+
+    @property
+    def state(self) -> Mapping[str, str]:
+        """State input -> the output that holds its next value."""
+        return self._state
+
+    @property
+    def writes_in_place(self) -> bool:
+        """Whether a call changes its whole state where it lies, on a GPU."""
+        return self._on_device is not None and not self._returns_rows and self._in_place == self._state.keys()
+
     def _opened_on(self, device: Device, package: Path, threads: int | None) -> DeviceCalls:
         worker = DeviceWorker(device)
+        self._weights = _mapped(package, self._lowered)
+        names = [ref.name for ref in self._lowered.weights]
         with device.memory_checked(f"load {package.name}"):
-            session, self._weights, captured = worker.run_alone(
-                _open_on_device, package, self._lowered, self._mode, threads, device
+            session, captured = worker.run_alone(
+                open_on_device, self._lowered.model, names, self._weights, device, self._mode, threads
             )
         return DeviceCalls(
             session, worker, self._visible, self._state, self._state_inputs, self._in_place,
@@ -188,51 +210,52 @@ class PortableStepModel:
             raise ValueError(f"{self._name} has no state tensor {', '.join(sorted(missing))}")
 
 
-def _open_on_device(
-    package: Path, lowered: Lowered, mode: Mode, threads: int | None, device: Device
-) -> tuple[ort.InferenceSession, list[ort.OrtValue], bool]:
-    """A session on the device, its weights, and whether its calls can be captured."""
+def open_on_device(
+    model: bytes,
+    names: Sequence[str],
+    weights: Sequence[ort.OrtValue],
+    device: Device,
+    mode: Mode = "half",
+    threads: int | None = None,
+) -> tuple[ort.InferenceSession, bool]:
+    """A session on the device, and whether its calls can be captured. names: of the weights in the graph."""
+
+    def session(providers: Sequence[tuple[str, dict[str, str]]]) -> ort.InferenceSession:
+        return _session(model, _options(mode, threads), mode, names, weights, providers)
+
     try:
-        session, weights = _open(package, lowered, mode, threads, device.providers(captured=True))
-        captured = device.captures
+        opened, captured = session(device.providers(captured=True)), device.captures
     except Exception as error:
         if "graph capture" not in str(error):
             raise
         # A node that only the processor has: the graph is launched node by node.
-        session, weights = _open(package, lowered, mode, threads, device.providers())
-        captured = False
-    check_provider(device, session)
-    return session, weights, captured
+        opened, captured = session(device.providers()), False
+    check_provider(device, opened)
+    return opened, captured
+
+
+def _mapped(package: Path, lowered: Lowered) -> list[ort.OrtValue]:
+    """The memory-mapped weights, which must stay alive as long as the session."""
+    if not lowered.weights:
+        return []
+    mapped = map_weights(package)
+    if mapped is None or mapped.size != lowered.weight_file_size:
+        raise PackageError(f"{package}: weight.bin is missing or has changed")
+    return [ort.OrtValue.ortvalue_from_numpy(ref.view(mapped)) for ref in lowered.weights]
 
 
 def _open(
-    package: Path,
-    lowered: Lowered,
-    mode: Mode,
-    threads: int | None,
-    providers: Sequence[tuple[str, dict[str, str]]],
-    *,
-    prepared_key: str | None = None,
+    package: Path, lowered: Lowered, mode: Mode, threads: int | None, *, prepared_key: str | None = None
 ) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
-    """A session, and the memory-mapped weights that must stay alive as long as the session.
+    """A session on the processor, and the weights that must stay alive as long as the session.
 
     prepared_key: the function's identity, under which a prepared form is saved; None for none.
     """
-    mapped = map_weights(package)
-    values = []
-    if lowered.weights:
-        if mapped is None or mapped.size != lowered.weight_file_size:
-            raise PackageError(f"{package}: weight.bin is missing or has changed")
-        values = [ort.OrtValue.ortvalue_from_numpy(ref.view(mapped)) for ref in lowered.weights]
+    values = _mapped(package, lowered)
+    names = [ref.name for ref in lowered.weights]
 
     def session(model: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
-        if isinstance(model, bytes) and values:  # a saved form has its own
-            options.add_external_initializers([ref.name for ref in lowered.weights], values)
-        # The fallback would go on without the GPU, in silence.
-        return ort.InferenceSession(
-            model, options, list(providers),
-            enable_fallback=0, disabled_optimizers=DISABLED_OPTIMIZERS.get(mode),
-        )  # fmt: skip
+        return _session(model, options, mode, names, values, CPU_PROVIDERS)
 
     def options() -> ort.SessionOptions:
         return _options(mode, threads)
@@ -242,6 +265,24 @@ def _open(
         if prepared is not None:
             return prepared, []
     return session(lowered.model, options()), values
+
+
+def _session(
+    model: str | bytes,
+    options: ort.SessionOptions,
+    mode: Mode,
+    names: Sequence[str],
+    weights: Sequence[ort.OrtValue],
+    providers: Sequence[tuple[str, dict[str, str]]],
+) -> ort.InferenceSession:
+    """A session of a graph with its weights, or of a saved form, which has its own."""
+    if isinstance(model, bytes) and weights:
+        options.add_external_initializers(list(names), list(weights))
+    # The fallback would go on without the GPU, in silence.
+    return ort.InferenceSession(
+        model, options, list(providers),
+        enable_fallback=0, disabled_optimizers=DISABLED_OPTIMIZERS.get(mode),
+    )  # fmt: skip
 
 
 def _options(mode: Mode, threads: int | None) -> ort.SessionOptions:

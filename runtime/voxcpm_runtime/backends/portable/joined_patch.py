@@ -1,0 +1,182 @@
+"""All step models of a patch as one call on a GPU, so that nothing goes through the host between them.
+
+    previous patch ─► feat encoder ─► base LM ─► residual LM ─► DiT condition ─► all Euler steps ─► patch
+
+The step models stay as they are: their graphs are put into one, which reads and writes their caches where they lie. The
+projections between them, numpy's elsewhere, are nodes in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from voxcpm_constants.arrays import FUSION, LM_TO_DIT, RESIDUAL_TO_DIT
+from voxcpm_constants.generations import Traits
+from voxcpm_constants.step_models import (
+    BASE_LM_STEP,
+    FEAT_ENCODER,
+    LOCDIT_SOLVE,
+    RESIDUAL_LM_STEP,
+    StepSizes,
+)
+from voxcpm_runtime.backends.devices import Device
+from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
+
+from .device_calls import DeviceCalls
+from .device_state import Buffers, DeviceState
+from .device_worker import DeviceWorker
+from .lowered import Lowered
+from .step_model import PortableStepModel, open_on_device
+
+PARTS = (FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_SOLVE)
+OUTPUTS = ["patch", "stop_logits"]
+
+# Inputs of the step models that no other one makes: (step model, input) by the name that the call has for it.
+_GIVEN = {
+    "patches": (FEAT_ENCODER,),
+    "position": (BASE_LM_STEP, RESIDUAL_LM_STEP),
+    **dict.fromkeys(("noise", "cond", "t_embeddings", "step_lengths", "cfg_value"), (LOCDIT_SOLVE,)),
+}
+
+
+@dataclass(eq=False)
+class _BothCaches:
+    """The caches of both language models, by names of the joined graph."""
+
+    buffers: Buffers
+
+
+class JoinedPatch:
+    """A `NextPatch`: feat encoder, language models and DiT in one captured call. Several threads may call it."""
+
+    def __init__(
+        self, models: Mapping[str, PortableStepModel], device: Device, traits: Traits, constants: Mapping[str, Array]
+    ) -> None:  # fmt: skip
+        parts = {name: models[name] for name in PARTS}
+        graph = joined_graph({name: model.lowered for name, model in parts.items()}, traits, constants)
+        names = [_own(part, ref.name) for part, model in parts.items() for ref in model.lowered.weights]
+        self._weights = [value for model in parts.values() for value in model.weights]
+        state = {_own(p, i): _own(p, o) for p, model in parts.items() for i, o in model.state.items()}
+        worker = DeviceWorker(device)
+        with device.memory_checked("join the step models of a patch"):
+            session, captured = worker.run_alone(open_on_device, graph, names, self._weights, device)
+        self._calls = DeviceCalls(
+            session, worker, OUTPUTS, state, {}, frozenset(state), returns_rows=False, captured=captured
+        )
+        self._caches: dict[tuple[Buffers, Buffers], _BothCaches] = {}
+
+    def __call__(self, inputs: Mapping[str, Array], base: StepState, residual: StepState) -> dict[str, Array]:
+        """The next patch and the stop logits; see `NextPatch`. Raises TypeError for states of another backend."""
+        if not isinstance(base, DeviceState) or not isinstance(residual, DeviceState):
+            raise TypeError("the states of a joined call must be on its GPU")
+        key = (base.buffers, residual.buffers)
+        caches = self._caches.get(key)
+        if caches is None:
+            pairs = {
+                _own(part, name): pair
+                for part, buffers in zip((BASE_LM_STEP, RESIDUAL_LM_STEP), key, strict=True)
+                for name, pair in buffers.pairs.items()
+            }
+            # The same object for both threads, if two make one: calls are captured by it.
+            caches = self._caches.setdefault(key, _BothCaches(Buffers(pairs)))
+        feeds = {name: np.ascontiguousarray(inputs[name]) for name in _GIVEN}
+        return self._calls.call(feeds, caches)
+
+
+def joined_patch(
+    models: Mapping[str, StepFunction],
+    device: Device,
+    sizes: StepSizes,
+    traits: Traits,
+    constants: Mapping[str, Array],
+) -> JoinedPatch | None:
+    """The joined call of a bundle's step models on a GPU; None for a form of them that is called one by one.
+
+    These are a batch, a base LM of several packages, a DiT of one step, functions by length and returned rows.
+    """
+    found = {name: model for name, model in models.items() if isinstance(model, PortableStepModel)}
+    one_each = 1 in sizes.encode_patches and 1 in sizes.prefill_chunks and sizes.batch == 1
+    if not one_each or not found.keys() >= {*PARTS} or not all(found[name].writes_in_place for name in PARTS):
+        return None
+    return JoinedPatch(found, device, traits, constants)
+
+
+def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapping[str, Array]) -> bytes:
+    """One ONNX model of the lowered step models, whose values are named STEP_MODEL/NAME; inputs: see `_GIVEN`."""
+    import onnx  # costs time, and is only needed here
+    from onnx import compose, helper
+
+    from .graph import Graph
+    from .lowering import IR_VERSION, OPSETS
+
+    parts = {
+        name: compose.add_prefix(onnx.load_from_string(part.model), _own(name, "")).graph
+        for name, part in lowered.items()
+    }
+    declared = {
+        value.name: value
+        for part in parts.values()
+        for value in (*part.input, *part.output, *part.initializer)
+    }
+    graph = Graph()
+
+    def link(value: str, part: str, name: str) -> None:
+        graph.nodes.append(helper.make_node("Identity", [value], [_own(part, name)]))
+
+    def linear(rows: str, stem: str) -> str:
+        row = graph.emit("Reshape", rows, graph.integers([1, -1]))
+        weight, bias = (graph.constant(constants[f"{stem}_{kind}"], np.float32) for kind in "wb")
+        return graph.emit("Gemm", row, weight, bias, transB=1)
+
+    def between(first: str, second: str, *, side_by_side: bool) -> str:
+        if side_by_side:
+            return graph.emit("Concat", first, second, axis=-1)
+        return graph.emit("Add", first, second)
+
+    inputs = []
+    for name, readers in _GIVEN.items():
+        value = helper.make_tensor_value_info(name, 0, [])
+        value.type.CopyFrom(declared[_own(readers[0], name)].type)
+        inputs.append(value)
+        for part in readers:
+            link(name, part, name)
+    graph.nodes.extend(parts[FEAT_ENCODER].node)
+    embedding = _own(FEAT_ENCODER, "embeddings")
+    link(embedding, BASE_LM_STEP, "embeddings")
+    graph.nodes.extend(parts[BASE_LM_STEP].node)
+    hidden = _own(BASE_LM_STEP, "fsq_hidden")
+    residual_input = between(hidden, embedding, side_by_side=traits.fuses_residual_input)
+    if traits.fuses_residual_input:
+        projected = linear(residual_input, FUSION)
+        residual_input = graph.emit("Reshape", projected, graph.integers([1, 1, -1]))
+    link(residual_input, RESIDUAL_LM_STEP, "embeddings")
+    graph.nodes.extend(parts[RESIDUAL_LM_STEP].node)
+    residual = _own(RESIDUAL_LM_STEP, "hidden")
+    condition = between(
+        linear(hidden, LM_TO_DIT), linear(residual, RESIDUAL_TO_DIT), side_by_side=traits.mu_tokens > 1
+    )
+    link(condition, LOCDIT_SOLVE, "mu")
+    graph.nodes.extend(parts[LOCDIT_SOLVE].node)
+    for part, name in ((LOCDIT_SOLVE, "patch"), (BASE_LM_STEP, "stop_logits")):
+        graph.nodes.append(helper.make_node("Identity", [_own(part, name)], [name]))
+
+    outputs = []
+    for part, name in ((LOCDIT_SOLVE, "patch"), (BASE_LM_STEP, "stop_logits")):
+        value = helper.make_tensor_value_info(name, 0, [])
+        value.type.CopyFrom(declared[_own(part, name)].type)
+        outputs.append(value)
+    for part, model in lowered.items():
+        inputs += [declared[_own(part, name)] for name in model.scattered]
+        outputs += [declared[_own(part, name)] for name in model.scattered.values()]
+    initializers = [*graph.initializers.values(), *(t for part in parts.values() for t in part.initializer)]
+    joined = helper.make_graph(graph.nodes, "patch", inputs, outputs, initializers)
+    opsets = [helper.make_opsetid(*opset) for opset in OPSETS]
+    model = helper.make_model(joined, opset_imports=opsets, ir_version=IR_VERSION)
+    return bytes(model.SerializeToString())
+
+
+def _own(part: str, name: str) -> str:
+    return f"{part}/{name}"
