@@ -48,6 +48,6 @@ class NextPatch(Protocol):
     def __call__(self, inputs: Mapping[str, Array], base: StepState, residual: StepState) -> dict[str, Array]:
         """`patch` (1, latent_dim, frames) and `stop_logits` (1, 1, 2) after a patch.
 
-        inputs: `patches` (1, 1, frames, latent_dim), the patch before; its `position`; and what `locdit_solve` takes,
-        without mu. base, residual: caches of both language models, updated in place.
+        inputs: `patches` (1, 1, frames, latent_dim), the patch before; its `position`; and what `locdit_solve` takes
+        beside mu and that patch. base, residual: caches of both language models, updated in place.
         """

@@ -5,6 +5,7 @@ All arithmetic is float32, in upstream's order, so that it differs from upstream
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -116,14 +117,24 @@ def solver_inputs(
     sway_sampling_coef: float = 1.0,
 ) -> dict[str, Floats]:
     """What `locdit_solve` takes for the patch of `solve`, with CFG-zero*, without mu."""
-    times, lengths = euler_steps(steps, sway_sampling_coef, skipped=zero_velocity_steps(steps))
+    embeddings, lengths = _moving_steps(steps, sway_sampling_coef, embedding_size)
     return {
         "noise": noise[np.newaxis],
         "cond": cond[np.newaxis],
-        "t_embeddings": time_embedding(times, embedding_size),
+        "t_embeddings": embeddings,
         "step_lengths": lengths,
         "cfg_value": np.array([cfg_value], np.float32),
     }
+
+
+@functools.lru_cache(16)
+def _moving_steps(steps: int, sway_sampling_coef: float, embedding_size: int) -> tuple[Floats, Floats]:
+    """Time embeddings and lengths of the steps that move a patch: the same for each of them."""
+    times, lengths = euler_steps(steps, sway_sampling_coef, skipped=zero_velocity_steps(steps))
+    embeddings = time_embedding(times, embedding_size)
+    for array in (embeddings, lengths):
+        array.setflags(write=False)
+    return embeddings, lengths
 
 
 def solve_at_once(solver: Estimator, noise: Floats, mu: Floats, cond: Floats, **chosen: Any) -> Floats:

@@ -12,6 +12,7 @@ from onnx import NodeProto, TensorProto
 
 from .gpu_attention import attention
 from .gpu_rotary import fixed_tables, gathered_tables, rotary
+from .gpu_solver import solver_step
 from .gpu_view import HEADS_FIRST, Shapes, View, attribute
 from .graph import CONTRIB, Graph
 from .lowered import WeightRef
@@ -27,7 +28,7 @@ def fuse_for_gpu(
     share indices. ONNX Runtime's node for a sum and its RMSNorm is not used: on CUDA it adds up squares in fp16.
     """
     view = View(nodes, graph, read, shapes)
-    for rewrite in (attention, _merged, _replaced):
+    for rewrite in (solver_step, attention, _merged, _replaced):
         nodes = [new for node in nodes for new in rewrite(view, node) or [node]]
         view.look_at(nodes)
     return list(nodes)

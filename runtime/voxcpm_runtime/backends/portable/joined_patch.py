@@ -38,7 +38,7 @@ OUTPUTS = ["patch", "stop_logits"]
 _GIVEN = {
     "patches": (FEAT_ENCODER,),
     "position": (BASE_LM_STEP, RESIDUAL_LM_STEP),
-    **dict.fromkeys(("noise", "cond", "t_embeddings", "step_lengths", "cfg_value"), (LOCDIT_SOLVE,)),
+    **dict.fromkeys(("noise", "t_embeddings", "step_lengths", "cfg_value"), (LOCDIT_SOLVE,)),
 }
 
 
@@ -143,6 +143,9 @@ def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapp
         inputs.append(value)
         for part in readers:
             link(name, part, name)
+    # The DiT's condition is the same patch.
+    frames = graph.emit("Squeeze", "patches", graph.integers([0]))
+    link(graph.emit("Transpose", frames, perm=[0, 2, 1]), LOCDIT_SOLVE, "cond")
     graph.nodes.extend(parts[FEAT_ENCODER].node)
     embedding = _own(FEAT_ENCODER, "embeddings")
     link(embedding, BASE_LM_STEP, "embeddings")
