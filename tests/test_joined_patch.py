@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from voxcpm_conversion.convert import convert
 from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.backends.portable.joined_patch import joined_patch
+from voxcpm_runtime.backends.portable.lowering import lower
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
@@ -84,6 +86,34 @@ def test_patches_are_those_of_the_step_models_one_by_one(voices: tuple[VoxCPM, V
         assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9999
         # The first patch follows the text.
         assert counted.count == 5
+
+
+def test_patches_agree_with_float32(bundle: Bundle, voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
+    plain = Driver(
+        bundle.architecture,
+        bundle.manifest.sizes,
+        bundle.constants,
+        models(bundle, mode="plain", device=None),
+    )
+    expected = VoxCPM(bundle, plain, "plain").speak("Hello there.", **options(5)).latents
+    found = voices[1].speak("Hello there.", **options(5)).latents
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.999
+
+
+def test_a_gpu_launches_few_nodes_for_an_euler_step(bundle: Bundle) -> None:
+    import onnx
+
+    path = bundle.folder / bundle.manifest.package_path("fp16", "locdit_solve")
+    graph = onnx.load_from_string(lower(path, mode="half").model).graph
+    counts = Counter(node.op_type for node in graph.node)
+    steps, layers = STEPS - 1, bundle.architecture.dit_config.num_layers
+    # Guidance needs no largest magnitude and no means in float32.
+    assert not counts.keys() & {"Abs", "ReduceMax", "ReduceMean"}
+    # The last layer has other queries than keys; x comes in and goes out; guidance is one product.
+    per_step = 5 * layers + 1 + 2 + 1
+    # Times, the length of a step and the previous patch are embedded once.
+    assert counts["FusedMatMul"] == per_step * steps + 2 + 1 + 1
+    assert counts["MultiHeadAttention"] == layers * steps
 
 
 def test_the_speech_ends_where_it_does_one_by_one(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
