@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from voxcpm_constants.errors import DeviceError, InputError
-from voxcpm_runtime.backends import devices
 from voxcpm_runtime.backends.choice import check_engine
-from voxcpm_runtime.backends.devices import Device, check_device, check_provider, gpu_count, read_device
+from voxcpm_runtime.backends.devices import Device, read_device
 from voxcpm_runtime.backends.loading import arithmetic_key
+from voxcpm_runtime.backends.portable import device_checks
+from voxcpm_runtime.backends.portable.device_checks import check_device, check_provider, gpu_count
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             return 0
 
         library = SimpleNamespace(cuInit=lambda _: status, cuDeviceGetCount=count)
-        monkeypatch.setattr(devices, "_driver", lambda: library)
+        monkeypatch.setattr(device_checks, "_driver", lambda: library)
 
     return make
 
@@ -43,7 +44,7 @@ def with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
     names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(ort, "get_available_providers", lambda: names)
-    monkeypatch.setattr(devices, "_load_libraries", lambda _: None)
+    monkeypatch.setattr(device_checks, "_load_libraries", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,8 @@ def test_where_the_extra_brings_nothing_it_is_not_offered(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], platform: str
 ) -> None:
     monkeypatch.setattr(
-        "voxcpm_runtime.backends.devices.sys", SimpleNamespace(version_info=version, platform=platform)
+        "voxcpm_runtime.backends.portable.device_checks.sys",
+        SimpleNamespace(version_info=version, platform=platform),
     )
     with pytest.raises(DeviceError, match=r"needs Python 3\.11 or newer, and Linux or Windows"):
         check_engine("portable", None, "auto", device="cuda")
@@ -128,12 +130,12 @@ def test_a_driver_that_does_not_answer_is_one_line(driver: Callable[..., None]) 
 
 
 def test_a_driver_without_a_gpu_shows_none(driver: Callable[..., None]) -> None:
-    driver(1, status=devices._NO_DEVICE)
+    driver(1, status=device_checks._NO_DEVICE)
     assert gpu_count() == 0
 
 
 def test_without_a_driver_the_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(devices._DRIVERS, "linux", "libcuda-of-no-machine.so.1")
+    monkeypatch.setitem(device_checks._DRIVERS, "linux", "libcuda-of-no-machine.so.1")
     monkeypatch.setattr("sys.platform", "linux")
     with pytest.raises(DeviceError, match=re.escape("(libcuda-of-no-machine.so.1 cannot be loaded)")):
         gpu_count()

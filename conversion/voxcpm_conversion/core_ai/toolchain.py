@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import ModuleType
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.silence import silenced
+from voxcpm_conversion.silence import silenced
 
 _MISSING = (
     "--target macos27 needs Core AI's converter: pip install 'voxcpm-coreml[convert-coreai]' "

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from voxcpm_constants.silence import silenced
+from voxcpm_conversion.silence import silenced
 
 TOOLS = ("coremltools", "torch", "numpy", "voxcpm-coreml")
 """The distributions whose versions determine a package."""

@@ -12,7 +12,7 @@ from voxcpm_constants.step_models import LOCDIT_SOLVE, STEP_MODEL_NAMES
 from voxcpm_constants.targets import CORE_AI, TARGETS
 from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits, chosen_units
 from voxcpm_runtime.backends.core_ai import check_installed
-from voxcpm_runtime.backends.devices import CPU_DEVICE, check_device, read_device
+from voxcpm_runtime.backends.devices import CPU_DEVICE, read_device
 from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.bundle.opening import Bundle
 
@@ -43,6 +43,9 @@ def check_engine(
                 f"device {device} is the portable backend's, and this is {chosen}: use --backend portable, "
                 "or leave out the device"
             )
+        # A Mac may have no ONNX Runtime.
+        from voxcpm_runtime.backends.portable.device_checks import check_device
+
         check_device(gpu)
     # Core AI takes none. Core ML does not either, but the portable backend may take its place.
     if threads is not None and (threads < 1 or (threads > cores() and chosen != "coreai")):

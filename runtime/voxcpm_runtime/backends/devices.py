@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
-import io
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from voxcpm_constants.errors import DeviceError, InputError, first_line
+from voxcpm_constants.errors import DeviceError, InputError
 
 CPU_DEVICE = "cpu"
 
@@ -35,19 +29,6 @@ _OPTIONS: dict[str, dict[str, str]] = {
     "TensorrtExecutionProvider": {"trt_fp16_enable": "1"},
 }
 
-INSTALL_CUDA = (
-    'pip install "voxcpm-coreml[cuda]", then pip uninstall onnxruntime, which shares a folder with onnxruntime-gpu, '
-    "and pip install --force-reinstall --no-deps onnxruntime-gpu"
-)
-"""What brings the CUDA provider."""
-
-_LIBRARIES = {
-    "cuda": 'pip install "onnxruntime-gpu[cuda,cudnn]"',
-    "tensorrt": 'NVIDIA TensorRT, and pip install "onnxruntime-gpu[cuda,cudnn]"',
-}
-"""Kind of GPU device -> what brings the libraries of its provider."""
-
-_DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 _OUT_OF_MEMORY = (
     "out of memory",
     "failed to allocate memory",
@@ -116,87 +97,3 @@ def read_device(name: str) -> Device | None:
             f"device must be cpu, cuda, cuda:N, tensorrt or tensorrt:N, N a GPU's number from 0, got {name!r}"
         )
     return Device(match[1], int(match[2] or 0))
-
-
-def check_device(device: Device) -> None:
-    """Raises DeviceError, one line, if this machine or its ONNX Runtime lacks the device."""
-    from voxcpm_runtime.backends.portable.onnx_runtime import ort
-
-    wanted = PROVIDERS[device.kind][0]
-    if sys.version_info < (3, 11) or sys.platform == "darwin":
-        raise DeviceError(
-            f"--device {device.kind} needs Python 3.11 or newer, and Linux or Windows; use --device cpu"
-        )
-    if wanted not in ort.get_available_providers():
-        raise DeviceError(
-            f"--device {device.kind} needs ONNX Runtime with {wanted}, and this one has none: {INSTALL_CUDA}"
-        )
-    count = gpu_count()
-    if device.index >= count:
-        there = ", ".join(f"cuda:{i}" for i in range(count)) or "none"
-        raise DeviceError(f"--device {device}: no such GPU; this machine has {there}")
-    _load_libraries(ort)
-
-
-def check_provider(device: Device, session: Any) -> None:
-    """Raises DeviceError, with the reason, if ONNX Runtime opened a session without the device's provider."""
-    wanted = device.providers()[0][0]
-    if session.get_providers()[0] != wanted:
-        raise DeviceError(
-            f"--device {device}: ONNX Runtime could not load {wanted} ({_reason(device)}); install what it needs: "
-            f"{_LIBRARIES[device.kind]}"
-        )
-
-
-def gpu_count() -> int:
-    """NVIDIA GPUs that the driver shows. Raises DeviceError if there is no driver, or it does not answer."""
-    driver, count = _driver(), ctypes.c_int(0)
-    for name, argument in (("cuInit", 0), ("cuDeviceGetCount", ctypes.byref(count))):
-        status = getattr(driver, name)(argument)
-        if status == _NO_DEVICE:
-            return 0
-        if status:
-            raise DeviceError(
-                f"NVIDIA's driver does not answer (CUDA error {status}); look at nvidia-smi, or use --device cpu"
-            )
-    return count.value
-
-
-_NO_DEVICE = 100
-"""CUDA_ERROR_NO_DEVICE"""
-
-
-def _driver() -> Any:
-    name = _DRIVERS.get(sys.platform, "")
-    try:
-        return ctypes.CDLL(name) if name else None
-    except OSError:
-        raise DeviceError(
-            f"no NVIDIA driver here ({name} cannot be loaded); install it, or use --device cpu"
-        ) from None
-
-
-@functools.cache
-def _load_libraries(ort: Any) -> None:
-    """Load CUDA's and cuDNN's libraries from Python packages, if they are there; the system's are found anyway."""
-    # What is missing is said once, by `check_provider`, in one line.
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
-        ort.preload_dlls()
-    ort.set_default_logger_severity(_FATAL)
-
-
-_FATAL = 4
-"""ONNX Runtime's log level at which only fatal errors are printed."""
-
-
-def _reason(device: Device) -> str:
-    """Why the device's provider cannot be loaded, as the system's loader says it."""
-    from voxcpm_runtime.backends.portable.onnx_runtime import ort
-
-    folder = Path(ort.__file__).parent / "capi"
-    try:
-        for name in ("shared", *(["tensorrt"] if device.kind == "tensorrt" else []), "cuda"):
-            ctypes.CDLL(str(folder / f"libonnxruntime_providers_{name}.so"), ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        return first_line(error)
-    return "CUDA reports no reason"

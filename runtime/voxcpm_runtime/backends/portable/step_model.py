@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from voxcpm_constants.targets import MAIN
-from voxcpm_runtime.backends.devices import Device, check_provider
+from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.step_function import StepState
 
 from .cache import load_lowered
 from .device_calls import DeviceCalls
+from .device_checks import check_provider
 from .device_state import DeviceState
 from .device_worker import DeviceWorker
 from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode, graph_dtype
