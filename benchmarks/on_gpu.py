@@ -90,7 +90,7 @@ def _in_child(name: str, arguments: argparse.Namespace, *, first: bool) -> dict[
     options += ["--calls"] if first else []
     options += ["--parity"] if arguments.parity and first and name == GRAPHS else []
     command = [sys.executable, __file__, arguments.bundle, *options, "--contender", name]
-    # Utterances of a batch compute in threads of their own; with several threads for each, they wait for each other.
+    # Utterances of a batch compute in threads of their own: libraries' threads for each would only wait for each other.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(  # noqa: S603 - this file itself
         command, env=environment, check=False, stdout=subprocess.PIPE, text=True

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,10 @@ ROOMS = (
 
 
 def runtime_imports() -> dict[str, set[str]]:
-    """Each module of the runtime and the modules of the runtime that it imports, inside functions too."""
+    """Each module of the runtime and the modules of the runtime that it imports, inside functions too.
+
+    A module of another package is imported after that package's `__init__`.
+    """
     root = ROOTS["voxcpm_runtime"]
     paths = {".".join(p.relative_to(root).with_suffix("").parts): p for p in modules_of("voxcpm_runtime")}
     paths = {name: path for name, path in paths.items() if name != "voxcpm_runtime.__init__"}
@@ -145,7 +149,13 @@ def runtime_imports() -> dict[str, set[str]]:
                 module = f"{package}.{node.module or ''}".strip(".")
                 named = {module, *(f"{module}.{alias.name}" for alias in node.names)}
                 found[name] |= {m for n in named for m in (n, f"{n}.__init__") if m in paths}
+        packages = {f"{part}.__init__" for other in found[name] for part in _parents(other) - _parents(name)}
+        found[name] |= packages & paths.keys()
     return found
+
+
+def _parents(module: str) -> set[str]:
+    return set(accumulate(module.split(".")[:-1], "{}.{}".format))
 
 
 def room(module: str) -> str:

@@ -106,8 +106,8 @@ def _slice_update(call: Call) -> str:
 def _written(call: Call, into: str, axis: int, indices: str, rows: str) -> str:
     data, updates = call.tensor(into), call.tensor(rows)
     outer = tuple(size for size in call.shape(into)[:axis] if size is not None)
-    # ScatterElements takes an index for each element, and several times as long for 64 rows (TRIALS.md). On a GPU it is as fast, and
-    # scatters of one shape share their indices (`gpu_fusion`).
+    # ScatterElements takes an index for each element, and several times as long for 64 rows (TRIALS.md). On a GPU it
+    # is as fast, and scatters of one shape share their indices (`gpu_fusion`).
     if call.mode == "plain" and len(outer) == axis:
         return call.emit("ScatterND", data, _tuples(call, outer, indices), updates)
     if axis == 0:
