@@ -42,6 +42,7 @@ NOT_RUN = {
     "listen": "minutes of a recogniser",
     "publish": "would upload to the hub",
     "benchmark": "starts processes to time them",
+    "serve": "ends only when it is told to",
 }
 BOOK = "It was late. Nobody said a word.\n\nThe sun came out.\n"
 
@@ -272,6 +273,17 @@ def workplace(
     return tmp_path
 
 
+@pytest.fixture
+def served(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A server of the default bundle, for OpenAI's client."""
+    from server_on_loopback import ServerOnLoopback
+
+    with VoxCPM.from_bundle() as tts, ServerOnLoopback.of(tts, voices_folder=workplace / "voices") as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "anything")
+        yield
+
+
 def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     if words[0] == PROGRAM:
         return cli.main(words[1:])
@@ -312,6 +324,8 @@ def test_python_runs(document: Path, request: pytest.FixtureRequest) -> None:
     if not written:
         pytest.skip("no Python")
     request.getfixturevalue("workplace")
+    if document.name == "server.md":
+        request.getfixturevalue("served")
     heard: list[np.ndarray] = []
     names: dict[str, Any] = {"__name__": "example", "play": heard.append}
     for lines in written:
@@ -380,6 +394,14 @@ def test_the_tree_of_the_runtime_has_every_module() -> None:
         for path in modules
         if "portable" not in path.parts and (path.name != "__init__.py" or len(path.parts) == 1)
     )
+
+
+def test_the_table_of_the_server_has_every_module() -> None:
+    text = BY_NAME["architecture.md"].read_text(encoding="utf-8")
+    told = re.findall(r"`([a-z_]+\.py)`", text.partition("## The server")[2].partition("## ")[0])
+    modules = (REPOSITORY / "server" / "voxcpm_server").glob("[!_]*.py")
+
+    assert sorted(told) == sorted(path.name for path in modules)
 
 
 def test_the_readme_is_read_in_a_minute() -> None:

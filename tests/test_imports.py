@@ -1,4 +1,4 @@
-"""Import directions: constants ← runtime, constants ← conversion, everything ← validation; training stands alone.
+"""Import directions: constants ← runtime ← server, constants ← conversion, everything ← validation; training is alone.
 
 coremltools itself imports torch if it is installed, so `sys.modules` proves nothing. Sources are read with `ast`, and
 the runtime is started in an environment where torch cannot be imported.
@@ -25,14 +25,16 @@ ROOTS = {
     "voxcpm_constants": REPOSITORY / "constants",
     "voxcpm_conversion": REPOSITORY / "conversion",
     "voxcpm_runtime": REPOSITORY / "runtime",
+    "voxcpm_server": REPOSITORY / "server",
     "voxcpm_training": REPOSITORY / "training",
     "voxcpm_validation": REPOSITORY / "validation",
 }
 # Imported package → the other packages that may import it.
 IMPORTERS = {
-    "voxcpm_constants": {"voxcpm_conversion", "voxcpm_runtime", "voxcpm_validation"},
+    "voxcpm_constants": {"voxcpm_conversion", "voxcpm_runtime", "voxcpm_server", "voxcpm_validation"},
     "voxcpm_conversion": {"voxcpm_validation"},
-    "voxcpm_runtime": {"voxcpm_validation"},
+    "voxcpm_runtime": {"voxcpm_server", "voxcpm_validation"},
+    "voxcpm_server": {"voxcpm_validation"},
     "voxcpm_training": set(),
     "voxcpm_validation": set(),
     "torch": {"voxcpm_conversion", "voxcpm_training", "voxcpm_validation"},
@@ -92,6 +94,9 @@ def test_each_package_imports_only_what_it_may(package: str) -> None:
         ("voxcpm_runtime", "def export():\n    from voxcpm_conversion import convert"),
         ("voxcpm_runtime", "import importlib\nimportlib.import_module('voxcpm_validation.report')"),
         ("voxcpm_runtime", "__import__('torch')"),
+        ("voxcpm_runtime", "from voxcpm_server.settings import Settings"),
+        ("voxcpm_server", "from voxcpm_conversion.cli import convert"),
+        ("voxcpm_server", "import torch"),
         ("voxcpm_training", "from voxcpm_conversion.modules import minicpm4"),
     ],
 )
@@ -112,6 +117,43 @@ def test_a_forbidden_import_is_found(package: str, source: str) -> None:
 )
 def test_an_allowed_import_is_allowed(package: str, source: str) -> None:
     assert not forbidden(package, source)
+
+
+def beyond_the_public_api(name: str, source: str) -> list[str]:
+    """What a module of the server takes from the runtime that the runtime does not export."""
+    import voxcpm_runtime
+
+    private = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("voxcpm_runtime"):
+            if node.module == "voxcpm_runtime":
+                private += [a.name for a in node.names if a.name not in voxcpm_runtime.__all__]
+            # A command is made of what all commands are made of.
+            elif not (name == "command" and node.module.startswith("voxcpm_runtime.commands.")):
+                private.append(node.module)
+        elif isinstance(node, ast.Import):
+            private += [a.name for a in node.names if a.name.startswith("voxcpm_runtime.")]
+    return private
+
+
+def test_the_server_uses_the_runtimes_public_names_only() -> None:
+    found = {p.stem: beyond_the_public_api(p.stem, p.read_text()) for p in modules_of("voxcpm_server")}
+
+    assert len(found) > 10
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from voxcpm_runtime import Narrator",
+        "from voxcpm_runtime.speech.cancellation import CancelToken",
+        "from voxcpm_runtime.commands.engine import loaded",
+        "import voxcpm_runtime.options",
+    ],
+)
+def test_a_private_name_of_the_runtime_is_found(source: str) -> None:
+    assert beyond_the_public_api("speaking", source)
 
 
 # The runtime's rooms, and its modules without one, in the order in which text becomes speech: each imports only from
@@ -297,7 +339,9 @@ def test_every_public_name_is_found_when_it_is_asked_for() -> None:
     import voxcpm_runtime
 
     for name in voxcpm_runtime.__all__:
-        assert getattr(voxcpm_runtime, name).__name__ == name
+        found = getattr(voxcpm_runtime, name)
+        # A type of arrays has no name of its own.
+        assert found is voxcpm_runtime.Audio or found.__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Narrator'"):
         voxcpm_runtime.Narrator  # noqa: B018 - asking is the test
 

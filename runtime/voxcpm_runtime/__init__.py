@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from voxcpm_constants.errors import BundleError, DeviceError, InputError, VoxCPMError
+    from voxcpm_runtime.audio.pcm import Audio, pcm16
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.session.session import AudioChunk, Session
     from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+    from voxcpm_runtime.speech.plan import Plan
     from voxcpm_runtime.speech.progress import Progress
     from voxcpm_runtime.speech.results import Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
+    from voxcpm_runtime.voices.store import VoiceStore
     from voxcpm_runtime.voices.voice import Voice
     from voxcpm_runtime.voxcpm import VoxCPM
 
 __all__ = [
+    "Audio",
     "AudioChunk",
     "BundleError",
     "CancelToken",
@@ -27,6 +31,7 @@ __all__ = [
     "DeviceError",
     "GenerationOptions",
     "InputError",
+    "Plan",
     "Progress",
     "Session",
     "Speech",
@@ -34,8 +39,10 @@ __all__ = [
     "TooLongWarning",
     "TooShortWarning",
     "Voice",
+    "VoiceStore",
     "VoxCPM",
     "VoxCPMError",
+    "pcm16",
 ]
 
 # In the order in which they are looked through: the first ones import nothing heavy.
@@ -45,7 +52,10 @@ _HOMES = (
     "voxcpm_runtime.speech.cancellation",
     "voxcpm_runtime.speech.results",
     "voxcpm_runtime.speech.progress",
+    "voxcpm_runtime.audio.pcm",
     "voxcpm_runtime.voices.voice",
+    "voxcpm_runtime.voices.store",
+    "voxcpm_runtime.speech.plan",
     "voxcpm_runtime.session.session",
     "voxcpm_runtime.voxcpm",
 )

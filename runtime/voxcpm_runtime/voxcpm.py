@@ -284,17 +284,20 @@ class VoxCPM:
         name: str,
         reference: AudioSource | None = None,
         trim_silence_vad: bool = False,
+        provenance: Mapping[str, str] | None = None,
     ) -> Voice:
         """Make a voice, to save (`Voice.save`) and to give as `voice` instead of recordings.
 
         audio: with a transcript, a prompt to continue; without one, a reference (VoxCPM2). reference: in addition to a
-        prompt. trim_silence_vad: cut silence from both ends of the recordings.
+        prompt. trim_silence_vad: cut silence from both ends of the recordings. provenance: more to keep with the voice
+        about its origin, such as the speaker's consent, beside the recordings' names, digests and date.
 
         Raises InputError for recordings that are missing, cannot be read or are too short, or need VoxCPM2.
         """
         recordings = Recordings.of_a_new_voice(audio, transcript, reference)
         unencoded = recordings.decoded(self.bundle.architecture, trimmed=trim_silence_vad)
-        return unencoded.encoded(self.batch_driver, name, recordings.provenance(self.bundle.manifest.source))
+        origin = {**recordings.provenance(self.bundle.manifest.source), **(provenance or {})}
+        return unencoded.encoded(self.batch_driver, name, origin)
 
     def _planned(self, given: AnyArguments) -> Plan:
         if isinstance(given, Arguments):

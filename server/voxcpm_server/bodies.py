@@ -1,0 +1,59 @@
+"""Bodies of requests: refused by their header if they are too large, and not waited for without end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from voxcpm_server.errors import ApiError
+from voxcpm_server.settings import MEGABYTE, Settings
+
+
+class BoundedBody:
+    """An app whose requests' bodies are bounded in size, and in the time between two parts of them."""
+
+    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
+        self._app = app
+        self._most = settings.max_upload_bytes
+        self._patience = settings.client_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 413 for a body that is too large, unread if its header says so, and 408 for one that stalls."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdigit() and int(announced) > self._most:
+            await self._too_large(announced).response()(scope, receive, send)
+            return
+        taken = 0
+        complete = False
+
+        async def bounded() -> Message:
+            nonlocal taken, complete
+            if complete:
+                # What may still come is the end of the connection, which nobody needs to hurry.
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), self._patience)
+            except asyncio.TimeoutError:
+                raise ApiError(
+                    408, f"no more of the body came for {self._patience:g} s", headers={"Connection": "close"}
+                ) from None
+            taken += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if taken > self._most:
+                raise self._too_large(f"more than {self._most}")
+            return message
+
+        await self._app(scope, bounded, send)
+
+    def _too_large(self, size: str) -> ApiError:
+        # The connection ends, since what is left of the body is not read.
+        return ApiError(
+            413,
+            f"expected a body of at most {self._most / MEGABYTE:g} MB, got {size} bytes",
+            headers={"Connection": "close"},
+        )

@@ -1,0 +1,236 @@
+"""Audio in the formats of the protocol, encoded while it is made: stretched, resampled, then packed.
+
+FFmpeg's libraries (PyAV) do the work. Their resampler and their `atempo` filter give the same samples however a stream
+is cut into pieces.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
+
+import av
+import numpy as np
+
+from voxcpm_runtime import Audio, pcm16
+from voxcpm_server.errors import ApiError
+
+LEAST_RATE, GREATEST_RATE = 8_000, 48_000
+PCM_RATE = 24_000
+"""Hz of raw samples, unless the request says otherwise: clients take them for that, since OpenAI's are."""
+# A length that is not known yet; readers take what comes.
+_UNKNOWN = 0xFFFF_FFFF
+_HEADER_BYTES = 36
+# `atempo` takes 0.5 to 100, so slower speech passes through two of them.
+_SLOWEST_AT_ONCE = 0.5
+
+
+class Format(NamedTuple):
+    """How a format is made: FFmpeg's container and codec (none for plain samples), and the rates of the codec."""
+
+    content_type: str
+    container: str = ""
+    codec: str = ""
+    rates: tuple[int, ...] = ()
+    """Sample rates in Hz that the codec takes; empty for any."""
+    bit_rate: int = 0
+    """Bits a second; 0 for lossless formats."""
+    options: Mapping[str, str] = MappingProxyType({})
+
+
+_MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
+FORMATS = {
+    # Without the frame that would have the length, which is not known when it is sent.
+    "mp3": Format(
+        "audio/mpeg", "mp3", "libmp3lame", _MPEG_RATES, 96_000, {"write_xing": "0", "id3v2_version": "0"}
+    ),
+    # A page of Ogg has one second unless it is told otherwise (in microseconds).
+    "opus": Format(
+        "audio/ogg", "ogg", "libopus", (8000, 12000, 16000, 24000, 48000), 64_000, {"page_duration": "20000"}
+    ),
+    "aac": Format("audio/aac", "adts", "aac", _MPEG_RATES, 96_000),
+    "flac": Format("audio/flac", "flac", "flac"),
+    "wav": Format("audio/wav"),
+    "pcm": Format("audio/pcm"),
+}
+"""The response formats of OpenAI's speech API by name."""
+
+
+class Encoder:
+    """Encodes one speech in pieces: `header`, then `encode` for each piece, then `finish`.
+
+    name: of `FORMATS`. voice_rate: Hz of the speech. wanted_rate: Hz that the request asks for, or None. speed: how
+    many times faster it is played, at the same pitch.
+
+    Raises ApiError (400) for a rate that the format does not have.
+    """
+
+    def __init__(
+        self, name: str, voice_rate: int, wanted_rate: int | None = None, speed: float = 1.0
+    ) -> None:
+        self.format = FORMATS[name]
+        self._name = name
+        self._voice_rate = voice_rate
+        self.sample_rate = _rate(name, self.format, voice_rate, wanted_rate)
+        """Hz of what comes out."""
+        self.samples = 0
+        """Number of samples at `sample_rate` so far."""
+        self._tempo = None if speed == 1.0 else _Tempo(voice_rate, speed)
+        self._packer = _Packer(self.format, self.sample_rate) if self.format.codec else None
+        sample_format = self._packer.sample_format if self._packer else "flt"
+        self._resampler = av.AudioResampler(sample_format, "mono", self.sample_rate)
+        self._pushed = 0
+
+    def header(self, samples: int | None = None) -> bytes:
+        """What comes before the first piece. samples: their number at `sample_rate`, if it is known already."""
+        if self._name != "wav":
+            return b""
+        size = _UNKNOWN if samples is None else 2 * samples
+        whole = _UNKNOWN if samples is None else size + _HEADER_BYTES
+        rate = self.sample_rate
+        form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
+        return struct.pack("<4sI4s", b"RIFF", whole, b"WAVE") + form + struct.pack("<4sI", b"data", size)
+
+    def encode(self, audio: Audio) -> bytes:
+        """The bytes that a piece (samples,) adds; there may be none, as codecs collect some samples first."""
+        pieces = [audio] if self._tempo is None else list(self._tempo.stretched(audio))
+        return b"".join(self._packed(piece) for piece in pieces)
+
+    def finish(self) -> bytes:
+        """The bytes of what was collected, and of the end of the file."""
+        last = b"" if self._tempo is None else b"".join(map(self._packed, self._tempo.rest()))
+        if self._packer is None:
+            return last + b"".join(map(self._plain, self._resampled(None)))
+        for frame in self._resampled(None):
+            self._packer.pack(frame)
+        return last + self._packer.finish()
+
+    def _packed(self, audio: Audio) -> bytes:
+        if self._packer is None:
+            if self._voice_rate == self.sample_rate:
+                # As it is: the very samples that the command line writes.
+                self.samples += len(audio)
+                return pcm16(audio).astype("<i2").tobytes()
+            return b"".join(map(self._plain, self._resampled(audio)))
+        for frame in self._resampled(np.clip(audio, -1.0, 1.0)):
+            self._packer.pack(frame)
+        return self._packer.taken()
+
+    def _resampled(self, audio: Audio | None) -> Iterator[Any]:
+        if audio is None and not self._pushed:
+            return
+        frame = None if audio is None else _frame(audio, self._voice_rate, self._pushed)
+        self._pushed += 0 if audio is None else len(audio)
+        for made in self._resampler.resample(frame):
+            self.samples += made.samples
+            yield made
+
+    def _plain(self, frame: Any) -> bytes:
+        return pcm16(frame.to_ndarray().ravel()).astype("<i2").tobytes()
+
+
+class _Packer:
+    """A codec and its container, which write into memory that is emptied after every piece."""
+
+    def __init__(self, form: Format, sample_rate: int) -> None:
+        self._written = bytearray()
+        self._container: Any = av.open(
+            self, "w", format=form.container, options={**form.options, "flush_packets": "1"}
+        )
+        self._stream = cast("Any", self._container.add_stream(form.codec, rate=sample_rate))
+        self._stream.layout = "mono"
+        if form.bit_rate:
+            self._stream.bit_rate = form.bit_rate
+        self.sample_format = self._stream.format.name
+        """The form of samples that the codec takes."""
+
+    def write(self, data: bytes) -> int:
+        """Called by FFmpeg; without `seek` it knows that it cannot go back."""
+        self._written += data
+        return len(data)
+
+    def pack(self, frame: Any) -> None:
+        for packet in self._stream.encode(frame):
+            self._container.mux(packet)
+
+    def taken(self) -> bytes:
+        taken = bytes(self._written)
+        self._written.clear()
+        return taken
+
+    def finish(self) -> bytes:
+        self.pack(None)
+        self._container.close()
+        return self.taken()
+
+
+class _Tempo:
+    """Speech played faster or slower at the same pitch, by FFmpeg's `atempo` (overlap-add of similar waveforms)."""
+
+    def __init__(self, sample_rate: int, speed: float) -> None:
+        self._rate = sample_rate
+        self._pushed = 0
+        graph = av.filter.Graph()
+        self._source: Any = graph.add_abuffer(
+            sample_rate=sample_rate, format="flt", layout="mono", time_base=Fraction(1, sample_rate)
+        )
+        last: Any = self._source
+        while speed < _SLOWEST_AT_ONCE:
+            last = _linked(graph, last, "atempo", f"{_SLOWEST_AT_ONCE}")
+            speed /= _SLOWEST_AT_ONCE
+        last = _linked(graph, last, "atempo", f"{speed:.6f}")
+        last = _linked(
+            graph, last, "aformat", f"sample_fmts=flt:channel_layouts=mono:sample_rates={sample_rate}"
+        )
+        self._sink = _linked(graph, last, "abuffersink")
+        graph.configure()
+        # It owns the filters.
+        self._graph = graph
+
+    def stretched(self, audio: Audio) -> Iterator[Audio]:
+        self._source.push(_frame(audio, self._rate, self._pushed))
+        self._pushed += len(audio)
+        yield from self._made()
+
+    def rest(self) -> Iterator[Audio]:
+        if self._pushed:
+            self._source.push(None)
+            yield from self._made()
+
+    def _made(self) -> Iterator[Audio]:
+        while True:
+            try:
+                frame = self._sink.pull()
+            except (av.error.BlockingIOError, av.error.EOFError):
+                return
+            yield frame.to_ndarray().ravel()
+
+
+def _linked(graph: Any, before: Any, name: str, arguments: str | None = None) -> Any:
+    made = graph.add(name, arguments)
+    before.link_to(made)
+    return made
+
+
+def _frame(audio: Audio, rate: int, position: int) -> Any:
+    frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(audio[None], np.float32), "flt", "mono")
+    frame.sample_rate = rate
+    frame.pts = position
+    frame.time_base = Fraction(1, rate)
+    return frame
+
+
+def _rate(name: str, form: Format, voice_rate: int, wanted: int | None) -> int:
+    if wanted is not None:
+        if form.rates and wanted not in form.rates:
+            expected = ", ".join(map(str, form.rates))
+            raise ApiError(400, f"sample_rate: {name} has {expected} Hz, got {wanted}", param="sample_rate")
+        return wanted
+    if name == "pcm":
+        return PCM_RATE
+    if not form.rates or voice_rate in form.rates:
+        return voice_rate
+    return min((rate for rate in form.rates if rate > voice_rate), default=form.rates[-1])

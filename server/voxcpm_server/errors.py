@@ -1,0 +1,128 @@
+"""Errors in OpenAI's shape, each with one line of text: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from voxcpm_constants.errors import MissingExtraError
+from voxcpm_runtime import BundleError, Cancelled, DeviceError, InputError, VoxCPMError
+
+CLIENT_GONE = 499
+"""Status of a request whose client has gone away, in metrics only: nobody receives it."""
+
+_STATUSES: dict[type[VoxCPMError], int] = {
+    InputError: 400,
+    Cancelled: CLIENT_GONE,
+    MissingExtraError: 501,
+    BundleError: 503,
+    DeviceError: 503,
+    VoxCPMError: 500,
+}
+"""The runtime's errors and their statuses; of several that fit, the first one counts."""
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES = {
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    413: "request_too_large",
+    429: "rate_limit_exceeded",
+    503: "overloaded",
+}
+
+
+class ApiError(HTTPException):
+    """An error that is answered with a status. FastAPI lets this kind through wherever it is raised.
+
+    param: the field of the request that it is about. code: a word for programs. headers: more headers of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, " ".join(message.split()), dict(headers or {}))
+        self.param = param
+        self.code = code or _CODES.get(status)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The error as it is sent: `{"error": {"message", "type", "param", "code"}}`."""
+        status = self.status_code
+        kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The answer with this error."""
+        return JSONResponse(self.document, self.status_code, self.headers)
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong with a request."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorDocument(BaseModel):
+    """An error in OpenAI's shape."""
+
+    error: ErrorDetail
+
+
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorDocument, "description": description}
+    for status, description in (
+        (400, "The request cannot be carried out; the message says why."),
+        (401, "The key is missing or wrong."),
+        (403, "A web page of another origin, or another name than this machine's."),
+        (404, "No such model, voice or path."),
+        (408, "The body did not arrive in time."),
+        (409, "The name is taken."),
+        (413, "The body is too large."),
+        (429, "This key has too many requests waiting; Retry-After says when to come again."),
+        (501, "An optional package is not installed on the server."),
+        (503, "Too many requests are waiting; Retry-After says when to come again."),
+    )
+}
+"""The errors that every route of speech may answer, for the OpenAPI document."""
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """The answer to any error. Of one that is no fault of the caller only its class is told."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, f"{error.detail}", headers=error.headers)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or None
+        return ApiError(400, f"{where or 'body'}: {first['msg']}", param=where, code="invalid_value")
+    for kind, status in _STATUSES.items():
+        if isinstance(error, kind):
+            return ApiError(status, str(error))
+    return ApiError(500, f"the server has failed ({type(error).__name__}); the request may be tried again")
+
+
+def answer_in_openais_shape(app: FastAPI) -> None:
+    """Have an app answer every expected error in OpenAI's shape; `Outcomes` does so for those nobody expected."""
+
+    async def answered(_: Request, error: Exception) -> JSONResponse:
+        return as_api_error(error).response()
+
+    for kind in (VoxCPMError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, answered)

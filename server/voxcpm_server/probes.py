@@ -1,0 +1,33 @@
+"""What a supervisor asks: whether the server lives, whether it takes requests, and its metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from voxcpm_server.metrics import CONTENT_TYPE
+from voxcpm_server.service import service_of
+
+router = APIRouter(tags=["probes"])
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """Whether the server lives: it answers."""
+    return {"status": "ok"}
+
+
+@router.get("/ready", responses={503: {"description": "It ends, and takes nothing new."}})
+async def ready(request: Request) -> Response:
+    """Whether it takes requests: 503 while it ends."""
+    service = service_of(request)
+    state = {"waiting": service.queue.waiting, "speaking": service.queue.busy}
+    if service.draining:
+        return JSONResponse({"status": "draining", **state}, 503)
+    return JSONResponse({"status": "ready", **state})
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Counters in Prometheus' text format."""
+    return Response(service_of(request).metrics.exposition(), media_type=CONTENT_TYPE)

@@ -1,0 +1,114 @@
+"""A bounded queue before the step models, fair between keys.
+
+Each key has a line of its own. When a place is free, the lines take turns, so that a key with a hundred requests delays
+another key's first request by one turn only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict, deque
+
+from voxcpm_server.errors import ApiError
+
+_GREATEST_RETRY_AFTER = 300
+# Share of the latest turn in the mean duration of turns.
+_LATEST_SHARE = 0.2
+
+
+class Turn:
+    """A place among those who are spoken to; `leave` makes it free again."""
+
+    def __init__(self, queue: FairQueue) -> None:
+        self._queue = queue
+        self._began = time.perf_counter()
+        self._left = False
+
+    def leave(self) -> None:
+        """Make the place free for the next request. Calling it again does nothing."""
+        if not self._left:
+            self._left = True
+            self._queue._leave(time.perf_counter() - self._began)  # noqa: SLF001 - its own module
+
+
+class FairQueue:
+    """Lets `places` requests in at the same time, while at most `most_waiting` wait.
+
+    most_per_key: requests of one key that may wait. It belongs to one event loop.
+    """
+
+    def __init__(self, places: int, most_waiting: int, most_per_key: int) -> None:
+        self._free = places
+        self._places = places
+        self._most_waiting = most_waiting
+        self._most_per_key = most_per_key
+        self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._mean_seconds = 1.0
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait."""
+        return sum(len(line) for line in self._lines.values())
+
+    @property
+    def busy(self) -> int:
+        """Number of places that are taken."""
+        return self._places - self._free
+
+    async def enter(self, key: str) -> Turn:
+        """Wait for a place. key: whose request it is.
+
+        Raises ApiError at once if too many wait: 429 if they are this key's own, otherwise 503, with Retry-After.
+        """
+        if self._free and not self._lines:
+            self._free -= 1
+            return Turn(self)
+        line = self._lines.get(key, ())
+        if self.waiting >= self._most_waiting:
+            raise self._refusal(503, f"{self.waiting} requests are waiting already, the most that may")
+        if len(line) >= self._most_per_key:
+            raise self._refusal(
+                429, f"{len(line)} requests of this key are waiting already, the most that may"
+            )
+        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(key, deque()).append(called)
+        try:
+            await called
+        except asyncio.CancelledError:
+            if called.done() and not called.cancelled():
+                # It was called in the moment in which it went away.
+                self._call_next()
+            else:
+                self._forget(key, called)
+            raise
+        return Turn(self)
+
+    def _refusal(self, status: int, what: str) -> ApiError:
+        seconds = math.ceil(self._mean_seconds * (self.waiting + 1) / self._places)
+        seconds = min(max(seconds, 1), _GREATEST_RETRY_AFTER)
+        return ApiError(status, f"{what}; try again in {seconds} s", headers={"Retry-After": str(seconds)})
+
+    def _leave(self, seconds: float) -> None:
+        self._mean_seconds += _LATEST_SHARE * (seconds - self._mean_seconds)
+        self._call_next()
+
+    def _call_next(self) -> None:
+        """Give a place that is free to the next line's first request."""
+        while self._lines:
+            key, line = self._lines.popitem(last=False)
+            called = line.popleft()
+            if line:
+                self._lines[key] = line
+            if not called.cancelled():
+                called.set_result(None)
+                return
+        self._free += 1
+
+    def _forget(self, key: str, called: asyncio.Future[None]) -> None:
+        line = self._lines.get(key)
+        if line is not None and called in line:
+            line.remove(called)
+            if not line:
+                del self._lines[key]

@@ -1,0 +1,126 @@
+"""The table of the server's options and limits, which the command line's flags, defaults and help come from."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_network = functools.partial(typer.Option, rich_help_panel="Network")
+_access = functools.partial(typer.Option, rich_help_panel="Access")
+_limit = functools.partial(typer.Option, rich_help_panel="Limits")
+_speech = functools.partial(typer.Option, rich_help_panel="Voices and models")
+
+OPENAI_VOICES = (
+    "alloy",
+    "ash",
+    "ballad",
+    "cedar",
+    "coral",
+    "echo",
+    "fable",
+    "marin",
+    "nova",
+    "onyx",
+    "sage",
+    "shimmer",
+    "verse",
+)
+"""The voices of OpenAI's own service, which some clients ask for and know no other."""
+OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+"""The models of OpenAI's own service, likewise; each name means the bundle that is served."""
+DEFAULT_VOICE = "default"
+"""The checkpoint's own voice."""
+MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a server behaves. Numbers are seconds, characters, requests or megabytes (1,000,000 bytes), as named."""
+
+    host: Annotated[str, _network(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, _network(min=0, max=65535, help="Port to listen on; 0 is any that is free.")] = 8000
+    cors_origin: Annotated[
+        list[str] | None,
+        _network(
+            help="A web page's origin that may call this server, such as https://example.org; repeat for more."
+        ),
+    ] = None
+    access_log: Annotated[
+        bool, _network("--access-log", help="Log each request: address, method, path, status.")
+    ] = False
+    drain_seconds: Annotated[
+        int, _network(min=0, max=86_400, help="After SIGTERM, seconds for requests that are being answered.")
+    ] = 30
+
+    api_key: Annotated[
+        list[str] | None,
+        _access(
+            help="A key that clients must send; repeat for more. Other users of this machine can see it."
+        ),
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        _access(
+            help="File with a key on each line. $VOXCPM_COREML_API_KEYS holds keys, too, separated by commas."
+        ),
+    ] = None
+    insecure_serve_without_key: Annotated[
+        bool,
+        _access(
+            "--insecure-serve-without-key",
+            help="Let anyone who reaches the address use the server; without a key it is loopback only otherwise.",
+        ),
+    ] = False
+
+    model_name: Annotated[
+        str | None, _speech(help="Name of the bundle in the list of models. Default: its generation.")
+    ] = None
+    voice_aliases: Annotated[
+        Path | None,
+        _speech(
+            help='JSON file that gives names to voices, such as {"alloy": "ada"}; "default" is the checkpoint\'s own.'
+        ),
+    ] = None
+    voices_folder: Annotated[Path | None, _speech(help="Folder of the voices. Default: the user's own.")] = (
+        None
+    )
+    preview_text: Annotated[str, _speech(help="What a voice's preview says.")] = "Hello, this is how I sound."
+
+    concurrency: Annotated[int, _limit(min=1, max=1024, help="Texts that are spoken at the same time.")] = 2
+    queue: Annotated[
+        int, _limit(min=0, max=100_000, help="Requests that may wait; one more is answered with 503.")
+    ] = 32
+    queue_per_key: Annotated[
+        int | None,
+        _limit(
+            min=1, max=100_000,
+            help="Requests of one key that may wait; one more is answered with 429. Default: half of --queue with "
+            "several keys, otherwise all of it.",
+        ),
+    ] = None  # fmt: skip
+    max_characters: Annotated[int, _limit(min=1, max=10_000_000, help="Longest text of a request.")] = 4096
+    max_audio_seconds: Annotated[float, _limit(min=1, max=86_400, help="Longest speech of a request.")] = 600
+    max_recording_seconds: Annotated[
+        float, _limit(min=1, max=3_600, help="Longest recording of a voice, prompt or reference.")
+    ] = 60
+    max_upload_megabytes: Annotated[
+        float, _limit(min=0.001, max=10_000, help="Largest body of a request.")
+    ] = 25
+    max_voices: Annotated[int, _limit(min=0, max=1_000_000, help="Voices that may be stored.")] = 1000
+    buffer_seconds: Annotated[
+        float,
+        _limit(min=1, max=86_400, help="Speech that may wait for a slow reader; then speaking pauses."),
+    ] = 120
+    client_timeout: Annotated[
+        float,
+        _limit(min=0.1, max=86_400, help="Seconds without progress until a client that stalls is given up."),
+    ] = 30
+
+    @property
+    def max_upload_bytes(self) -> int:
+        """The largest body of a request in bytes."""
+        return round(self.max_upload_megabytes * MEGABYTE)

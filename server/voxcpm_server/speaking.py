@@ -1,0 +1,223 @@
+"""The runtime's generators, each in a thread of its own, as streams of the event loop.
+
+A stream that is closed, for whatever reason, cancels its generation, which ends at the next call of a step model:
+within one Euler step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress, VoxCPM
+from voxcpm_server.errors import ApiError
+from voxcpm_server.metrics import Metrics
+from voxcpm_server.queueing import FairQueue, Turn
+from voxcpm_server.settings import Settings
+
+# How often a thread that waits for its reader looks whether it was cancelled.
+_POLL_SECONDS = 0.05
+
+
+class Speeches:
+    """Speaks for a server: plans, waits in the queue, and streams."""
+
+    def __init__(self, tts: VoxCPM, settings: Settings, queue: FairQueue, metrics: Metrics) -> None:
+        self._tts = tts
+        self._settings = settings
+        self._queue = queue
+        self._metrics = metrics
+        self._running: set[SpeechStream] = set()
+
+    @property
+    def sample_rate(self) -> int:
+        """Hz of the speech."""
+        return self._tts.sample_rate
+
+    async def begin(
+        self, owner: str, given: Mapping[str, Any], *, whole: bool = False, began: float | None = None
+    ) -> SpeechStream:
+        """A stream of speech whose first piece is there, so that all that can be refused has been refused.
+
+        owner: whose turn it takes. given: arguments of `VoxCPM.speak`. whole: one piece, spoken again if its length
+        does not fit its text. began: when the request came (`time.perf_counter`).
+
+        Raises what `VoxCPM.speak` raises, and ApiError if the queue is full or the speech becomes too long.
+        """
+        began = time.perf_counter() if began is None else began
+        bound = _LengthBound(self._settings.max_audio_seconds)
+        plan = await run_in_threadpool(self._tts.plan, **given, progress=bound, cancel=bound.cancel)
+        turn = await self._queue.enter(owner)
+        chunks = self._whole(plan) if whole else self._streamed(plan)
+        room = max(1, int(self._settings.buffer_seconds / self._tts.bundle.architecture.patch_seconds))
+        stream = SpeechStream(chunks, plan, bound, turn, self._metrics, room, began)
+        self._running.add(stream)
+        stream.when_done(lambda: self._running.discard(stream))
+        try:
+            await stream.first()
+        except BaseException:
+            await stream.aclose()
+            raise
+        return stream
+
+    async def close(self) -> None:
+        """Cancel what is still being spoken, and wait until it has ended."""
+        for stream in list(self._running):
+            await stream.aclose()
+
+    # Both are generators, so that recordings are encoded on the stream's thread, too.
+    def _whole(self, plan: Plan) -> Iterator[Audio]:
+        yield self._tts.speak_plan(plan).audio
+
+    def _streamed(self, plan: Plan) -> Iterator[Audio]:
+        yield from self._tts.stream_plan(plan, chunk_patches=1)
+
+
+class _LengthBound:
+    """A progress callback that ends a speech which becomes too long."""
+
+    def __init__(self, most_seconds: float) -> None:
+        self._most_seconds = most_seconds
+        self.cancel = CancelToken()
+        self.exceeded = False
+        self.patches = 0
+
+    def __call__(self, progress: Progress) -> None:
+        self.patches += 1
+        if progress.audio_seconds > self._most_seconds:
+            self.exceeded = True
+            self.cancel.cancel()
+
+    def error(self) -> ApiError:
+        return ApiError(
+            400,
+            f"the speech is longer than {self._most_seconds:g} s, the most of a request here; send a part of the text",
+            param="input",
+            code="speech_too_long",
+        )
+
+
+class SpeechStream:
+    """Pieces of speech (samples,) as they are made; `async for` takes them, `aclose` ends it.
+
+    At most `room` pieces wait; then speaking pauses. The turn is left when the speech is made, not when it is taken.
+    """
+
+    def __init__(
+        self,
+        chunks: Iterator[Audio],
+        plan: Plan,
+        bound: _LengthBound,
+        turn: Turn,
+        metrics: Metrics,
+        room: int,
+        began: float,
+    ) -> None:
+        self.plan = plan
+        self._chunks = chunks
+        self._bound = bound
+        self._turn = turn
+        self._metrics = metrics
+        self._began = began
+        self._rate = plan.bundle.architecture.output_sample_rate
+        self._loop = asyncio.get_running_loop()
+        self._made: asyncio.Queue[Audio | Exception | None] = asyncio.Queue()
+        self._room = threading.Semaphore(room)
+        self._first: Audio | None = None
+        self._ended = False
+        self._done = asyncio.Event()
+        self._callbacks: list[Callable[[], object]] = [turn.leave]
+        # Not of a pool: its end would wait for threads, and their number is the queue's business.
+        threading.Thread(target=self._make, name="speech", daemon=True).start()
+
+    @property
+    def seed(self) -> int:
+        """The seed that reproduces this speech."""
+        return self.plan.randomness.seed or 0
+
+    @property
+    def patches(self) -> int:
+        """Number of patches made so far."""
+        return self._bound.patches
+
+    def when_done(self, callback: Callable[[], object]) -> None:
+        """Call this on the event loop when nothing more is made."""
+        self._callbacks.append(callback)
+
+    async def first(self) -> None:
+        """Wait for the first piece, and keep it for the reader."""
+        self._first = await self._next()
+        self._metrics.first_audio.observe(time.perf_counter() - self._began)
+
+    def __aiter__(self) -> SpeechStream:
+        """The stream itself."""
+        return self
+
+    async def __anext__(self) -> Audio:
+        """The next piece (samples,). Raises what the generation raised."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        piece = None if self._ended else await self._next()
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Cancel what is still to be made, and wait until it has ended."""
+        self._ended = True
+        self._bound.cancel.cancel()
+        # A second cancellation of the request must not leave the thread unobserved: it ends by itself in any case.
+        await asyncio.shield(self._done.wait())
+
+    async def _next(self) -> Audio | None:
+        piece = await self._made.get()
+        self._room.release()
+        if piece is None or isinstance(piece, Exception):
+            self._ended = True
+        if isinstance(piece, Exception):
+            raise piece
+        return piece
+
+    def _make(self) -> None:
+        """The thread's work."""
+        seconds, work, outcome = 0.0, 0.0, "finished"
+        last: Exception | None = None
+        started = time.perf_counter()
+        try:
+            with contextlib.closing(self._chunks) as chunks:  # type: ignore[type-var]
+                for chunk in chunks:
+                    work += time.perf_counter() - started
+                    seconds += len(chunk) / self._rate
+                    while not self._room.acquire(timeout=_POLL_SECONDS):
+                        self._bound.cancel.check()
+                    self._give(self._made.put_nowait, chunk)
+                    started = time.perf_counter()
+                work += time.perf_counter() - started
+        except Cancelled as error:
+            outcome = "failed" if self._bound.exceeded else "cancelled"
+            last = self._bound.error() if self._bound.exceeded else error
+        except Exception as error:  # noqa: BLE001 - it is raised where the pieces are taken
+            outcome, last = "failed", error
+        self._metrics.speeches.labels(outcome).inc()
+        self._metrics.audio_seconds.inc(seconds)
+        if seconds and outcome == "finished":
+            self._metrics.real_time_factor.observe(work / seconds)
+        self._give(self._end, last)
+
+    def _end(self, last: Exception | None) -> None:
+        self._made.put_nowait(last)
+        self._done.set()
+        for callback in self._callbacks:
+            callback()
+
+    def _give(self, function: Callable[..., object], *arguments: object) -> None:
+        # The loop may be closed: then nobody is there to take it.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)

@@ -1,0 +1,127 @@
+"""Voices over HTTP: upload, show, preview, delete. The list is one of OpenAI's routes."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, File, Form, Request, UploadFile
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from voxcpm_runtime import Voice
+from voxcpm_server.encoding import Encoder
+from voxcpm_server.errors import DOCUMENTED, ApiError
+from voxcpm_server.openai_routes import speak
+from voxcpm_server.recordings import decoded_recording
+from voxcpm_server.service import Service, service_of
+from voxcpm_server.streaming import unless_gone
+
+router = APIRouter(tags=["voices"])
+_PREVIEW_SEED = 0
+_CONSENT = "consent"
+
+
+class VoiceDocument(BaseModel):
+    """A stored voice."""
+
+    id: str
+    object: Literal["audio.voice"] = "audio.voice"
+    name: str
+    generation: str
+    consent: bool
+    """Whether whoever uploaded it has stated the speaker's consent."""
+    created: str | None
+    """Date, if known."""
+    prompt_seconds: float
+    reference_seconds: float
+
+
+@router.post("/audio/voices", responses={**DOCUMENTED, 201: {"model": VoiceDocument}}, status_code=201)
+async def create_voice(
+    request: Request,
+    name: Annotated[str, Form(min_length=1)],
+    audio_sample: Annotated[UploadFile, File(description="A recording of the voice: an audio file.")],
+    consent: Annotated[bool, Form(description="Whether the speaker has agreed; it must be true.")],
+    transcript: Annotated[
+        str | None, Form(description="What is said in it, word for word; required before VoxCPM2.")
+    ] = None,
+) -> VoiceDocument:
+    """Make a voice from a recording and store it under a name. The statement of consent is stored with it."""
+    service = service_of(request)
+    if not consent:
+        raise ApiError(
+            400, "consent: expected true: the speaker must have agreed to this voice", param="consent"
+        )
+    await run_in_threadpool(service.voices.check_new, name, service.settings.max_voices)
+    content = await audio_sample.read()
+    making = _made(service, request.state.owner, name, content, transcript)
+    return _document(await unless_gone(request, making), service)
+
+
+async def _made(service: Service, owner: str, name: str, content: bytes, transcript: str | None) -> Voice:
+    """The stored voice. Encoding takes the step models, and so a turn as any speech."""
+    most_seconds = service.settings.max_recording_seconds
+    recording = await run_in_threadpool(decoded_recording, content, "audio_sample", most_seconds)
+    origin = {
+        "prompt" if transcript else "reference": "upload",
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    turn = await service.queue.enter(owner)
+    try:
+        make = partial(
+            service.tts.create_voice,
+            recording,
+            transcript,
+            name=name,
+            provenance={**origin, _CONSENT: "stated"},
+        )
+        voice = await run_in_threadpool(make)
+        service.voices.check_new(name, service.settings.max_voices)
+        return await run_in_threadpool(service.voices.store.add, voice)
+    finally:
+        turn.leave()
+
+
+@router.get("/audio/voices/{name}", responses=DOCUMENTED)
+async def show_voice(name: str, request: Request) -> VoiceDocument:
+    """A stored voice."""
+    service = service_of(request)
+    return _document(await run_in_threadpool(service.voices.stored, name), service)
+
+
+@router.delete("/audio/voices/{name}", responses=DOCUMENTED)
+async def delete_voice(name: str, request: Request) -> dict[str, Any]:
+    """Delete a stored voice."""
+    await run_in_threadpool(service_of(request).voices.remove, name)
+    return {"id": name, "object": "audio.voice.deleted", "deleted": True}
+
+
+@router.get(
+    "/audio/voices/{name}/preview",
+    response_class=Response,
+    responses={**DOCUMENTED, 200: {"content": {"audio/mpeg": {}}}},
+)
+async def preview_voice(name: str, request: Request) -> Response:
+    """A sentence in a voice or alias, as MP3; the same each time."""
+    service = service_of(request)
+    voice = await run_in_threadpool(service.voices.named, name)
+    given: dict[str, Any] = {"text": service.settings.preview_text, "seed": _PREVIEW_SEED}
+    if voice is not None:
+        given["voice"] = voice
+    return await speak(request, given, Encoder("mp3", service.speeches.sample_rate))
+
+
+def _document(voice: Voice, service: Service) -> VoiceDocument:
+    seconds = service.tts.bundle.architecture.patch_seconds
+    return VoiceDocument(
+        id=voice.name,
+        name=voice.name,
+        generation=voice.header.generation,
+        consent=voice.header.provenance.get(_CONSENT) == "stated",
+        created=voice.header.provenance.get("created"),
+        prompt_seconds=round(voice.prompt_patches * seconds, 3),
+        reference_seconds=round(voice.reference_patches * seconds, 3),
+    )

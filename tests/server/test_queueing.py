@@ -1,0 +1,249 @@
+"""The queue: bounded, fair between keys, and left by clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+
+from voxcpm_constants.step_models import LOCDIT_STEP
+from voxcpm_runtime import CancelToken, VoxCPM
+from voxcpm_server.errors import ApiError
+from voxcpm_server.queueing import FairQueue
+
+LONG = "one two three four five six seven eight nine ten, and on we go. " * 20
+
+
+def test_keys_take_turns() -> None:
+    async def order() -> list[str]:
+        queue, served = FairQueue(1, 10, 10), []
+        turn = await queue.enter("a")
+
+        async def request(key: str, name: str) -> None:
+            own = await queue.enter(key)
+            served.append(name)
+            own.leave()
+
+        asked = [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1"), ("b", "b2")]
+        tasks = [asyncio.create_task(request(*one)) for one in asked]
+        await asyncio.sleep(0)
+        assert queue.waiting == 6
+        turn.leave()
+        turn.leave()
+        await asyncio.gather(*tasks)
+        assert (queue.waiting, queue.busy) == (0, 0)
+        return served
+
+    assert asyncio.run(order()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_a_request_that_goes_away_leaves_no_place_taken() -> None:
+    async def scenario() -> None:
+        queue = FairQueue(1, 10, 10)
+        turn = await queue.enter("a")
+        waiting = [asyncio.create_task(queue.enter("a")) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        assert queue.waiting == 2
+        turn.leave()
+        # It is called and goes away in the same moment: the next one gets the place.
+        waiting[1].cancel()
+        (await waiting[2]).leave()
+        assert (queue.waiting, queue.busy) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_too_many_are_refused_and_told_when_to_come_again() -> None:
+    async def scenario() -> None:
+        queue = FairQueue(1, 3, 2)
+        await queue.enter("a")
+        tasks = [asyncio.create_task(queue.enter("a")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as own:
+            await queue.enter("a")
+        tasks.append(asyncio.create_task(queue.enter("b")))
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as anyones:
+            await queue.enter("c")
+        assert (own.value.status_code, anyones.value.status_code) == (429, 503)
+        for error in (own.value, anyones.value):
+            assert int((error.headers or {})["Retry-After"]) >= 1
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+class Watched:
+    """A step model that counts its calls, and waits for `go` if there is one."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.calls = 0
+        self.go: threading.Event | None = None
+
+    def new_state(self) -> Any:
+        return self._model.new_state()
+
+    def __call__(self, inputs: Any, state: Any = None) -> Any:
+        self.calls += 1
+        if self.go is not None:
+            self.go.wait(20)
+        return self._model(inputs, state)
+
+
+@pytest.fixture
+def euler_steps(tts: VoxCPM) -> Iterator[Watched]:
+    """The voice's DiT, watched."""
+    models = tts.batch_driver.models
+    original = models[LOCDIT_STEP]
+    models[LOCDIT_STEP] = watched = Watched(original)  # type: ignore[index]
+    yield watched
+    models[LOCDIT_STEP] = original  # type: ignore[index]
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def speaking(running: Any, key: str = "none") -> Iterator[Any]:
+    """A long speech, of which the first bytes have come."""
+    given = {"model": "tts-1", "voice": "alloy", "input": LONG, "response_format": "pcm"}
+    with running.client(key).audio.speech.with_streaming_response.create(**given) as answer:
+        # Held, since the end of the iterator is the end of the connection.
+        parts = answer.iter_bytes(64)
+        next(parts)
+        yield parts
+
+
+def outcomes(running: Any) -> dict[str, float]:
+    samples = next(iter(running.service.metrics.speeches.collect())).samples
+    return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total")}
+
+
+def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
+    serve: Callable[..., Any], euler_steps: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve(concurrency=1)
+    at_cancellation: list[int] = []
+    cancel = CancelToken.cancel
+
+    def noted(token: CancelToken) -> None:
+        at_cancellation.append(euler_steps.calls)
+        cancel(token)
+
+    monkeypatch.setattr(CancelToken, "cancel", noted)
+    with speaking(running):
+        assert running.service.queue.busy == 1
+    until(lambda: running.service.queue.busy == 0)
+
+    # The call that was running when it was cancelled may have been counted before or after.
+    assert euler_steps.calls <= at_cancellation[0] + 1
+    assert outcomes(running) == {"cancelled": 1}
+    assert not [thread for thread in threading.enumerate() if thread.name == "speech"]
+    text = httpx2.get(f"{running.url}/metrics").text
+    assert 'voxcpm_requests_total{route="/audio/speech",status="499"} 1.0' in text
+
+
+def test_a_client_that_goes_away_before_the_first_audio_ends_it_too(
+    serve: Callable[..., Any], euler_steps: Watched
+) -> None:
+    running = serve(concurrency=1)
+    euler_steps.go = threading.Event()
+
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(
+            f"{running.url}/v1/audio/speech",
+            json={"model": "tts-1", "voice": "alloy", "input": LONG},
+            timeout=0.5,
+        )
+    calls = euler_steps.calls
+    time.sleep(0.2)
+    euler_steps.go.set()
+    until(lambda: running.service.queue.busy == 0)
+
+    assert euler_steps.calls <= calls + 1
+    assert outcomes(running) == {"cancelled": 1}
+
+
+def test_a_full_queue_answers_503_and_a_key_with_too_many_429(
+    serve: Callable[..., Any],
+) -> None:
+    running = serve(keys=("a", "b", "c"), concurrency=1, queue=2, queue_per_key=1)
+    given = {"model": "tts-1", "voice": "alloy", "input": "Hello.", "response_format": "pcm"}
+    served: list[str] = []
+
+    def ask(key: str) -> None:
+        running.client(key).audio.speech.create(**given)
+        served.append(key)
+
+    with speaking(running, "a"):
+        waiting = [threading.Thread(target=ask, args=(key,)) for key in ("a", "b")]
+        for number, thread in enumerate(waiting, 1):
+            thread.start()
+            until(lambda number=number: running.service.queue.waiting == number)
+        with pytest.raises(openai.InternalServerError) as full:
+            running.client("c").audio.speech.create(**given)
+        assert full.value.status_code == 503
+        assert int(full.value.response.headers["retry-after"]) >= 1
+        running.service.queue._most_waiting = 3
+        with pytest.raises(openai.RateLimitError) as too_many:
+            running.client("a").audio.speech.create(**given)
+        assert too_many.value.status_code == 429
+        assert int(too_many.value.response.headers["retry-after"]) >= 1
+    for thread in waiting:
+        thread.join(30)
+    assert served == ["a", "b"]
+
+
+def test_a_reader_that_takes_nothing_is_given_up(serve: Callable[..., Any], euler_steps: Watched) -> None:
+    running = serve(concurrency=1, buffer_seconds=1, client_timeout=0.5)
+    body = json.dumps({"model": "tts-1", "input": LONG, "response_format": "wav", "sample_rate": 48_000})
+    head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(running.address)
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        until(lambda: bool(outcomes(running)))
+
+    assert outcomes(running) == {"cancelled": 1}
+    calls = euler_steps.calls
+    time.sleep(0.3)
+    assert euler_steps.calls == calls
+
+
+def test_several_at_the_same_time_say_what_each_says_alone(serve: Callable[..., Any], tts: VoxCPM) -> None:
+    running = serve(concurrency=4)
+    texts = [f"This is sentence number {word}." for word in ("one", "two", "three", "four")]
+    heard: dict[int, bytes] = {}
+
+    def ask(seed: int) -> None:
+        given = {"model": "tts-1", "voice": "alloy", "input": texts[seed], "response_format": "pcm"}
+        heard[seed] = running.client().audio.speech.create(**given, extra_body={"seed": seed}).content
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    for seed, text in enumerate(texts):
+        alone = np.concatenate(list(tts.generate_streaming(text, seed=seed)))
+        assert np.array_equal(np.frombuffer(heard[seed], "<i2"), np.round(np.clip(alone, -1, 1) * 32767))

@@ -1,0 +1,137 @@
+"""`voxcpm-coreml serve` as a process: ports, signals, and what it refuses before it loads anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from voxcpm_runtime.commands.cli import main
+
+PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The only line of a command that is refused."""
+    assert main(["serve", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = refusal(capsys, "--port", port)
+
+    assert line.startswith(f"error: 127.0.0.1 port {port}: cannot listen there (Address already in use")
+    assert "--port" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--host", "0.0.0.0"), "--insecure-serve-without-key"),  # noqa: S104 - to be refused
+        (("--host", "256.1.1.1", "--api-key", "key"), "cannot listen there"),
+        (("--port", "70000"), "65535"),
+        (("--api-key", ""), "expected a key"),
+        (("--api-key-file", "absent"), "cannot be read"),
+        (("--voice-aliases", "absent"), "cannot be read"),
+        (("--concurrency", "0"), "concurrency"),
+        (("absent-bundle", "--port", "0"), "absent-bundle"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert words in refusal(capsys, *arguments)
+
+
+def test_without_its_packages_it_names_the_extra() -> None:
+    absent = "import sys; sys.modules['uvicorn'] = None; sys.argv = ['voxcpm-coreml', 'serve']; "
+    done = subprocess.run(
+        [sys.executable, "-c", absent + PROGRAM], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        'error: serve needs uvicorn; install it with: pip install "voxcpm-coreml[serve]"'
+    )
+
+
+@pytest.fixture
+def started(speaking_bundle: Path, tmp_path: Path) -> Any:
+    """started(*options): the process of a server, and its URL."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> tuple[subprocess.Popen[str], str]:
+        given = ["serve", str(speaking_bundle), "--port", "0", "--voices-folder", str(tmp_path), *options]
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *given],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "VOXCPM_COREML_API_KEYS": ""},
+        )
+        processes.append(process)
+        line = process.stderr.readline() if process.stderr else ""
+        assert line.startswith("listening on http://127.0.0.1:"), line
+        url = line.split()[2]
+        # It listens already; until it answers, the connection waits.
+        assert httpx2.get(f"{url}/ready", timeout=30).status_code == 200
+        return process, url
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_sigterm_lets_a_speech_end_and_leaves_without_an_error(started: Callable[..., Any]) -> None:
+    process, url = started()
+    body = {
+        "model": "tts-1",
+        "input": "one two three four five six seven. " * 4,
+        "response_format": "pcm",
+        "seed": 1,
+    }
+    answers: list[bytes] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(httpx2.post(f"{url}/v1/audio/speech", json=body, timeout=60).content)
+    )
+    asking.start()
+    while not httpx2.get(f"{url}/ready").json()["speaking"]:
+        time.sleep(0.02)
+
+    process.send_signal(signal.SIGTERM)
+    asking.join(60)
+    rest = process.communicate(timeout=30)[1]
+
+    assert process.returncode == 0, rest
+    assert rest == ""
+    assert len(answers[0]) > 5 * 48_000
+
+
+def test_a_speech_that_outlasts_the_drain_is_cut_off(started: Callable[..., Any]) -> None:
+    process, url = started("--drain-seconds", "1")
+    body = {"model": "tts-1", "input": "one two three four five six seven. " * 100, "response_format": "pcm"}
+
+    with httpx2.stream("POST", f"{url}/v1/audio/speech", json=body, timeout=60) as answer:
+        next(answer.iter_raw())
+        began = time.perf_counter()
+        process.send_signal(signal.SIGTERM)
+        rest = process.communicate(timeout=30)[1]
+
+    assert process.returncode == 0, rest
+    assert time.perf_counter() - began < 10
+    assert "Traceback" not in rest

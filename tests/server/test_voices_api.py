@@ -1,0 +1,158 @@
+"""Voices over HTTP: made from an upload, listed, shown, spoken with, previewed, deleted."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_runtime import InputError, Voice, pcm16
+from voxcpm_server.stored_voices import read_aliases
+
+TRANSCRIPT = "Hello there, this is a test of the server."
+SAID = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "seed": 5}
+
+
+@pytest.fixture
+def recording(spoken: Any) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, spoken.audio, spoken.sample_rate, format="FLAC")
+    return file.getvalue()
+
+
+def upload(url: str, recording: bytes, **fields: str) -> httpx2.Response:
+    given = {"name": "ada", "transcript": TRANSCRIPT, "consent": "true", **fields}
+    return httpx2.post(
+        f"{url}/v1/audio/voices",
+        data={name: value for name, value in given.items() if value},
+        files={"audio_sample": ("../../ada.flac", recording)},
+        timeout=60,
+    )
+
+
+def test_the_life_of_a_voice(serve: Callable[..., Any], recording: bytes, tts: Any, tmp_path: Path) -> None:
+    running = serve()
+    voices = f"{running.url}/v1/audio/voices"
+
+    made = upload(running.url, recording)
+    assert made.status_code == 201, made.text
+    assert made.json()["consent"] is True
+    assert made.json()["prompt_seconds"] == pytest.approx(2.4, abs=0.2)
+    assert httpx2.get(f"{voices}/ada").json() == made.json()
+    assert {"id": "ada", "name": "ada"} in httpx2.get(voices).json()["voices"]
+
+    stored = Voice.load(tmp_path / "voices" / "ada.voice")
+    assert stored.header.provenance["consent"] == "stated"
+    assert len(stored.header.provenance["sha256"]) == 64
+
+    expected = pcm16(tts.generate("Hello.", voice=stored, seed=5, retry_badcase=False))
+    for voice in ("ada", {"id": "ada"}):
+        answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": voice}, timeout=60)
+        assert np.array_equal(np.frombuffer(answer.content, "<i2"), expected)
+
+    previews = [httpx2.get(f"{voices}/ada/preview", timeout=60) for _ in range(2)]
+    assert previews[0].headers["content-type"] == "audio/mpeg"
+    assert previews[0].content == previews[1].content
+
+    assert upload(running.url, recording).status_code == 409
+    assert httpx2.delete(f"{voices}/ada").json()["deleted"] is True
+    assert httpx2.delete(f"{voices}/ada").status_code == 404
+    assert httpx2.get(f"{voices}/ada").status_code == 404
+    assert not list((tmp_path / "voices").glob("*.voice"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"name": "../ada"}, 400, "letters, digits"),
+        ({"name": "/etc/passwd"}, 400, "letters, digits"),
+        ({"name": ".."}, 400, "letters, digits"),
+        ({"name": "a\x00b"}, 400, "letters, digits"),
+        ({"name": "a" * 200}, 400, "at most 100 bytes"),
+        ({"name": "default"}, 409, "reserved"),
+        ({"name": ""}, 400, "name"),
+        ({"consent": "false"}, 400, "must have agreed"),
+        ({"consent": ""}, 400, "consent"),
+        ({"transcript": ""}, 400, "VoxCPM2"),
+    ],
+)
+def test_an_upload_that_is_refused(
+    fields: dict[str, str],
+    status: int,
+    words: str,
+    serve: Callable[..., Any],
+    recording: bytes,
+    tmp_path: Path,
+) -> None:
+    answer = upload(serve().url, recording, **fields)
+
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]["message"]
+    assert not list(tmp_path.rglob("*.voice"))
+
+
+def test_recordings_that_are_too_long_or_none(serve: Callable[..., Any], recording: bytes) -> None:
+    running = serve(max_recording_seconds=1)
+
+    too_long = upload(running.url, recording)
+    assert (too_long.status_code, too_long.json()["error"]["param"]) == (400, "audio_sample")
+    assert "longer than 1 s" in too_long.json()["error"]["message"]
+    assert upload(running.url, b"no audio").status_code == 400
+
+
+@pytest.mark.parametrize("name", ["..%2f..%2fsecret", "%2e%2e", "%2fetc%2fpasswd", "secret.voice"])
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_names_do_not_lead_out_of_the_folder(
+    name: str, method: str, serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve()
+    secret = tmp_path / "secret.voice"
+    secret.write_text("secret")
+    (tmp_path / "voices").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    answer = httpx2.request(method, f"{running.url}/v1/audio/voices/{name}")
+
+    assert answer.status_code in (400, 404, 405)
+    assert secret.exists()
+
+
+def test_the_number_of_voices_is_bounded(serve: Callable[..., Any], recording: bytes) -> None:
+    answer = upload(serve(max_voices=0).url, recording)
+
+    assert answer.status_code == 409
+    assert "0 voices are stored" in answer.json()["error"]["message"]
+
+
+def test_aliases_are_names_of_stored_voices(
+    serve: Callable[..., Any], recording: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "aliases.json").write_text(
+        json.dumps({"alloy": "ada", "narrator": "default", "lost": "nobody"})
+    )
+    running = serve(voice_aliases=tmp_path / "aliases.json")
+    upload(running.url, recording)
+
+    def said(voice: str) -> httpx2.Response:
+        return httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": voice}, timeout=60)
+
+    assert said("alloy").content == said("ada").content
+    assert said("narrator").content == said("default").content == said("echo").content
+    assert said("alloy").content != said("echo").content
+    assert said("lost").status_code == 404
+
+
+@pytest.mark.parametrize("content", ["[]", '{"alloy": 1}', "{", None])
+def test_aliases_that_cannot_be_read(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "aliases.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match="aliases"):
+        read_aliases(path)

@@ -1,0 +1,57 @@
+"""A server on loopback, in a thread of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import uvicorn
+
+from voxcpm_runtime import VoxCPM
+from voxcpm_server.application import create_app
+from voxcpm_server.authentication import Keys
+from voxcpm_server.settings import Settings
+
+
+class ServerOnLoopback:
+    """Runs from its construction to `stop`."""
+
+    def __init__(self, app: Any) -> None:
+        self._clients: list[openai.OpenAI] = []
+        self.service = app.state.service
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        # Small buffers of the system, so that a reader that takes nothing is noticed within seconds.
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
+        self.address = self._listener.getsockname()
+        self.url = f"http://127.0.0.1:{self.address[1]}"
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+        self._thread.start()
+
+    @classmethod
+    @contextlib.contextmanager
+    def of(cls, tts: VoxCPM, keys: tuple[str, ...] = (), **settings: Any) -> Iterator[ServerOnLoopback]:
+        """A server that speaks with a bundle, with these settings."""
+        running = cls(create_app(tts, Settings(**settings), Keys(keys)))
+        try:
+            yield running
+        finally:
+            running.stop()
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        """OpenAI's own client, which is closed with the server."""
+        made = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        self._clients.append(made)
+        return made
+
+    def stop(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._server.should_exit = True
+        self._thread.join(30)
+        self._listener.close()
+        assert not self._thread.is_alive()
