@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -22,6 +22,8 @@ from voxcpm_server.speaking import SpeechStream
 from voxcpm_server.streaming import StreamedResponse, unless_gone
 
 router = APIRouter(tags=["speech"])
+# Ignored fields that an answer names, and characters of each.
+_MOST_TOLD = 32
 LEAST_SPEED, GREATEST_SPEED = 0.25, 4.0
 
 
@@ -74,6 +76,14 @@ class SpeechRequest(BaseModel):
         str | None, Field(description="Audio file of a voice to speak with, in base64 (VoxCPM2).")
     ] = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """Some clients send null for what they leave out."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
     @property
     def voice_name(self) -> str:
         """The name of the voice."""
@@ -95,6 +105,7 @@ async def create_speech(asked: SpeechRequest, request: Request) -> Response:
     """Speak a text. The first bytes are sent when the first patch is spoken."""
     service = service_of(request)
     service.check_model(asked.model)
+    service.queue.check(request.state.owner)
     ignored = sorted(asked.model_extra or ())
     if asked.instructions and not service.takes_instructions:
         ignored.append("instructions")
@@ -107,8 +118,9 @@ async def create_speech(asked: SpeechRequest, request: Request) -> Response:
         whole=not asked.stream,
     )
     if ignored:
-        # Names come from the client, and a header is ASCII on one line.
-        response.headers["X-Ignored-Fields"] = json.dumps(ignored)
+        # Names come from the client, and a header is short and ASCII on one line.
+        told = [name[:_MOST_TOLD] for name in ignored[:_MOST_TOLD]]
+        response.headers["X-Ignored-Fields"] = json.dumps(told)
     return response
 
 

@@ -62,16 +62,10 @@ class FairQueue:
 
         Raises ApiError at once if too many wait: 429 if they are this key's own, otherwise 503, with Retry-After.
         """
-        if self._free and not self._lines:
+        self.check(key)
+        if self._has_room:
             self._free -= 1
             return Turn(self)
-        line = self._lines.get(key, ())
-        if self.waiting >= self._most_waiting:
-            raise self._refusal(503, f"{self.waiting} requests are waiting already, the most that may")
-        if len(line) >= self._most_per_key:
-            raise self._refusal(
-                429, f"{len(line)} requests of this key are waiting already, the most that may"
-            )
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(key, deque()).append(called)
         try:
@@ -84,6 +78,20 @@ class FairQueue:
                 self._forget(key, called)
             raise
         return Turn(self)
+
+    def check(self, key: str) -> None:
+        """Raises what `enter` would raise for this key, so that a request is refused before it costs work."""
+        if self._has_room:
+            return
+        if self.waiting >= self._most_waiting:
+            raise self._refusal(503, f"{self.waiting} requests are waiting already, the most that may")
+        own = len(self._lines.get(key, ()))
+        if own >= self._most_per_key:
+            raise self._refusal(429, f"{own} requests of this key are waiting already, the most that may")
+
+    @property
+    def _has_room(self) -> bool:
+        return self._free > 0 and not self._lines
 
     def _refusal(self, status: int, what: str) -> ApiError:
         seconds = math.ceil(self._mean_seconds * (self.waiting + 1) / self._places)

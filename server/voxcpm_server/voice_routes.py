@@ -51,6 +51,7 @@ async def create_voice(
 ) -> VoiceDocument:
     """Make a voice from a recording and store it under a name. The statement of consent is stored with it."""
     service = service_of(request)
+    service.queue.check(request.state.owner)
     if not consent:
         raise ApiError(
             400, "consent: expected true: the speaker must have agreed to this voice", param="consent"

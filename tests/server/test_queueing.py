@@ -78,6 +78,9 @@ def test_too_many_are_refused_and_told_when_to_come_again() -> None:
         with pytest.raises(ApiError) as anyones:
             await queue.enter("c")
         assert (own.value.status_code, anyones.value.status_code) == (429, 503)
+        # The same without waiting, which costs nothing.
+        with pytest.raises(ApiError):
+            queue.check("c")
         for error in (own.value, anyones.value):
             assert int((error.headers or {})["Retry-After"]) >= 1
         for task in tasks:

@@ -7,6 +7,7 @@ import io
 import json
 import time
 import wave
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -17,7 +18,8 @@ import soundfile
 
 from voxcpm_runtime import pcm16
 from voxcpm_server.encoding import Encoder
-from voxcpm_server.settings import OPENAI_VOICES
+from voxcpm_server.openai_routes import SpeechRequest, _arguments
+from voxcpm_server.settings import OPENAI_VOICES, Settings
 
 TEXT = "Hello there, this is a test of the server."
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
@@ -206,6 +208,36 @@ def test_what_is_ignored_is_told(client: openai.OpenAI) -> None:
     )
 
     assert json.loads(answer.headers["x-ignored-fields"]) == ["volume", "instructions"]
+
+
+def test_null_is_what_was_left_out(client: openai.OpenAI, spoken: Any) -> None:
+    nothing = dict.fromkeys(("speed", "instructions", "sample_rate", "stream_format", "prompt_text"))
+    pcm = client.audio.speech.create(
+        model="tts-1", voice="alloy", input=TEXT, response_format="pcm", extra_body={"seed": 7, **nothing}
+    ).content
+
+    assert np.array_equal(np.frombuffer(pcm, "<i2"), pcm16(spoken.audio))
+
+
+def test_the_list_of_ignored_fields_is_short(client: openai.OpenAI) -> None:
+    many = {f"{number:04}" + "é\r\n" * 1000: 1 for number in range(100)}
+    answer = client.audio.speech.with_raw_response.create(
+        model="tts-1", voice="alloy", input="Hello.", extra_body=many
+    )
+
+    told = json.loads(answer.headers["x-ignored-fields"])
+    assert len(told) == 32
+    assert told[0].startswith("0000é")
+
+
+@pytest.mark.parametrize("styled", [True, False])
+def test_instructions_are_the_control_where_there_is_one(styled: bool) -> None:
+    service = SimpleNamespace(
+        settings=Settings(), takes_instructions=styled, voices=SimpleNamespace(named=lambda _: None)
+    )
+    given = _arguments(SpeechRequest(model="tts-1", input="Hello.", instructions="warmly"), service)
+
+    assert given.get("control") == ("warmly" if styled else None)
 
 
 def test_models_and_voices_are_listed_as_clients_ask_for_them(client: openai.OpenAI, server: Any) -> None:
