@@ -59,7 +59,7 @@ def test_a_request_that_goes_away_leaves_no_place_taken() -> None:
         turn.leave()
         # It is called and goes away in the same moment: the next one gets the place.
         waiting[1].cancel()
-        (await waiting[2]).leave()
+        (await asyncio.wait_for(waiting[2], 5)).leave()
         assert (queue.waiting, queue.busy) == (0, 0)
 
     asyncio.run(scenario())

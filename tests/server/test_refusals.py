@@ -20,6 +20,8 @@ import soundfile
 from voxcpm_runtime import InputError
 from voxcpm_server.application import create_app
 from voxcpm_server.authentication import Keys, is_loopback, read_keys
+from voxcpm_server.errors import ApiError
+from voxcpm_server.recordings import decoded_recording
 from voxcpm_server.settings import Settings
 
 SAID = {"model": "tts-1", "voice": "alloy", "input": "Hello."}
@@ -117,6 +119,18 @@ def test_a_wrong_request_is_told_what_is_wrong(
     assert words in error["message"]
     assert "\n" not in error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+def test_a_recording_whose_header_says_that_it_is_too_long_is_not_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(*_: object, **__: object) -> Any:
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr(soundfile.SoundFile, "read", read)
+    for form in ("WAV", "FLAC", "MP3"):
+        with pytest.raises(ApiError, match="longer than 1 s"):
+            decoded_recording(audio_file(1.5, form=form), "audio", 1)
 
 
 def test_a_wav_whose_header_says_hours_has_what_it_has(server: Any) -> None:

@@ -124,6 +124,19 @@ def test_names_do_not_lead_out_of_the_folder(
     assert secret.exists()
 
 
+def test_a_voice_outside_the_folder_is_not_spoken_with(
+    serve: Callable[..., Any], recording: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve()
+    upload(running.url, recording)
+    (tmp_path / "voices" / "ada.voice").rename(tmp_path / "secret.voice")
+    monkeypatch.chdir(tmp_path)
+
+    for name in ("../secret", "secret.voice", "./secret.voice", str(tmp_path / "secret"), "secret"):
+        answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": name}, timeout=60)
+        assert answer.status_code in (400, 404), name
+
+
 def test_the_number_of_voices_is_bounded(serve: Callable[..., Any], recording: bytes) -> None:
     answer = upload(serve(max_voices=0).url, recording)
 
