@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ from starlette.responses import JSONResponse
 from voxcpm_constants.errors import MissingExtraError
 from voxcpm_runtime import BundleError, Cancelled, DeviceError, InputError, VoxCPMError
 
+_log = logging.getLogger("voxcpm_server")
 CLIENT_GONE = 499
 """Status of a request whose client has gone away, in metrics only: nobody receives it."""
 
@@ -103,7 +106,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """The answer to any error. Of one that is no fault of the caller only its class is told."""
+    """The answer to any error. One that nobody expected is logged by its place, and only its class is told."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
@@ -115,7 +118,15 @@ def as_api_error(error: BaseException) -> ApiError:
     for kind, status in _STATUSES.items():
         if isinstance(error, kind):
             return ApiError(status, str(error))
+    _log.error("%s", _place(error))
     return ApiError(500, f"the server has failed ({type(error).__name__}); the request may be tried again")
+
+
+def _place(error: BaseException) -> str:
+    """An error's class and place. Its message is left out: it may quote the text that was to be spoken."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
+    return f"{type(error).__name__} at {where}"
 
 
 def answer_in_openais_shape(app: FastAPI) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -166,16 +167,19 @@ async def _encoded(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[byt
 
 async def _audio(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes, None]:
     header = encoder.header()
-    async for data in _encoded(stream, encoder):
-        yield header + data
-        header = b""
+    # The generator within is closed when this one is, and not when it is collected.
+    async with aclosing(_encoded(stream, encoder)) as parts:
+        async for data in parts:
+            yield header + data
+            header = b""
 
 
 async def _events(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes, None]:
     """Server-sent events as OpenAI's: deltas of audio in base64, then `done` with what was used."""
     try:
-        async for data in _audio(stream, encoder):
-            yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+        async with aclosing(_audio(stream, encoder)) as parts:
+            async for data in parts:
+                yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
     except Exception as error:  # noqa: BLE001 - the status is sent already, so it is told as an event
         yield _event({"type": "error", **as_api_error(error).document})
         return

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import traceback
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from voxcpm_server.errors import CLIENT_GONE, as_api_error
 from voxcpm_server.metrics import Metrics
-
-_log = logging.getLogger("voxcpm_server")
 
 
 class Outcomes:
@@ -37,8 +32,6 @@ class Outcomes:
             await self._app(scope, receive, noted)
         except Exception as error:  # noqa: BLE001 - whatever it is, the server goes on
             answer = as_api_error(error)
-            if answer.status_code == 500:
-                _log.error("%s", _place(error))
             if status is None and answer.status_code != CLIENT_GONE:
                 await answer.response()(scope, receive, noted)
             status = answer.status_code
@@ -48,10 +41,3 @@ class Outcomes:
             # The route's pattern, not the path: a path may be anything.
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status or CLIENT_GONE)).inc()
-
-
-def _place(error: BaseException) -> str:
-    """An error's class and place. Its message is left out: it may quote the text that was to be spoken."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
-    return f"{type(error).__name__} at {where}"

@@ -322,6 +322,17 @@ def test_an_error_that_nobody_expected_is_one_line_without_the_text(
     def broken(*_: object, **__: object) -> Any:
         raise ZeroDivisionError("secret words")
 
+    def broken_later(*_: object, **__: object) -> Any:
+        yield np.zeros(100, np.float32)
+        broken()
+
+    monkeypatch.setattr(tts, "stream_plan", broken_later)
+    events = httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "stream_format": "sse"})
+    with pytest.raises(httpx2.RemoteProtocolError):
+        httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "response_format": "pcm"})
+    assert events.text.count('"server_error"') == 1
+    assert "secret" not in events.text + caplog.text
+    assert caplog.text.count("ZeroDivisionError at ") == 2
     monkeypatch.setattr(tts, "plan", broken)
     answer = httpx2.post(f"{running.url}/v1/audio/speech", json=SAID)
 

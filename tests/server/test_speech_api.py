@@ -272,3 +272,11 @@ def test_probes_and_the_description_of_the_protocol(client: openai.OpenAI, serve
         assert name in told, name
     assert "/v1/audio/speech" in httpx2.get(f"{server.url}/openapi.json").json()["paths"]
     assert httpx2.get(f"{server.url}/docs").status_code == 404
+
+
+def test_a_server_that_ends_is_not_ready(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx2
+
+    monkeypatch.setattr(server.service, "draining", True)
+    assert httpx2.get(f"{server.url}/ready").status_code == 503
+    assert httpx2.get(f"{server.url}/healthz").status_code == 200
