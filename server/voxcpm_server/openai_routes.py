@@ -68,7 +68,7 @@ class SpeechRequest(BaseModel):
         int | None,
         Field(ge=LEAST_RATE, le=GREATEST_RATE, description="Hz. Default: the voice's; 24000 for pcm."),
     ] = None
-    seed: Annotated[int | None, Field(ge=0, lt=2**63, description="Same seed, same speech.")] = None
+    seed: Annotated[int | None, Field(ge=0, le=2**53 - 1, description="Same seed, same speech.")] = None
     cfg_value: Annotated[float | None, Field(description="Strength of classifier-free guidance.")] = None
     inference_timesteps: Annotated[int | None, Field(description="Euler steps of a patch.")] = None
     prompt_audio: Annotated[str | None, Field(description="Audio file to continue, in base64.")] = None
