@@ -96,6 +96,9 @@ class Model:
                     raise RuntimeError(
                         f"value type of {name} not convertible: {getattr(value, 'dtype', value)}"
                     )
+                # The native module asks for the array's mutable data.
+                if not value.flags.writeable:
+                    raise ValueError("array is not writeable")
             try:
                 results = self._executor(data, None if state is None else state.inner)
             except ValueError as error:

@@ -26,7 +26,10 @@ class PassedState:
     def predict(self, predictor: Any, features: dict[str, Array]) -> dict[str, Array]:
         """Predict from the inputs `features` and this state, which is updated; all outputs by name."""
         results: dict[str, Array] = predictor.predict(features | self.arrays)
-        self.arrays = {t.name: results[t.output_name] for t in self._declared.state}
+        # Results may be read-only, which the next prediction would refuse.
+        self.arrays = {
+            t.name: np.require(results[t.output_name], requirements="W") for t in self._declared.state
+        }
         return results
 
     def numpy(self, name: str) -> npt.NDArray[np.float32]:
@@ -40,7 +43,6 @@ class PassedState:
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
         """Overwrite positions from `start` on with arrays (1, kv_heads, positions, head_dim), by tensor name."""
         for name, array in rows.items():
-            # Outputs of a prediction may be read-only.
             self.arrays[name] = _with_rows(self.arrays[name], start, array)
 
 
@@ -127,8 +129,9 @@ class CoreMLStepModel:
             raise ValueError(f"{self._declared.name} has a state: pass one")
         if not isinstance(state, PassedState | NativeState | None):
             raise ValueError(f"{self._declared.name}: the state is not of this step model")  # noqa: TRY004 - a wrong input
+        # coremltools' binding refuses arrays that cannot be written to.
         features = {
-            t.name: np.ascontiguousarray(inputs[t.name], self._dtype(t)) for t in self._declared.inputs
+            t.name: np.require(inputs[t.name], self._dtype(t), ("C", "W")) for t in self._declared.inputs
         }
         try:
             with self._predicting:

@@ -121,8 +121,9 @@ def solver_inputs(
     return {
         "noise": noise[np.newaxis],
         "cond": cond[np.newaxis],
-        "t_embeddings": embeddings,
-        "step_lengths": lengths,
+        # Copies: what is kept for the next patch is read-only, and Core ML's binding refuses such arrays.
+        "t_embeddings": embeddings.copy(),
+        "step_lengths": lengths.copy(),
         "cfg_value": np.array([cfg_value], np.float32),
     }
 
