@@ -101,7 +101,7 @@ def test_fp16_stays_fp16(tiny_bundle: Path) -> None:
 def node_counts(bundle: Bundle, name: str) -> Counter[str]:
     import onnx
 
-    path = bundle.folder / bundle.manifest.package_path("fp16", name)
+    path = bundle.folder / bundle.manifest.package_path(bundle.precision, name)
     return Counter(n.op_type for n in onnx.load_from_string(lower(path, mode="half").model).graph.node)
 
 
@@ -116,6 +116,16 @@ def test_a_gpu_launches_few_nodes_for_a_layer(tiny_bundle: Path) -> None:
     assert counts["FusedMatMul"] == 5 * layers + 4
     # This one's sums of squares are fp16 on CUDA.
     assert not counts["SkipSimplifiedLayerNormalization"]
+
+
+def test_float32_keeps_its_scatters(tiny_bundle: Path) -> None:
+    """CUDA has a float32 kernel for attention within a patch, but none for attention that writes a cache."""
+    bundle = open_bundle(tiny_bundle, "fp32")
+    layers = bundle.architecture.lm_config.num_hidden_layers
+    counts = node_counts(bundle, BASE_LM_STEP)
+    assert not counts["GroupQueryAttention"]
+    assert counts["ScatterElements"] == 2 * layers
+    assert node_counts(bundle, LOCDIT_STEP)["MultiHeadAttention"]
 
 
 def test_a_gpu_launches_few_nodes_for_a_layer_of_the_dit(tiny_bundle: Path) -> None:

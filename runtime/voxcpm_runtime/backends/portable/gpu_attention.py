@@ -1,9 +1,9 @@
 """Attention as one node for a GPU, with as little as ONNX Runtime's kernels need around it.
 
-Queries, keys and values are one product. Over a KV cache, `GroupQueryAttention` rotates them, writes the cache and
-reads what is in use. Within a patch, `MultiHeadAttention` takes them as three parts of the rotated product: the heads
-that share a key head become rows of a sequence, for which weights are put into another order when the graph is loaded.
-Both nodes add up in float32 on CUDA.
+Queries, keys and values are one product. Over a KV cache in fp16, `GroupQueryAttention` rotates them, writes the cache
+and reads what is in use. Within a patch, `MultiHeadAttention` takes them as three parts of the rotated product: the
+heads that share a key head become rows of a sequence, for which weights are put into another order when the graph is
+loaded. Both nodes add up in float32 on CUDA.
 """
 
 from __future__ import annotations
@@ -91,6 +91,9 @@ def _cached(view: View, node: NodeProto) -> list[NodeProto] | None:
     cache = view.shapes.get(names["cached_keys"])
     scale, penalty = (view.number(names[key]) for key in ("factor", "penalty"))
     if not (q and k and v and all(places) and cache and scale and penalty):
+        return None
+    # CUDA's GroupQueryAttention has no float32 kernel: the call would not open.
+    if view.dtypes.get(names["cached_keys"]) != np.float16:
         return None
     length = cache[2]
     positions = {view.root(found["positions"]) for found in places if found}

@@ -5,7 +5,7 @@ Nodes that nothing reads any more stay in the list; they are dropped later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -19,15 +19,19 @@ from .lowered import WeightRef
 
 
 def fuse_for_gpu(
-    nodes: Sequence[NodeProto], graph: Graph, read: Callable[[WeightRef], np.ndarray], shapes: Shapes
+    nodes: Sequence[NodeProto],
+    graph: Graph,
+    read: Callable[[WeightRef], np.ndarray],
+    shapes: Shapes,
+    dtypes: Mapping[str, np.dtype],
 ) -> list[NodeProto]:
-    """The nodes, with fewer of them for the same results. read, shapes: see `View`.
+    """The nodes, with fewer of them for the same results. read, shapes, dtypes: see `View`.
 
     Attention becomes one node, with one product for queries, keys and values. Where its form is another one, as in a
     batch, products are joined all the same, a rotary embedding and a scaled product become one node each, and scatters
     share indices. ONNX Runtime's node for a sum and its RMSNorm is not used: on CUDA it adds up squares in fp16.
     """
-    view = View(nodes, graph, read, shapes)
+    view = View(nodes, graph, read, shapes, dtypes)
     for rewrite in (solver_step, attention, _merged, _replaced):
         nodes = [new for node in nodes for new in rewrite(view, node) or [node]]
         view.look_at(nodes)

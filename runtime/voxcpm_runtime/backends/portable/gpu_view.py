@@ -21,6 +21,7 @@ class View:
     """The nodes of a graph, by what they make and read.
 
     read: the elements of a weight. shapes: of the graph's inputs and of values; None is an axis of several lengths.
+    dtypes: of the graph's inputs.
     """
 
     def __init__(
@@ -29,9 +30,11 @@ class View:
         graph: Graph,
         read: Callable[[WeightRef], np.ndarray],
         shapes: Shapes,
+        dtypes: Mapping[str, np.dtype],
     ) -> None:
         self.graph = graph
         self.shapes = shapes
+        self.dtypes = dtypes
         self.made: dict[tuple[str, ...], str] = {}
         """Values that several replacements share, by what they are made of."""
         self._parts: dict[tuple[str, ...], Sequence[str]] = {}

@@ -130,7 +130,8 @@ def _serialised(
         shapes: dict[str, tuple[int | None, ...] | None] = {i.name: i.fixed_shape for i in program.inputs}
         given = ((name, type_.shape) for op in program.operations for name, type_ in op.outputs)
         shapes |= {values[name]: shape for name, shape in given if name in values}
-        nodes = fuse_for_gpu(nodes, graph, partial(WeightRef.view, weights=program.weights), shapes)
+        dtypes = {i.name: graph_dtype(i.dtype, mode) for i in program.inputs}
+        nodes = fuse_for_gpu(nodes, graph, partial(WeightRef.view, weights=program.weights), shapes, dtypes)
     nodes = _needed(nodes, outputs)
     used = {name for node in nodes for name in node.input}
     weights = tuple(ref for name, ref in graph.weights.items() if name in used)
