@@ -1,4 +1,7 @@
-"""Ending a generation from outside: a token, polled before every call of a step model and so between Euler steps."""
+"""Ending a generation from outside: a token, polled before every call of a step model.
+
+So it ends between two Euler steps, or between patches where one call takes all of them.
+"""
 
 from __future__ import annotations
 
