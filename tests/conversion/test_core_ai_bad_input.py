@@ -23,8 +23,8 @@ from voxcpm_conversion.core_ai import packages
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
 SMALLEST = StepSizes(kv_length=48, prefill_chunks=(1,), encode_patches=(1,))
-# The first takes the least time of all, the second enough to be interrupted in: the others would only take more time.
-TWO = ("audio_vae_decoder", "base_lm_step")
+# Those that take the least time, which is still enough to be interrupted in.
+TWO = ("audio_vae_decoder", "locdit_step")
 WORDS = ("--target", "macos27", "--precision", "fp32", "--max-length", "48", "--prefill-chunk", "1")
 # A background job of a shell ignores the signal, and so do its children, unless they ask for it.
 HEARD = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
