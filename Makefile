@@ -37,10 +37,10 @@ lint: $(STAMP)  ## ruff: rules and format
 types: $(STAMP)  ## mypy
 	@$(BIN)/mypy --no-error-summary
 
-test: lint types  ## lint, types and tests: about five minutes on two cores
+test: lint types  ## lint, types and tests: about eleven minutes on two cores
 	@$(BIN)/python -m pytest $(WORKERS)
 
-test-fast: lint types  ## as test, but nothing that converts or runs torch: about a minute
+test-fast: lint types  ## as test, but nothing that converts or runs torch: a few minutes
 	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not wheel and not converts"
 
 test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
