@@ -110,7 +110,7 @@ def _euler(view: View, node: NodeProto) -> list[NodeProto] | None:
     single = TensorProto.FLOAT
 
     def factors() -> Sequence[str]:
-        """Of the conditional and of the unconditional velocity, (1, 1) for each step in turn."""
+        """The factors of the conditional and of the unconditional velocity, (1, 1) for each step in turn."""
         lengths, cfg = view.root(names["lengths"]), view.root(names["cfg"])
         moved = graph.emit(
             "Neg", graph.emit("Reshape", graph.emit("Cast", lengths, to=single), integers([-1, 1]))
