@@ -5,7 +5,6 @@ Defaults are upstream's; `generations` holds everything that differs between gen
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from voxcpm_constants.errors import CheckpointError, first_wrong_field
 from voxcpm_constants.generations import GENERATIONS, Generation, Traits
+from voxcpm_constants.json_files import read_json
 
 
 class _Config(BaseModel):
@@ -165,7 +165,7 @@ class Architecture(_Config):
     def from_file(cls, path: Path) -> Architecture:
         """Read `config.json`. Raises CheckpointError, whose message names the first wrong field."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = read_json(path)
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{path}: expected a VoxCPM config.json, but it cannot be read ({error})"

@@ -6,6 +6,9 @@ Each message is one line: what was expected, what was found, what to do. The com
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,8 +29,8 @@ class BundleError(VoxCPMError):
     """A bundle that is absent, incomplete, altered, or of a newer schema."""
 
 
-class InputError(VoxCPMError):
-    """A text, audio file, option or output path that generation cannot use."""
+class InputError(VoxCPMError, ValueError):
+    """A text, audio file, option or output path that generation cannot use; a ValueError, too, as upstream raises."""
 
 
 class DeviceError(VoxCPMError):
@@ -36,6 +39,36 @@ class DeviceError(VoxCPMError):
 
 class MissingExtraError(VoxCPMError):
     """A command needs an extra of this package that is not installed."""
+
+
+SYSTEM_ERRORS = (OSError, RecursionError, MemoryError)
+"""What the system refuses: files, folders, depth and memory. The command line shows each as one line."""
+
+
+def system_reason(error: BaseException) -> str:
+    """One of SYSTEM_ERRORS in a line: the path, if it is about one, and why the system refused."""
+    if isinstance(error, MemoryError):
+        return "the memory is not enough" + (f" ({first_line(error)})" if str(error).strip() else "")
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if not isinstance(error, OSError):
+        return first_line(error)
+    # shutil.Error carries a list of (source, destination, reason).
+    if error.args and isinstance(error.args[0], list) and error.args[0]:
+        _, destination, reason = error.args[0][0]
+        return f"{destination}: {str(reason).strip()}"
+    path = error.filename2 or error.filename
+    named = f"{os.fsdecode(path)}: " if isinstance(path, str | bytes | os.PathLike) else ""
+    return f"{named}{os_reason(error)}"
+
+
+@contextmanager
+def system_errors_as(kind: type[VoxCPMError]) -> Iterator[None]:
+    """A context, or a decorator, in which one of SYSTEM_ERRORS becomes a `kind` of one line; other errors pass."""
+    try:
+        yield
+    except SYSTEM_ERRORS as error:
+        raise kind(system_reason(error)) from error
 
 
 def first_line(error: BaseException) -> str:

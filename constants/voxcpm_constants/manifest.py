@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import BundleError, first_wrong_field
+from voxcpm_constants.json_files import read_json
 from voxcpm_constants.parts import parts
 from voxcpm_constants.speech_profile import DEFAULT_LICENCE, SpeechProfile
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
@@ -122,7 +123,7 @@ class Manifest(_Record):
                 f"{bundle}: no bundle here (expected a folder with {MANIFEST_FILE}; make one with `convert`)"
             )
         try:
-            document: Any = json.loads(path.read_text(encoding="utf-8"))
+            document: Any = read_json(path)
         except (OSError, ValueError) as error:
             raise BundleError(
                 f"{path}: expected JSON, but it cannot be read ({error}); convert again"

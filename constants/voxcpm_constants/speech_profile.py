@@ -6,12 +6,12 @@ figures. A checkpoint without one gets upstream's rules.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from voxcpm_constants.errors import CheckpointError, first_wrong_field
+from voxcpm_constants.json_files import read_json
 
 SPEECH_FILE = "speech.json"
 _LEAST_TOKENS = 8
@@ -58,7 +58,7 @@ class SpeechProfile(BaseModel):
         if not path.exists():
             return None
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = read_json(path)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
         try:

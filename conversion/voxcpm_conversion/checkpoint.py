@@ -13,6 +13,7 @@ weight norm into it and merges the LoRA, if the checkpoint was opened with one.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 
 from voxcpm_constants.architecture import Architecture
@@ -28,6 +30,7 @@ from voxcpm_constants.errors import CheckpointError, first_line
 from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import Source
 from voxcpm_constants.speech_profile import DEFAULT_LICENCE, SPEECH_FILE, SpeechProfile
+from voxcpm_constants.tokenizer_file import read_tokenizer
 from voxcpm_conversion.lora import WEIGHT_FILES as LORA_FILES
 from voxcpm_conversion.lora import Lora
 from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
@@ -141,6 +144,7 @@ class Checkpoint:
         architecture = Architecture.from_file(config)
         if not (folder / TOKENIZER_FILE).is_file():
             raise CheckpointError(f"{folder}: expected the tokenizer, but there is no {TOKENIZER_FILE}")
+        _check_tokenizer(folder / TOKENIZER_FILE)
         files = (open_weight_file(_first(folder, MODEL_FILES)), open_weight_file(_first(folder, VAE_FILES)))
         merged = None if lora is None else Lora.open(lora, architecture)
         return cls(folder, architecture, files, name, revision, SpeechProfile.beside(folder), merged)
@@ -150,14 +154,20 @@ class Checkpoint:
         return {name: weight.shape for name, weight in self._weights.items()}
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One weight as a float32 copy, with the LoRA merged. Raises CheckpointError for an absent name."""
+        """One weight as a float32 copy, with the LoRA merged. Raises CheckpointError for an absent name and NaN."""
         if name not in self._weights:
             raise CheckpointError(f"{self.folder}: expected a weight {name}, but the checkpoint has none")
         weight = self._weights[name]
         # Cast before folding: upstream keeps the AudioVAE in float32 and folds there.
         parts = [weight.file.read(stored).to(torch.float32, copy=True) for stored in weight.stored]
         folded = parts[0] if len(parts) == 1 else fold_weight_norm(*parts)
-        return folded if self.lora is None else self.lora.merged(name, folded)
+        whole = folded if self.lora is None else self.lora.merged(name, folded)
+        if not torch.isfinite(whole).all():
+            raise CheckpointError(
+                f"{self.folder}: the weight {name} has values that are not finite (NaN or infinite); download the "
+                "checkpoint again, or take an earlier one of its training"
+            )
+        return whole
 
     def load_into(self, module: nn.Module, names: Iterable[str]) -> None:
         """Load the named float32 weights into `module`, whose parameters may be on the meta device.
@@ -268,6 +278,14 @@ def _without_wrappers(key: str) -> str:
     while prefix := next((prefix for prefix in _WRAPPER_PREFIXES if key.startswith(prefix)), None):
         key = key.removeprefix(prefix)
     return key
+
+
+def _check_tokenizer(path: Path) -> None:
+    """Raises CheckpointError for a tokenizer with which the bundle would not open."""
+    try:
+        Tokenizer.from_str(json.dumps(read_tokenizer(path)))
+    except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception for a bad file
+        raise CheckpointError(f"{path}: not a tokeniser file ({first_line(error)})") from None
 
 
 def _first(folder: Path, names: tuple[str, ...]) -> Path:

@@ -25,6 +25,9 @@ from voxcpm_conversion.core_ml.compilation import why_not_compiled
 from voxcpm_conversion.replacing import bundle_folder
 from voxcpm_conversion.splitting import base_lm_parts, check_split
 
+DEFAULT_MAX_LENGTH = 1024
+"""Default of `--max-length`, for checkpoints that were made for as many positions or more."""
+
 
 def convert(
     checkpoint: Annotated[
@@ -36,8 +39,12 @@ def convert(
         typer.Option(help="fp16, int8, int4 or fp32; repeat for several. Default: fp16 and int8."),
     ] = None,
     max_length: Annotated[
-        int, typer.Option(help="Positions in the KV caches: text, prompt and speech together.")
-    ] = 1024,
+        int | None,
+        typer.Option(
+            help="Positions in the KV caches: text, prompt and speech together. Default: "
+            f"{DEFAULT_MAX_LENGTH}, or what the checkpoint was made for, if that is less."
+        ),
+    ] = None,
     batch: Annotated[
         int, typer.Option(help=f"Utterances that the bundle speaks at the same time, 1 to {LARGEST_BATCH}.")
     ] = 1,
@@ -84,7 +91,9 @@ def convert(
     unknown = [p for p in asked if p not in PRECISIONS]
     if unknown:
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
-    sizes = _sizes(batch, max_length, prefill_chunk, solver_steps)
+    sizes = _sizes(
+        batch, DEFAULT_MAX_LENGTH if max_length is None else max_length, prefill_chunk, solver_steps
+    )
     deployment = _target(target)
     if kv_cache not in KV_CACHES:
         raise InputError(f"--kv-cache {kv_cache!r}: expected one of {', '.join(KV_CACHES)}")
@@ -97,15 +106,18 @@ def convert(
         check_split(split_gigabytes)
     bundle_folder(output, [checkpoint, *([lora] if lora else [])], overwrite=overwrite)
     opened = Checkpoint.open(checkpoint, revision=revision, lora=lora)
+    if max_length is None and opened.architecture.max_length < sizes.kv_length:
+        sizes = _sizes(batch, opened.architecture.max_length, prefill_chunk, solver_steps)
+        check_forms(precisions, sizes, deployment, kv_cache)
     console = progress_console()
     ignored = opened.architecture.unknown_keys()
     if ignored:
         console.print(f"config.json: ignored unknown keys {', '.join(ignored)}")
     for remark in opened.lora.remarks() if opened.lora else ():
         console.print(remark)
-    if batch * max_length > LONGEST_AXIS:
+    if batch * sizes.kv_length > LONGEST_AXIS:
         console.print(
-            f"--batch {batch} --max-length {max_length}: the Neural Engine does not take caches of more than "
+            f"--batch {batch} --max-length {sizes.kv_length}: the Neural Engine does not take caches of more than "
             f"{LONGEST_AXIS} positions in all, so the LM steps will run elsewhere"
         )
     if split_gigabytes is not None:

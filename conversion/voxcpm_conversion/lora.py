@@ -10,7 +10,6 @@ A layer's weight W (out, in) becomes W + alpha / r · B A with lora_A (r, in) an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch import nn
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.json_files import read_json
 from voxcpm_constants.manifest import MergedLora, record_file
 from voxcpm_conversion.modules.voxcpm import empty_modules
 from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
@@ -172,7 +172,7 @@ def _weight_file(path: Path) -> Path:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document: Any = read_json(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: expected JSON, but it cannot be read ({error})") from None
     # Upstream's training writes this block, and upstream's own loading fails without it.

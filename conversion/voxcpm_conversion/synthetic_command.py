@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.json_files import read_json
 from voxcpm_conversion.synthetic import DTYPES, Dtype, write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_presets import VOCABULARY, presets, write_tokenizer
 
@@ -51,7 +51,7 @@ def _document(config: str) -> dict[str, Any]:
             f"{config}: no such file (expected a config.json, or one of {', '.join(presets())})"
         )
     Architecture.from_file(path)
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    document: dict[str, Any] = read_json(path)
     return document
 
 

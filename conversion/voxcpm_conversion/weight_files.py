@@ -5,7 +5,6 @@ They are read tensor by tensor, by the names in the file; `checkpoint` interpret
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.json_files import read_json
 
 Shape = tuple[int, ...]
 
@@ -81,7 +81,7 @@ class _Shards:
 
     def __init__(self, index: Path) -> None:
         try:
-            document = json.loads(index.read_text(encoding="utf-8"))
+            document = read_json(index)
             owner = {str(name): str(file) for name, file in document["weight_map"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unreadable(index, "a safetensors index with a weight_map", error) from None

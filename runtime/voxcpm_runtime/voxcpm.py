@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from voxcpm_constants.errors import InputError, VoxCPMError
+from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system_errors_as
 from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.choice import Backend, choose_backend
@@ -22,7 +22,7 @@ from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.batch_slots import lone_slot
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
-from voxcpm_runtime.speech.arguments import Arguments
+from voxcpm_runtime.speech.arguments import Arguments, Keywords
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.jobs import completed_jobs, run_jobs
 from voxcpm_runtime.speech.narrator import Narrator
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
-    from voxcpm_runtime.speech.arguments import Keywords
-
+_RECORDINGS = ("prompt_wav_path", "prompt_text", "reference_wav_path")
 AnyArguments = str | Mapping[str, Any] | Arguments
 """One utterance of several: its text, arguments of `speak` by name, or `Arguments`."""
 
@@ -62,6 +61,7 @@ class VoxCPM:
         self._prefix = cached_prefixes(self._make_prefix, self._key)
 
     @classmethod
+    @system_errors_as(BundleError)
     def from_bundle(
         cls,
         path: str | Path | Bundle | None = None,
@@ -172,7 +172,7 @@ class VoxCPM:
         """What `speak` with these arguments would speak: everything read, checked, tokenised and cut into segments."""
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         # Without a text there would be nothing to refuse: that is a session's plan.
-        return plan(self.bundle, Arguments.of("" if text is None else text, recordings, given))
+        return self._checked("" if text is None else text, recordings, given)
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
@@ -201,7 +201,9 @@ class VoxCPM:
         """
 
         def job(given: AnyArguments, driver: Driver) -> Speech:
-            return self._spoken(self._planned(given), driver)
+            # One utterance of many is not to end the others.
+            with system_errors_as(InputError):
+                return self._spoken(self._planned(given), driver)
 
         jobs = [partial(job, given) for given in utterances]
         for index, result in completed_jobs(self.batch_driver, jobs, len(jobs)):
@@ -258,7 +260,7 @@ class VoxCPM:
         Arguments are those of `speak`. buffer_seconds: seconds of audio that may wait to be read; then speaking pauses.
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
-        planned = plan(self.bundle, Arguments.of(None, recordings, given))
+        planned = self._checked(None, recordings, given)
         voice = planned.encoded_voice(self.batch_driver)
 
         def narrate(segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]:
@@ -276,6 +278,7 @@ class VoxCPM:
             buffer_seconds=buffer_seconds,
         )
 
+    @system_errors_as(InputError)
     def create_voice(
         self,
         audio: AudioSource | None = None,
@@ -299,11 +302,20 @@ class VoxCPM:
         origin = {**recordings.provenance(self.bundle.manifest.source), **(provenance or {})}
         return unencoded.encoded(self.batch_driver, name, origin)
 
+    @system_errors_as(InputError)
+    def _checked(self, text: str | None, recordings: Recordings, given: Mapping[str, Any]) -> Plan:
+        return plan(self.bundle, Arguments.of(text, recordings, given))
+
     def _planned(self, given: AnyArguments) -> Plan:
         if isinstance(given, Arguments):
             return plan(self.bundle, given)
-        named: dict[str, Any] = {"text": None, **({"text": given} if isinstance(given, str) else given)}
-        return self.plan(**named)
+        named: dict[str, Any] = {"text": given} if isinstance(given, str) else dict(given)
+        known = ("text", *_RECORDINGS, *Keywords.__annotations__)
+        if unknown := [name for name in named if name not in known]:
+            raise InputError(
+                f"an utterance has no argument {unknown[0]!r}; expected some of {', '.join(known)}"
+            )
+        return self.plan(named.pop("text", None), **named)
 
     def _spoken(self, plan: Plan, driver: Driver, at_once: int = 1) -> Speech:
         return speak(plan, self._narrator(plan, driver), self.batch_driver, at_once)

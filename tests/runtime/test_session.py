@@ -352,8 +352,10 @@ def test_a_closed_session_takes_no_text() -> None:
 def test_what_is_no_text_and_a_buffer_without_room_are_refused() -> None:
     with Session(Speaker(), RATE) as session, pytest.raises(InputError, match="takes text, got bytes"):
         session.push_text(b"Hello.")
-    for seconds in (0, -1, 0.0005, float("nan")):
-        with pytest.raises(InputError, match="buffer_seconds must hold a sample"):
+    with Session(Speaker(), RATE) as session, pytest.raises(InputError, match="not valid Unicode"):
+        session.push_text("\ud800")
+    for seconds in (0, -1, 0.0005, float("nan"), float("inf"), 1e9, None, "10", True):
+        with pytest.raises(InputError, match="buffer_seconds must be a number from one sample to 3600 s"):
             Session(Speaker(), RATE, buffer_seconds=seconds)
 
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from voxcpm_constants.json_files import read_json
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, PORTABLE
 from voxcpm_runtime.backends.machine import build, chip
@@ -22,8 +23,9 @@ KIND = "measured"
 
 def measured_units(bundle_digest: str) -> dict[str, str]:
     """Compute unit, or PORTABLE, by step model, as `save_measured_units` saved them; empty if nothing can be read."""
+    path = _path(bundle_digest)
     try:
-        document = json.loads(_path(bundle_digest).read_text(encoding="utf-8"))
+        document = read_json(path)
     except (OSError, ValueError):
         return {}
     units = document.get("units") if isinstance(document, dict) else None

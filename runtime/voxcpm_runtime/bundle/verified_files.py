@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from voxcpm_constants.json_files import read_json
 from voxcpm_constants.manifest import FileRecord, check_files
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.storage.whole_file import whole_file
@@ -42,7 +43,7 @@ def _record_path(bundle: Path) -> Path:
 
 def _read(record: Path) -> dict[str, list[int | str]]:
     try:
-        document = json.loads(record.read_text(encoding="utf-8"))
+        document = read_json(record)
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,16 +11,21 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import InputError, VoxCPMError, os_reason
+from voxcpm_constants.errors import InputError, VoxCPMError, os_reason, system_errors_as
+from voxcpm_constants.json_files import parsed_json
 from voxcpm_runtime.audio.files import FORMATS
-from voxcpm_runtime.commands.shared_arguments import VoiceArguments, stored_voice
+from voxcpm_runtime.commands.shared_arguments import (
+    STANDARD_INPUT,
+    VoiceArguments,
+    standard_input,
+    stored_voice,
+)
 from voxcpm_runtime.options import GenerationOptions, option_table, whole_number
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.plan import checked_control
 from voxcpm_runtime.text.words import one_line
 from voxcpm_runtime.voices.recordings import Recordings
 
-STANDARD_INPUT = "-"
 _TEXT, _JSONL = ".txt", ".jsonl"
 _OPTIONS = tuple(declared.name for declared in option_table())
 _VOICE = tuple(field.name for field in fields(VoiceArguments) if field.name != "prompt_file")
@@ -108,7 +111,7 @@ def read_lines(source: str, defaults: Defaults) -> Iterator[BatchLine | Failure]
 
 def _content(source: str) -> bytes:
     if source == STANDARD_INPUT:
-        content = sys.stdin.buffer.read()
+        content = standard_input()
     else:
         path = Path(source).expanduser()
         if path.suffix.lower() not in (_TEXT, _JSONL):
@@ -132,12 +135,13 @@ def _is_jsonl(source: str, first_line: bytes) -> bool:
 def _read(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> BatchLine | Failure:
     """One line, checked. folder: what the audio paths of a JSONL line are relative to; None for a line of text."""
     try:
-        try:
-            text = line.decode().strip()
-        except UnicodeDecodeError:
-            raise InputError("expected UTF-8 text") from None
-        given = {"text": text} if folder is None else json_line(text)
-        return _batch_line(number, given, defaults, folder or Path())
+        with system_errors_as(InputError):
+            try:
+                text = line.decode().strip()
+            except UnicodeDecodeError:
+                raise InputError("expected UTF-8 text") from None
+            given = {"text": text} if folder is None else json_line(text)
+            return _batch_line(number, given, defaults, folder or Path())
     except VoxCPMError as error:
         return Failure(number, str(error))
 
@@ -145,8 +149,8 @@ def _read(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> 
 def json_line(text: str) -> dict[str, Any]:
     """The keys that a JSONL line gives, and their values. Raises InputError for any that a line does not have."""
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = parsed_json(text)
+    except ValueError as error:
         raise InputError(f"expected a JSON object, but it cannot be read ({error})") from None
     if not isinstance(document, dict):
         raise InputError(f"expected a JSON object with at least a text, got {text[:40]!r}")

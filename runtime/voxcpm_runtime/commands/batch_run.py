@@ -12,7 +12,7 @@ from typing import cast
 
 import typer
 
-from voxcpm_constants.errors import InputError, VoxCPMError, os_reason
+from voxcpm_constants.errors import InputError, VoxCPMError, system_errors_as
 from voxcpm_runtime.audio.files import check_output_path, write_audio
 from voxcpm_runtime.commands.batch_lines import BatchLine, Failure
 from voxcpm_runtime.commands.batch_record import RECORD_FILE, Record, SpokenLine
@@ -22,6 +22,7 @@ from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.jobs import current_job
 from voxcpm_runtime.speech.progress import ProgressCallback
 from voxcpm_runtime.speech.results import Speech
+from voxcpm_runtime.storage.whole_file import make_folder
 from voxcpm_runtime.voxcpm import VoxCPM
 
 
@@ -59,7 +60,7 @@ class BatchRun:
         for utterance in utterances:
             with self._going_on(utterance):
                 path = self.folder / utterance.output
-                _make_folder(path.parent)
+                make_folder(path.parent)
                 check_output_path(path)
                 ready.append((utterance, utterance.arguments.digest(self._bundle)))
         lines = [utterance for utterance, _ in ready]
@@ -129,7 +130,8 @@ class BatchRun:
     @contextlib.contextmanager
     def _going_on(self, utterance: BatchLine) -> Iterator[None]:
         try:
-            yield
+            with system_errors_as(InputError):
+                yield
         except VoxCPMError as error:
             self._fail(Failure(utterance.line, str(error)))
 
@@ -153,17 +155,10 @@ def check_outputs(lines: Iterable[BatchLine | Failure]) -> None:
 def output_folder(folder: str, source: str) -> Path:
     """The folder, created if needed. Raises InputError if that fails, and if the input is the folder's record."""
     path = Path(folder).expanduser()
-    _make_folder(path)
+    make_folder(path)
     if Path(source).expanduser().resolve() == (path / RECORD_FILE).resolve():
         raise InputError(f"{source}: a batch keeps its own record under this name; give the input another")
     return path
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{path}: the folder cannot be made ({os_reason(error)})") from None
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from voxcpm_constants.errors import MissingExtraError, VoxCPMError
+from voxcpm_constants.errors import SYSTEM_ERRORS, MissingExtraError, VoxCPMError, system_reason
 
 COMMAND_GROUP = "voxcpm_coreml.commands"
 PROGRAM = "voxcpm-coreml"
@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run(given)
         except VoxCPMError as error:
             return _complain(str(error), error.exit_code)
+        except SYSTEM_ERRORS as error:
+            return _complain(system_reason(error), VoxCPMError.exit_code)
         except ModuleNotFoundError as error:
             extra = _EXTRAS.get((error.name or "").partition(".")[0])
             if extra is None:

@@ -28,6 +28,7 @@ BundleArgument = Annotated[
         help="Folder of a bundle, or its hub id (org/name). Default: the built-in voice.",
     ),
 ]
+STANDARD_INPUT = "-"
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")]
 
 
@@ -163,9 +164,17 @@ def stored_voice(name: str | None) -> Voice | None:
     return None if name is None else VoiceStore().load(name)
 
 
+def standard_input() -> bytes:
+    """All of standard input. Raises InputError if it is closed, OSError if it cannot be read."""
+    stream = getattr(sys.stdin, "buffer", None)
+    if stream is None or stream.closed:
+        raise InputError("-: standard input is closed; pipe something into the command, or name a file")
+    return stream.read()
+
+
 def _utf8_file(path: str) -> str:
     try:
-        raw = sys.stdin.buffer.read() if path == "-" else Path(path).expanduser().read_bytes()
+        raw = standard_input() if path == STANDARD_INPUT else Path(path).expanduser().read_bytes()
         return raw.decode("utf-8-sig").strip()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({os_reason(error)})") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import IO, Literal, NamedTuple
 
+from voxcpm_constants.json_files import parsed_json
 from voxcpm_runtime.doctor.worker import Event, Request
 
 _PROGRAM = "voxcpm_runtime.doctor.worker"
@@ -81,7 +81,7 @@ def _events(reported: IO[bytes], limit: float) -> Iterator[Event | None]:
             return
         *lines, rest = (rest + received).split(b"\n")
         for line in lines:
-            event = json.loads(line)
+            event = parsed_json(line)
             if event.get("stage") == "load":
                 deadline = time.monotonic() + limit
             yield event

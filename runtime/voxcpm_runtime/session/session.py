@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -17,11 +18,14 @@ from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.text.segments import Segment, one_segment
 from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
+from voxcpm_runtime.text.words import valid_unicode
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 BUFFER_SECONDS = 10.0
+LONGEST_BUFFER_SECONDS = 3600
+"""Longest buffer: an hour of 48 kHz takes 346 MB, which are taken at once."""
 _STATE_DIGITS = 16
 
 
@@ -72,7 +76,7 @@ class Session:
 
     narrate: the function that speaks. split: cuts a sentence into segments, none if there is nothing to say. seed:
     identifies all that the sound depends on except for the text, for `state_id`. Raises InputError for a buffer of
-    less than one sample.
+    less than one sample or more than an hour.
     """
 
     def __init__(
@@ -84,10 +88,8 @@ class Session:
         seed: bytes = b"",
         buffer_seconds: float = BUFFER_SECONDS,
     ) -> None:
-        if not buffer_seconds * sample_rate >= 1:
-            raise InputError(f"buffer_seconds must hold a sample or more, got {buffer_seconds!r}")
         self.sample_rate = sample_rate
-        self._capacity = int(buffer_seconds * sample_rate)
+        self._capacity = _buffer_samples(buffer_seconds, sample_rate)
         self._narrate = narrate
         self._split = split
         self._cancel = CancelToken()
@@ -115,11 +117,12 @@ class Session:
     def push_text(self, text: str) -> None:
         """Speak this after the text that was pushed before. A fragment may end anywhere, even within a word.
 
-        After an error, which `next_audio_chunk` raises, text is not spoken. Raises InputError if `text` is no str, and
-        after `cancel` or `close`.
+        After an error, which `next_audio_chunk` raises, text is not spoken. Raises InputError if `text` is no str or
+        not valid Unicode, and after `cancel` or `close`.
         """
         if not isinstance(text, str):
             raise InputError(f"push_text takes text, got {type(text).__name__}")
+        valid_unicode(text, "text")
         with self._changed:
             self._require_open()
             if text and not self._ended:
@@ -260,3 +263,12 @@ class Session:
             self._ring.write(pcm)
             self._chunks.append(chunk)
             self._changed.notify_all()
+
+
+def _buffer_samples(seconds: object, sample_rate: int) -> int:
+    is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if not is_number or not 1 / sample_rate <= float(seconds) <= LONGEST_BUFFER_SECONDS:  # type: ignore[arg-type]
+        raise InputError(
+            f"buffer_seconds must be a number from one sample to {LONGEST_BUFFER_SECONDS} s, got {seconds!r}"
+        )
+    return int(float(seconds) * sample_rate)  # type: ignore[arg-type]

@@ -12,8 +12,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.file_locks import Lock, lock_folder
+from voxcpm_constants.json_files import parsed_json, read_json
 from voxcpm_runtime.speech.results import SpokenSegment
-from voxcpm_runtime.storage.whole_file import whole_file
+from voxcpm_runtime.storage.whole_file import hidden_beside, whole_file
 
 _PLAN = "plan.json"
 _ARRAYS = ("audio", "latents")
@@ -26,12 +28,16 @@ class SavedSegments:
     output: the audio file to write. digest: SHA-256 over everything that determines the speech, except for a fresh
     seed. drawn: whether `seed` is a fresh one; then an earlier run's seed replaces it. Segments of another digest or
     seed are deleted when the first segment of this run is saved.
+
+    Raises InputError, as `put` does, while another run saves segments of the same output.
     """
 
     def __init__(self, output: Path, digest: str, seed: int, *, drawn: bool) -> None:
-        self.folder = output.with_name(f".{output.name}.segments")
+        self.folder = hidden_beside(output, "segments")
         self.seed = seed
+        self._output = output
         self._digest = digest
+        self._lock = self._locked() if self.folder.is_dir() else None
         recorded = _read_plan(self.folder / _PLAN)
         self._is_same = recorded.get("digest") == digest and (drawn or recorded.get("seed") == seed)
         if self._is_same and isinstance(recorded.get("seed"), int):
@@ -49,7 +55,7 @@ class SavedSegments:
         try:
             with safe_open(self._path(index), framework="numpy") as file:
                 arrays = {name: file.get_tensor(name) for name in _ARRAYS}
-                return SpokenSegment(**json.loads(file.metadata()[_METADATA_KEY]), **arrays)
+                return SpokenSegment(**parsed_json(file.metadata()[_METADATA_KEY]), **arrays)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError):
             return None
 
@@ -59,8 +65,11 @@ class SavedSegments:
         arrays = {name: fields.pop(name) for name in _ARRAYS}
         try:
             if not self._is_same:
-                self.discard()
-                self.folder.mkdir(parents=True)
+                while self._lock is None:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    self._lock = self._locked()
+                for earlier in self.folder.iterdir():
+                    earlier.unlink()
                 with whole_file(self.folder / _PLAN) as file:
                     file.write(json.dumps({"digest": self._digest, "seed": self.seed}).encode())
                 self._is_same = True
@@ -71,7 +80,24 @@ class SavedSegments:
 
     def discard(self) -> None:
         """Delete all saved segments."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._lock.release()
+            self._lock = None
+
+    def _locked(self) -> Lock | None:
+        """A lock on the folder, so that no other run of the same command writes or deletes segments meanwhile.
+
+        None if the folder is gone. Raises InputError while another run has it.
+        """
+        try:
+            return lock_folder(self.folder)
+        except BlockingIOError:
+            raise InputError(
+                f"{self._output}: another run is speaking into this file; wait for it, or choose another output"
+            ) from None
+        except FileNotFoundError:
+            return None
 
     def _path(self, index: int) -> Path:
         return self.folder / f"{index:05d}.segment"
@@ -79,7 +105,7 @@ class SavedSegments:
 
 def _read_plan(path: Path) -> dict[str, Any]:
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
+        plan = read_json(path)
     except (OSError, ValueError):
         return {}
     return plan if isinstance(plan, dict) else {}

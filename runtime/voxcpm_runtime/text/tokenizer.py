@@ -12,13 +12,16 @@ split into single characters. What LlamaTokenizerFast does depends on the releas
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
 
-from voxcpm_constants.errors import BundleError
+from voxcpm_constants.errors import BundleError, first_line
+from voxcpm_constants.json_files import read_json
+from voxcpm_constants.tokenizer_file import read_tokenizer
 
 _WORD_START = "▁"
 _LLAMA_NORMALIZER = {
@@ -52,21 +55,24 @@ class TextTokenizer:
     @classmethod
     def from_folder(cls, folder: Path) -> TextTokenizer:
         """Read `tokenizer.json` and `tokenizer_config.json`. Raises BundleError when one is absent or not BPE."""
-        config = _read_json(folder / "tokenizer_config.json")
-        document = _read_json(folder / "tokenizer.json")
-        model = document.get("model")
-        if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
-            raise BundleError(f"{folder / 'tokenizer.json'}: expected a BPE tokeniser, as every VoxCPM has")
+        config = _read(folder / "tokenizer_config.json", read_json)
+        document = _read(folder / "tokenizer.json", read_tokenizer)
         build = _llama_tokenizer if document.get("normalizer") == _LLAMA_NORMALIZER else _tokenizer_of_file
         try:
-            tokenizer = build(document, config)
+            with _panics_told("not a tokeniser file"):
+                tokenizer = build(document, config)
+        except BundleError as error:
+            raise BundleError(f"{folder / 'tokenizer.json'}: {error}") from None
         except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception for a bad file
             raise BundleError(f"{folder / 'tokenizer.json'}: not a tokeniser file ({error})") from None
         return cls(tokenizer, _content(config.get("unk_token") or "<unk>"))
 
     def tokens(self, text: str) -> list[str]:
-        """BPE tokens of a text; those of several Chinese characters are split (upstream's `tokenize`)."""
-        pieces = self._tokenizer.encode(text, add_special_tokens=False).tokens
+        """BPE tokens of a text; those of several Chinese characters are split (upstream's `tokenize`).
+
+        Raises BundleError if a regular expression of the tokeniser fails on the text.
+        """
+        pieces = self._encoding(text).tokens
         return [token for piece in pieces for token in self._split(piece)]
 
     def __call__(self, text: str) -> list[int]:
@@ -76,7 +82,7 @@ class TextTokenizer:
 
     def unknown_characters(self, text: str) -> str:
         """Characters of a text, each once, that no token represents, so that they would not be spoken."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._encoding(text)
         known = {
             index
             for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True)
@@ -86,6 +92,10 @@ class TextTokenizer:
         }
         lost = (char for index, char in enumerate(text) if index not in known and not char.isspace())
         return "".join(dict.fromkeys(lost))
+
+    def _encoding(self, text: str) -> Encoding:
+        with _panics_told("the tokeniser fails on the text"):
+            return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _split(self, piece: str) -> Iterable[str]:
         bare = piece.replace(_WORD_START, "")
@@ -164,9 +174,22 @@ def _content(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+@contextmanager
+def _panics_told(what: str) -> Iterator[None]:
+    """A context in which a panic of the library's Rust code becomes a BundleError: it is no Exception."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise BundleError(
+            f"{what} ({first_line(error)}); convert again with another tokenizer.json"
+        ) from None
+
+
+def _read(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
+    try:
+        document = read(path)
     except (OSError, ValueError) as error:
         raise BundleError(f"{path}: expected a tokeniser file, but it cannot be read ({error})") from None
     if not isinstance(document, dict):

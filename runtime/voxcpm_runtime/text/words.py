@@ -14,8 +14,15 @@ def checked_text(text: object, what: str) -> str:
 
     what: the name of the text in the message, such as "text".
     """
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str):
+        raise InputError(f"the {what} is no text but {type(text).__name__}; expected a str")
+    if not text.strip():
         raise InputError(f"the {what} is empty; expected something to say")
+    return valid_unicode(text, what)
+
+
+def valid_unicode(text: str, what: str) -> str:
+    """The text, unchanged. Raises InputError for half of a surrogate pair, which no file in UTF-8 has."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -6,8 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.user_folders import voices_folder
+from voxcpm_runtime.storage.whole_file import make_folder, remove_leftovers
 from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.voice import SUFFIX, Voice
 
@@ -23,21 +24,21 @@ class VoiceStore:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or voices_folder()
 
+    @system_errors_as(InputError)
     def names(self) -> list[str]:
         """The names of all voices, sorted."""
         return sorted(path.stem for path in self.folder.glob(f"*{SUFFIX}"))
 
+    @system_errors_as(InputError)
     def add(self, voice: Voice, *, overwrite: bool = False) -> Voice:
         """Save a voice under its name; returns it with its path.
 
         Raises InputError for a name that is taken, unless `overwrite`, and for a name that cannot be a file name.
         """
         path = self.free_path(voice.name, overwrite=overwrite)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{self.folder}: the folder cannot be made ({os_reason(error)})") from None
+        make_folder(self.folder)
         _forget_prefixes(path)
+        remove_leftovers(self.folder)
         return voice.save(path)
 
     def free_path(self, name: str, *, overwrite: bool = False) -> Path:
@@ -47,6 +48,7 @@ class VoiceStore:
             raise InputError(f"a voice {name} is there already; choose another name, or give --overwrite")
         return path
 
+    @system_errors_as(InputError)
     def load(self, name: str) -> Voice:
         """The voice of that name, or from the file of that path. Raises InputError, listing the voices that exist."""
         if name.endswith(SUFFIX) or os.sep in name:
@@ -59,6 +61,7 @@ class VoiceStore:
             )
         return Voice.load(path)
 
+    @system_errors_as(InputError)
     def remove(self, name: str) -> None:
         """Delete a voice and its saved prefixes. Raises InputError for a voice that does not exist."""
         path = self.path(name)
@@ -71,6 +74,10 @@ class VoiceStore:
         """The path of the file for a voice of that name. Raises InputError for a name that cannot be a file name."""
         if not _NAME.fullmatch(name) or name != name.strip():
             raise InputError(f"voice name: expected letters, digits, spaces, dots and dashes, got {name!r}")
+        if name.endswith(SUFFIX):
+            raise InputError(
+                f"voice name: {name!r} would be taken for a file; leave {SUFFIX} out, which is added to it"
+            )
         return self.folder / f"{name}{SUFFIX}"
 
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import InputError, first_line, first_wrong_field, os_reason
+from voxcpm_constants.errors import InputError, first_line, first_wrong_field, os_reason, system_errors_as
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.storage.whole_file import whole_file
 
@@ -130,6 +130,7 @@ class Voice:
                 "make it again from its recording"
             )
 
+    @system_errors_as(InputError)
     def save(self, path: str | Path) -> Voice:
         """Write the voice to a file, completely or not at all, and return it with its path. Raises InputError."""
         path = Path(path).expanduser()
@@ -142,6 +143,7 @@ class Voice:
         return replace(self, path=path)
 
     @classmethod
+    @system_errors_as(InputError)
     def load(cls, path: str | Path) -> Voice:
         """Read a voice from its file. Raises InputError for a file that is missing or no voice."""
         path = Path(path).expanduser()

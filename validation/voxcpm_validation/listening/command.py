@@ -12,6 +12,7 @@ from rich.console import Console
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_runtime.bundle.opening import locate_bundle
+from voxcpm_runtime.storage.whole_file import make_folder
 
 if TYPE_CHECKING:
     from voxcpm_validation.listening.parts import Report
@@ -85,6 +86,8 @@ def listen(
     """Test speech with a recogniser: word errors, length, what is cut or repeated, likeness, pace and loudness."""
     if sweep:
         _refuse_beside_sweep(context)
+    if report is not None:
+        make_folder(report)
     # The recogniser and PyTorch: `--help` works without the extra.
     from voxcpm_validation.listening.parts import PARTS, Report
     from voxcpm_validation.listening.plots import write_plots
@@ -119,7 +122,6 @@ def listen(
     for table in tables(measured):
         output.print(table)
     if report is not None:
-        report.mkdir(parents=True, exist_ok=True)
         (report / "listening.json").write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
         for path in (report / "listening.json", *write_plots(measured, report)):
             console.print(f"written: {path}")

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from voxcpm_constants.json_files import parsed_json
+
 Mode = Literal["plain", "faithful", "half"]
 
 # Upper bound of a dimension that may have any size.
@@ -110,7 +112,7 @@ class Lowered:
     @classmethod
     def from_parts(cls, header: str, model: bytes) -> Lowered:
         """The inverse of `header`; raises KeyError, TypeError or ValueError for a header of another form."""
-        fields = json.loads(header)
+        fields = parsed_json(header)
         return cls(
             model=model,
             inputs=tuple(_interface(i) for i in fields["inputs"]),

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from voxcpm_constants.errors import BundleError, first_line, os_reason
+from voxcpm_constants.json_files import read_json
 from voxcpm_constants.manifest import FileRecord, record_file
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
@@ -119,7 +120,7 @@ def open_prepared(
 def _opened(entry: Path, options: Callable[[], ort.SessionOptions], session: Session) -> ort.InferenceSession:
     """A session of an entry. Its files are hashed once. Raises BundleError where they have changed."""
     try:
-        record = json.loads((entry / RECORD).read_text(encoding="utf-8"))
+        record = read_json(entry / RECORD)
         check_digests(entry, {name: FileRecord.model_validate(file) for name, file in record.items()})
     except (OSError, ValueError) as error:
         raise BundleError(f"{entry / RECORD}: {first_line(error)}") from None

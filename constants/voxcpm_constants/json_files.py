@@ -1,0 +1,54 @@
+"""JSON from outside, with a bound on its size and its depth; all of it is read here."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 64 << 20
+"""The largest file that is read; published tokenizers have a few megabytes."""
+MOST_DEPTH = 64
+"""Objects and lists inside each other; the deepest file that is read here has about ten."""
+
+
+def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
+    """The document of a UTF-8 file. Raises OSError, and ValueError for what is not JSON or too large."""
+    # Opening a pipe would wait for its other end.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is no regular file")
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes / 1e6:g} MB")
+    return parsed_json(content)
+
+
+def parsed_json(content: str | bytes) -> Any:
+    """The document of a text. Raises ValueError, one line, for what is not JSON in UTF-8, or nested too deeply."""
+    try:
+        document = json.loads(content if isinstance(content, str) else content.decode())
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check_depth(document)
+    return document
+
+
+_TOO_DEEP = f"objects and lists are nested more than {MOST_DEPTH} deep"
+
+
+def _check_depth(document: object) -> None:
+    # Level by level: whatever reads the document afterwards may call itself for each.
+    level = [document]
+    for _ in range(MOST_DEPTH + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
