@@ -92,32 +92,38 @@ def convert(
         "tools": tools,
         "vectors": VECTORS_FORMAT,
     }
-    workspace = Workspace(folder, plan)
-    _add_constants(workspace, checkpoint)
-    for declaration in declarations.values():
-        _add_step_model(workspace, checkpoint, declaration, sizes, ordered, target, kv_cache, report)
-    names = [package.name for declaration in declarations.values() for package in parts(declaration, sizes)]
-    if target != CORE_AI:
-        compile_packages(workspace, names, ordered, target)
-    report("bundle", "digests", 0, 1)
-    manifest = Manifest(
-        schema_version=schema_version(target),
-        architecture=a,
-        sizes=sizes,
-        step_models=declarations,
-        precisions=ordered,
-        target=target,
-        kv_cache=kv_cache,
-        source=source,
-        speech=checkpoint.speech,
-        tools=tools,
-        files={k: v for k, v in record_folder(workspace.folder).items() if "/" in k},
-    )
-    manifest.write(workspace.folder)
-    write_model_card(workspace.folder, manifest)
-    # Again: much may have happened to the output meanwhile.
-    bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
-    workspace.publish()
+    with Workspace(folder, plan) as workspace:
+        # An interrupted run may have been asked for others.
+        for other in set(PRECISIONS) - set(ordered):
+            shutil.rmtree(workspace.folder / other, ignore_errors=True)
+        _add_constants(workspace, checkpoint)
+        for declaration in declarations.values():
+            with workspace.temporary_files():
+                _add_step_model(workspace, checkpoint, declaration, sizes, ordered, target, kv_cache, report)
+        names = [
+            package.name for declaration in declarations.values() for package in parts(declaration, sizes)
+        ]
+        if target != CORE_AI:
+            compile_packages(workspace, names, ordered, target)
+        report("bundle", "digests", 0, 1)
+        manifest = Manifest(
+            schema_version=schema_version(target),
+            architecture=a,
+            sizes=sizes,
+            step_models=declarations,
+            precisions=ordered,
+            target=target,
+            kv_cache=kv_cache,
+            source=source,
+            speech=checkpoint.speech,
+            tools=tools,
+            files={k: v for k, v in record_folder(workspace.folder).items() if "/" in k},
+        )
+        manifest.write(workspace.folder)
+        write_model_card(workspace.folder, manifest)
+        # Again: much may have happened to the output meanwhile.
+        bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
+        workspace.publish()
     report("bundle", "digests", 1, 1)
     return manifest
 

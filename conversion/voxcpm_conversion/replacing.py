@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.json_files import read_json
 from voxcpm_constants.manifest import MANIFEST_FILE, Manifest
 
 PLAN_FILE = "plan.json"
@@ -59,10 +59,19 @@ def replaced_folder(bundle: Path) -> Path:
 def remove_leftover(folder: Path) -> None:
     """Remove a leftover. The file that marks it as one is deleted last, in case this is interrupted."""
     if folder.is_dir():
-        for entry in folder.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
+        empty_leftover(folder)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def empty_leftover(folder: Path) -> None:
+    """Remove everything in a leftover; the files last, among them the one that marks it as one."""
+    entries = list(folder.iterdir())
+    folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
+    for entry in folders:
+        shutil.rmtree(entry, ignore_errors=True)
+    for entry in entries:
+        if entry not in folders:
+            entry.unlink(missing_ok=True)
 
 
 def _located(output: Path) -> Path:
@@ -114,7 +123,7 @@ def _is_bundle(folder: Path) -> bool:
 def _is_leftover(folder: Path) -> bool:
     """Whether a folder is what an interruption can leave: empty, with a conversion's plan, or a whole bundle."""
     try:
-        plan = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
+        plan = read_json(folder / PLAN_FILE)
     except (OSError, ValueError):
         return not any(folder.iterdir()) or _is_bundle(folder)
     return isinstance(plan, dict) and {"schema", "source", "tools"} <= plan.keys()

@@ -2,39 +2,86 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from voxcpm_constants.errors import InputError
-from voxcpm_conversion.replacing import PLAN_FILE, partial_folder, remove_leftover, replaced_folder
+from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.file_locks import Lock, lock_folder
+from voxcpm_conversion.replacing import (
+    PLAN_FILE,
+    empty_leftover,
+    partial_folder,
+    remove_leftover,
+    replaced_folder,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
 
 _SCRATCH_FOLDER = ".scratch"
+_TEMPORARY_FOLDER = ".temporary"
+_UNFINISHED = ".unfinished-"
+_FULL_BYTES = 1 << 20
+"""A disk with less space counts as full when something could not be written."""
 
 
 class Workspace:
     """The folder `.NAME.partial` beside the bundle NAME. A part has its final name there only when complete.
 
-    It removes what has its own names; `bundle_folder` has checked that it is not the user's data.
+    It removes what has its own names; `bundle_folder` has checked that it is not the user's data. While it is open, it
+    is locked: as a context, or with `close`, it ends.
     """
 
     def __init__(self, bundle: Path, plan: dict[str, object]) -> None:
-        """Continue a workspace with the same plan, or start a new one. Raises InputError if it cannot be written."""
+        """Continue a workspace with the same plan, or start a new one.
+
+        Raises InputError if it cannot be written, and while another conversion writes the same bundle.
+        """
         self.bundle = bundle
         self.folder = partial_folder(bundle)
+        self._is_full = False
         # Parts of another plan (checkpoint, sizes, versions of tools) cannot be used.
         text = json.dumps(plan, indent=1, sort_keys=True)
         plan_file = self.folder / PLAN_FILE
         try:
+            self._lock = _locked(self.folder)
             if not (plan_file.is_file() and plan_file.read_text(encoding="utf-8") == text):
-                remove_leftover(self.folder)
-                self.folder.mkdir(parents=True)
+                empty_leftover(self.folder)
                 plan_file.write_text(text, encoding="utf-8")
-            shutil.rmtree(self.folder / _SCRATCH_FOLDER, ignore_errors=True)
+            for folder in (_SCRATCH_FOLDER, _TEMPORARY_FOLDER):
+                shutil.rmtree(self.folder / folder, ignore_errors=True)
+            for unfinished in self.folder.rglob(f"{_UNFINISHED}*"):
+                _remove(unfinished)
+        except BlockingIOError:
+            raise InputError(
+                f"{bundle}: another conversion is writing this bundle; wait for it, or choose another output"
+            ) from None
         except OSError as error:
-            raise InputError(f"{bundle.parent}: cannot write a bundle there ({error.strerror})") from None
+            raise InputError(f"{bundle.parent}: cannot write a bundle there ({os_reason(error)})") from None
+
+    def close(self) -> None:
+        """Release the folder. What is finished stays for the next run."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        if isinstance(error, RuntimeError) and self._is_full:
+            raise InputError(
+                f"{self.bundle.parent}: no space left on device; free some, and the same command continues"
+            ) from error
 
     def has(self, part: str) -> bool:
         """Whether a part, by its path relative to the bundle, is finished."""
@@ -44,17 +91,38 @@ class Workspace:
         """Let `write(path)` make a file or folder under a temporary path, then rename it."""
         final = self.folder / part
         # coremltools decides the format by the suffix, so it stays at the end.
-        unfinished = final.with_name(f".unfinished-{final.name}")
+        unfinished = final.with_name(f"{_UNFINISHED}{final.name}")
         final.parent.mkdir(parents=True, exist_ok=True)
-        if unfinished.is_dir():
-            shutil.rmtree(unfinished)
+        _remove(unfinished)
         write(unfinished)
         unfinished.replace(final)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A context with an empty temporary folder, which is removed afterwards, or by the next run."""
-        folder = self.folder / _SCRATCH_FOLDER
+        with self._emptied(_SCRATCH_FOLDER) as folder:
+            yield folder
+
+    @contextmanager
+    def temporary_files(self) -> Iterator[None]:
+        """A context in which all temporary files of this process lie in the workspace, and go with it.
+
+        coremltools makes gigabytes of them, which would stay for good if the process were killed.
+        """
+        with self._emptied(_TEMPORARY_FOLDER) as folder:
+            before, tempfile.tempdir = tempfile.tempdir, str(folder)
+            try:
+                yield
+            except RuntimeError:
+                # coremltools' C++ does not say why it could not write, and its files go now.
+                self._is_full = shutil.disk_usage(folder).free < _FULL_BYTES
+                raise
+            finally:
+                tempfile.tempdir = before
+
+    @contextmanager
+    def _emptied(self, name: str) -> Iterator[Path]:
+        folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         try:
@@ -70,4 +138,21 @@ class Workspace:
         if self.bundle.exists():
             self.bundle.replace(old)
         self.folder.replace(self.bundle)
+        self.close()
         remove_leftover(old)
+
+
+def _locked(folder: Path) -> Lock:
+    """The folder, made if it is not there, locked. Raises OSError."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Gone again: another conversion has just published it.
+        with contextlib.suppress(FileNotFoundError):
+            return lock_folder(folder)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,210 @@
+"""Conversions that cannot end well say so in one line, and leave nothing: two at once, full disks, bad checkpoints."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from voxcpm_constants.errors import CheckpointError, InputError
+from voxcpm_constants.step_models import StepSizes
+from voxcpm_conversion import convert as conversion
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.lora import Lora
+from voxcpm_conversion.workspace import Workspace
+from voxcpm_runtime.commands import cli
+
+DEEP = "[" * 100_000 + "]" * 100_000
+PLAN = {"schema": 3, "source": "s", "tools": {}}
+LONG = "a" * 300
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint, tmp_path):
+    """A checkpoint of one's own, to be damaged."""
+    return Path(shutil.copytree(tiny_checkpoint, tmp_path / "checkpoint"))
+
+
+def one_line(capsys, *arguments):
+    """The line on standard error of a command that fails with exit code 2."""
+    assert cli.main([str(argument) for argument in arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def converted(checkpoint, bundle):
+    return conversion.convert(
+        Checkpoint.open(checkpoint), bundle, precisions=["fp16"], sizes=StepSizes(kv_length=128)
+    )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_not_finite_is_named(checkpoint, value):
+    name = "base_lm.layers.0.mlp.up_proj.weight"
+    weights = load_file(checkpoint / "model.safetensors")
+    weights[name][3, 2] = value
+    save_file(weights, checkpoint / "model.safetensors")
+
+    opened = Checkpoint.open(checkpoint)
+
+    with pytest.raises(CheckpointError, match=f"the weight {name} has values that are not finite"):
+        opened.tensor(name)
+    assert opened.tensor("base_lm.layers.0.mlp.down_proj.weight").isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        [],
+        {"model": {"type": "BPE"}},
+        {"model": {"type": "Unigram", "vocab": []}},
+        {"model": {"vocab": 5}},
+    ],
+)
+def test_a_tokenizer_that_would_not_open_is_not_converted(capsys, checkpoint, tmp_path, document):
+    (checkpoint / "tokenizer.json").write_text(json.dumps(document))
+
+    line = one_line(capsys, "convert", checkpoint, "-o", tmp_path / "bundle")
+
+    assert "tokenizer.json: not a tokeniser file" in line
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "speech.json"])
+def test_json_nested_deeply_in_a_checkpoint(capsys, checkpoint, tmp_path, name):
+    (checkpoint / name).write_text(DEEP)
+
+    assert name in one_line(capsys, "convert", checkpoint, "-o", tmp_path / "bundle")
+
+
+def test_json_nested_deeply_in_a_lora_and_in_shards(checkpoint, tmp_path):
+    (tmp_path / "lora").mkdir()
+    save_file({"a": np.zeros(1, np.float32)}, tmp_path / "lora" / "lora_weights.safetensors")
+    (tmp_path / "lora" / "lora_config.json").write_text(DEEP)
+    with pytest.raises(CheckpointError, match=r"lora_config\.json.*nested"):
+        Lora.open(tmp_path / "lora", Checkpoint.open(checkpoint).architecture)
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.safetensors.index.json").write_text(DEEP)
+    with pytest.raises(CheckpointError, match=r"index\.json.*nested"):
+        Checkpoint.open(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("convert", LONG, "-o", "b"),
+        ("convert", "{}", "-o", LONG),
+        ("synthetic", "tiny", "-o", LONG),
+        ("synthetic", LONG, "-o", "b"),
+        ("synthetic", "tiny", "-o", "file"),
+        ("synthetic", "tiny", "-o", "file/b"),
+        ("synthetic", "tiny", "-o", "dangling"),
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(LONG, "LONG"),
+)
+def test_names_that_cannot_be_written(capsys, tiny_checkpoint, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("dangling").symlink_to("nowhere")
+
+    one_line(capsys, *(argument.replace("{}", str(tiny_checkpoint)) for argument in arguments))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file"]
+
+
+def test_of_two_conversions_into_one_folder_one_is_refused(capsys, tiny_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(conversion, "_add_constants", lambda *_: pytest.fail("it began"))
+    with Workspace(tmp_path / "b", PLAN):
+        line = one_line(capsys, "convert", tiny_checkpoint, "-o", tmp_path / "b", "--max-length", 128)
+    assert "another conversion is writing this bundle" in line
+    Workspace(tmp_path / "b", PLAN).close()
+
+
+def test_a_workspace_that_was_published_is_free_again(tmp_path):
+    with Workspace(tmp_path / "b", PLAN) as first:
+        (first.folder / "manifest.json").write_text("{}")
+        first.publish()
+        with Workspace(tmp_path / "b", PLAN) as second:
+            assert list(second.folder.iterdir()) == [second.folder / "plan.json"]
+        # Closing the published one again does not touch the other.
+        assert second.folder.is_dir()
+
+
+def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path):
+    left = Workspace(tmp_path / "b", PLAN)
+    for name in (".scratch", ".temporary", "fp16/.unfinished-a.mlpackage", "int8/whole.mlpackage"):
+        (left.folder / name).mkdir(parents=True)
+    (left.folder / "fp16" / ".unfinished-vectors.npz").touch()
+    left.close()
+
+    with Workspace(tmp_path / "b", PLAN) as again:
+        there = sorted(path.relative_to(again.folder).as_posix() for path in again.folder.rglob("*"))
+
+    assert there == ["fp16", "int8", "int8/whole.mlpackage", "plan.json"]
+
+
+def test_precisions_that_an_interrupted_run_made_and_this_one_does_not_want(
+    tiny_checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(conversion, "_add_constants", stop)
+    (tmp_path / ".b.partial").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        converted(tiny_checkpoint, tmp_path / "b")
+    (tmp_path / ".b.partial" / "int8").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        converted(tiny_checkpoint, tmp_path / "b")
+
+    assert [path.name for path in (tmp_path / ".b.partial").iterdir()] == ["plan.json"]
+
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+
+def test_temporary_files_of_libraries_lie_in_the_workspace(tiny_checkpoint, tmp_path, monkeypatch):
+    """So that those of a killed conversion go with it."""
+    places = []
+
+    def recorded(*_):
+        places.append(Path(tempfile.mkdtemp(suffix=".mlpackage")))
+        raise KeyboardInterrupt
+
+    before = tempfile.gettempdir()
+    monkeypatch.setattr(conversion, "_add_step_model", recorded)
+    with pytest.raises(KeyboardInterrupt):
+        converted(tiny_checkpoint, tmp_path / "b")
+
+    (place,) = places
+    assert (tmp_path / ".b.partial") in place.parents
+    assert not place.exists()
+    assert tempfile.gettempdir() == before
+
+
+def test_a_full_disk_that_a_library_does_not_name(tiny_checkpoint, tmp_path, monkeypatch):
+    def full(*_):
+        raise RuntimeError("[MIL FileWriter]: Unknown error occurred while writing data to the file.")
+
+    monkeypatch.setattr(conversion, "_add_step_model", full)
+    with pytest.raises(RuntimeError, match="Unknown error"):
+        converted(tiny_checkpoint, tmp_path / "b")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5000))
+    with pytest.raises(InputError, match="no space left on device; free some"):
+        converted(tiny_checkpoint, tmp_path / "b")
+
+
+def test_without_max_length_it_is_what_the_checkpoint_allows(checkpoint, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "voxcpm_conversion.cli.convert_checkpoint", lambda *_, **given: stop(asked.append(given))
+    )
+    config = json.loads((checkpoint / "config.json").read_text())
+    for longest, expected in ((512, 512), (9, 9), (4096, 1024)):
+        (checkpoint / "config.json").write_text(json.dumps({**config, "max_length": longest}))
+        assert cli.main(["convert", str(checkpoint), "-o", str(tmp_path / "b")]) == 130
+        assert asked[-1]["sizes"].kv_length == expected
+        assert max(asked[-1]["sizes"].prefill_chunks) <= expected
