@@ -11,9 +11,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from .gpu_attention import attention
-from .gpu_rotary import fixed_tables, gathered_tables, rotary
+from .gpu_rotary import first_halves, fixed_tables, gathered_tables, rotary
 from .gpu_solver import solver_step
-from .gpu_view import HEADS_FIRST, Shapes, View, attribute
+from .gpu_view import HEADS_FIRST, Shapes, View, attribute, is_product
 from .graph import CONTRIB, Graph
 from .lowered import WeightRef
 
@@ -75,7 +75,7 @@ def _group(view: View, node: NodeProto) -> list[NodeProto]:
 
 
 def _into_heads(view: View, node: NodeProto) -> bool:
-    if node.op_type != "FusedMatMul" or not attribute(node, "transB") or not view.is_fixed(node.input[1]):
+    if not is_product(node) or not view.is_fixed(node.input[1]):
         return False
     reshape = view.only_reader(node, "Reshape")
     transpose = (
@@ -120,12 +120,13 @@ def _rotary(view: View, node: NodeProto) -> list[NodeProto] | None:
     found = rotary(view, node.output[0])
     if found is None:
         return None
+    fixed = fixed_tables(view, found)
+    gathered = gathered_tables(view, found) if fixed is None else None
     start, graph = len(view.graph.nodes), view.graph
-    fixed, gathered = fixed_tables(view, found), gathered_tables(view, found)
     if fixed is not None:
         tables = (graph.integers([0]), *(graph.constant(table, table.dtype) for table in fixed))
     elif gathered is not None:
-        tables = (_positions(view, gathered[0]), *gathered[1:])
+        tables = (_positions(view, gathered.positions), *first_halves(view, gathered))
     else:
         return None
     result = graph.emit("RotaryEmbedding", found.x, *tables, domain=CONTRIB)

@@ -54,24 +54,45 @@ def fixed_tables(view: View, found: Rotary) -> tuple[np.ndarray, np.ndarray] | N
     return None if cos is None or sin is None else (cos, sin)
 
 
-def gathered_tables(view: View, found: Rotary) -> tuple[str, str, str] | None:
-    """Positions (S,) as the graph has them, and names of the whole tables (all positions, D / 2) at which they look up
-    cosines and sines; None for cosines of another form.
-    """
+@dataclass(frozen=True)
+class GatheredTables:
+    """Whole tables (all positions, D) in which cosines and sines are looked up; names of values."""
+
+    positions: str
+    """Where they are looked up (S,), as the graph has it."""
+    cos: str
+    sin: str
+    half: int
+    """D / 2: both halves are equal."""
+
+
+def gathered_tables(view: View, found: Rotary) -> GatheredTables | None:
+    """The tables in which cosines and sines are looked up; None for cosines of another form."""
     gathers = [view.producer(name, "Gather") for name in (found.cos, found.sin)]
-    tables = [None if g is None or attribute(g, "axis") else view.constant(g.input[0]) for g in gathers]
+    names = [g.input[0] for g in gathers if g is not None and not attribute(g, "axis")]
+    tables = [view.constant(name) for name in names]
+    halves = [_half(table) for table in tables if table is not None]
     roots = {view.root(g.input[1]) for g in gathers if g is not None}
-    halves = [None if table is None else _half(table) for table in tables]
-    if len(roots) != 1 or any(half is None for half in halves):
+    if len(halves) != 2 or len(roots) != 1:
         return None
-    if len(view.shapes.get(next(iter(roots))) or ()) != 1:
+    cos, sin = halves
+    if cos is None or sin is None or cos.shape != sin.shape:
+        return None
+    (positions,) = roots
+    if len(view.shapes.get(positions) or ()) != 1:
         return None  # a batch: positions of several utterances
-    cos, sin = (
-        _sliced(view, g.input[0], half)
-        for g, half in zip(gathers, halves, strict=True)
-        if g is not None and half is not None
-    )
-    return roots.pop(), cos, sin
+    return GatheredTables(positions, names[0], names[1], cos.shape[-1])
+
+
+def first_halves(view: View, tables: GatheredTables) -> tuple[str, str]:
+    """Names of the tables' first halves (all positions, D / 2), cut when the graph is loaded: tables may be large."""
+    integers = view.graph.integers
+    bounds = (integers([0]), integers([tables.half]), integers([-1]))
+
+    def half(table: str) -> str:
+        return view.shared(("half", table), lambda: view.graph.emit("Slice", table, *bounds))
+
+    return half(tables.cos), half(tables.sin)
 
 
 def _half(table: np.ndarray) -> np.ndarray | None:
@@ -80,10 +101,3 @@ def _half(table: np.ndarray) -> np.ndarray | None:
         return None
     first, second = np.split(table.reshape(table.shape[-2:]), 2, axis=-1)
     return np.ascontiguousarray(first) if np.array_equal(first, second) else None
-
-
-def _sliced(view: View, name: str, half: np.ndarray) -> str:
-    """The first half of a table's columns, cut when the graph is loaded: tables may be large."""
-    integers = view.graph.integers
-    bounds = (integers([0]), integers([half.shape[-1]]), integers([-1]))
-    return view.shared(("half", name), lambda: view.graph.emit("Slice", name, *bounds))

@@ -129,3 +129,12 @@ class View:
 def attribute(node: NodeProto, name: str) -> int | None:
     """A whole-number attribute of a node; None if it has none of that name."""
     return next((int(a.i) for a in node.attribute if a.name == name), None)
+
+
+_PLAIN_PRODUCT = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0}
+
+
+def is_product(node: NodeProto) -> bool:
+    """Whether a node multiplies its first input by the transpose of its second, and does no more."""
+    given = {a.name: a.f if a.name == "alpha" else a.i for a in node.attribute}
+    return node.op_type == "FusedMatMul" and {**_PLAIN_PRODUCT, **given} == {**_PLAIN_PRODUCT, "transB": 1}
