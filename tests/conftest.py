@@ -151,6 +151,25 @@ def tiny_parts_bundle(
 
 
 @pytest.fixture(scope="session")
+def tiny_solver_bundle(
+    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Path:
+    """A bundle like `tiny_bundle` whose seventh package takes all of four Euler steps, without fp32."""
+    sizes = StepSizes(kv_length=128, solver_steps=4)
+    make = _convert(tiny_checkpoint, sizes, ("fp16", "int8"))
+    return _once(tmp_path_factory, worker_id, "bundle-tiny-solver", make)
+
+
+@pytest.fixture(scope="session")
+def second_solver_bundle(
+    second_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Path:
+    """The same of `second_checkpoint`, in fp16."""
+    make = _convert(second_checkpoint, StepSizes(kv_length=128, solver_steps=4), ("fp16",))
+    return _once(tmp_path_factory, worker_id, "bundle-tiny-2-solver", make)
+
+
+@pytest.fixture(scope="session")
 def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """command(*arguments): the command line in a process of its own, with every warning shown."""
     return _command

@@ -213,6 +213,16 @@ def test_a_stream_starts_from_zeros_where_another_has_ended(base_lm: tuple[Bundl
     assert not second.numpy(name).any()
 
 
+def test_the_oldest_buffers_serve_first(base_lm: tuple[Bundle, Any]) -> None:
+    """Their calls are captured, those of later ones perhaps are not."""
+    _, model = base_lm
+    states = [model.new_state() for _ in range(3)]
+    oldest = states[0].buffers
+    for _ in range(3):
+        del states[0]
+    assert model.new_state().buffers is oldest
+
+
 def test_contexts_take_turns_and_start_from_zeros(tiny_bundle: Path) -> None:
     bundle = open_bundle(tiny_bundle, "fp16")
     model = load(bundle, "audio_vae_decoder", **ON_DEVICE)

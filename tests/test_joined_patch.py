@@ -10,29 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes
-from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import convert
+from voxcpm_constants.step_models import BASE_LM_STEP, RESIDUAL_LM_STEP
 from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.loading import load_portable_step_model
-from voxcpm_runtime.backends.portable.joined_patch import joined_patch
+from voxcpm_runtime.backends.portable.joined_patch import PARTS, joined_patch
 from voxcpm_runtime.backends.portable.lowering import lower
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken, polling_patch
+from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.voxcpm import VoxCPM
 
 STEPS = 4
 
 
-@pytest.fixture(scope="module", params=["tiny_checkpoint", "second_checkpoint"])
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+@pytest.fixture(scope="module", params=["tiny_solver_bundle", "second_solver_bundle"])
+def bundle(request: pytest.FixtureRequest) -> Bundle:
     """Both generations: conditions that are added and that lie side by side."""
-    sizes = StepSizes(kv_length=128, solver_steps=STEPS)
-    folder = tmp_path_factory.mktemp("solver") / "bundle"
-    checkpoint = Checkpoint.open(request.getfixturevalue(request.param))
-    convert(checkpoint, folder, precisions=("fp16",), sizes=sizes)
-    return open_bundle(folder, "fp16")
+    return open_bundle(request.getfixturevalue(request.param), "fp16")
 
 
 def models(bundle: Bundle, **options: Any) -> dict[str, Any]:
@@ -52,12 +48,31 @@ class Counted:
     """A `NextPatch` that counts its calls."""
 
     def __init__(self, call: Any) -> None:
+        self.new_states = call.new_states
         self.call = call
         self.count = 0
 
     def __call__(self, *arguments: Any) -> Any:
         self.count += 1
         return self.call(*arguments)
+
+
+class Ending:
+    """A base LM, or a `NextPatch`, whose stop head ends the speech where its logits differ by more than a threshold."""
+
+    def __init__(self, call: Any, threshold: float) -> None:
+        self.call = call
+        self.threshold = threshold
+        self.seen: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.call, name)
+
+    def __call__(self, *arguments: Any) -> Any:
+        outputs = self.call(*arguments)
+        logits = outputs["stop_logits"]
+        self.seen.append(float(logits[0, -1, 1] - logits[0, -1, 0]))
+        return {**outputs, "stop_logits": logits - np.array([0, self.threshold], np.float32)}
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +132,29 @@ def test_a_gpu_launches_few_nodes_for_an_euler_step(bundle: Bundle) -> None:
 
 
 def test_the_speech_ends_where_it_does_one_by_one(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
+    """Random weights never stop, so the stop head gets another threshold: one that only one patch of many exceeds."""
     alone, together, _ = voices
-    given = options(0, min_len=1, max_len=40)
-    expected = alone.speak("Hello there.", **given).latents
-    assert together.speak("Hello there.", **given).latents.shape == expected.shape
+    given = options(0, min_len=2, max_len=20)
+
+    def spoken(tts: VoxCPM, threshold: float) -> tuple[int, list[float]]:
+        driver = tts.driver
+        call: Any = driver.models[BASE_LM_STEP] if driver.next_patch is None else driver.next_patch
+        ending = Ending(call, threshold)
+        if driver.next_patch is None:
+            ended = driver.over({**driver.models, BASE_LM_STEP: ending})
+        else:
+            ended = driver.over(driver.models, ending)
+        return len(VoxCPM(tts.bundle, ended, "ending").speak("Hello there.", **given).latents), ending.seen
+
+    length, seen = spoken(alone, np.inf)
+    assert length == 20
+    differences = np.array(seen[-19:])
+    # The patch of the greatest difference, from the first one on that may be the last.
+    last = 3 + int(np.argmax(differences[2:]))
+    threshold = float(differences[last - 1] + max(differences[2 : last - 1])) / 2
+    assert last + 1 < 20
+    assert spoken(alone, threshold)[0] == spoken(together, threshold)[0] == last + 1
+    np.testing.assert_allclose(spoken(together, np.inf)[1], differences, atol=0.05 * np.ptp(differences))
 
 
 def test_streams_do_not_mix(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
@@ -135,18 +169,44 @@ def test_streams_do_not_mix(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
     assert all(map(np.array_equal, found, expected))
 
 
-def test_a_cancelled_generation_makes_no_more_calls(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
+def test_a_cancelled_call_makes_no_patch() -> None:
+    class Call:
+        """A `NextPatch` of nothing."""
+
+        def new_states(self) -> Any:
+            return "base", "residual"
+
+        def __call__(self, *arguments: Any) -> Any:
+            return {"patch": arguments}
+
+    counted, token = Counted(Call()), CancelToken()
+    polled = polling_patch(counted, token)
+    assert polled is not None
+    assert polled.new_states() == ("base", "residual")
+    assert polled({}, "base", "residual") == {"patch": ({}, "base", "residual")}  # type: ignore[arg-type]
+    token.cancel()
+    with pytest.raises(Cancelled):
+        polled({}, "base", "residual")  # type: ignore[arg-type]
+    assert counted.count == 1
+
+
+def test_a_cancelled_generation_makes_no_more_calls(
+    voices: tuple[VoxCPM, VoxCPM, Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is predicted ahead, so that the count is exact.
+    monkeypatch.setattr("voxcpm_runtime.speech.attempts.releases_gil", lambda _: False)
     _, together, counted = voices
     token = CancelToken()
-    counted.count = 0
     chunks = together.generate_streaming(
-        "Hello there.", **options(0, min_len=30, max_len=30), first_chunk_patches=1, cancel=token
+        "Hello there.", **options(0, min_len=30, max_len=30), first_chunk_patches=3, cancel=token
     )
+    counted.count = 0
     next(chunks)
+    made = counted.count
     token.cancel()
     with pytest.raises(Cancelled):
         list(chunks)
-    assert counted.count < 29
+    assert 0 < made == counted.count
 
 
 @pytest.mark.parametrize("other", [{"inference_timesteps": 5}, {"use_cfg_zero_star": False}])
@@ -158,16 +218,158 @@ def test_other_solvers_go_one_by_one(voices: tuple[VoxCPM, VoxCPM, Counted], oth
     assert not counted.count
 
 
-def test_states_of_the_processor_are_refused(bundle: Bundle) -> None:
+def states_of(call: Any) -> tuple[Any, Any]:
+    base, residual = call.new_states()
+    return base, residual
+
+
+def inputs_of(call: Any) -> dict[str, np.ndarray]:
+    """Random inputs of a joined call, at position 9."""
+    rng = np.random.default_rng(0)
+    return {
+        name: np.full(i.fixed_shape, 9, np.int32)
+        if i.dtype == "INT32"
+        else rng.standard_normal(i.fixed_shape, np.float32)
+        for name, i in call._inputs.items()
+    }
+
+
+def test_states_that_were_not_made_together_are_refused(bundle: Bundle) -> None:
+    """A call is captured for both caches, so mixed ones would be captured for each pair of any two."""
+    loaded = models(bundle)
+    call, other = joined(bundle, loaded), joined(bundle, loaded)
+    inputs, (base, residual), (second, _) = inputs_of(call), states_of(call), states_of(call)
+    call(inputs, base, residual)
+    own = [loaded[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)]
+    processors = [m.new_state() for m in models(bundle, device=None).values() if m.state][:2]
+    for wrong in ((second, residual), (residual, base), states_of(other), own, processors, (base, own[1])):
+        with pytest.raises(ValueError, match="the two that one call of `new_states` made"):
+            call(inputs, *wrong)
+
+
+def test_wrong_inputs_are_refused(bundle: Bundle) -> None:
     call = joined(bundle, models(bundle))
-    states = [m.new_state() for m in models(bundle, device=None).values() if m.state][:2]
-    with pytest.raises(TypeError, match="must be on its GPU"):
-        call({}, *states)
+    inputs, states = inputs_of(call), states_of(call)
+    wrong = [
+        ({"noise": None}, "needs an input noise"),
+        ({"mu": inputs["noise"]}, "has no input mu"),
+        ({"noise": inputs["noise"].astype(np.float64)}, "noise must be float16 or float32, not float64"),
+        ({"patches": np.repeat(inputs["patches"], 2, axis=1)}, r"patches must have shape \(1, 1, "),
+        ({"step_lengths": inputs["step_lengths"][1:]}, "step_lengths must have shape"),
+    ]
+    for change, message in wrong:
+        given = {name: value for name, value in {**inputs, **change}.items() if value is not None}
+        with pytest.raises(ValueError, match=message):
+            call(given, *states)
 
 
-@pytest.mark.parametrize("form", ["tiny_bundle", "tiny_batch_bundle", "tiny_parts_bundle", "tiny_bundle_15"])
-def test_other_forms_are_called_one_by_one(request: pytest.FixtureRequest, form: str) -> None:
-    other: Path = request.getfixturevalue(form)
-    opened = open_bundle(other, "fp16")
-    assert set(opened.manifest.step_models) <= set(STEP_MODEL_NAMES) | {"locdit_solve"}
-    assert joined(opened, models(opened)) is None
+def test_captured_calls_grow_with_streams_at_the_same_time(bundle: Bundle) -> None:
+    """Caches of streams that ended serve later ones as the pairs that they were, whichever of the two ends first."""
+    call = joined(bundle, models(bundle))
+    inputs = inputs_of(call)
+    for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [0, 3, 4, 1, 2, 5], [2, 1, 5, 3, 0, 4]):
+        states = [state for _ in range(3) for state in states_of(call)]
+        for stream in range(3):
+            call(inputs, *states[2 * stream : 2 * stream + 2])
+        ended = dict(enumerate(states))
+        del states
+        for index in order:
+            del ended[index]
+    assert len({buffers for _, buffers, _ in call._calls._bound}) == 3
+
+
+def test_caches_of_a_stream_are_not_given_away_while_one_of_both_is_used(bundle: Bundle) -> None:
+    call = joined(bundle, models(bundle))
+    base, residual = states_of(call)
+    name = next(iter(base.rows(0, 1)))
+    base.set_rows(0, {name: np.ones_like(base.rows(0, 3)[name])})
+    del residual
+    others = [states_of(call) for _ in range(2)]
+    assert (base.rows(0, 3)[name] == 1).all()
+    assert not any(other[0].rows(0, 3)[name].any() for other in others)
+    del base
+    again, _ = states_of(call)
+    assert not again.rows(0, 3)[name].any()
+
+
+def test_rows_that_are_set_are_read_by_the_next_patch(bundle: Bundle) -> None:
+    """As a saved voice does it: both caches are filled with rows that other states hold."""
+    loaded = models(bundle)
+    call, rng = joined(bundle, loaded), np.random.default_rng(1)
+    inputs, filled, copied, blank = inputs_of(call), states_of(call), states_of(call), states_of(call)
+    for name, state, target in zip((BASE_LM_STEP, RESIDUAL_LM_STEP), filled, copied, strict=True):
+        width = loaded[name].inputs["embeddings"].shapes[0][-1][0]
+        embeddings = rng.standard_normal((1, 16, width), np.float32)
+        loaded[name]({"embeddings": embeddings, "position": np.array([0], np.int32)}, state)
+        target.set_rows(0, state.rows(0, 9))
+    patches = [call(inputs, *states)["patch"] for states in (filled, copied, blank)]
+    np.testing.assert_array_equal(patches[1], patches[0])
+    assert not np.array_equal(patches[2], patches[0])
+    for state, target in zip(filled, copied, strict=True):
+        for name, rows in state.rows(0, 10).items():
+            assert rows[:, :, 9].any()
+            np.testing.assert_array_equal(target.rows(0, 10)[name], rows)
+
+
+def test_forced_patches_are_those_of_the_step_models_one_by_one(
+    voices: tuple[VoxCPM, VoxCPM, Counted],
+) -> None:
+    """Teacher forcing: each patch follows a given one, not the predicted one before."""
+    shape = voices[0].speak("Hi.", **options(0)).latents.shape[1:]
+    teacher = list(np.random.default_rng(2).standard_normal((5, *shape), np.float32))
+    forced = []
+    for tts in voices[:2]:
+        plan = tts.plan("Hello there.")
+        prefilled = tts.driver.prefill(utterance(plan, 0, plan.segments[0], None).sequence)
+        given = GenerationOptions(inference_timesteps=STEPS)
+        rng = np.random.default_rng(3)
+        patches = tts.driver.generate_patches(prefilled, given, rng, 9, teacher=teacher)
+        forced.append([patch.latents for patch in patches])
+    assert [len(patches) for patches in forced] == [5, 5]
+    for expected, found in zip(*forced, strict=True):
+        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9999
+
+
+def test_int8_patches_are_those_of_the_step_models_one_by_one(tiny_solver_bundle: Path) -> None:
+    bundle = open_bundle(tiny_solver_bundle, "int8")
+    given = (bundle.architecture, bundle.manifest.sizes, bundle.constants)
+    loaded = models(bundle)
+    drivers = [Driver(*given, loaded), Driver(*given, loaded, joined(bundle, loaded))]
+    assert drivers[1].next_patch is not None
+    expected, found = (VoxCPM(bundle, d, "int8").speak("Hello there.", **options(4)).latents for d in drivers)
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9999
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"batch": 2}, {"prefill_chunks": (4, 16)}, {"encode_patches": (4,)}], ids=str
+)
+def test_other_sizes_are_called_one_by_one(tiny_solver_bundle: Path, sizes: dict[str, Any]) -> None:
+    bundle = open_bundle(tiny_solver_bundle, "fp16")
+    other = bundle.manifest.sizes.model_copy(update=sizes)
+    found = joined_patch(models(bundle), Device("cpu"), other, bundle.architecture.traits, bundle.constants)
+    assert found is None
+
+
+FORMS = [
+    ("returned rows", "tiny_parts_bundle", RESIDUAL_LM_STEP),
+    ("several packages", "tiny_parts_bundle", BASE_LM_STEP),
+    ("functions by length", "tiny_bundle_15", BASE_LM_STEP),
+]
+
+
+@pytest.mark.parametrize(("form", "name"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS])
+def test_a_step_model_of_another_form_is_called_alone(
+    tiny_solver_bundle: Path, request: pytest.FixtureRequest, form: str, name: str
+) -> None:
+    bundle, other = (open_bundle(f, "fp16") for f in (tiny_solver_bundle, request.getfixturevalue(form)))
+    loaded, given = models(bundle), {"threads": 1, "mode": "half", "device": Device("cpu")}
+    assert joined(bundle, loaded) is not None
+    loaded[name] = load_portable_step_model(other.folder, other.manifest, "fp16", name, **given)
+    assert joined(bundle, loaded) is None
+
+
+def test_a_bundle_without_a_solver_is_called_one_by_one(bundle: Bundle) -> None:
+    loaded = models(bundle)
+    assert joined(bundle, loaded) is not None
+    for name in PARTS:
+        assert joined(bundle, {n: model for n, model in loaded.items() if n != name}) is None

@@ -43,11 +43,19 @@ class StepFunction(Protocol):
 
 
 class NextPatch(Protocol):
-    """All step models between one patch and the next, in one call; only some backends have it."""
+    """All step models from one patch to the next in one call. Only some backends have it."""
+
+    def new_states(self) -> tuple[StepState, StepState]:
+        """The states of the base LM and of the residual LM at the start of a stream: zeros.
+
+        The step models take them, too. A call takes no others: both come from one call of this.
+        """
 
     def __call__(self, inputs: Mapping[str, Array], base: StepState, residual: StepState) -> dict[str, Array]:
-        """`patch` (1, latent_dim, frames) and `stop_logits` (1, 1, 2) after a patch.
+        """Predict the patch that follows another one, and update both states in place.
 
-        inputs: `patches` (1, 1, frames, latent_dim), the patch before; its `position`; and what `locdit_solve` takes
-        beside mu and that patch. base, residual: caches of both language models, updated in place.
+        inputs: `patches` (1, 1, frames, latent_dim), the patch before; `position` (1,), its position in the caches;
+        `noise`, `t_embeddings`, `step_lengths` and `cfg_value` as `locdit_solve` takes them. The outputs are `patch`
+        (1, latent_dim, frames) and `stop_logits` (1, 1, 2), which belong to the patch before. Raises ValueError for
+        wrong inputs, and for states that were not made together by `new_states`.
         """

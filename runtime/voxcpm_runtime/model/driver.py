@@ -130,7 +130,7 @@ class Driver:
 
     def prefix(self, lead: Sequence, prompt: Latents) -> Prefix:
         """What the models compute for a voice. lead: its positions before any text. prompt: its prompt's patches."""
-        states = {name: self.models[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)}
+        states = self._new_states()
         if len(lead):
             self._run(lead, self.embed_patches(lead.patches), states, 0)
         base_rows, residual_rows = (state.rows(0, len(lead)) for state in states.values())
@@ -141,7 +141,7 @@ class Driver:
 
         prefix: the voice's, if it is known. shared: how many first positions of the sequence it covers.
         """
-        states = {name: self.models[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)}
+        states = self._new_states()
         if prefix is None:
             embeddings = self.embed_patches(sequence.patches)
         else:
@@ -218,6 +218,13 @@ class Driver:
             embeddings[start : start + length] = encoder({"patches": chunk})["embeddings"][0, :length]
         return embeddings
 
+    def _new_states(self) -> dict[str, StepState]:
+        """The states of both language models at the start of a stream, by name of the step model."""
+        names = (BASE_LM_STEP, RESIDUAL_LM_STEP)
+        if self.next_patch is not None:
+            return dict(zip(names, self.next_patch.new_states(), strict=True))
+        return {name: self.models[name].new_state() for name in names}
+
     def _run(
         self, sequence: Sequence, patch_embeddings: Floats, states: Mapping[str, StepState], position: int
     ) -> tuple[Floats, Floats, Floats]:
@@ -246,7 +253,7 @@ class Driver:
         """The patch after `last`, whose embedding gets that position, and the stop logits that belong to it."""
         states = prefilled.base_state, prefilled.residual_state
         if self.next_patch is not None and self._solves_at_once(options):
-            moved = solver_inputs(self._noise(options, rng), last.T, **self._solving(options))
+            moved = solver_inputs(self._noise(options, rng), **self._solving(options))
             given = {"patches": last[np.newaxis, np.newaxis], "position": np.array([position], np.int32)}
             outputs = self.next_patch(given | moved, *states)
             return np.ascontiguousarray(outputs["patch"][0].T, np.float32), outputs["stop_logits"][0, 0]

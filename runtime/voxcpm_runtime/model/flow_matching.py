@@ -109,18 +109,16 @@ def solve(
 
 def solver_inputs(
     noise: Floats,
-    cond: Floats,
     *,
     steps: int,
     cfg_value: float,
     embedding_size: int,
     sway_sampling_coef: float = 1.0,
 ) -> dict[str, Floats]:
-    """What `locdit_solve` takes for the patch of `solve`, with CFG-zero*, without mu."""
+    """What `locdit_solve` takes for the patch of `solve`, with CFG-zero*, without mu and cond."""
     embeddings, lengths = _moving_steps(steps, sway_sampling_coef, embedding_size)
     return {
         "noise": noise[np.newaxis],
-        "cond": cond[np.newaxis],
         # Copies: what is kept for the next patch is read-only, and Core ML's binding refuses such arrays.
         "t_embeddings": embeddings.copy(),
         "step_lengths": lengths.copy(),
@@ -143,5 +141,5 @@ def solve_at_once(solver: Estimator, noise: Floats, mu: Floats, cond: Floats, **
 
     chosen: keywords of `solver_inputs`.
     """
-    inputs = solver_inputs(noise, cond, **chosen) | {"mu": mu[np.newaxis]}
+    inputs = solver_inputs(noise, **chosen) | {"mu": mu[np.newaxis], "cond": cond[np.newaxis]}
     return np.asarray(solver(inputs)["patch"][0], np.float32)

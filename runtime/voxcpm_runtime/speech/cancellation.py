@@ -65,13 +65,23 @@ def polling(models: Mapping[str, StepFunction], token: CancelToken) -> dict[str,
     return {name: Polling(model, token) for name, model in models.items()}
 
 
-def polling_patch(call: NextPatch | None, token: CancelToken) -> NextPatch | None:
+class PollingPatch:
+    """A `NextPatch` that checks a token before every call."""
+
+    def __init__(self, call: NextPatch, token: CancelToken) -> None:
+        self._call = call
+        self._token = token
+
+    def new_states(self) -> tuple[StepState, StepState]:
+        """The states of both language models at the start of a stream."""
+        return self._call.new_states()
+
+    def __call__(self, inputs: Mapping[str, Array], base: StepState, residual: StepState) -> dict[str, Array]:
+        """Predict the next patch. Raises Cancelled after the token's `cancel`, and what the call raises."""
+        self._token.check()
+        return self._call(inputs, base, residual)
+
+
+def polling_patch(call: NextPatch | None, token: CancelToken) -> PollingPatch | None:
     """The call for a whole patch, which checks the token first; None if there is none."""
-    if call is None:
-        return None
-
-    def checked(inputs: Mapping[str, Array], base: StepState, residual: StepState) -> dict[str, Array]:
-        token.check()
-        return call(inputs, base, residual)
-
-    return checked
+    return None if call is None else PollingPatch(call, token)

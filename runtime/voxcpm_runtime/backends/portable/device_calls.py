@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -49,14 +48,6 @@ class _Bound:
     captured: bool
 
 
-class HasBuffers(Protocol):
-    """What a call needs of a state."""
-
-    @property
-    def buffers(self) -> Buffers:
-        """The tensors that the call reads and writes."""
-
-
 class DeviceCalls:
     """Runs a session on a device. The outputs of a call are arrays; its state stays on the device.
 
@@ -82,14 +73,14 @@ class DeviceCalls:
 
     def new_state(self) -> DeviceState:
         """The state at the start of a stream: zeros."""
-        return DeviceState(self._pool, self.in_place)
+        return self._pool.new_state()
 
-    def call(self, feeds: Mapping[str, np.ndarray], state: HasBuffers | None) -> dict[str, np.ndarray]:
-        """Run one step, update the state and return the outputs by name. state: with `returns_rows` a `DeviceState`."""
+    def call(self, feeds: Mapping[str, np.ndarray], state: DeviceState | None) -> dict[str, np.ndarray]:
+        """Run one step, update the state and return the outputs by name."""
         with self._device.memory_checked("run a step model"):
             return self._worker.run(self._call, feeds, state)
 
-    def _call(self, feeds: Mapping[str, np.ndarray], state: HasBuffers | None) -> dict[str, np.ndarray]:
+    def _call(self, feeds: Mapping[str, np.ndarray], state: DeviceState | None) -> dict[str, np.ndarray]:
         signature = tuple(array.shape for array in feeds.values())
         buffers = None if state is None else state.buffers
         key = (signature, buffers, 0 if buffers is None else buffers.turn)
@@ -98,7 +89,7 @@ class DeviceCalls:
         captured = key in self._bound and self._bound[key].captured and not self._returns_rows
         with gate.shared() if captured else gate.alone():
             results = self._run(key, feeds)
-            if isinstance(state, DeviceState) and self._returns_rows:
+            if state is not None and self._returns_rows:
                 state.append({i: results.pop(o) for i, o in self._state.items()}, feeds["position"])
         if buffers is not None:
             buffers.advance()

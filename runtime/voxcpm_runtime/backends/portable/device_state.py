@@ -27,6 +27,19 @@ class Buffers:
     pairs: dict[str, tuple[ort.OrtValue, ...]]
     """One buffer, or two, by name of the state tensor."""
     turn: int = 0
+    number: int = 1
+    """Which of its pool's buffers these are, from 1."""
+    parts: dict[str, Buffers] = field(default_factory=dict)
+    """What `part` has given, by prefix."""
+
+    def part(self, prefix: str) -> Buffers:
+        """The tensors whose names begin with the prefix, without it: each time the same object, as calls are captured
+        by it.
+        """
+        if prefix not in self.parts:
+            pairs = {n.removeprefix(prefix): pair for n, pair in self.pairs.items() if n.startswith(prefix)}
+            self.parts[prefix] = Buffers(pairs)
+        return self.parts[prefix]
 
     def now(self, name: str) -> ort.OrtValue:
         """The buffer that the next call reads."""
@@ -48,26 +61,33 @@ class BufferPool:
     def __init__(
         self, interfaces: Mapping[str, Interface], in_place: frozenset[str], worker: DeviceWorker
     ) -> None:
-        self.worker = worker
+        self._worker = worker
         self._in_place = in_place
         self._zeros = {name: zeros(interface, "half") for name, interface in interfaces.items()}
         self._blank: dict[tuple[Any, ...], ort.OrtValue] = {}
         self._free: list[Buffers] = []
+        self._made = 0
 
-    def take(self) -> Buffers:
+    def new_state(self) -> DeviceState:
+        """The state at the start of a stream: zeros. When it is gone, its buffers serve another one."""
+        with self._worker.device.memory_checked("hold another stream"):
+            buffers = self._worker.run_alone(self._take)
+        state = DeviceState(buffers, self._in_place, self._worker)
+        weakref.finalize(state, self._free.append, buffers)
+        return state
+
+    def _take(self) -> Buffers:
         """Buffers of zeros. Runs on the worker's thread."""
-        try:
-            buffers = self._free.pop()
-        except IndexError:
-            return Buffers({name: self._allocated(name) for name in self._zeros})
+        # The oldest ones: their calls are captured, those of the latest perhaps no more (`device_calls.MAX_GRAPHS`).
+        buffers = min(self._free, key=lambda free: free.number, default=None)
+        if buffers is None:
+            self._made += 1
+            return Buffers({name: self._allocated(name) for name in self._zeros}, number=self._made)
+        self._free.remove(buffers)
         for name, pair in buffers.pairs.items():
             for buffer in pair:
                 buffer.update_inplace(self._blank_like(name))
         return buffers
-
-    def give(self, buffers: Buffers) -> None:
-        """Take back the buffers of a stream that has ended; any thread may call it."""
-        self._free.append(buffers)
 
     def _allocated(self, name: str) -> tuple[ort.OrtValue, ...]:
         count = 1 if name in self._in_place else 2
@@ -83,7 +103,7 @@ class BufferPool:
 
     def _on_device(self, array: np.ndarray) -> ort.OrtValue:
         # On the CPU an OrtValue of an array is that array itself.
-        device = self.worker.device
+        device = self._worker.device
         return ort.OrtValue.ortvalue_from_numpy(array.copy(), device.memory, device.index)
 
 
@@ -94,16 +114,17 @@ class DeviceState:
     One state belongs to one stream: two threads must not run with the same state at the same time.
     """
 
-    pool: BufferPool
+    buffers: Buffers
     in_place: frozenset[str]
-    worker: DeviceWorker = field(init=False)
-    buffers: Buffers = field(init=False)
+    """Names of the tensors that a call writes where they lie."""
+    worker: DeviceWorker
+    whole: DeviceState | None = None
+    """The state that this one is a part of, which lives as long as its parts."""
 
-    def __post_init__(self) -> None:
-        self.worker = self.pool.worker
-        with self.worker.device.memory_checked("hold another stream"):
-            self.buffers = self.worker.run_alone(self.pool.take)
-        weakref.finalize(self, self.pool.give, self.buffers)
+    def part(self, prefix: str) -> DeviceState:
+        """The state of one step model in a call of several: tensors whose names begin with the prefix, without it."""
+        in_place = frozenset(n.removeprefix(prefix) for n in self.in_place if n.startswith(prefix))
+        return DeviceState(self.buffers.part(prefix), in_place, self.worker, self)
 
     def numpy(self, name: str) -> np.ndarray:
         """A copy of a state tensor, float32 (its shape is the model's). Raises KeyError for an unknown name."""

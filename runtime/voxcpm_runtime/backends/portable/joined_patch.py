@@ -9,7 +9,7 @@ projections between them, numpy's elsewhere, are nodes in float32.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,13 +25,15 @@ from voxcpm_constants.step_models import (
 from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
+from .checked_inputs import checked_inputs
 from .device_calls import DeviceCalls
-from .device_state import Buffers, DeviceState
+from .device_state import DeviceState
 from .device_worker import DeviceWorker
-from .lowered import Lowered
+from .lowered import Interface, Lowered
 from .step_model import PortableStepModel, open_on_device
 
 PARTS = (FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_SOLVE)
+LANGUAGE_MODELS = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 OUTPUTS = ["patch", "stop_logits"]
 
 # Inputs of the step models that no other one makes: (step model, input) by the name that the call has for it.
@@ -40,13 +42,6 @@ _GIVEN = {
     "position": (BASE_LM_STEP, RESIDUAL_LM_STEP),
     **dict.fromkeys(("noise", "t_embeddings", "step_lengths", "cfg_value"), (LOCDIT_SOLVE,)),
 }
-
-
-@dataclass(eq=False)
-class _BothCaches:
-    """The caches of both language models, by names of the joined graph."""
-
-    buffers: Buffers
 
 
 class JoinedPatch:
@@ -60,30 +55,44 @@ class JoinedPatch:
         names = [_own(part, ref.name) for part, model in parts.items() for ref in model.lowered.weights]
         self._weights = [value for model in parts.values() for value in model.weights]
         state = {_own(p, i): _own(p, o) for p, model in parts.items() for i, o in model.state.items()}
-        worker = DeviceWorker(device)
+        every = {_own(p, i.name): i for p, model in parts.items() for i in model.lowered.inputs}
+        caches = {name: every[name] for name in state}
+        self._inputs = {name: _smallest(parts[readers[0]].inputs[name]) for name, readers in _GIVEN.items()}
+        self._worker = DeviceWorker(device)
         with device.memory_checked("join the step models of a patch"):
-            session, captured = worker.run_alone(open_on_device, graph, names, self._weights, device)
+            session, captured = self._worker.run_alone(open_on_device, graph, names, self._weights, device)
         self._calls = DeviceCalls(
-            session, worker, OUTPUTS, state, {}, frozenset(state), returns_rows=False, captured=captured
+            session,
+            self._worker,
+            OUTPUTS,
+            state,
+            caches,
+            frozenset(state),
+            returns_rows=False,
+            captured=captured,
         )
-        self._caches: dict[tuple[Buffers, Buffers], _BothCaches] = {}
+
+    def new_states(self) -> tuple[DeviceState, DeviceState]:
+        """The states of the base LM and of the residual LM at the start of a stream: zeros.
+
+        Raises DeviceError for a GPU with too little memory.
+        """
+        both = self._calls.new_state()
+        base, residual = (both.part(_own(part, "")) for part in LANGUAGE_MODELS)
+        return base, residual
 
     def __call__(self, inputs: Mapping[str, Array], base: StepState, residual: StepState) -> dict[str, Array]:
-        """The next patch and the stop logits; see `NextPatch`. Raises TypeError for states of another backend."""
-        if not isinstance(base, DeviceState) or not isinstance(residual, DeviceState):
-            raise TypeError("the states of a joined call must be on its GPU")
-        key = (base.buffers, residual.buffers)
-        caches = self._caches.get(key)
-        if caches is None:
-            pairs = {
-                _own(part, name): pair
-                for part, buffers in zip((BASE_LM_STEP, RESIDUAL_LM_STEP), key, strict=True)
-                for name, pair in buffers.pairs.items()
-            }
-            # The same object for both threads, if two make one: calls are captured by it.
-            caches = self._caches.setdefault(key, _BothCaches(Buffers(pairs)))
-        feeds = {name: np.ascontiguousarray(inputs[name]) for name in _GIVEN}
-        return self._calls.call(feeds, caches)
+        """The patch that follows and the stop logits, as `NextPatch` has them."""
+        feeds = checked_inputs("a patch", self._inputs, inputs, "half")
+        return self._calls.call(feeds, self._both(base, residual))
+
+    def _both(self, base: StepState, residual: StepState) -> DeviceState:
+        """The state that both are parts of: a call is captured for its buffers alone."""
+        if isinstance(base, DeviceState) and isinstance(residual, DeviceState) and base.whole is not None:
+            made = [base.whole.buffers.part(_own(part, "")) for part in LANGUAGE_MODELS]
+            if base.whole.worker is self._worker and made == [base.buffers, residual.buffers]:
+                return base.whole
+        raise ValueError("the states must be the two that one call of `new_states` made, the base LM's first")
 
 
 def joined_patch(
@@ -183,3 +192,8 @@ def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapp
 
 def _own(part: str, name: str) -> str:
     return f"{part}/{name}"
+
+
+def _smallest(interface: Interface) -> Interface:
+    """The input with the smallest of its shapes alone: one patch."""
+    return replace(interface, shapes=(tuple((low, low) for low, _ in min(interface.shapes)),))

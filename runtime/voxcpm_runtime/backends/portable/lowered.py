@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -46,7 +47,7 @@ class Interface:
     dtype: str
     shapes: tuple[tuple[tuple[int, int], ...], ...]
 
-    @property
+    @functools.cached_property
     def fixed_shape(self) -> tuple[int, ...] | None:
         """The one shape it takes; None when there are several."""
         if len(self.shapes) == 1 and all(low == high for low, high in self.shapes[0]):

@@ -12,15 +12,16 @@ from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.step_function import StepState
 
 from .cache import load_lowered
+from .checked_inputs import checked_inputs
 from .device_calls import DeviceCalls
 from .device_checks import check_provider
 from .device_state import DeviceState
 from .device_worker import DeviceWorker
-from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode, graph_dtype
+from .lowered import PROBE_OUTPUT, Lowered, Mode
 from .onnx_runtime import ort
 from .package import PackageError, map_weights
 from .prepared import is_worth_preparing, open_prepared
-from .state import State, rounded_to_fp16
+from .state import State
 
 # ONNX Runtime logs messages from this severity up: errors.
 LOG_SEVERITY = 3
@@ -40,13 +41,6 @@ CPU_PROVIDERS: list[tuple[str, dict[str, str]]] = [("CPUExecutionProvider", {})]
 
 # Slices would become splits into unequal parts, for which CUDA copies pointers from the host, in captured calls too.
 DISABLED_OPTIMIZERS = {"half": ["GatherSliceToSplitFusion"]}
-
-# What a caller may pass for each MIL element type.
-ACCEPTED_DTYPES = {
-    "FLOAT16": ("float16", "float32"),
-    "FLOAT32": ("float16", "float32"),
-    "INT32": ("int32",),
-}
 
 
 class PortableStepModel:
@@ -159,10 +153,7 @@ class PortableStepModel:
         Raises ValueError for a missing or unknown input, another dtype, a shape the model does not take, or a
         missing state.
         """
-        feeds = {name: self._checked(interface, inputs) for name, interface in self.inputs.items()}
-        if len(inputs) != len(feeds):
-            unknown = ", ".join(sorted(set(inputs) - set(feeds)))
-            raise ValueError(f"{self._name} has no input {unknown}; its inputs are {', '.join(self.inputs)}")
+        feeds = checked_inputs(self._name, self.inputs, inputs, self._mode)
         if (state is None) != (not self._state):
             raise ValueError(f"{self._name} {'has a state: pass one' if self._state else 'has no state'}")
         if self._on_device is not None:
@@ -190,18 +181,6 @@ class PortableStepModel:
             state.append({i: results.pop(o) for i, o in self._state.items()}, feeds["position"])
         state.advance()
         return results
-
-    def _checked(self, interface: Interface, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        if interface.name not in inputs:
-            raise ValueError(f"{self._name} needs an input {interface.name}")
-        array = inputs[interface.name]
-        accepted = ACCEPTED_DTYPES[interface.dtype]
-        if array.dtype.name not in accepted:
-            raise ValueError(f"{interface.name} must be {' or '.join(accepted)}, not {array.dtype.name}")
-        if not interface.allows(array.shape):
-            raise ValueError(f"{interface.name} must have shape {interface.describe()}, not {array.shape}")
-        array = np.ascontiguousarray(array, graph_dtype(interface.dtype, self._mode))
-        return rounded_to_fp16(array) if self._mode == "faithful" and interface.dtype == "FLOAT16" else array
 
     def _require_state(self, outputs: set[str]) -> None:
         missing = (set(self._state) - set(self._state_inputs)) | (
