@@ -10,13 +10,14 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 import typer
 
+from documents import BY_NAME, CARDS, DOCUMENTS, REPOSITORY, blocks, run_python
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import BASE_LM_STEP, StepModel, StepSizes, TensorSpec, declare_step_models
 from voxcpm_conversion.synthetic_presets import presets
@@ -24,16 +25,6 @@ from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.options import option_table
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-MANUALS = sorted((REPOSITORY / "docs").glob("*.md"))
-DOCUMENTS = [*(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "TRIALS.md")), *MANUALS]
-CARDS = [
-    REPOSITORY / "examples" / "swift" / "README.md",
-    REPOSITORY / "training" / "README.md",
-    REPOSITORY / "conversion" / "voxcpm_conversion" / "default_checkpoint" / "README.md",
-]
-
-BY_NAME = {path.name: path for path in MANUALS}
 PROGRAM, SCRIPT = "voxcpm-coreml", ["python", "generate_coreml.py"]
 # Commands that are only parsed, and why.
 NOT_RUN = {
@@ -45,34 +36,6 @@ NOT_RUN = {
     "serve": "ends only when it is told to",
 }
 BOOK = "It was late. Nobody said a word.\n\nThe sun came out.\n"
-
-
-class Block(NamedTuple):
-    language: str
-    """What follows the fence; empty for an indented block."""
-    lines: list[str]
-
-
-def blocks(path: Path) -> Iterator[Block]:
-    """Fenced and indented blocks of code, in order."""
-    block: Block | None = None
-    after_text = False
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("```"):
-            fenced = block is not None and block.language != "indented"
-            if block is not None:
-                yield block
-            block = None if fenced else Block(line[3:].strip() or "fenced", [])
-        elif block is not None and (block.language != "indented" or line.startswith("    ") or not line):
-            block.lines.append(line.removeprefix("    ") if block.language == "indented" else line)
-        else:
-            if block is not None:
-                yield block
-            is_code = line.startswith("    ") and not after_text
-            block = Block("indented", [line.removeprefix("    ")]) if is_code else None
-        after_text = bool(line.strip()) and block is None and not line.startswith("```")
-    if block is not None:
-        yield block
 
 
 def commands(path: Path) -> Iterator[list[str]]:
@@ -273,17 +236,6 @@ def workplace(
     return tmp_path
 
 
-@pytest.fixture
-def served(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A server of the default bundle, for OpenAI's client."""
-    from server_on_loopback import ServerOnLoopback
-
-    with VoxCPM.from_bundle() as tts, ServerOnLoopback.of(tts, voices_folder=workplace / "voices") as server:
-        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
-        monkeypatch.setenv("OPENAI_API_KEY", "anything")
-        yield
-
-
 def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     if words[0] == PROGRAM:
         return cli.main(words[1:])
@@ -317,20 +269,14 @@ def test_commands_run(
 
 
 @pytest.mark.converts
-@pytest.mark.parametrize("document", DOCUMENTS, ids=identifier)
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d != BY_NAME["server.md"]], ids=identifier)
 def test_python_runs(document: Path, request: pytest.FixtureRequest) -> None:
-    """The blocks of a document one after another, as a reader would."""
-    written = [block.lines for block in blocks(document) if block.language == "python"]
-    if not written:
+    """What the server's manual has is in tests/server/test_server_documentation.py."""
+    if not any(block.language == "python" for block in blocks(document)):
         pytest.skip("no Python")
     request.getfixturevalue("workplace")
-    if document.name == "server.md":
-        request.getfixturevalue("served")
     heard: list[np.ndarray] = []
-    names: dict[str, Any] = {"__name__": "example", "play": heard.append}
-    for lines in written:
-        source = "\n".join(lines)
-        exec(compile(source, f"{document.name}: {lines[0]}", "exec"), names)  # noqa: S102 - our own documents
+    names = run_python(document, play=heard.append)
     with contextlib.suppress(KeyError):
         names["tts"].close()
     assert all(len(samples) for samples in heard)
@@ -394,14 +340,6 @@ def test_the_tree_of_the_runtime_has_every_module() -> None:
         for path in modules
         if "portable" not in path.parts and (path.name != "__init__.py" or len(path.parts) == 1)
     )
-
-
-def test_the_table_of_the_server_has_every_module() -> None:
-    text = BY_NAME["architecture.md"].read_text(encoding="utf-8")
-    told = re.findall(r"`([a-z_]+\.py)`", text.partition("## The server")[2].partition("## ")[0])
-    modules = (REPOSITORY / "server" / "voxcpm_server").glob("[!_]*.py")
-
-    assert sorted(told) == sorted(path.name for path in modules)
 
 
 def test_the_readme_is_read_in_a_minute() -> None:

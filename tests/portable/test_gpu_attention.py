@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
@@ -15,6 +14,7 @@ from voxcpm_runtime.backends.portable.gpu_fusion import fuse_for_gpu
 from voxcpm_runtime.backends.portable.gpu_view import HEADS_FIRST, View
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Graph
 from voxcpm_runtime.backends.portable.lowering import IR_VERSION, OPSETS
+from voxcpm_runtime.backends.portable.onnx_runtime import ort
 
 HIDDEN, HEADS, KV_HEADS, WIDTH, LENGTH, POSITIONS = 32, 4, 2, 16, 64, 5
 HALF, INT = np.float16, np.int32
@@ -221,7 +221,7 @@ def run(drawing: Drawing, nodes: list[NodeProto], feeds: Mapping[str, np.ndarray
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid(*o) for o in OPSETS], ir_version=IR_VERSION
     )
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(drawing.outputs, dict(feeds))
 
 
