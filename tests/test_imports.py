@@ -169,6 +169,7 @@ ROOMS = (
     "voices",
     "speech",
     "session",
+    "upstream_names",
     "voxcpm",
     "doctor",
     "commands",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MOST_EULER_STEPS = 100
+MOST_EULER_STEPS = 200
 """The largest number of Euler steps of a patch that may be asked for."""
 
 LEAST_SOLVER_STEPS = 2

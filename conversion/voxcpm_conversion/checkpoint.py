@@ -115,17 +115,20 @@ class Checkpoint:
         *,
         revision: str | None = None,
         lora: str | Path | None = None,
+        cache_dir: Path | None = None,
+        local_files_only: bool = False,
     ) -> Checkpoint:
         """Open a folder or, if there is no such folder, a Hugging Face id ("openbmb/VoxCPM1.5") at `revision`.
 
-        lora: folder or weight file of a LoRA to merge.
+        lora: folder or weight file of a LoRA to merge. cache_dir: folder for downloads, by default the hub's own.
+        local_files_only: take what was downloaded before.
         Raises CheckpointError if there is no such checkpoint, a file is missing or damaged, `speech.json` is wrong, the
         architecture is not VoxCPM's, or the LoRA does not fit it.
         """
         name = str(folder_or_hub_id)
         folder = Path(folder_or_hub_id).expanduser()
         if not folder.exists() and is_hub_id(name):
-            folder = _download(name, revision)
+            folder = _download(name, revision, cache_dir, local_files_only)
             # The hub's cache names a snapshot's folder by its commit; the given revision may be a branch.
             revision = folder.name if folder.parent.name == "snapshots" else revision
         elif not folder.is_dir():
@@ -295,7 +298,7 @@ def _first(folder: Path, names: tuple[str, ...]) -> Path:
     return path
 
 
-def _download(repository: str, revision: str | None) -> Path:
+def _download(repository: str, revision: str | None, cache_dir: Path | None, local_files_only: bool) -> Path:
     """Download a checkpoint's files into the hub's cache, except those that it holds already."""
     # Takes time to import, and only checkpoints of the hub need it.
     from huggingface_hub import snapshot_download
@@ -303,7 +306,15 @@ def _download(repository: str, revision: str | None) -> Path:
     weights = (*MODEL_FILES, "model-*-of-*.safetensors", *VAE_FILES)
     names = [CONFIG_FILE, SPEECH_FILE, *weights, TOKENIZER_FILE, *TOKENIZER_COMPANIONS]
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=names))
+        return Path(
+            snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=names,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+            )
+        )
     except Exception as error:  # noqa: BLE001 - no network, repository, revision, access or disk
         at = f" at {revision}" if revision else ""
         raise CheckpointError(

@@ -78,6 +78,12 @@ def convert(
         typer.Option(help="Put the base LM's layers into several packages of about this size at most."),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub id.")] = None,
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Folder for downloads. Default: Hugging Face's own cache.")
+    ] = None,
+    local_files_only: Annotated[
+        bool, typer.Option("--local-files-only", help="Take what was downloaded before; no network.")
+    ] = False,
     lora: Annotated[
         Path | None,
         typer.Option(help="A LoRA of that checkpoint to merge: upstream's folder or its weight file."),
@@ -105,7 +111,9 @@ def convert(
     if split_gigabytes is not None:
         check_split(split_gigabytes)
     bundle_folder(output, [checkpoint, *([lora] if lora else [])], overwrite=overwrite)
-    opened = Checkpoint.open(checkpoint, revision=revision, lora=lora)
+    opened = Checkpoint.open(
+        checkpoint, revision=revision, lora=lora, cache_dir=cache_dir, local_files_only=local_files_only
+    )
     if max_length is None and opened.architecture.max_length < sizes.kv_length:
         sizes = _sizes(batch, opened.architecture.max_length, prefill_chunk, solver_steps)
         check_forms(precisions, sizes, deployment, kv_cache)

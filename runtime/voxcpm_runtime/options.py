@@ -8,7 +8,7 @@ here, so that the command line starts fast.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -21,6 +21,18 @@ WITH_REFERENCE = tuple(name for name, traits in GENERATIONS.items() if traits.ta
 """The generations that have references and controls."""
 DEFAULT_MAX_LEN = 4096
 """Upstream's default, in patches; `retry_badcase_ratio_threshold` gives a lower limit except for very long texts."""
+UPSTREAM_ORDER = (
+    "cfg_value",
+    "inference_timesteps",
+    "min_len",
+    "max_len",
+    "normalize",
+    "denoise",
+    "retry_badcase",
+    "retry_badcase_max_times",
+    "retry_badcase_ratio_threshold",
+)
+"""Options that a call takes by position, too, after text and recordings: upstream's, in upstream's order."""
 SEGMENT_TOKENS = 200
 """Default of `segment_tokens` for a checkpoint without a `speech.json`."""
 
@@ -68,7 +80,7 @@ class Declared(NamedTuple):
 class GenerationOptions:
     """How speech is generated, with upstream's names and defaults. Raises InputError, one line, for a wrong value."""
 
-    cfg_value: Annotated[float, Option("Strength of classifier-free guidance; 1 is none.", (0.1, 10.0))] = 2.0
+    cfg_value: Annotated[float, Option("Strength of classifier-free guidance; 1 is none.", (0.0, 10.0))] = 2.0
     inference_timesteps: Annotated[
         int,
         Option(
@@ -115,7 +127,7 @@ class GenerationOptions:
         ),
     ] = True
     retry_badcase_max_times: Annotated[
-        int, Option("Maximum number of attempts.", (1, 100), "attempts", ("--retry-times",))
+        int, Option("Maximum number of attempts; 0 is as 1.", (0, 100), "attempts", ("--retry-times",))
     ] = 3
     retry_badcase_ratio_threshold: Annotated[
         float,
@@ -170,6 +182,19 @@ def option_table() -> tuple[Declared, ...]:
         Declared(field.name, get_args(hints[field.name])[0], field.default, get_args(hints[field.name])[1])
         for field in fields(GenerationOptions)
     )
+
+
+def named_options(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of a call, with the options that it gives by position. Raises TypeError as Python does."""
+    if len(positional) > len(UPSTREAM_ORDER):
+        raise TypeError(
+            f"expected at most {len(UPSTREAM_ORDER)} options by position ({', '.join(UPSTREAM_ORDER)}), "
+            f"got {len(positional)}"
+        )
+    named = dict(zip(UPSTREAM_ORDER, positional, strict=False))
+    if twice := [name for name in named if name in given]:
+        raise TypeError(f"{twice[0]} was given by position and by name")
+    return {**named, **given}
 
 
 def checked_options(given: Mapping[str, Any]) -> GenerationOptions:

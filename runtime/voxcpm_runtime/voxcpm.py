@@ -15,12 +15,14 @@ from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.choice import Backend, choose_backend
 from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits
-from voxcpm_runtime.backends.devices import CPU_DEVICE
+from voxcpm_runtime.backends.devices import AUTO_DEVICE, CPU_DEVICE, read_device
 from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
 from voxcpm_runtime.backends.measured_units import measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.bundle.pretrained import Pretrained, pretrained_bundle
 from voxcpm_runtime.model.batch_slots import lone_slot
 from voxcpm_runtime.model.driver import Driver, Prefix
+from voxcpm_runtime.options import named_options
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech.arguments import Arguments, Keywords
 from voxcpm_runtime.speech.cancellation import CancelToken
@@ -33,6 +35,7 @@ from voxcpm_runtime.speech.streaming import DEFAULT_CHUNK_PATCHES, checked_chunk
 from voxcpm_runtime.speech.utterance import voice_lead
 from voxcpm_runtime.storage.freed_memory import return_freed_memory
 from voxcpm_runtime.text.segments import Segment
+from voxcpm_runtime.upstream_names import UpstreamNames
 from voxcpm_runtime.voices.prefix_cache import cached_prefixes
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.voice import Voice
@@ -47,14 +50,21 @@ AnyArguments = str | Mapping[str, Any] | Arguments
 """One utterance of several: its text, arguments of `speak` by name, or `Arguments`."""
 
 
-class VoxCPM:
+class VoxCPM(UpstreamNames):
     """A checkpoint's step models, ready to speak; make one with `from_bundle`.
 
     Any number of threads may use it at the same time: each call has its own caches, and nothing else is written.
     """
 
-    def __init__(self, bundle: Bundle, driver: Driver, arithmetic: str = "") -> None:
-        """Make one from loaded step models. driver: over them. arithmetic: `arithmetic_key` of their units."""
+    def __init__(self, bundle: Bundle, driver: Driver | None = None, arithmetic: str = "") -> None:
+        """Make one from loaded step models. driver: over them. arithmetic: `arithmetic_key` of their units.
+
+        Raises InputError without a driver: upstream's constructor takes a folder, as `from_pretrained` does here.
+        """
+        if driver is None:
+            raise InputError(
+                "open a bundle with VoxCPM.from_bundle(folder), or a checkpoint with VoxCPM.from_pretrained(folder)"
+            )
         self.bundle = bundle
         self._batch_driver: Driver | None = driver
         self._key = f"{bundle.digest}|{arithmetic}"
@@ -101,6 +111,43 @@ class VoxCPM:
         return_freed_memory()
         return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}, device))
 
+    @classmethod
+    @system_errors_as(BundleError)
+    def from_pretrained(
+        cls,
+        hf_model_id: str = "openbmb/VoxCPM2",
+        load_denoiser: bool = True,  # noqa: ARG003 - upstream's; `denoise` says that there is none
+        zipenhancer_model_id: str | None = None,  # noqa: ARG003 - likewise
+        cache_dir: str | None = None,
+        local_files_only: bool = False,
+        optimize: bool = True,  # noqa: ARG003 - nothing is compiled by torch here
+        device: str | None = None,
+        lora_config: object = None,
+        lora_weights_path: str | None = None,
+        *,
+        precision: str | None = None,
+        **given: Any,
+    ) -> Self:
+        """Open a checkpoint as upstream does: converted once, into the user's cache, which takes minutes.
+
+        hf_model_id: a hub id (organisation/name), or the folder of a checkpoint or of a bundle. cache_dir: folder for
+        downloads. local_files_only: no network. lora_weights_path: a LoRA to merge. precision: that of the bundle, int8
+        by default. device and given: see `from_bundle`. load_denoiser, zipenhancer_model_id and optimize are accepted
+        and change nothing.
+
+        Raises InputError for a wrong argument, MissingExtraError if the extra `convert` is not installed, and what the
+        conversion and `from_bundle` raise.
+        """
+        if lora_config is not None:
+            raise InputError(
+                "lora_config is read from lora_config.json beside the LoRA's weights; leave it out"
+            )
+        # Before minutes of work.
+        read_device(device or AUTO_DEVICE)
+        asked = Pretrained(str(hf_model_id or ""), cache_dir, bool(local_files_only), lora_weights_path)
+        folder = pretrained_bundle(asked, precision)
+        return cls.from_bundle(folder, precision, device=device or AUTO_DEVICE, **given)
+
     def close(self) -> None:
         """Release the step models and their memory. Calls that are running finish normally."""
         self._batch_driver = None
@@ -138,10 +185,11 @@ class VoxCPM:
         prompt_wav_path: AudioSource | None = None,
         prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None,
+        *options: Any,
         **given: Unpack[Keywords],
     ) -> Audio:
         """Speech (samples,) in [-1, 1] at `sample_rate` Hz. Arguments and errors: see `speak`."""
-        return self.speak(text, prompt_wav_path, prompt_text, reference_wav_path, **given).audio
+        return self.speak(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given).audio
 
     def speak(
         self,
@@ -149,17 +197,21 @@ class VoxCPM:
         prompt_wav_path: AudioSource | None = None,
         prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None,
+        *options: Any,
         **given: Unpack[Keywords],
     ) -> Speech:
         """Speech with its seed, latents and timing. A long text is spoken in segments, one after another.
 
         prompt_wav_path, prompt_text: audio to continue, and what is said in it. reference_wav_path: a voice to speak
-        with (VoxCPM2). given: `voice`, fields of `Arguments`, and options, fields of `GenerationOptions`.
+        with (VoxCPM2). options: those of `UPSTREAM_ORDER` by position. given: `voice`, fields of `Arguments`, and
+        options, fields of `GenerationOptions`.
 
         Raises InputError, one line, for anything that cannot be spoken, before any work is done, and Cancelled. Warns
         (SuspiciousWarning) of a segment that is too long or too short for its text in every attempt.
         """
-        return self.speak_plan(self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, **given))
+        return self.speak_plan(
+            self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
+        )
 
     def plan(
         self,
@@ -167,12 +219,13 @@ class VoxCPM:
         prompt_wav_path: AudioSource | None = None,
         prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None,
+        *options: Any,
         **given: Unpack[Keywords],
     ) -> Plan:
         """What `speak` with these arguments would speak: everything read, checked, tokenised and cut into segments."""
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         # Without a text there would be nothing to refuse: that is a session's plan.
-        return self._checked("" if text is None else text, recordings, given)
+        return self._checked("" if text is None else text, recordings, named_options(options, given))
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
@@ -218,7 +271,7 @@ class VoxCPM:
         prompt_wav_path: AudioSource | None = None,
         prompt_text: str | None = None,
         reference_wav_path: AudioSource | None = None,
-        *,
+        *options: Any,
         chunk_patches: int = DEFAULT_CHUNK_PATCHES,
         first_chunk_patches: int | None = None,
         **given: Unpack[Keywords],
@@ -233,7 +286,7 @@ class VoxCPM:
         iterator ends the generation between two Euler steps.
         """
         chunking = checked_chunking(chunk_patches, first_chunk_patches)
-        planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, **given)
+        planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
         return self._streamed(planned, *chunking)
 
     def stream_plan(

@@ -229,8 +229,7 @@ def test_what_the_second_generation_cannot_do(bundle_folder, folder, capsys, com
     ("command", "options", "message"),
     [
         ("generate", ["--text", "a", *CONTROL], "control (voice design, style control) needs VoxCPM2"),
-        ("design", ["--text", "a", *CONTROL], "voice design needs VoxCPM2"),
-        ("design", ["--text", "a"], "voice design needs VoxCPM2"),
+        ("design", ["--text", "a", *CONTROL], "voice design, style control) needs VoxCPM2"),
         ("clone", ["--text", "a", *REFERENCE, *CONTROL], "needs VoxCPM2"),
         ("generate", ["--text", "a", *REFERENCE], "a reference voice needs VoxCPM2"),
         ("clone", ["--text", "a", *REFERENCE, *PROMPT], "a reference voice needs VoxCPM2"),

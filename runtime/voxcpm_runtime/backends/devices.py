@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from voxcpm_constants.errors import DeviceError, InputError
 
 CPU_DEVICE = "cpu"
+AUTO_DEVICE = "auto"
+"""Upstream's word for no choice: the processor; a GPU is used where it is named."""
 
 PROVIDERS = {
     "cuda": ("CUDAExecutionProvider",),
@@ -89,7 +91,7 @@ class Device:
 
 def read_device(name: str) -> Device | None:
     """The GPU that a name means; None for the processor. Raises InputError for a name that means nothing."""
-    if name == CPU_DEVICE:
+    if name in (CPU_DEVICE, AUTO_DEVICE):
         return None
     match = re.fullmatch(rf"({'|'.join(PROVIDERS)})(?::([0-9]+))?", name) if isinstance(name, str) else None
     if match is None:

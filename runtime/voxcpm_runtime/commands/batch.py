@@ -12,7 +12,7 @@ from voxcpm_runtime.commands.batch_run import BatchRun, check_outputs, output_fo
 from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.interruption import interruptible
 from voxcpm_runtime.commands.parameters import takes_groups
-from voxcpm_runtime.commands.shared_arguments import Engine, Quiet, VoiceArguments
+from voxcpm_runtime.commands.shared_arguments import CheckpointArguments, Engine, Quiet, VoiceArguments
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.cancellation import CancelToken
 
@@ -24,13 +24,16 @@ SOME_FAILED = 1
 def batch(
     *,
     bundle_and_input: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="[BUNDLE] INPUT",
             help="A bundle, as for generate, and the input: .txt, a text on each line; .jsonl, a JSON object on each "
             "line (text, output, seed, prompt, prompt_text, reference, voice, control, options); - is standard input.",
         ),
-    ],
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--input", "-i", help="The input, instead of the argument INPUT.")
+    ] = None,
     folder: Annotated[
         str, typer.Option("--output", "--output-dir", "-o", "-od", help="Folder for the audio files.")
     ],
@@ -43,12 +46,13 @@ def batch(
     voice: VoiceArguments,
     options: GenerationOptions,
     engine: Engine,
+    checkpoint: CheckpointArguments,
     quiet: Quiet = False,
 ) -> None:
     """Speak each line of a file into its own audio file; after an interruption the same command resumes."""
-    name, source = _bundle_and_input(bundle_and_input)
+    name, source = _bundle_and_input(bundle_and_input or [], source)
     recordings = voice.recordings()
-    bundle = opened(name, engine, shown=not quiet)
+    bundle = opened(name, engine, shown=not quiet, checkpoint=checkpoint)
     defaults = Defaults(bundle.architecture, recordings, voice.control, seed, options)
     defaults.check()
     lines = list(read_lines(source, defaults))
@@ -68,7 +72,10 @@ def batch(
         raise typer.Exit(SOME_FAILED)
 
 
-def _bundle_and_input(given: list[str]) -> tuple[str | None, str]:
+def _bundle_and_input(given: list[str], source: str | None) -> tuple[str | None, str]:
+    given = given if source is None else [*given, source]
+    if not given:
+        raise InputError("expected an input: a file of lines, or - for standard input")
     if len(given) > 2:
         raise InputError(f"expected a bundle and one input, got {len(given)}: {', '.join(given)}")
     return (given[0] if len(given) == 2 else None), given[-1]

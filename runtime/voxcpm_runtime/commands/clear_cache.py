@@ -19,7 +19,9 @@ _ENTRIES = {
     "verified": ("*.json", ".*.json.*.part"),
     "measured": ("*.json", ".*.json.*.part"),
 }
-_VOICE_ENTRIES = {"bundles": ("default-*", ".default-*")}
+_VOICE_ENTRIES = {
+    "bundles": tuple(f"{dot}{kind}-*" for kind in ("default", "pretrained") for dot in ("", "."))
+}
 _LOCK = ".lock"
 
 
@@ -28,7 +30,8 @@ def clear_cache(
     everything: Annotated[
         bool,
         typer.Option(
-            "--all", help="Also the built-in voice's bundle, which is converted again when it is used."
+            "--all",
+            help="Also the bundles of the built-in voice and of checkpoints, which are converted again when used.",
         ),
     ] = False,
 ) -> None:

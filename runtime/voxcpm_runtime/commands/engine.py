@@ -7,7 +7,8 @@ from typing import cast
 
 from voxcpm_runtime.backends.choice import Backend, check_engine, choose_backend
 from voxcpm_runtime.bundle.opening import Bundle, locate_bundle, open_bundle
-from voxcpm_runtime.commands.shared_arguments import Engine
+from voxcpm_runtime.bundle.pretrained import pretrained_bundle
+from voxcpm_runtime.commands.shared_arguments import CheckpointArguments, Engine
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -20,9 +21,16 @@ def located(bundle: str | None, precision: str | None, *, shown: bool) -> Path:
         return locate_bundle(bundle, precision)
 
 
-def opened(bundle: str | None, engine: Engine, *, shown: bool) -> Bundle:
-    """The open bundle, without its step models. Raises BundleError, DeviceError and InputError."""
+def opened(
+    bundle: str | None, engine: Engine, *, shown: bool, checkpoint: CheckpointArguments | None = None
+) -> Bundle:
+    """The open bundle, without its step models; that of a checkpoint is converted when it is first used.
+
+    Raises BundleError, DeviceError, InputError, and what a conversion raises.
+    """
     check_engine(engine.backend, engine.threads, engine.units(), device=engine.device)
+    if checkpoint is not None and (pretrained := checkpoint.chosen(bundle)) is not None:
+        bundle = str(pretrained_bundle(pretrained, engine.precision))
     with status_line(_CONVERTING, shown=shown and bundle is None):
         opened_bundle = open_bundle(bundle, engine.precision, verify=engine.verify)
     check_engine(engine.backend, engine.threads, engine.units(), opened_bundle, device=engine.device)

@@ -16,6 +16,7 @@ from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.raw_pcm import STANDARD_OUTPUT, check_standard_output, write_raw_pcm
 from voxcpm_runtime.commands.shared_arguments import (
     BundleArgument,
+    CheckpointArguments,
     Delivery,
     Engine,
     RecordingArguments,
@@ -30,7 +31,6 @@ from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.speech.randomness import randomness
 from voxcpm_runtime.speech.results import Speech
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.text.control import require_references
 
 # `design` has these parameters only to refuse them by name.
 _OF_A_VOICE = ("voice", *(field.name for field in fields(RecordingArguments)))
@@ -45,6 +45,7 @@ class Asked:
     delivery: Delivery
     options: GenerationOptions
     engine: Engine
+    checkpoint: CheckpointArguments
 
 
 @takes_groups()
@@ -55,13 +56,13 @@ def generate(*, bundle: BundleArgument = None, asked: Asked) -> None:
 
 @takes_groups(hidden=_OF_A_VOICE)
 def design(*, bundle: BundleArgument = None, asked: Asked) -> None:
-    """Speak in a voice that a description makes (VoxCPM2)."""
+    """Speak in a voice that a description makes (VoxCPM2), or in the checkpoint's own without one."""
     given = [f"--{name.replace('_', '-')}" for name in _OF_A_VOICE if getattr(asked.voice, name) is not None]
     if given:
         raise InputError(
             f"design makes a voice from words and takes no recording, got {', '.join(given)}; use clone"
         )
-    _speak(bundle, asked, designing=True)
+    _speak(bundle, asked)
 
 
 @takes_groups()
@@ -76,7 +77,7 @@ def clone(*, bundle: BundleArgument = None, asked: Asked) -> None:
     _speak(bundle, asked)
 
 
-def _speak(bundle: str | None, asked: Asked, *, designing: bool = False) -> None:
+def _speak(bundle: str | None, asked: Asked) -> None:
     # What can be refused without the bundle is refused before it is opened, the rest before its models are loaded.
     delivery, voice = asked.delivery, asked.voice
     target = None if delivery.output == STANDARD_OUTPUT else check_output_path(delivery.output)
@@ -90,9 +91,7 @@ def _speak(bundle: str | None, asked: Asked, *, designing: bool = False) -> None
         keep_partial=True,
     )
     arguments.recordings.check_files()
-    opened_bundle = opened(bundle, asked.engine, shown=not delivery.quiet)
-    if designing:
-        require_references(opened_bundle.architecture, "voice design", "use generate, or clone with a prompt")
+    opened_bundle = opened(bundle, asked.engine, shown=not delivery.quiet, checkpoint=asked.checkpoint)
     if target is None:
         _stream(arguments, opened_bundle, asked)
     else:

@@ -13,7 +13,8 @@ import typer
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_runtime.backends.compute_units import ComputeUnits, read_compute_units
 from voxcpm_runtime.backends.devices import CPU_DEVICE
-from voxcpm_runtime.options import WITH_REFERENCE, Option
+from voxcpm_runtime.bundle.pretrained import Pretrained
+from voxcpm_runtime.options import WITH_REFERENCE, Option, checked_options
 from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore
@@ -157,6 +158,57 @@ class Engine:
     def units(self) -> ComputeUnits:
         """The compute units. Raises InputError for two that contradict each other."""
         return read_compute_units(self.compute_units or ())
+
+
+_unchanged = functools.partial(typer.Option, hidden=True, help="Accepted; changes nothing.")
+
+
+@dataclass(frozen=True)
+class CheckpointArguments:
+    """A checkpoint instead of a bundle, with upstream's flags."""
+
+    model_path: Annotated[
+        str | None, _engine(help="Folder of a checkpoint instead of BUNDLE; converted when it is first used.")
+    ] = None
+    hf_model_id: Annotated[
+        str | None, _engine(help="Hub id of a checkpoint instead of BUNDLE; converted when it is first used.")
+    ] = None
+    lora_path: Annotated[
+        str | None, _engine(help="With one of these: a LoRA to merge, its folder or weight file.")
+    ] = None
+    cache_dir: Annotated[str | None, _engine(help="With --hf-model-id: folder for downloads.")] = None
+    local_files_only: Annotated[
+        bool, _engine("--local-files-only", help="With --hf-model-id: take what was downloaded before.")
+    ] = False
+    denoise: Annotated[
+        bool, typer.Option("--denoise", hidden=True, help="Not offered; says what to do instead.")
+    ] = False
+    no_denoiser: Annotated[bool, _unchanged("--no-denoiser")] = False
+    no_optimize: Annotated[bool, _unchanged("--no-optimize")] = False
+    zipenhancer_path: Annotated[str | None, _unchanged()] = None
+
+    def chosen(self, bundle: str | None) -> Pretrained | None:
+        """The checkpoint; None if there is none. Raises InputError for flags that do not go together."""
+        checked_options({"denoise": self.denoise})
+        named = {"BUNDLE": bundle, "--model-path": self.model_path, "--hf-model-id": self.hf_model_id}
+        given = [name for name, value in named.items() if value is not None]
+        if len(given) > 1:
+            raise InputError(f"expected one of {' and '.join(given)}, got both")
+        model = self.model_path or self.hf_model_id
+        if model is None:
+            asked = {
+                "--lora-path": self.lora_path is not None,
+                "--cache-dir": self.cache_dir is not None,
+                "--local-files-only": self.local_files_only,
+            }
+            if lonely := [name for name, is_given in asked.items() if is_given]:
+                raise InputError(
+                    f"{lonely[0]} belongs to --model-path or --hf-model-id; give one of them, too"
+                )
+            return None
+        if self.model_path is not None and not Path(self.model_path).expanduser().is_dir():
+            raise InputError(f"--model-path {self.model_path}: no such folder; a hub id is --hf-model-id's")
+        return Pretrained(model, self.cache_dir, self.local_files_only, self.lora_path)
 
 
 def stored_voice(name: str | None) -> Voice | None:

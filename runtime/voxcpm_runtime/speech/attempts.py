@@ -67,7 +67,7 @@ def attempts(
     prefilled = polled.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
     beside = releases_gil(driver.models[AUDIO_VAE_DECODER])
     judged = plan.options.retry_badcase
-    most = plan.options.retry_badcase_max_times if judged and retries else 1
+    most = max(1, plan.options.retry_badcase_max_times) if judged and retries else 1
     rejected: list[list[SpokenPatch]] = []
     for attempt in range(1, most + 1):
         if attempt > 1:

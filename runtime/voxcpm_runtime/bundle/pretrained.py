@@ -1,0 +1,116 @@
+"""Checkpoints that are opened like bundles: each is converted once, into the user's cache.
+
+The command `convert` does the work, and is found by its entry point: the runtime imports no conversion.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Any
+
+from voxcpm_constants.errors import InputError, MissingExtraError
+from voxcpm_constants.hub import is_hub_id
+from voxcpm_constants.manifest import MANIFEST_FILE
+from voxcpm_constants.user_folders import cache_folder
+
+DEFAULT_PRECISION = "int8"
+_GROUP, _COMMAND = "voxcpm_coreml.commands", "convert"
+_TOOLS = ("coremltools", "torch", "voxcpm-coreml")
+_LONGEST_WAIT = 3600
+"""Seconds for another process to convert the same checkpoint; the largest takes it minutes."""
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A checkpoint to open, with upstream's names."""
+
+    model: str
+    """Folder of a checkpoint or of a bundle, or a hub id (organisation/name) of a checkpoint."""
+    cache_dir: str | None = None
+    """Folder for downloads from the hub; None for the hub's own."""
+    local_files_only: bool = False
+    """Whether to open what was downloaded before, without the network."""
+    lora: str | None = None
+    """Folder or weight file of a LoRA to merge."""
+
+
+def pretrained_bundle(asked: Pretrained, precision: str | None = None) -> Path:
+    """The folder of a checkpoint's bundle, which the first call converts, in one precision (int8 by default).
+
+    A folder that is a bundle already is returned as it is. Raises InputError for a name that is neither a folder nor a
+    hub id, MissingExtraError if the extra `convert` is not installed, and what the conversion raises.
+    """
+    from filelock import FileLock, Timeout  # takes time to import, and only this needs it
+
+    given = Path(asked.model).expanduser()
+    if (given / MANIFEST_FILE).is_file():
+        if asked.lora is not None:
+            raise InputError(
+                f"{asked.model}: a LoRA is merged into a checkpoint, and this is a bundle already"
+            )
+        return given
+    if not asked.model or (not given.is_dir() and not is_hub_id(asked.model)):
+        raise InputError(
+            f"{asked.model}: expected a folder with a checkpoint or a bundle, or a hub id (organisation/name)"
+        )
+    convert = _convert(asked.model)
+    chosen = precision or DEFAULT_PRECISION
+    folder = cache_folder("bundles") / _name(asked, chosen)
+    if (folder / MANIFEST_FILE).is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder.with_name(f"{folder.name}.lock"), timeout=_LONGEST_WAIT):
+            if not (folder / MANIFEST_FILE).is_file():
+                convert(
+                    checkpoint=asked.model,
+                    output=folder,
+                    precision=[chosen],
+                    lora=None if asked.lora is None else Path(asked.lora).expanduser(),
+                    cache_dir=None if asked.cache_dir is None else Path(asked.cache_dir).expanduser(),
+                    local_files_only=asked.local_files_only,
+                )
+    except Timeout:
+        raise InputError(
+            f"{folder}: another process has been converting {asked.model} for {_LONGEST_WAIT} s; end it, or wait"
+        ) from None
+    return folder
+
+
+def _convert(model: str) -> Callable[..., object]:
+    """The function of the command `convert`."""
+    found = entry_points(group=_GROUP, name=_COMMAND)
+    try:
+        for tool in _TOOLS:
+            version(tool)
+        return next(iter(found)).load()  # type: ignore[no-any-return]
+    except (ModuleNotFoundError, StopIteration) as error:
+        raise MissingExtraError(
+            f"{model} is a checkpoint, and converting it needs {getattr(error, 'name', None) or 'voxcpm_conversion'}; "
+            'install it with: pip install "voxcpm-coreml[convert]", or give a bundle'
+        ) from None
+
+
+def _name(asked: Pretrained, precision: str) -> str:
+    """The name of the bundle in the cache, which changes with all that it is made from and with the tools' versions."""
+    parts: list[Any] = [precision, *(version(tool) for tool in _TOOLS)]
+    for given in (asked.model, asked.lora):
+        path = None if given is None else Path(given).expanduser()
+        # A hub id stands for itself: what it named first is kept.
+        parts.append(given if path is None or not path.exists() else _marks(path.resolve()))
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    last = "".join(char if char.isalnum() or char in "._-" else "-" for char in Path(asked.model).name)[:60]
+    return f"pretrained-{last}-{digest}"
+
+
+def _marks(path: Path) -> list[Any]:
+    """What changes if a folder's files, or a file, do: names, sizes and times."""
+    files = sorted(entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]
+    stats = [(file.name, os.stat(file)) for file in files]  # noqa: PTH116 - follows links, as in the hub's cache
+    return [str(path), *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]

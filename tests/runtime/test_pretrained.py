@@ -1,0 +1,181 @@
+"""Checkpoints that are opened as upstream opens them: converted once, into the cache."""
+
+import inspect
+import os
+import shutil
+from importlib.metadata import PackageNotFoundError, entry_points
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import MissingExtraError
+from voxcpm_runtime import BundleError, InputError, VoxCPM
+from voxcpm_runtime.bundle import pretrained
+from voxcpm_runtime.commands import cli
+
+
+@pytest.fixture
+def converted(monkeypatch, speaking, folder):
+    """Conversions that were asked for; each copies the tiny bundle. What there is has an empty cache."""
+    asked = []
+
+    def convert(**given):
+        asked.append(given)
+        shutil.copytree(speaking, given["output"])
+
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(pretrained, "_convert", lambda _: convert)
+    monkeypatch.setattr(pretrained, "version", lambda _: "1")
+    return asked
+
+
+@pytest.fixture
+def checkpoint(folder):
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "config.json").write_text("{}")
+    return folder / "checkpoint"
+
+
+def test_a_hub_id_is_converted_once(converted):
+    tts = VoxCPM.from_pretrained("openbmb/VoxCPM1.5", False, None, "downloads", True, False, "auto")
+    again = VoxCPM.from_pretrained("openbmb/VoxCPM1.5", cache_dir="elsewhere", device=None, precision="int8")
+
+    assert converted == [
+        {
+            "checkpoint": "openbmb/VoxCPM1.5",
+            "output": tts.bundle.folder,
+            "precision": ["int8"],
+            "lora": None,
+            "cache_dir": Path("downloads"),
+            "local_files_only": True,
+        }
+    ]
+    assert again.bundle.folder == tts.bundle.folder
+    assert tts.bundle.folder.name.startswith("pretrained-VoxCPM1.5-")
+    assert tts.generate("hello.", seed=1).size
+
+
+def test_a_folder_that_changed_is_converted_again(converted, checkpoint):
+    for _ in range(2):
+        VoxCPM.from_pretrained(str(checkpoint))
+    assert len(converted) == 1
+
+    os.utime(checkpoint / "config.json", (1, 1))
+    VoxCPM.from_pretrained(str(checkpoint))
+    (checkpoint / "lora.ckpt").touch()
+    VoxCPM.from_pretrained(str(checkpoint), lora_weights_path=str(checkpoint / "lora.ckpt"))
+
+    assert [given["lora"] for given in converted] == [None, None, checkpoint / "lora.ckpt"]
+    assert len({given["output"] for given in converted}) == 3
+
+
+def test_a_bundle_is_opened_as_it_is(converted, speaking):
+    assert VoxCPM.from_pretrained(speaking).bundle.folder == Path(speaking)
+    assert not converted
+    with pytest.raises(InputError, match="this is a bundle already"):
+        VoxCPM.from_pretrained(speaking, lora_weights_path="lora")
+
+
+@pytest.mark.usefixtures("converted")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"hf_model_id": "absent"}, "expected a folder with a checkpoint"),
+        ({"hf_model_id": ""}, "expected a folder with a checkpoint"),
+        ({"hf_model_id": "a/b", "lora_config": {}}, r"read from lora_config\.json"),
+        ({"hf_model_id": "a/b", "device": "mps"}, "device must be cpu, cuda"),
+    ],
+)
+def test_what_cannot_be_opened_is_one_line(given, message):
+    with pytest.raises(InputError, match=message):
+        VoxCPM.from_pretrained(**given)
+
+
+def test_a_name_of_300_bytes(converted):
+    with pytest.raises(BundleError, match="too long"):
+        VoxCPM.from_pretrained("a" * 300)
+    assert not converted
+
+
+def test_without_the_extra_it_says_which_one(monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(pretrained, "version", absent)
+    with pytest.raises(MissingExtraError, match=r"a/b is a checkpoint.*voxcpm-coreml\[convert\]"):
+        VoxCPM.from_pretrained("a/b")
+
+
+def test_the_command_that_converts_takes_what_it_is_given():
+    (entry,) = entry_points(group=pretrained._GROUP, name=pretrained._COMMAND)
+    pytest.importorskip("torch")
+
+    asked = ("checkpoint", "output", "precision", "lora", "cache_dir", "local_files_only")
+    assert set(asked) <= inspect.signature(entry.load()).parameters.keys()
+
+
+@pytest.mark.parametrize("command", ["generate", "design", "clone", "batch"])
+def test_upstreams_flags_name_a_checkpoint(converted, folder, checkpoint, capsys, command):
+    (folder / "lines.txt").write_text("hello.\n")
+    rest = {
+        "batch": ["--input", "lines.txt", "--output-dir", "out"],
+        "clone": ["--text", "hello.", "--voice", "ada.voice", "-o", "a.wav"],
+    }.get(command, ["--text", "hello.", "-o", "a.wav"])
+    if command == "clone":
+        VoxCPM.from_pretrained(str(checkpoint)).create_voice(
+            (np.linspace(0.1, 0.5, 100), 1000), "so. ", name="ada"
+        ).save("ada.voice")
+    unchanged = ["--no-denoiser", "--no-optimize", "--zipenhancer-path", "x", "--device", "auto"]
+
+    assert cli.main([command, "--model-path", str(checkpoint), *rest, *unchanged, "-q"]) == 0
+
+    assert [given["checkpoint"] for given in converted] == [str(checkpoint)]
+    assert (folder / ("out/output_001.wav" if command == "batch" else "a.wav")).is_file()
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["bundle", "--model-path", "x"], "expected one of BUNDLE and --model-path, got both"),
+        (["--hf-model-id", "a/b", "--model-path", "x"], "got both"),
+        (["--cache-dir", "x"], "--cache-dir belongs to --model-path or --hf-model-id"),
+        (["--lora-path", "x"], "--lora-path belongs to"),
+        (["--local-files-only"], "--local-files-only belongs to"),
+        (["--model-path", "a/b"], "no such folder; a hub id is --hf-model-id's"),
+        (["--denoise"], "clean the prompt audio beforehand"),
+    ],
+)
+def test_flags_that_do_not_go_together(capsys, options, message):
+    assert cli.main(["generate", *options, "--text", "a"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_batch_takes_its_input_by_flag_or_by_place(speaking, folder, capsys):
+    (folder / "lines.txt").write_text("hello.\n")
+
+    assert cli.main(["batch", speaking, "-i", "lines.txt", "-od", "out", "-q"]) == 0
+    assert (folder / "out" / "output_001.wav").is_file()
+    assert cli.main(["batch", speaking, "lines.txt", "-i", "lines.txt", "-o", "out"]) == 2
+    assert "expected a bundle and one input, got 3" in capsys.readouterr().err
+    assert cli.main(["batch", "-o", "out"]) == 2
+    assert "expected an input" in capsys.readouterr().err
+
+
+def test_design_without_a_control_speaks_in_every_generation(speaking, folder):
+    assert cli.main(["design", speaking, "--text", "hello.", "-o", "a.wav", "-q"]) == 0
+    assert (folder / "a.wav").is_file()
+
+
+def test_limits_that_upstream_does_not_have(tts):
+    given = {"seed": 1, "min_len": 1, "max_len": 3, "segment_tokens": 100}
+
+    weak, none = (tts.speak("hello.", cfg_value=value, **given).latents for value in (0, 1))
+    many = tts.speak("hello.", inference_timesteps=200, **given).latents
+    once = tts.speak("hello.", retry_badcase_max_times=0, **given)
+
+    assert np.isfinite(weak).all()
+    assert np.isfinite(many).all()
+    assert not np.array_equal(weak, none)
+    assert once.attempts == 1

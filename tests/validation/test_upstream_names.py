@@ -1,0 +1,196 @@
+"""The table of upstream's calls, arguments, attributes and flags in docs/python.md, held against upstream itself."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from voxcpm_runtime import InputError, VoxCPM
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.commands import cli
+from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.options import DEFAULT_MAX_LEN, UPSTREAM_ORDER, GenerationOptions
+from voxcpm_runtime.upstream_names import UpstreamNames
+from voxcpm_validation.upstream import VERSION, import_upstream
+
+MANUAL = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+STATES = ("the same", "accepted", "not offered", "other")
+COMMANDS = ("design", "clone", "batch")
+RECORDINGS = ("text", "prompt_wav_path", "prompt_text", "reference_wav_path")
+
+
+def table(marker: str) -> dict[str, str]:
+    """The state of each row, by its name; of several names of a flag, all joined."""
+    _, between, _ = re.split(rf"<!-- /?{marker} -->", MANUAL.read_text(encoding="utf-8"))
+    rows = [line.strip("| ").split(" | ", 1) for line in between.strip().splitlines()[2:]]
+    named = {name.replace("`", ""): state for name, state in rows}
+    assert len(named) == len(rows)
+    assert all(state.startswith(STATES) for state in named.values())
+    return named
+
+
+def state(name: str, marker: str = "upstream") -> str:
+    return next(word for word in STATES if table(marker)[name].startswith(word))
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Any:
+    module = import_upstream()
+    assert VERSION == "2.0.3", "look through the table in docs/python.md, and its text, for the new release"
+    return module.VoxCPM
+
+
+@pytest.fixture(scope="module")
+def parser(upstream: Any) -> argparse.ArgumentParser:  # noqa: ARG001 - the stubs are there
+    return importlib.import_module("voxcpm.cli")._build_parser()
+
+
+def arguments(function: Any) -> dict[str, inspect.Parameter]:
+    found = dict(inspect.signature(function).parameters)
+    return {name: parameter for name, parameter in found.items() if name not in ("self", "cls")}
+
+
+def calls(upstream: Any) -> dict[str, Any]:
+    """Upstream's public methods; `generate` and `generate_streaming` hand everything to a private one."""
+    public = {name: getattr(upstream, name) for name in vars(upstream) if not name.startswith("_")}
+    methods = {name: method for name, method in public.items() if callable(method)}
+    spoken = dict.fromkeys(("generate", "generate_streaming"), upstream._generate)
+    return {"VoxCPM": upstream.__init__, **methods, **spoken}
+
+
+def attributes(upstream: Any) -> set[str]:
+    source = ast.parse(Path(inspect.getfile(upstream)).read_text(encoding="utf-8"))
+    assigned = {
+        node.attr
+        for node in ast.walk(source)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and ast.unparse(node.value) == "self"
+    }
+    return assigned | {name for name, value in vars(upstream).items() if isinstance(value, property)}
+
+
+def test_every_call_argument_and_attribute_is_in_the_table_and_no_other(upstream: Any) -> None:
+    names = attributes(upstream)
+    for call, function in calls(upstream).items():
+        given = [f"{call}({name})" for name in arguments(function)]
+        names.update(given or [f"{call}()"])
+
+    assert set(table("upstream")) == names
+
+
+def test_positions_and_defaults_are_upstreams(upstream: Any) -> None:
+    theirs = arguments(upstream._generate)
+    assert list(theirs) == [*RECORDINGS, *UPSTREAM_ORDER, "streaming"]
+    for method in (VoxCPM.generate, VoxCPM.speak, VoxCPM.plan, VoxCPM.generate_streaming):
+        ours = [
+            p.name for p in arguments(method).values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ]
+        assert ours == list(RECORDINGS)
+    for name in UPSTREAM_ORDER:
+        ours = {"denoise": False, "max_len": DEFAULT_MAX_LEN}.get(
+            name, getattr(GenerationOptions, name, None)
+        )
+        assert ours == theirs[name].default, name
+
+    pretrained, own = arguments(upstream.from_pretrained), arguments(VoxCPM.from_pretrained)
+    pretrained.pop("kwargs")
+    assert list(own)[: len(pretrained)] == list(pretrained)
+    different = [name for name in pretrained if own[name].default != pretrained[name].default]
+    assert different == ["zipenhancer_model_id"]  # there is none
+    assert all(own[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for name in pretrained)
+
+
+def test_the_constructor_says_what_to_call(upstream: Any) -> None:
+    assert {state(f"VoxCPM({name})") for name in arguments(upstream.__init__)} == {"not offered"}
+    with pytest.raises(InputError, match=r"VoxCPM\.from_pretrained"):
+        VoxCPM("voxcpm-2")
+
+
+def test_methods_that_are_not_offered_say_so(upstream: Any) -> None:
+    ours = UpstreamNames()
+    for call, function in calls(upstream).items():
+        names = [f"{call}({name})" for name in arguments(function)] or [f"{call}()"]
+        if call != "VoxCPM" and {state(name) for name in names} == {"not offered"}:
+            with pytest.raises(InputError, match="merged when a checkpoint is converted"):
+                getattr(ours, call)(*["x"] * len(arguments(function)))
+    for name in attributes(upstream):
+        assert hasattr(VoxCPM, name) == (state(name) != "not offered"), name
+
+
+def test_a_rate_is_where_upstream_has_it(tiny_bundle: Path) -> None:
+    tts = VoxCPM(open_bundle(tiny_bundle), Driver.__new__(Driver))
+
+    assert tts.tts_model.sample_rate == tts.bundle.architecture.output_sample_rate
+    assert tts.lora_enabled is False
+
+
+def test_options_by_position_are_those_by_name(tiny_bundle: Path) -> None:
+    tts = VoxCPM(open_bundle(tiny_bundle), Driver.__new__(Driver))
+    values = (0, 200, 1, 7, False, False, True, 0, 5.5)
+    by_name = dict(zip(UPSTREAM_ORDER, values, strict=True))
+
+    for count in range(len(values) + 1):
+        by_position = tts.plan("hello.", None, None, None, *values[:count]).options
+        assert by_position == tts.plan("hello.", **dict(list(by_name.items())[:count])).options
+
+    with pytest.raises(InputError, match="denoise is a model of upstream's own"):
+        tts.plan("hello.", None, None, None, 2.0, 10, 2, None, False, True)
+    with pytest.raises(TypeError, match="by position and by name"):
+        tts.plan("hello.", None, None, None, 2.0, cfg_value=2.0)
+    with pytest.raises(TypeError, match="at most 9 options by position"):
+        tts.plan("hello.", None, None, None, *values, True)
+
+
+def flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, argparse.Action]]:
+    """Command -> the joined names of each flag -> the flag. "" is no command."""
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    found = {"": parser, **commands.choices}
+    return {
+        command: {
+            ", ".join(action.option_strings): action
+            for action in one._actions
+            if action.option_strings and action.dest != "help"
+        }
+        for command, one in found.items()
+    }
+
+
+def test_every_flag_is_in_the_table_and_no_other(parser: argparse.ArgumentParser) -> None:
+    assert set(table("upstream-flags")) == {name for of_one in flags(parser).values() for name in of_one}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_flags_are_what_the_table_says(parser: argparse.ArgumentParser, command: str, capsys: Any) -> None:
+    ours = {
+        name: parameter
+        for parameter in typer.main.get_command(cli.build_app(command)).commands[command].params
+        for name in parameter.opts
+    }
+    for names, action in flags(parser)[command].items():
+        said = state(names, "upstream-flags")
+        for name in names.split(", "):
+            if said == "not offered" and name != "--denoise":
+                assert name not in ours
+                value = [] if action.nargs == 0 else ["1"]
+                assert cli.main([command, "--text", "a", name, *value]) == 2
+                assert len(capsys.readouterr().err.splitlines()) == 1
+            else:
+                assert name in ours, name
+                assert ours[name].is_flag == (action.nargs == 0), name
+                assert said == "the same" or ours[name].hidden, name
+    assert cli.main(["design", "--denoise", "--text", "a"]) == 2
+    assert "denoise is a model of upstream's own" in capsys.readouterr().err
+
+
+def test_flags_without_a_command_are_refused_in_one_line(capsys: Any) -> None:
+    assert cli.main(["--text", "a", "--output", "a.wav"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
