@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -306,11 +307,13 @@ class VoxCPM(UpstreamNames):
         reference_wav_path: AudioSource | None = None,
         *,
         buffer_seconds: float = BUFFER_SECONDS,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
         **given: Unpack[Keywords],
     ) -> Session:
         """A `Session`, which speaks text while it is being written, in one chunk of 16-bit samples for each patch.
 
         Arguments are those of `speak`. buffer_seconds: seconds of audio that may wait to be read; then speaking pauses.
+        turn: makes the context manager in which the session speaks (see `Session`).
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         planned = self._checked(None, recordings, given)
@@ -329,6 +332,7 @@ class VoxCPM(UpstreamNames):
             split=planned.split_sentence,
             seed=said.encode(),
             buffer_seconds=buffer_seconds,
+            turn=turn,
         )
 
     @system_errors_as(InputError)

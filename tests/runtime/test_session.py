@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -365,3 +366,73 @@ def test_a_timeout_ends_the_waiting() -> None:
         assert session.next_audio_chunk(timeout=0.05) is None
         assert 0.05 <= time.monotonic() - started < 5
         assert session.next_audio_chunk(timeout=0) is None
+
+
+def test_a_turn_is_held_only_while_there_is_something_to_speak() -> None:
+    entered: list[str] = []
+    free = threading.Event()
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        entered.append("waits")
+        assert free.wait(10)
+        entered.append("speaks")
+        yield
+        entered.append("left")
+
+    with Session(Speaker(), RATE, turn=turn) as session:
+        session.push_text("One")
+        assert session.next_audio_chunk(0.1) is None
+        assert entered == []
+        session.push_text(" and two. Three and four. Fi")
+        until(lambda: entered == ["waits"])
+        assert session.next_audio_chunk(0.1) is None
+        free.set()
+        # Both sentences in one turn, and none while the third one is incomplete.
+        until(lambda: entered == ["waits", "speaks", "left"])
+        session.push_text("ve. ... ")
+        session.flush()
+        chunks = list(session)
+    assert entered == ["waits", "speaks", "left"] * 2
+    assert list(dict.fromkeys((c.sentence, c.text) for c in chunks)) == [
+        (0, "One and two. "),
+        (1, "Three and four. "),
+        (2, "Five. ... "),
+    ]
+
+
+def test_a_turn_is_left_after_an_error_and_after_a_cancellation() -> None:
+    held: list[bool] = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        held.append(True)
+        try:
+            yield
+        finally:
+            held.pop()
+
+    speaker = Speaker()
+    with Session(speaker, RATE, turn=turn) as session:
+        session.push_text("This is unspeakable. ")
+        session.flush()
+        with pytest.raises(InputError) as kept:
+            list(session)
+        # The error holds the frames in which it was raised.
+        assert held == []
+        assert kept.tb is not None
+
+    with Session(speaker, RATE, turn=turn, buffer_seconds=0.05) as session:
+        session.push_text("This one has far more to say than fits into the buffer. ")
+        session.flush()
+        until(lambda: session.buffered_seconds > 0)
+        assert held == [True]
+    assert held == []
+
+
+def test_what_had_nothing_to_say_is_told_with_the_sentence_after_it() -> None:
+    with Session(Speaker(), RATE) as session:
+        session.push_text(TEXT)
+        session.flush()
+        texts = dict.fromkeys(chunk.text for chunk in session)
+    assert "".join(texts) == TEXT

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from numbers import Real
 from types import TracebackType
@@ -49,6 +50,8 @@ class AudioChunk:
     state_id: str
     """16 hexadecimal digits, equal only if everything that determines the sound is equal: the session's seed, what was
     said before, the sentence, and the place in it."""
+    text: str
+    """The sentence as it was pushed, with the white space around it, and before it whatever had nothing to say."""
 
 
 class _Chunk(NamedTuple):
@@ -58,6 +61,7 @@ class _Chunk(NamedTuple):
     offset: int
     sentence: int
     state_id: str
+    text: str
 
 
 class Session:
@@ -75,7 +79,9 @@ class Session:
     reads; any thread may cancel. Leaving the `with` block closes the session and drops audio that was not read.
 
     narrate: the function that speaks. split: cuts a sentence into segments, none if there is nothing to say. seed:
-    identifies all that the sound depends on except for the text, for `state_id`. Raises InputError for a buffer of
+    identifies all that the sound depends on except for the text, for `state_id`. turn: makes the context manager in
+    which the thread speaks. It enters one when a sentence is complete, which may wait, and leaves it when all complete
+    sentences are spoken, so that several sessions can share step models in turns. Raises InputError for a buffer of
     less than one sample or more than an hour.
     """
 
@@ -87,15 +93,21 @@ class Session:
         split: Callable[[str], list[Segment]] = one_segment,
         seed: bytes = b"",
         buffer_seconds: float = BUFFER_SECONDS,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.sample_rate = sample_rate
         self._capacity = _buffer_samples(buffer_seconds, sample_rate)
         self._narrate = narrate
         self._split = split
+        self._turn = turn
         self._cancel = CancelToken()
 
-        # Used by the thread alone: the sentence that it speaks, the samples so far, a digest of what was said.
+        # Used by the thread alone: its turn while it has one, the sentence that it speaks, the samples so far, a digest
+        # of what was said.
+        self._held = ExitStack()
+        self._speaking = False
         self._sentence = -1
+        self._text = ""
         self._offset = 0
         self._chain = hashlib.sha256(seed).digest()
 
@@ -152,7 +164,7 @@ class Session:
                 chunk = self._chunks.popleft()
                 pcm = self._ring.read(chunk.samples)
                 self._changed.notify_all()
-                return AudioChunk(pcm, chunk.offset, chunk.sentence, chunk.state_id)
+                return AudioChunk(pcm, chunk.offset, chunk.sentence, chunk.state_id, chunk.text)
             if self._error is not None:
                 raise self._error
             return None
@@ -220,6 +232,7 @@ class Session:
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised where the audio is read
             error = raised
         finally:
+            self._leave_turn()
             with self._changed:
                 self._ended = True
                 self._error = None if self._cancel.cancelled else error
@@ -227,23 +240,40 @@ class Session:
 
     def _segments(self) -> Iterator[Segment]:
         """The segments of the sentences, as they arrive."""
-        while True:
-            with self._changed:
-                self._waiting = True
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._sentences or self._cancel.cancelled)
-                if self._cancel.cancelled:
-                    return
-                self._waiting = False
-                sentence = self._sentences.popleft()
+        skipped = ""
+        while (sentence := self._next_sentence()) is not None:
             segments = self._split(sentence)
             if not segments:
+                skipped += sentence
                 continue
+            if not self._speaking:
+                self._held.enter_context(self._turn())
+                self._speaking = True
             self._sentence += 1
+            self._text, skipped = skipped + sentence, ""
             for segment in segments:
                 said = segment.text + "\n\n" * segment.ends_paragraph
                 self._chain = hashlib.sha256(self._chain + said.encode(errors="surrogatepass")).digest()
             yield from segments
+
+    def _next_sentence(self) -> str | None:
+        """The next sentence, waited for without a turn; None after `cancel`."""
+        with self._changed:
+            if self._sentences and not self._cancel.cancelled:
+                return self._sentences.popleft()
+        self._leave_turn()
+        with self._changed:
+            self._waiting = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._sentences or self._cancel.cancelled)
+            if self._cancel.cancelled:
+                return None
+            self._waiting = False
+            return self._sentences.popleft()
+
+    def _leave_turn(self) -> None:
+        self._speaking = False
+        self._held.close()
 
     def _write(self, piece: Piece) -> None:
         """Put a piece into the ring buffer as one chunk, or as several if it is larger than the whole buffer."""
@@ -252,7 +282,10 @@ class Session:
             part = pcm[start : start + self._capacity]
             place = hashlib.sha256(self._chain + self._offset.to_bytes(8, "big"))
             self._put(
-                _Chunk(len(part), self._offset, self._sentence, place.hexdigest()[:_STATE_DIGITS]), part
+                _Chunk(
+                    len(part), self._offset, self._sentence, place.hexdigest()[:_STATE_DIGITS], self._text
+                ),
+                part,
             )
             self._offset += len(part)
 
