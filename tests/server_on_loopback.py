@@ -6,21 +6,22 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
-import uvicorn
 
 from voxcpm_runtime import VoxCPM
 from voxcpm_server.application import create_app
 from voxcpm_server.authentication import Keys
+from voxcpm_server.serving import Server
 from voxcpm_server.settings import Settings
 
 
 class ServerOnLoopback:
     """Runs from its construction to `stop`."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, settings: Settings) -> None:
         self._clients: list[openai.OpenAI] = []
         self.service = app.state.service
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -28,7 +29,14 @@ class ServerOnLoopback:
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
         self.address = self._listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+        self._wyoming_listener = socket.create_server(("127.0.0.1", 0))
+        self._wyoming_listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
+        self.wyoming_port: int = self._wyoming_listener.getsockname()[1]
+        self._server = Server(
+            app,
+            replace(settings, drain_seconds=min(5, settings.drain_seconds)),
+            wyoming=self._wyoming_listener,
+        )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
         self._thread.start()
 
@@ -36,7 +44,8 @@ class ServerOnLoopback:
     @contextlib.contextmanager
     def of(cls, tts: VoxCPM, keys: tuple[str, ...] = (), **settings: Any) -> Iterator[ServerOnLoopback]:
         """A server that speaks with a bundle, with these settings."""
-        running = cls(create_app(tts, Settings(**settings), Keys(keys)))
+        chosen = Settings(**settings)
+        running = cls(create_app(tts, chosen, Keys(keys)), chosen)
         try:
             yield running
         finally:
@@ -54,4 +63,5 @@ class ServerOnLoopback:
         self._server.should_exit = True
         self._thread.join(30)
         self._listener.close()
+        self._wyoming_listener.close()
         assert not self._thread.is_alive()

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from voxcpm_runtime import VoxCPM
-from voxcpm_server import openai_routes, probes, voice_routes
+from voxcpm_server import elevenlabs_route, openai_routes, probes, stream_route, voice_routes
 from voxcpm_server.authentication import Guard, Keys, check_exposure, read_keys
 from voxcpm_server.bodies import BoundedBody
 from voxcpm_server.errors import answer_in_openais_shape
@@ -41,6 +41,7 @@ def create_app(tts: VoxCPM, settings: Settings | None = None, keys: Keys | None 
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await service.speeches.close()
+        await service.sessions.close()
 
     # Its own pages of documentation load scripts from elsewhere; the document itself stays.
     app = FastAPI(
@@ -54,7 +55,12 @@ def create_app(tts: VoxCPM, settings: Settings | None = None, keys: Keys | None 
     answer_in_openais_shape(app)
     # Clients are given a URL with or without /v1.
     for prefix in ("/v1", ""):
-        for router in (openai_routes.router, voice_routes.router):
+        for router in (
+            openai_routes.router,
+            voice_routes.router,
+            stream_route.router,
+            elevenlabs_route.router,
+        ):
             app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
     app.include_router(probes.router)
     # The last one added is the outermost.

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from voxcpm_constants.errors import os_reason
 from voxcpm_runtime import InputError
-from voxcpm_server.errors import ApiError
+from voxcpm_server.errors import ApiError, refuse
 from voxcpm_server.settings import Settings
 
 KEYS_VARIABLE = "VOXCPM_COREML_API_KEYS"
@@ -22,6 +22,8 @@ OPEN_PATHS = frozenset({"/healthz", "/ready", "/openapi.json"})
 """What needs no key: probes, and the description of the protocol."""
 ANYONE = ""
 """The key of those who need none."""
+KEY_PROTOCOL = "openai-insecure-api-key."
+"""What a key follows in a subprotocol that a web page offers for its websocket: it can send no headers."""
 _WORLD = "--insecure-serve-without-key"
 
 
@@ -98,15 +100,17 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, with its owner in `scope["state"]["owner"]`, or answer 401 or 403."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] in ("http", "websocket") and scope["path"] not in OPEN_PATHS:
             try:
-                scope.setdefault("state", {})["owner"] = self._owner(Headers(scope=scope))
+                scope.setdefault("state", {})["owner"] = self._owner(
+                    Headers(scope=scope), scope.get("subprotocols", ())
+                )
             except ApiError as error:
-                await error.response()(scope, receive, send)
+                await refuse(error, scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _owner(self, headers: Headers) -> str:
+    def _owner(self, headers: Headers, protocols: Iterable[str]) -> str:
         host, origin = headers.get("host", ""), headers.get("origin")
         if origin is not None and origin not in self._origins and urlsplit(origin).netloc != host:
             raise ApiError(
@@ -117,8 +121,7 @@ class Guard:
                 403,
                 f"without a key this server answers to localhost and 127.0.0.1 only; give it a key, or say {_WORLD}",
             )
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        owner = self._keys.owner(token.strip() if scheme.lower() == "bearer" else None)
+        owner = self._keys.owner(_given(headers, protocols))
         if owner is None:
             raise ApiError(
                 401,
@@ -126,6 +129,15 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return owner
+
+
+def _given(headers: Headers, protocols: Iterable[str]) -> str | None:
+    """The key of a request: OpenAI's header, ElevenLabs', or what a web page offers for its websocket."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    offered = (name.removeprefix(KEY_PROTOCOL) for name in protocols if name.startswith(KEY_PROTOCOL))
+    return headers.get("xi-api-key") or next(offered, None)
 
 
 def _name(host: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,15 +13,22 @@ from voxcpm_server.settings import MEGABYTE, Settings
 
 
 class BoundedBody:
-    """An app whose requests' bodies are bounded in size, and in the time between two parts of them."""
+    """An app whose requests' bodies are bounded in size, and in the time between two parts of them.
+
+    A websocket's messages are bounded in size; the time between them is its conversation's business.
+    """
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
         self._most = settings.max_upload_bytes
+        self._most_of_message = settings.max_message_bytes
         self._patience = settings.client_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 413 for a body that is too large, unread if its header says so, and 408 for one that stalls."""
+        if scope["type"] == "websocket":
+            await self._app(scope, partial(self._message, receive), send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -49,6 +57,14 @@ class BoundedBody:
             return message
 
         await self._app(scope, bounded, send)
+
+    async def _message(self, receive: Receive) -> Message:
+        """The next message of a websocket. Raises ApiError (413) for one that is too large."""
+        message = await receive()
+        size = max(len(message.get("text") or ""), len(message.get("bytes") or b""))
+        if size > self._most_of_message:
+            raise ApiError(413, f"expected messages of at most {self._most_of_message} bytes, got {size}")
+        return message
 
     def _too_large(self, size: str) -> ApiError:
         # The connection ends, since what is left of the body is not read.

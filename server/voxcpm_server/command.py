@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
-import uvicorn
 
 from voxcpm_constants.errors import os_reason
 from voxcpm_runtime import InputError, SuspiciousWarning
@@ -21,9 +20,10 @@ from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.authentication import check_exposure, read_keys
 from voxcpm_server.metrics import Metrics
-from voxcpm_server.service import Service
+from voxcpm_server.serving import Server
 from voxcpm_server.settings import Settings
 from voxcpm_server.stored_voices import read_aliases
+from voxcpm_server.wyoming_server import wyoming_host
 
 _BACKLOG = 2048
 
@@ -35,38 +35,25 @@ def serve(*, bundle: BundleArgument = None, settings: Settings, engine: Engine, 
     check_exposure(settings, keys)
     read_aliases(settings.voice_aliases)
     # Before minutes of loading: two servers on one port.
-    with contextlib.closing(_listening(settings.host, settings.port)) as listener:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(_listening(settings.host, settings.port)))
+        wyoming = None
+        if settings.wyoming is not None:
+            host = wyoming_host(settings, keys=len(keys) > 0)
+            wyoming = stack.enter_context(contextlib.closing(_listening(host, settings.wyoming)))
         opened_bundle = opened(bundle, engine, shown=not quiet)
         with status_line(loading_text(opened_bundle, engine), shown=not quiet):
             tts = loaded(opened_bundle, engine)
         app = create_app(tts, settings, keys)
-        config = uvicorn.Config(
-            app,
-            log_level="info" if settings.access_log else "warning",
-            access_log=settings.access_log,
-            timeout_graceful_shutdown=settings.drain_seconds,
-            server_header=False,
-        )
-        server = _Server(config, app.state.service)
+        server = Server(app, settings, wyoming=wyoming)
         if not quiet:
             typer.echo(f"listening on {_url(listener)} ({app.state.service.model_names[0]})", err=True)
+            if wyoming is not None:
+                typer.echo(f"listening on {_url(wyoming, 'tcp')} (Wyoming)", err=True)
         with _warnings_counted(app.state.service.metrics), tts:
             # uvicorn sends itself the signal again when it has drained; that ends nothing a second time.
             signal.signal(signal.SIGTERM, lambda *_: None)
             server.run(sockets=[listener])
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, which says that it drains before it does."""
-
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        super().__init__(config)
-        self._service = service
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        """Called by a signal: the first one drains, a second Ctrl-C ends at once."""
-        self._service.draining = True
-        super().handle_exit(sig, frame)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -81,9 +68,11 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"http://{host}:{port}"
+    return (
+        f"{scheme}://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{scheme}://{host}:{port}"
+    )
 
 
 @contextlib.contextmanager

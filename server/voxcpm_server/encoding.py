@@ -78,6 +78,8 @@ class Encoder:
         """Hz of what comes out."""
         self.samples = 0
         """Number of samples at `sample_rate` so far."""
+        self.speed = speed
+        """How many times faster the speech is played."""
         self._tempo = None if speed == 1.0 else _Tempo(voice_rate, speed)
         self._packer = _Packer(self.format, self.sample_rate) if self.format.codec else None
         sample_format = self._packer.sample_format if self._packer else "flt"

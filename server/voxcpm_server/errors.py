@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from voxcpm_constants.errors import MissingExtraError
 from voxcpm_runtime import BundleError, Cancelled, DeviceError, InputError, VoxCPMError
@@ -72,6 +73,16 @@ class ApiError(HTTPException):
         return JSONResponse(self.document, self.status_code, self.headers)
 
 
+def speech_too_long(most_seconds: float) -> ApiError:
+    """The error of a speech that becomes longer than a request may have."""
+    return ApiError(
+        400,
+        f"the speech is longer than {most_seconds:g} s, the most of a request here; send a part of the text",
+        param="input",
+        code="speech_too_long",
+    )
+
+
 class ErrorDetail(BaseModel):
     """What is wrong with a request."""
 
@@ -103,6 +114,23 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
     )
 }
 """The errors that every route of speech may answer, for the OpenAPI document."""
+
+
+_CLOSE_CODES = {413: 1009, 429: 1013, 503: 1013}
+"""Status of an error → code that a websocket is closed with (RFC 6455, 7.4, and IANA's registry)."""
+
+
+def close_code(error: ApiError) -> int:
+    """The code that a websocket is closed with after this error."""
+    return _CLOSE_CODES.get(error.status_code, 1008 if error.status_code < 500 else 1011)
+
+
+async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request, or a websocket's handshake, with an error; where the server can, in OpenAI's shape."""
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": close_code(error), "reason": ""})
+    else:
+        await error.response()(scope, receive, send)
 
 
 def as_api_error(error: BaseException) -> ApiError:

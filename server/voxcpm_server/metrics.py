@@ -59,6 +59,11 @@ class Metrics:
         waiting.set_function(lambda: queue.waiting)
         busy = Gauge("voxcpm_speaking", "Texts that are being spoken.", registry=self._registry)
         busy.set_function(lambda: queue.busy)
+        self.conversations = Gauge(
+            "voxcpm_conversations",
+            "Websockets and Wyoming connections that are open.",
+            registry=self._registry,
+        )
         peak = Gauge("voxcpm_peak_memory_bytes", "Largest resident memory so far.", registry=self._registry)
         peak.set_function(_peak_memory)
         # On Linux it knows the memory of now as well, and open files.

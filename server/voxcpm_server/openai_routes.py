@@ -110,7 +110,7 @@ async def create_speech(asked: SpeechRequest, request: Request) -> Response:
     ignored = sorted(asked.model_extra or ())
     if asked.instructions and not service.takes_instructions:
         ignored.append("instructions")
-    given = await run_in_threadpool(_arguments, asked, service)
+    given = await run_in_threadpool(arguments, asked, service)
     response = await speak(
         request,
         given,
@@ -193,7 +193,7 @@ def _event(document: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(document)}\n\n".encode()
 
 
-def _arguments(asked: SpeechRequest, service: Service) -> dict[str, Any]:
+def arguments(asked: SpeechRequest, service: Service) -> dict[str, Any]:
     """The arguments of `VoxCPM.speak`. Raises ApiError and InputError."""
     settings = service.settings
     if len(asked.input) > settings.max_characters:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import cast
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from voxcpm_runtime import VoiceStore, VoxCPM
 from voxcpm_server.authentication import Keys
 from voxcpm_server.errors import ApiError
 from voxcpm_server.metrics import Metrics
+from voxcpm_server.open_conversations import OpenConversations
 from voxcpm_server.queueing import FairQueue
+from voxcpm_server.sessions import Sessions
 from voxcpm_server.settings import OPENAI_MODELS, Settings
 from voxcpm_server.speaking import Speeches
 from voxcpm_server.stored_voices import StoredVoices, read_aliases
@@ -25,10 +27,15 @@ class Service:
     def __init__(self, tts: VoxCPM, settings: Settings, keys: Keys) -> None:
         self.tts = tts
         self.settings = settings
-        per_key = settings.queue_per_key or (settings.queue if len(keys) < 2 else max(1, settings.queue // 2))
+        several = len(keys) > 1
+        per_key = settings.queue_per_key or (max(1, settings.queue // 2) if several else settings.queue)
         self.queue = FairQueue(settings.concurrency, settings.queue, per_key)
         self.metrics = Metrics(self.queue)
         self.speeches = Speeches(tts, settings, self.queue, self.metrics)
+        self.sessions = Sessions(settings, self.queue, self.metrics)
+        most = settings.max_conversations
+        self.conversations = OpenConversations(most, max(1, most // 2) if several else most)
+        self.metrics.conversations.set_function(lambda: len(self.conversations))
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
         self.draining = False
         """Whether the server ends: it answers what it has begun."""
@@ -50,6 +57,6 @@ class Service:
             )
 
 
-def service_of(request: Request) -> Service:
-    """The service of the app that a request has come to."""
+def service_of(request: HTTPConnection) -> Service:
+    """The service of the app that a request or websocket has come to."""
     return cast("Service", request.app.state.service)

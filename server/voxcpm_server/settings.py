@@ -35,6 +35,9 @@ OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 DEFAULT_VOICE = "default"
 """The checkpoint's own voice."""
 MEGABYTE = 1_000_000
+# A character beyond U+FFFF in JSON is two escapes of six bytes.
+_MOST_BYTES_OF_A_CHARACTER = 12
+_REST_OF_A_MESSAGE = 16_384
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,14 @@ class Settings:
             help="A web page's origin that may call this server, such as https://example.org; repeat for more."
         ),
     ] = None
+    wyoming: Annotated[
+        int | None,
+        _network(
+            min=0, max=65535,
+            help="Port to speak Wyoming on, for Home Assistant; 0 is any that is free. It has no key: on loopback only "
+            "unless --insecure-wyoming-without-key is given.",
+        ),
+    ] = None  # fmt: skip
     access_log: Annotated[
         bool, _network("--access-log", help="Log each request: address, method, path, status.")
     ] = False
@@ -73,6 +84,13 @@ class Settings:
         _access(
             "--insecure-serve-without-key",
             help="Let anyone who reaches the address use the server; without a key it is loopback only otherwise.",
+        ),
+    ] = False
+    insecure_wyoming_without_key: Annotated[
+        bool,
+        _access(
+            "--insecure-wyoming-without-key",
+            help="Speak Wyoming with anyone who reaches --host; it has no key. It is on loopback only otherwise.",
         ),
     ] = False
 
@@ -103,6 +121,16 @@ class Settings:
         ),
     ] = None  # fmt: skip
     max_characters: Annotated[int, _limit(min=1, max=10_000_000, help="Longest text of a request.")] = 4096
+    max_conversations: Annotated[
+        int, _limit(min=1, max=100_000, help="Websockets and Wyoming connections that may be open.")
+    ] = 64
+    idle_seconds: Annotated[
+        float,
+        _limit(
+            min=0.1, max=86_400,
+            help="Seconds without a message, while nothing is spoken, until such a connection is closed.",
+        ),
+    ] = 180  # fmt: skip
     max_audio_seconds: Annotated[float, _limit(min=1, max=86_400, help="Longest speech of a request.")] = 600
     max_recording_seconds: Annotated[
         float, _limit(min=1, max=3_600, help="Longest recording of a voice, prompt or reference.")
@@ -119,6 +147,11 @@ class Settings:
         float,
         _limit(min=0.1, max=86_400, help="Seconds without progress until a client that stalls is given up."),
     ] = 30
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest message of a websocket or of Wyoming in bytes: the longest text, however JSON escapes it."""
+        return _MOST_BYTES_OF_A_CHARACTER * self.max_characters + _REST_OF_A_MESSAGE
 
     @property
     def max_upload_bytes(self) -> int:

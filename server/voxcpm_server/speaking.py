@@ -16,7 +16,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress, VoxCPM
-from voxcpm_server.errors import ApiError
+from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.metrics import Metrics
 from voxcpm_server.queueing import FairQueue, Turn
 from voxcpm_server.settings import Settings
@@ -95,12 +95,7 @@ class _LengthBound:
             self.cancel.cancel()
 
     def error(self) -> ApiError:
-        return ApiError(
-            400,
-            f"the speech is longer than {self._most_seconds:g} s, the most of a request here; send a part of the text",
-            param="input",
-            code="speech_too_long",
-        )
+        return speech_too_long(self._most_seconds)
 
 
 class SpeechStream:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import openai
 import pytest
 
 from server_on_loopback import ServerOnLoopback
+from voxcpm_constants.step_models import LOCDIT_STEP
 from voxcpm_runtime import VoxCPM
 
 TEXT = "Hello there, this is a test of the server."
@@ -48,3 +50,31 @@ def client(server: ServerOnLoopback) -> openai.OpenAI:
 def spoken(tts: VoxCPM) -> Any:
     """What the runtime itself says with seed 7: `TEXT`, as a Speech."""
     return tts.speak(TEXT, seed=7, retry_badcase=False)
+
+
+class Watched:
+    """A step model that counts its calls, and waits for `go` if there is one."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.calls = 0
+        self.go: threading.Event | None = None
+
+    def new_state(self) -> Any:
+        return self._model.new_state()
+
+    def __call__(self, inputs: Any, state: Any = None) -> Any:
+        self.calls += 1
+        if self.go is not None:
+            self.go.wait(20)
+        return self._model(inputs, state)
+
+
+@pytest.fixture
+def euler_steps(tts: VoxCPM) -> Iterator[Watched]:
+    """The voice's DiT, watched."""
+    models = tts.batch_driver.models
+    original = models[LOCDIT_STEP]
+    models[LOCDIT_STEP] = watched = Watched(original)  # type: ignore[index]
+    yield watched
+    models[LOCDIT_STEP] = original  # type: ignore[index]

@@ -16,7 +16,6 @@ import numpy as np
 import openai
 import pytest
 
-from voxcpm_constants.step_models import LOCDIT_STEP
 from voxcpm_runtime import CancelToken, VoxCPM
 from voxcpm_server.errors import ApiError
 from voxcpm_server.queueing import FairQueue
@@ -90,34 +89,6 @@ def test_too_many_are_refused_and_told_when_to_come_again() -> None:
     asyncio.run(scenario())
 
 
-class Watched:
-    """A step model that counts its calls, and waits for `go` if there is one."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.calls = 0
-        self.go: threading.Event | None = None
-
-    def new_state(self) -> Any:
-        return self._model.new_state()
-
-    def __call__(self, inputs: Any, state: Any = None) -> Any:
-        self.calls += 1
-        if self.go is not None:
-            self.go.wait(20)
-        return self._model(inputs, state)
-
-
-@pytest.fixture
-def euler_steps(tts: VoxCPM) -> Iterator[Watched]:
-    """The voice's DiT, watched."""
-    models = tts.batch_driver.models
-    original = models[LOCDIT_STEP]
-    models[LOCDIT_STEP] = watched = Watched(original)  # type: ignore[index]
-    yield watched
-    models[LOCDIT_STEP] = original  # type: ignore[index]
-
-
 def until(condition: Callable[[], bool], seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -142,7 +113,7 @@ def outcomes(running: Any) -> dict[str, float]:
 
 
 def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
-    serve: Callable[..., Any], euler_steps: Watched, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., Any], euler_steps: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = serve(concurrency=1)
     at_cancellation: list[int] = []
@@ -166,7 +137,7 @@ def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
 
 
 def test_a_client_that_goes_away_before_the_first_audio_ends_it_too(
-    serve: Callable[..., Any], euler_steps: Watched
+    serve: Callable[..., Any], euler_steps: Any
 ) -> None:
     running = serve(concurrency=1)
     euler_steps.go = threading.Event()
@@ -216,7 +187,7 @@ def test_a_full_queue_answers_503_and_a_key_with_too_many_429(
     assert served == ["a", "b"]
 
 
-def test_a_reader_that_takes_nothing_is_given_up(serve: Callable[..., Any], euler_steps: Watched) -> None:
+def test_a_reader_that_takes_nothing_is_given_up(serve: Callable[..., Any], euler_steps: Any) -> None:
     running = serve(concurrency=1, buffer_seconds=1, client_timeout=0.5)
     body = json.dumps({"model": "tts-1", "input": LONG, "response_format": "wav", "sample_rate": 48_000})
     head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"

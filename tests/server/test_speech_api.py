@@ -18,7 +18,7 @@ import soundfile
 
 from voxcpm_runtime import pcm16
 from voxcpm_server.encoding import Encoder
-from voxcpm_server.openai_routes import SpeechRequest, _arguments
+from voxcpm_server.openai_routes import SpeechRequest, arguments
 from voxcpm_server.settings import OPENAI_VOICES, Settings
 
 TEXT = "Hello there, this is a test of the server."
@@ -235,7 +235,7 @@ def test_instructions_are_the_control_where_there_is_one(styled: bool) -> None:
     service = SimpleNamespace(
         settings=Settings(), takes_instructions=styled, voices=SimpleNamespace(named=lambda _: None)
     )
-    given = _arguments(SpeechRequest(model="tts-1", input="Hello.", instructions="warmly"), service)
+    given = arguments(SpeechRequest(model="tts-1", input="Hello.", instructions="warmly"), service)
 
     assert given.get("control") == ("warmly" if styled else None)
 

@@ -1,0 +1,225 @@
+"""ElevenLabs' websocket of several contexts, `/v1/text-to-speech/{voice}/multi-stream-input`, for voice agents."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, WebSocket
+from starlette.concurrency import run_in_threadpool
+
+from voxcpm_server.alignment import Alignment
+from voxcpm_server.encoding import Encoder
+from voxcpm_server.errors import ApiError, as_api_error
+from voxcpm_server.json_sockets import JsonSocket, serve_websocket
+from voxcpm_server.openai_routes import GREATEST_SPEED, LEAST_SPEED
+from voxcpm_server.service import Service, service_of
+from voxcpm_server.sessions import SessionStream, Spoken
+
+router = APIRouter()
+MOST_CONTEXTS = 5
+"""Contexts that a connection may have open, as ElevenLabs has it."""
+_DEFAULT_CONTEXT = "default"
+_MOST_ID = 200
+_DEFAULT_FORMAT = "mp3_44100_128"
+_FORMAT = re.compile(r"(mp3|opus|pcm|wav)_(\d{4,5})(_\d+)?")
+
+
+@dataclass
+class _Context:
+    """One text of a connection, and its speech."""
+
+    id: str
+    stream: SessionStream
+    alignment: Alignment = field(default_factory=Alignment)
+    closed: bool = False
+    """Whether its client has said that no more text comes."""
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """What the URL of a connection asks for, for all of its contexts."""
+
+    given: dict[str, Any]
+    """Arguments of `VoxCPM.session`."""
+    codec: str
+    sample_rate: int
+    idle_seconds: float
+
+
+@router.websocket("/text-to-speech/{voice}/multi-stream-input")
+async def stream_contexts(websocket: WebSocket, voice: str) -> None:
+    """Speak text that comes in fragments, for several contexts."""
+
+    async def begun() -> JsonSocket:
+        service = service_of(websocket)
+        wishes = await run_in_threadpool(_wishes, websocket, service, voice)
+        return _Contexts(websocket, service, wishes)
+
+    await serve_websocket(websocket, begun)
+
+
+class _Contexts(JsonSocket):
+    """The conversation: text, flush and the end of each context, and of the connection."""
+
+    def __init__(self, websocket: WebSocket, service: Service, wishes: _Wishes) -> None:
+        super().__init__(websocket, service, wishes.idle_seconds)
+        self._wishes = wishes
+        self._open: dict[str, _Context] = {}
+
+    @property
+    def speaking(self) -> bool:
+        return any(context.stream.speaking for context in self._open.values())
+
+    async def handle(self, message: dict[str, Any]) -> bool:
+        if message.get("close_socket"):
+            return False
+        name = _named(message)
+        try:
+            await self._handle(name, message)
+        except Exception as raised:  # noqa: BLE001 - an error of one context leaves the others as they are
+            await self._failed(name, as_api_error(raised))
+        return True
+
+    async def _handle(self, name: str, message: dict[str, Any]) -> None:
+        text = message.get("text") or ""
+        if not isinstance(text, str):
+            raise ApiError(400, "text: expected a string", param="text")
+        context = self._open.get(name)
+        # An empty text keeps the connection alive, and opens nothing.
+        if context is None and text:
+            context = await self._begin(name, message.get("voice_settings"))
+        if context is None or context.closed:
+            return
+        if text.strip() or context.stream.characters:
+            context.stream.push(text)
+        if message.get("close_context"):
+            context.closed = True
+            context.stream.finish()
+        elif message.get("flush"):
+            context.stream.flush()
+
+    async def _begin(self, name: str, voice_settings: Any) -> _Context:
+        if len(self._open) >= MOST_CONTEXTS:
+            raise ApiError(
+                400, f"context_id: {MOST_CONTEXTS} contexts are open, the most that may", param="context_id"
+            )
+        service, wishes = self.service, self._wishes
+        service.queue.check(self.owner)
+        encoder = Encoder(wishes.codec, service.tts.sample_rate, wishes.sample_rate, _speed(voice_settings))
+        stream = await service.sessions.begin(service.tts, self.owner, wishes.given, encoder)
+        context = self._open[name] = _Context(name, stream)
+        self.speak(stream, self._speech(context))
+        return context
+
+    async def _speech(self, context: _Context) -> None:
+        """Send a context's speech to its end; its error ends it alone, unless the client has gone."""
+        alignment, header = context.alignment, context.stream.encoder.header()
+        try:
+            async for piece in context.stream:
+                data = b""
+                if isinstance(piece, Spoken):
+                    data, header = header + piece.data, b""
+                    if piece.sentence >= 0:
+                        alignment.add(piece.sentence, piece.text, piece.seconds)
+                    else:
+                        alignment.finish()
+                else:
+                    alignment.finish()
+                if data or not isinstance(piece, Spoken):
+                    await self._send_audio(context, data)
+        except Exception as raised:  # noqa: BLE001 - see above
+            # One that was closed because of an error elsewhere has been told that one.
+            if self._open.get(context.id) is context:
+                await self._failed(context.id, as_api_error(raised))
+        else:
+            await self._send_audio(context, b"")
+            await self.send({"isFinal": True, "contextId": context.id})
+        finally:
+            if self._open.get(context.id) is context:
+                del self._open[context.id]
+
+    async def _send_audio(self, context: _Context, data: bytes) -> None:
+        """A message of audio with its characters; nothing where there is neither."""
+        aligned = context.alignment.taken()
+        if data or aligned:
+            await self.send(
+                {
+                    "audio": base64.b64encode(data).decode(),
+                    "alignment": aligned,
+                    "normalizedAlignment": aligned,
+                    "contextId": context.id,
+                }
+            )
+
+    async def _failed(self, name: str, error: ApiError) -> None:
+        """Tell the error of a context, and that it has ended; raises one that nobody is there to read."""
+        context = self._open.pop(name, None)
+        if context is not None:
+            context.closed = True
+            await asyncio.shield(context.stream.aclose())
+        await self.send({**self.last_words(error), "contextId": name})
+        await self.send({"isFinal": True, "contextId": name})
+
+    def last_words(self, error: ApiError) -> dict[str, Any]:
+        """ElevenLabs' errors are a line; beside it stands what OpenAI's have."""
+        details = error.document["error"]
+        return {"error": error.detail, **details}
+
+
+def _named(message: dict[str, Any]) -> str:
+    name = message.get("context_id") or message.get("contextId") or _DEFAULT_CONTEXT
+    if not isinstance(name, str) or len(name) > _MOST_ID:
+        raise ApiError(
+            400, f"context_id: expected a string of at most {_MOST_ID} characters", param="context_id"
+        )
+    return name
+
+
+def _wishes(websocket: WebSocket, service: Service, voice: str) -> _Wishes:
+    """What the URL asks for. Raises ApiError for a voice, a format or a number that does not exist."""
+    query = websocket.query_params
+    asked = query.get("output_format", _DEFAULT_FORMAT)
+    form = _FORMAT.fullmatch(asked)
+    if form is None:
+        raise ApiError(
+            400,
+            f"output_format: expected one such as pcm_24000, mp3_44100_128 or opus_48000_32, got {asked!r}",
+            param="output_format",
+        )
+    given: dict[str, Any] = {}
+    if (seed := query.get("seed")) is not None:
+        given["seed"] = int(_number(seed, "seed"))
+    if (named := service.voices.named(voice)) is not None:
+        given["voice"] = named
+    idle = service.settings.idle_seconds
+    if (wanted := query.get("inactivity_timeout")) is not None:
+        idle = min(idle, max(1.0, _number(wanted, "inactivity_timeout")))
+    codec, rate = form[1], int(form[2])
+    # Refused now, and not with the first context.
+    Encoder(codec, service.tts.sample_rate, rate)
+    return _Wishes(given, codec, rate, idle)
+
+
+def _number(text: str, name: str) -> float:
+    if not text.isdecimal() or len(text) > 10:
+        raise ApiError(400, f"{name}: expected a whole number, got {text[:20]!r}", param=name)
+    return float(text)
+
+
+def _speed(voice_settings: Any) -> float:
+    speed = voice_settings.get("speed") if isinstance(voice_settings, dict) else None
+    if speed is None:
+        return 1.0
+    if (
+        isinstance(speed, bool)
+        or not isinstance(speed, (int, float))
+        or not LEAST_SPEED <= speed <= GREATEST_SPEED
+    ):
+        raise ApiError(
+            400, f"voice_settings.speed: expected {LEAST_SPEED} to {GREATEST_SPEED:g}", param="voice_settings"
+        )
+    return float(speed)

@@ -1,0 +1,432 @@
+"""Text in fragments over a websocket: `/v1/audio/stream`."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from heard_words import SAID, SEED, wrong_words
+from voxcpm_runtime import CancelToken, VoxCPM
+
+# Chance may give a voice that takes long; whether it does is not what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
+TEXT = "Hello there. This is a test of the server."
+LONG = "one two three four five six seven eight nine ten, and on we go. "
+
+
+@contextlib.contextmanager
+def socket_to(server: Any, path: str = "/v1/audio/stream", **options: Any) -> Iterator[ClientConnection]:
+    url = server.url.replace("http", "ws")
+    with connect(f"{url}{path}", max_size=None, close_timeout=5, **options) as connection:
+        yield connection
+
+
+def said(connection: ClientConnection, *messages: dict[str, Any]) -> None:
+    for message in messages:
+        connection.send(json.dumps(message))
+
+
+def heard(connection: ClientConnection, last: str = "done") -> tuple[bytes, list[dict[str, Any]]]:
+    """All audio, and all events up to one of that type or an error."""
+    audio, events = b"", []
+    while not events or events[-1]["type"] not in (last, "error"):
+        message = connection.recv(timeout=30)
+        if isinstance(message, bytes):
+            audio += message
+        elif (event := json.loads(message))["type"] == "audio":
+            audio += base64.b64decode(event["audio"])
+        else:
+            events.append(event)
+    return audio, events
+
+
+def spoken_by(tts: VoxCPM, text: str, **given: Any) -> bytes:
+    """What a session of the runtime says."""
+    with tts.session(**given) as session:
+        session.push_text(text)
+        session.flush()
+        return np.concatenate([chunk.pcm for chunk in session]).astype("<i2").tobytes()
+
+
+def refusal(connection: ClientConnection) -> tuple[dict[str, Any], int]:
+    """The error that a connection ends with, and its close code."""
+    error = heard(connection)[1][-1]
+    assert set(error) == {"type", "error"}, error
+    assert set(error["error"]) == {"message", "type", "param", "code"}
+    assert "\n" not in error["error"]["message"]
+    with pytest.raises(ConnectionClosed) as closed:
+        connection.recv(timeout=10)
+    return error["error"], closed.value.rcvd.code
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def idle(running: Any) -> bool:
+    """Whether nothing is left of any speech."""
+    threads = [thread for thread in threading.enumerate() if thread.name in ("speech", "voxcpm-session")]
+    return not running.service.queue.busy and not running.service.queue.waiting and not threads
+
+
+def test_fragments_are_spoken_as_the_runtimes_session_speaks_them(server: Any, tts: VoxCPM) -> None:
+    expected = spoken_by(tts, SAID, seed=SEED)
+    assert wrong_words(expected, tts.sample_rate) <= 3
+    for path, fragments in (("/v1/audio/stream", [SAID]), ("/audio/stream", re.findall("...?", SAID))):
+        with socket_to(server, path) as connection:
+            said(connection, {"type": "start", "seed": SEED, "unknown": 1, "stream": False})
+            said(connection, *({"type": "text", "text": fragment} for fragment in fragments))
+            said(connection, {"type": "end"})
+            audio, (started, done) = heard(connection)
+
+        assert audio == expected
+        assert started == {
+            "type": "started",
+            "seed": SEED,
+            "sample_rate": 24_000,
+            "content_type": "audio/pcm",
+            "ignored_fields": ["unknown", "stream"],
+        }
+        seconds = round(len(expected) / 2 / 24_000, 3)
+        assert done == {"type": "done", "seed": SEED, "seconds": seconds, "cancelled": False}
+
+
+def test_speech_begins_before_the_text_ends_and_flush_speaks_the_rest(server: Any) -> None:
+    with socket_to(server) as connection:
+        said(connection, {"type": "start"}, {"type": "text", "text": "One. Tw"})
+        assert json.loads(connection.recv(timeout=20))["type"] == "started"
+        # One sentence is complete.
+        assert isinstance(connection.recv(timeout=20), bytes)
+        until(lambda: not server.service.queue.busy)
+        said(connection, {"type": "text", "text": "o and three"}, {"type": "flush"})
+        first = heard(connection, "flushed")[1][-1]["seconds"]
+        # Nobody waits for its turn while the text comes slowly.
+        assert server.service.queue.busy == 0
+        said(connection, {"type": "text", "text": "and four"}, {"type": "end"})
+        (done,) = heard(connection)[1]
+    assert done["seconds"] > first > 0
+
+
+def test_one_connection_speaks_one_text_after_another_in_any_format(server: Any, tts: VoxCPM) -> None:
+    with socket_to(server) as connection:
+        for form, options in (("wav", {"audio": "base64"}), ("mp3", {"speed": 2})):
+            said(connection, {"type": "start", "seed": 3, "response_format": form, **options})
+            said(connection, {"type": "text", "text": TEXT}, {"type": "end"})
+            audio, (started, done) = heard(connection)
+            samples, rate = soundfile.read(io.BytesIO(audio))
+            assert (started["sample_rate"], rate) == (24_000, 24_000)
+            assert len(samples) / rate == pytest.approx(done["seconds"], abs=0.1)
+            seconds = len(spoken_by(tts, TEXT, seed=3)) / 2 / 24_000
+            assert done["seconds"] == pytest.approx(seconds / options.get("speed", 1), abs=0.1)
+
+
+def test_cancel_ends_the_speech_and_the_next_one_begins(server: Any, tts: VoxCPM) -> None:
+    with socket_to(server) as connection:
+        said(connection, {"type": "cancel"})
+        said(connection, {"type": "start"}, {"type": "text", "text": LONG * 20})
+        heard(connection, "started")
+        connection.recv(timeout=20)
+        said(connection, {"type": "cancel"})
+        done = heard(connection)[1][-1]
+        assert done["cancelled"] is True
+        assert done["seconds"] < 60
+        said(connection, {"type": "start", "seed": 7}, {"type": "text", "text": "Hi."}, {"type": "end"})
+        assert heard(connection)[0] == spoken_by(tts, "Hi.", seed=7)
+    until(lambda: idle(server))
+
+
+START = {"type": "start"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "words", "param"),
+    [
+        (["{"], "a JSON object", None),
+        (["[]"], "a JSON object", None),
+        (["[" * 50_000], "a JSON object", None),
+        ([b"\x00\xff"], "got bytes", None),
+        ([{}], "expected start, text", "type"),
+        ([{"type": "text", "text": "Hello."}], "send a start first", "type"),
+        ([START, START], "one speech at a time", "type"),
+        ([START, {"type": "end"}, {"type": "text", "text": "more"}], "a start first", "type"),
+        ([START, {"type": "text"}], "expected a string", "text"),
+        ([START, {"type": "text", "text": 5}], "expected a string", "text"),
+        ([START, {"type": "text", "text": "a" * 4097}], "at most 4096 characters", "text"),
+        ([{**START, "voice": "nobody"}], "no voice 'nobody'", "voice"),
+        ([{**START, "voice": "../etc"}], "letters, digits", "name"),
+        ([{**START, "model": "tts-9"}], "expected one of voxcpm", "model"),
+        ([{**START, "response_format": "wma"}], "'mp3', 'opus'", "response_format"),
+        ([{**START, "speed": 9}], "less than or equal to 4", "speed"),
+        ([{**START, "sample_rate": 12_345, "response_format": "mp3"}], "mp3 has 8000", "sample_rate"),
+        ([{**START, "cfg_value": 99}], "cfg_value must be", None),
+        ([{**START, "audio": "paper"}], "'binary' or 'base64'", "audio"),
+    ],
+)
+def test_a_wrong_message_is_told_what_is_wrong(
+    messages: list[Any], words: str, param: str | None, server: Any
+) -> None:
+    with socket_to(server) as connection:
+        for message in messages:
+            connection.send(json.dumps(message) if isinstance(message, dict) else message)
+        error, code = refusal(connection)
+
+    assert words in error["message"]
+    assert error["param"] == param
+    assert code == 1008
+
+
+def test_a_sentence_that_cannot_be_spoken_ends_the_connection(server: Any) -> None:
+    with socket_to(server) as connection:
+        said(connection, START, {"type": "text", "text": "漢字漢字漢字。"}, {"type": "end"})
+        error, code = refusal(connection)
+    assert error["type"] == "invalid_request_error"
+    assert code == 1008
+    until(lambda: idle(server))
+
+
+def test_a_message_of_100_megabytes_is_refused_by_its_header(server: Any) -> None:
+    with socket_to(server) as connection:
+        # The head of a frame of text, masked, of so many bytes, and no more than a thousandth of them.
+        connection.socket.sendall(struct.pack("!BBQ", 0x81, 0xFF, 100_000_000) + b"mask" + bytes(100_000))
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv(timeout=10)
+    assert closed.value.rcvd.code == 1009
+
+
+def test_text_without_end_is_refused(serve: Callable[..., Any]) -> None:
+    running = serve(max_characters=200)
+    with socket_to(running) as connection:
+        said(connection, START)
+        with contextlib.suppress(ConnectionClosed):
+            for _ in range(1000):
+                said(connection, {"type": "text", "text": "on and on "})
+        error, _ = refusal(connection)
+    assert error["code"] == "string_above_max_length"
+    until(lambda: idle(running))
+
+
+def test_speech_that_becomes_too_long_ends(serve: Callable[..., Any]) -> None:
+    running = serve(max_audio_seconds=1)
+    with socket_to(running) as connection:
+        said(connection, START, {"type": "text", "text": LONG}, {"type": "end"})
+        error, _ = refusal(connection)
+    assert error["code"] == "speech_too_long"
+
+
+def test_a_connection_without_messages_is_closed(serve: Callable[..., Any]) -> None:
+    running = serve(idle_seconds=0.3)
+    with socket_to(running) as connection:
+        # What is spoken takes longer than that.
+        said(connection, START, {"type": "text", "text": LONG}, {"type": "flush"})
+        assert heard(connection, "flushed")[1][-1]["type"] == "flushed"
+        error, code = refusal(connection)
+    assert "no message came for 0.3 s" in error["message"]
+    assert (error["code"], code) == ("timeout", 1008)
+
+
+def test_only_so_many_are_open(serve: Callable[..., Any]) -> None:
+    running = serve(keys=("a", "b"), max_conversations=3)
+    with contextlib.ExitStack() as stack:
+
+        def opened(key: str) -> ClientConnection:
+            headers = {"Authorization": f"Bearer {key}"}
+            return stack.enter_context(socket_to(running, additional_headers=headers))
+
+        opened("a")
+        with pytest.raises(InvalidStatus) as own:
+            opened("a")
+        assert own.value.response.status_code == 429
+        said(opened("b"), START)
+        running.service.conversations._most = 2
+        with pytest.raises(InvalidStatus) as anyones:
+            opened("b")
+        assert anyones.value.response.status_code == 503
+        assert json.loads(anyones.value.response.body)["error"]["type"] == "server_error"
+        assert int(anyones.value.response.headers["Retry-After"]) >= 1
+    until(lambda: not len(running.service.conversations))
+
+
+def test_keys_are_asked_for_in_each_conventional_form(serve: Callable[..., Any]) -> None:
+    running = serve(keys=("secret",))
+
+    def status(**options: Any) -> int:
+        try:
+            with socket_to(running, **options) as connection:
+                return 101 if connection.subprotocol in (None, "speech") else 0
+        except InvalidStatus as refused:
+            return refused.response.status_code if "www-authenticate" in refused.response.headers else 0
+
+    def offered(key: str) -> dict[str, Any]:
+        return {"subprotocols": ["speech", f"openai-insecure-api-key.{key}"]}
+
+    assert status() == 401
+    assert status(additional_headers={"Authorization": "Bearer wrong"}) == 401
+    assert status(additional_headers={"xi-api-key": "wrong"}) == 401
+    assert status(**offered("wrong")) == 401
+    assert status(additional_headers={"Authorization": "Bearer secret"}) == 101
+    assert status(additional_headers={"xi-api-key": "secret"}) == 101
+    assert status(**offered("secret")) == 101
+
+
+def test_web_pages_of_others_are_refused(serve: Callable[..., Any]) -> None:
+    def status(running: Any, **options: Any) -> int:
+        try:
+            with socket_to(running, **options):
+                return 101
+        except InvalidStatus as refused:
+            return refused.response.status_code
+
+    running = serve()
+    assert status(running, origin=running.url) == 101
+    assert status(running, origin="https://example.org") == 403
+    allowing = serve(cors_origin=["https://example.org"])
+    assert status(allowing, origin="https://example.org") == 101
+    # A name of the page's own that it has given this machine's address.
+    with socket.create_connection(running.address) as renamed:
+        renamed.sendall(
+            b"GET /v1/audio/stream HTTP/1.1\r\nHost: example.org\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert renamed.recv(100).startswith(b"HTTP/1.1 403")
+
+
+def test_sessions_take_turns_with_requests_and_with_each_other(serve: Callable[..., Any]) -> None:
+    running = serve(concurrency=1, queue=1)
+    with socket_to(running) as first, socket_to(running) as second, socket_to(running) as third:
+        said(first, START, {"type": "text", "text": LONG * 4}, {"type": "end"})
+        until(lambda: running.service.queue.busy == 1)
+        said(second, START, {"type": "text", "text": "Hello."}, {"type": "end"})
+        until(lambda: running.service.queue.waiting == 1)
+        # The queue is full: for a request, and for a session that would wait.
+        body = {"model": "tts-1", "input": "Hello."}
+        assert httpx2.post(f"{running.url}/v1/audio/speech", json=body).status_code == 503
+        said(third, START)
+        error, code = refusal(third)
+        assert (error["code"], code) == ("overloaded", 1013)
+        said(first, {"type": "cancel"})
+        assert heard(first)[1][-1]["cancelled"]
+        assert heard(second)[1][-1]["type"] == "done"
+
+
+def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
+    serve: Callable[..., Any], euler_steps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve(concurrency=1)
+    at_cancellation: list[int] = []
+    cancel = CancelToken.cancel
+
+    def noted(token: CancelToken) -> None:
+        at_cancellation.append(euler_steps.calls)
+        cancel(token)
+
+    monkeypatch.setattr(CancelToken, "cancel", noted)
+    with socket_to(running) as connection:
+        said(connection, START, {"type": "text", "text": LONG * 20})
+        heard(connection, "started")
+        connection.recv(timeout=20)
+        # Without a word.
+        connection.socket.shutdown(socket.SHUT_RDWR)
+    until(lambda: idle(running))
+
+    # The call that was running when it was cancelled may have been counted before or after.
+    assert euler_steps.calls <= at_cancellation[0] + 1
+    until(lambda: 'route="/audio/stream",status="499"} 1.0' in httpx2.get(f"{running.url}/metrics").text)
+
+
+def test_a_client_that_goes_away_while_it_waits_leaves_the_queue(serve: Callable[..., Any]) -> None:
+    running = serve(concurrency=1)
+    with socket_to(running) as first:
+        said(first, START, {"type": "text", "text": LONG * 20})
+        until(lambda: running.service.queue.busy == 1)
+        with socket_to(running) as second:
+            said(second, START, {"type": "text", "text": LONG * 2})
+            until(lambda: running.service.queue.waiting == 1)
+        until(lambda: running.service.queue.waiting == 0)
+        assert running.service.queue.busy == 1
+    until(lambda: idle(running))
+
+
+def test_a_reader_that_takes_nothing_pauses_speaking_and_is_given_up(
+    serve: Callable[..., Any], euler_steps: Any
+) -> None:
+    running = serve(concurrency=1, buffer_seconds=1, client_timeout=3, max_characters=100_000)
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(running.address)
+        # An own reader: the client's library would read by itself.
+        raw.sendall(
+            b"GET /v1/audio/stream HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert raw.recv(1000).startswith(b"HTTP/1.1 101")
+        for message in ({**START, "sample_rate": 48_000}, {"type": "text", "text": LONG * 100}):
+            text = json.dumps(message).encode()
+            text = text.ljust(200)
+            raw.sendall(struct.pack("!BBH", 0x81, 0x80 | 126, len(text)) + bytes(4) + text)
+        until(lambda: running.service.queue.busy == 1)
+        (stream,) = running.service.sessions._running
+        until(lambda: stream._session.buffered_seconds > 0.8)
+        calls = euler_steps.calls
+        until(lambda: idle(running))
+    # One patch more, and then it has waited until it was given up: the text would be minutes of speech.
+    assert euler_steps.calls <= calls + 20
+    assert stream.encoder.samples / 48_000 < 10
+    until(lambda: not len(running.service.conversations))
+
+
+def test_an_error_that_nobody_expected_is_one_line_without_the_text(
+    serve: Callable[..., Any], tts: VoxCPM, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve()
+
+    def broken(*_: object, **__: object) -> Any:
+        raise ZeroDivisionError("secret words")
+
+    monkeypatch.setattr(tts, "session", broken)
+    with socket_to(running) as connection:
+        said(connection, START)
+        error, code = refusal(connection)
+    assert (error["type"], code) == ("server_error", 1011)
+    assert "secret" not in error["message"] + caplog.text
+    assert "ZeroDivisionError at " in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_metrics_count_websockets(serve: Callable[..., Any]) -> None:
+    running = serve()
+    with socket_to(running) as connection:
+        said(connection, START, {"type": "text", "text": "Hello."}, {"type": "end"})
+        heard(connection)
+    with socket_to(running) as connection:
+        said(connection, {"type": "nonsense"})
+        refusal(connection)
+
+    def told() -> str:
+        return httpx2.get(f"{running.url}/metrics").text
+
+    # One that its client has closed counts as one that has gone away, as a request would.
+    until(lambda: 'route="/audio/stream",status="400"} 1.0' in told())
+    text = told()
+    assert 'voxcpm_speeches_total{outcome="finished"} 1.0' in text
+    assert "voxcpm_first_audio_seconds_count 1.0" in text
+    assert "voxcpm_real_time_factor_count 1.0" in text
+    assert "voxcpm_conversations 0.0" in text
