@@ -43,7 +43,9 @@ class ServerOnLoopback:
     @classmethod
     @contextlib.contextmanager
     def of(cls, tts: VoxCPM, keys: tuple[str, ...] = (), **settings: Any) -> Iterator[ServerOnLoopback]:
-        """A server that speaks with a bundle, with these settings."""
+        """A server that speaks with a bundle, with these settings; it takes jobs if they name a folder of them."""
+        if "jobs_folder" not in settings:
+            settings["max_jobs"] = 0
         chosen = Settings(**settings)
         running = cls(create_app(tts, chosen, Keys(keys)), chosen)
         try:

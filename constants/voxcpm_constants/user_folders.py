@@ -1,7 +1,7 @@
 """Where this project writes for a user, by default and by two environment variables.
 
     $VOXCPM_COREML_CACHE     one folder for everything: compiled/, lowered/, verified/, measured/,
-                             bundles/, voices/
+                             bundles/, voices/, jobs/
     $VOXCPM_COREML_VOICES    the folder of the voices alone
 
 Without them: the platform's user cache and user data folders. A variable that is empty counts as not set.
@@ -34,14 +34,22 @@ def cache_folder(kind: str) -> Path:
 
 def voices_folder() -> Path:
     """The folder of the user's voices. It need not exist yet. Raises InputError where a variable names a file."""
-    chosen, everything = _chosen(VOICES_VARIABLE), _chosen(CACHE_VARIABLE)
-    if chosen is not None:
-        return chosen
+    chosen = _chosen(VOICES_VARIABLE)
+    return _data_folder("voices") if chosen is None else chosen
+
+
+def jobs_folder() -> Path:
+    """The folder of a server's jobs. It need not exist yet. Raises InputError where the variable names a file."""
+    return _data_folder("jobs")
+
+
+def _data_folder(kind: str) -> Path:
+    everything = _chosen(CACHE_VARIABLE)
     if everything is not None:
-        return everything / "voices"
+        return everything / kind
     import platformdirs
 
-    return Path(platformdirs.user_data_dir(_APPLICATION)) / "voices"
+    return Path(platformdirs.user_data_dir(_APPLICATION)) / kind
 
 
 def _chosen(variable: str) -> Path | None:

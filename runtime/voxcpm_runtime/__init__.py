@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
     from voxcpm_runtime.speech.plan import Plan
     from voxcpm_runtime.speech.progress import Progress
-    from voxcpm_runtime.speech.results import Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
+    from voxcpm_runtime.speech.results import (
+        Speech,
+        SpokenSegment,
+        SuspiciousWarning,
+        TooLongWarning,
+        TooShortWarning,
+    )
+    from voxcpm_runtime.speech.saved_segments import SavedSegments
     from voxcpm_runtime.voices.store import VoiceStore
     from voxcpm_runtime.voices.voice import Voice
     from voxcpm_runtime.voxcpm import VoxCPM
@@ -33,8 +40,10 @@ __all__ = [
     "InputError",
     "Plan",
     "Progress",
+    "SavedSegments",
     "Session",
     "Speech",
+    "SpokenSegment",
     "SuspiciousWarning",
     "TooLongWarning",
     "TooShortWarning",
@@ -52,6 +61,7 @@ _HOMES = (
     "voxcpm_runtime.speech.cancellation",
     "voxcpm_runtime.speech.results",
     "voxcpm_runtime.speech.progress",
+    "voxcpm_runtime.speech.saved_segments",
     "voxcpm_runtime.audio.pcm",
     "voxcpm_runtime.voices.voice",
     "voxcpm_runtime.voices.store",

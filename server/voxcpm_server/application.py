@@ -7,44 +7,95 @@ request ─► Outcomes ─► CORS ─► Guard ─► BoundedBody ─► route
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from types import MappingProxyType
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from voxcpm_runtime import VoxCPM
-from voxcpm_server import elevenlabs_route, openai_routes, probes, stream_route, voice_routes
+from voxcpm_server import (
+    elevenlabs_route,
+    job_routes,
+    openai_routes,
+    probes,
+    stream_route,
+    voice_routes,
+)
 from voxcpm_server.authentication import Guard, Keys, check_exposure, read_keys
 from voxcpm_server.bodies import BoundedBody
 from voxcpm_server.errors import answer_in_openais_shape
 from voxcpm_server.outcomes import Outcomes
+from voxcpm_server.served_bundles import Source
 from voxcpm_server.service import Service
 from voxcpm_server.settings import Settings
 
-_SEEN_BY_PAGES = ["X-Seed", "X-Sample-Rate", "X-Audio-Duration", "X-Ignored-Fields", "Retry-After"]
+_SEEN_BY_PAGES = [
+    "Location",
+    "X-Seed",
+    "X-Sample-Rate",
+    "X-Audio-Duration",
+    "X-Ignored-Fields",
+    "Retry-After",
+]
 
 
-def create_app(tts: VoxCPM, settings: Settings | None = None, keys: Keys | None = None) -> FastAPI:
-    """An ASGI app that speaks with a bundle. It does not close the bundle.
+class _App(FastAPI):
+    """An app whose OpenAPI document has no 422, which FastAPI answers to wrong fields: here that is a 400."""
 
-    keys: by default those that the settings and the environment name. Raises InputError for settings that contradict
-    each other, and for a server without a key that other machines could reach.
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            document["components"]["schemas"].pop(unused, None)
+        return document
+
+
+def create_app(
+    tts: VoxCPM | Source,
+    settings: Settings | None = None,
+    keys: Keys | None = None,
+    *,
+    named: Mapping[str, Source] = MappingProxyType({}),
+    when_begun: Callable[[Exception | None], object] | None = None,
+) -> FastAPI:
+    """An ASGI app that speaks with bundles.
+
+    tts: the default bundle, which the app does not close; or where it loads one from when it starts. keys: by default
+    those that the settings and the environment name. named: more bundles, loaded when they are first asked for (the
+    settings' `bundles` are the command's to open). when_begun: called when the default bundle is loaded, or with the
+    error that prevents it.
+
+    Raises InputError for settings that contradict each other, and for a server without a key that other machines could
+    reach.
     """
     settings = settings or Settings()
     keys = read_keys(settings) if keys is None else keys
     check_exposure(settings, keys)
-    service = Service(tts, settings, keys)
+    service = Service(tts, settings, keys, named)
+
+    async def begin(failure: Exception | None) -> None:
+        failure = failure or await service.bundles.begin()
+        if when_begun is not None:
+            when_begun(failure)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        beginning = asyncio.ensure_future(begin(await service.jobs.begin()))
         yield
-        await service.speeches.close()
+        beginning.cancel()
         await service.sessions.close()
+        await service.jobs.close()
+        await service.bundles.close()
 
     # Its own pages of documentation load scripts from elsewhere; the document itself stays.
-    app = FastAPI(
+    app = _App(
         title="voxcpm-coreml",
         version=version("voxcpm-coreml"),
         docs_url=None,
@@ -58,6 +109,7 @@ def create_app(tts: VoxCPM, settings: Settings | None = None, keys: Keys | None 
         for router in (
             openai_routes.router,
             voice_routes.router,
+            job_routes.router,
             stream_route.router,
             elevenlabs_route.router,
         ):

@@ -24,6 +24,8 @@ ANYONE = ""
 """The key of those who need none."""
 KEY_PROTOCOL = "openai-insecure-api-key."
 """What a key follows in a subprotocol that a web page offers for its websocket: it can send no headers."""
+# Of a key's digest in its owner's name: jobs on disk keep that, not the key.
+_NAME_DIGITS = 16
 _WORLD = "--insecure-serve-without-key"
 
 
@@ -37,13 +39,13 @@ class Keys:
         return len(self._digests)
 
     def owner(self, given: str | None) -> str | None:
-        """Whose key this is: a name that tells nothing about the key. None for a wrong key."""
+        """Whose key this is: a name for it, the same in every run and order of keys. None for a wrong key."""
         if not self._digests:
             return ANYONE
         # All keys are compared, so that the time tells neither which one fits nor how much of it.
         digest = _digest(given or "")
         fits = [hmac.compare_digest(digest, known) for known in self._digests]
-        return f"key-{fits.index(True) + 1}" if any(fits) else None
+        return f"key-{digest.hex()[:_NAME_DIGITS]}" if any(fits) else None
 
 
 def read_keys(settings: Settings) -> Keys:

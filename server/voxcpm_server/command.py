@@ -7,19 +7,24 @@ import signal
 import socket
 import warnings
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from voxcpm_constants.errors import os_reason
+from voxcpm_constants.hub import is_hub_id
 from voxcpm_runtime import InputError, SuspiciousWarning
-from voxcpm_runtime.commands.engine import loaded, loading_text, opened
+from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, Engine, Quiet
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.authentication import check_exposure, read_keys
 from voxcpm_server.metrics import Metrics
+from voxcpm_server.served_bundles import Source, Unloaded, read_named
+from voxcpm_server.service import Service
 from voxcpm_server.serving import Server
 from voxcpm_server.settings import Settings
 from voxcpm_server.stored_voices import read_aliases
@@ -34,6 +39,10 @@ def serve(*, bundle: BundleArgument = None, settings: Settings, engine: Engine, 
     keys = read_keys(settings)
     check_exposure(settings, keys)
     read_aliases(settings.voice_aliases)
+    paths = read_named(settings.bundles)
+    for path in paths.values():
+        _check_present(path)
+    named = {name: _source(path, engine) for name, path in paths.items()}
     # Before minutes of loading: two servers on one port.
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(_listening(settings.host, settings.port)))
@@ -41,19 +50,59 @@ def serve(*, bundle: BundleArgument = None, settings: Settings, engine: Engine, 
         if settings.wyoming is not None:
             host = wyoming_host(settings, keys=len(keys) > 0)
             wyoming = stack.enter_context(contextlib.closing(_listening(host, settings.wyoming)))
-        opened_bundle = opened(bundle, engine, shown=not quiet)
-        with status_line(loading_text(opened_bundle, engine), shown=not quiet):
-            tts = loaded(opened_bundle, engine)
-        app = create_app(tts, settings, keys)
+        failures: list[Exception] = []
+        status = contextlib.ExitStack()
+
+        def begun(failure: Exception | None) -> None:
+            status.close()
+            if failure is not None:
+                failures.append(failure)
+                server.should_exit = True
+            elif not quiet:
+                typer.echo(f"listening on {_url(listener)} ({service.model_names[0]})", err=True)
+                if wyoming is not None:
+                    typer.echo(f"listening on {_url(wyoming, 'tcp')} (Wyoming)", err=True)
+
+        app = create_app(_source(bundle, engine), settings, keys, named=named, when_begun=begun)
+        service: Service = app.state.service
         server = Server(app, settings, wyoming=wyoming)
-        if not quiet:
-            typer.echo(f"listening on {_url(listener)} ({app.state.service.model_names[0]})", err=True)
-            if wyoming is not None:
-                typer.echo(f"listening on {_url(wyoming, 'tcp')} (Wyoming)", err=True)
-        with _warnings_counted(app.state.service.metrics), tts:
-            # uvicorn sends itself the signal again when it has drained; that ends nothing a second time.
-            signal.signal(signal.SIGTERM, lambda *_: None)
+        status.enter_context(status_line(_loading_text(bundle, listener), shown=not quiet))
+        with status, _warnings_counted(service.metrics), _sigterm_once():
             server.run(sockets=[listener])
+        if failures:
+            raise failures[0]
+
+
+def _source(path: str | None, engine: Engine) -> Source:
+    """Where a bundle of the command line comes from; None is the built-in voice."""
+
+    def unloaded() -> Unloaded:
+        bundle = opened(path, engine, shown=False)
+        size = sum(file.bytes for file in bundle.manifest.files_of(bundle.precision).values())
+        return Unloaded(size, bundle.architecture.generation, partial(loaded, bundle, engine))
+
+    return unloaded
+
+
+def _check_present(path: str) -> None:
+    """Raises InputError for a bundle that is neither a folder nor a hub id, at the start and not with a request."""
+    if not is_hub_id(path) and not Path(path).expanduser().is_dir():
+        raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
+
+
+def _loading_text(bundle: str | None, listener: socket.socket) -> str:
+    what = bundle or "the built-in voice (converted when first used)"
+    return f"loading {what} … ({_url(listener)}/ready says when)"
+
+
+@contextlib.contextmanager
+def _sigterm_once() -> Iterator[None]:
+    """uvicorn sends itself the signal again when it has drained; that ends nothing a second time."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -106,11 +106,15 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
         (403, "A web page of another origin, or another name than this machine's."),
         (404, "No such model, voice or path."),
         (408, "The body did not arrive in time."),
-        (409, "The name is taken."),
+        (409, "The name is taken, or the job is not done."),
         (413, "The body is too large."),
         (429, "This key has too many requests waiting; Retry-After says when to come again."),
         (501, "An optional package is not installed on the server."),
-        (503, "Too many requests are waiting; Retry-After says when to come again."),
+        (
+            503,
+            "Too many requests are waiting, or the bundle cannot be loaded; Retry-After says when to come again.",
+        ),
+        (507, "The server has no room to store it."),
     )
 }
 """The errors that every route of speech may answer, for the OpenAPI document."""
@@ -146,11 +150,11 @@ def as_api_error(error: BaseException) -> ApiError:
     for kind, status in _STATUSES.items():
         if isinstance(error, kind):
             return ApiError(status, str(error))
-    _log.error("%s", _place(error))
+    _log.error("%s", place_of(error))
     return ApiError(500, f"the server has failed ({type(error).__name__}); the request may be tried again")
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """An error's class and place. Its message is left out: it may quote the text that was to be spoken."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"

@@ -39,6 +39,7 @@ class Metrics:
             ["outcome"],
             registry=self._registry,
         )
+        self.jobs = Counter("voxcpm_jobs", "Jobs: done or failed.", ["outcome"], registry=self._registry)
         self.first_audio = Histogram(
             "voxcpm_first_audio_seconds",
             "Seconds from the request to its first audio, waiting included.",

@@ -7,88 +7,23 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from fastapi import APIRouter, Depends, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from voxcpm_server.encoding import FORMATS, GREATEST_RATE, LEAST_RATE, Encoder
-from voxcpm_server.errors import DOCUMENTED, ApiError, as_api_error
-from voxcpm_server.recordings import decoded_base64, decoded_recording
+from voxcpm_server.encoding import FORMATS, Encoder
+from voxcpm_server.errors import DOCUMENTED, as_api_error
+from voxcpm_server.served_bundles import Served
 from voxcpm_server.service import Service, service_of
-from voxcpm_server.settings import DEFAULT_VOICE
 from voxcpm_server.speaking import SpeechStream
+from voxcpm_server.speech_requests import DOCUMENTED_BODY, SpeechRequest, speech_request
 from voxcpm_server.streaming import StreamedResponse, unless_gone
 
 router = APIRouter(tags=["speech"])
 # Ignored fields that an answer names, and characters of each.
 _MOST_TOLD = 32
-LEAST_SPEED, GREATEST_SPEED = 0.25, 4.0
-
-
-class VoiceId(BaseModel):
-    """A voice as OpenAI's clients name one that was uploaded."""
-
-    id: str
-
-
-class SpeechRequest(BaseModel):
-    """What to say, and how. The fields down to `stream_format` are OpenAI's; unknown ones are ignored, and told so."""
-
-    model_config = ConfigDict(extra="allow")
-
-    model: Annotated[str, Field(description="The bundle's name, or one of OpenAI's models.")]
-    input: Annotated[str, Field(min_length=1, description="What to say.")]
-    voice: Annotated[
-        str | VoiceId, Field(description="A stored voice, an alias, or `default`, the checkpoint's own.")
-    ] = DEFAULT_VOICE
-    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
-    speed: Annotated[
-        float,
-        Field(
-            ge=LEAST_SPEED,
-            le=GREATEST_SPEED,
-            description="How many times faster it is played, at the same pitch.",
-        ),
-    ] = 1.0
-    instructions: Annotated[
-        str | None, Field(description="Style in words (VoxCPM2); other generations ignore it and say so.")
-    ] = None
-    stream_format: Literal["audio", "sse"] = "audio"
-
-    stream: Annotated[
-        bool,
-        Field(
-            description="False: answer when all is spoken. Then a bad attempt is spoken again, and the length is known."
-        ),
-    ] = True
-    sample_rate: Annotated[
-        int | None,
-        Field(ge=LEAST_RATE, le=GREATEST_RATE, description="Hz. Default: the voice's; 24000 for pcm."),
-    ] = None
-    seed: Annotated[int | None, Field(ge=0, le=2**53 - 1, description="Same seed, same speech.")] = None
-    cfg_value: Annotated[float | None, Field(description="Strength of classifier-free guidance.")] = None
-    inference_timesteps: Annotated[int | None, Field(description="Euler steps of a patch.")] = None
-    prompt_audio: Annotated[str | None, Field(description="Audio file to continue, in base64.")] = None
-    prompt_text: Annotated[str | None, Field(description="What is said in `prompt_audio`.")] = None
-    reference_audio: Annotated[
-        str | None, Field(description="Audio file of a voice to speak with, in base64 (VoxCPM2).")
-    ] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        """Some clients send null for what they leave out."""
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None}
-
-    @property
-    def voice_name(self) -> str:
-        """The name of the voice."""
-        return self.voice if isinstance(self.voice, str) else self.voice.id
 
 
 @router.post(
@@ -101,23 +36,25 @@ class SpeechRequest(BaseModel):
             "content": {form.content_type: {} for form in FORMATS.values()} | {"text/event-stream": {}},
         },
     },
+    openapi_extra=DOCUMENTED_BODY,
 )
-async def create_speech(asked: SpeechRequest, request: Request) -> Response:
+async def create_speech(
+    asked: Annotated[SpeechRequest, Depends(speech_request)], request: Request
+) -> Response:
     """Speak a text. The first bytes are sent when the first patch is spoken."""
     service = service_of(request)
-    service.check_model(asked.model)
     service.queue.check(request.state.owner)
-    ignored = sorted(asked.model_extra or ())
-    if asked.instructions and not service.takes_instructions:
-        ignored.append("instructions")
-    given = await run_in_threadpool(arguments, asked, service)
-    response = await speak(
-        request,
-        given,
-        Encoder(asked.response_format, service.speeches.sample_rate, asked.sample_rate, asked.speed),
-        events=asked.stream_format == "sse",
-        whole=not asked.stream,
-    )
+    with await service.bundles.lease(asked.model) as served:
+        ignored = asked.ignored_fields(served)
+        given = await run_in_threadpool(arguments, asked, service, served)
+        response = await speak(
+            request,
+            served,
+            given,
+            Encoder(asked.response_format, served.speeches.sample_rate, asked.sample_rate, asked.speed),
+            events=asked.stream_format == "sse",
+            whole=not asked.stream,
+        )
     if ignored:
         # Names come from the client, and a header is short and ASCII on one line.
         told = [name[:_MOST_TOLD] for name in ignored[:_MOST_TOLD]]
@@ -126,17 +63,24 @@ async def create_speech(asked: SpeechRequest, request: Request) -> Response:
 
 
 async def speak(
-    request: Request, given: dict[str, Any], encoder: Encoder, *, events: bool = False, whole: bool = False
+    request: Request,
+    served: Served,
+    given: dict[str, Any],
+    encoder: Encoder,
+    *,
+    events: bool = False,
+    whole: bool = False,
 ) -> Response:
     """The answer that speaks, as server-sent events, or as the audio itself; `whole`: when all is spoken.
 
-    given: arguments of `VoxCPM.speak`.
+    served: the bundle, which stays open until all is spoken. given: arguments of `VoxCPM.speak`.
     Raises ApiError and what `VoxCPM.speak` raises, as long as no audio was sent.
     """
     service = service_of(request)
     began = time.perf_counter()
-    speech = service.speeches.begin(request.state.owner, given, whole=whole, began=began)
+    speech = served.speeches.begin(request.state.owner, given, whole=whole, began=began)
     stream = await unless_gone(request, speech)
+    stream.when_done(served.hold())
     headers = {
         "X-Seed": str(stream.seed),
         "X-Sample-Rate": str(encoder.sample_rate),
@@ -193,37 +137,17 @@ def _event(document: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(document)}\n\n".encode()
 
 
-def arguments(asked: SpeechRequest, service: Service) -> dict[str, Any]:
+def arguments(asked: SpeechRequest, service: Service, served: Served) -> dict[str, Any]:
     """The arguments of `VoxCPM.speak`. Raises ApiError and InputError."""
-    settings = service.settings
-    if len(asked.input) > settings.max_characters:
-        raise ApiError(
-            400,
-            f"input: expected at most {settings.max_characters} characters, got {len(asked.input)}",
-            param="input",
-            code="string_above_max_length",
-        )
-    given: dict[str, Any] = {"text": asked.input, "seed": asked.seed}
-    options = {"cfg_value": asked.cfg_value, "inference_timesteps": asked.inference_timesteps}
-    given.update({name: value for name, value in options.items() if value is not None})
-    recordings = {"prompt_wav_path": "prompt_audio", "reference_wav_path": "reference_audio"}
-    for argument, field in recordings.items():
-        if (encoded := getattr(asked, field)) is not None:
-            content = decoded_base64(encoded, field)
-            given[argument] = decoded_recording(content, field, settings.max_recording_seconds)
-    given["prompt_text"] = asked.prompt_text
+    given = asked.arguments(service.settings, served, service.settings.max_characters)
     voice = service.voices.named(asked.voice_name)
-    if voice is not None:
-        given["voice"] = voice
-    if asked.instructions and service.takes_instructions:
-        given["control"] = asked.instructions
-    return given
+    return given if voice is None else {**given, "voice": voice}
 
 
 @router.get("/models", tags=["lists"])
 async def list_models(request: Request) -> dict[str, Any]:
-    """The models: the bundle, and OpenAI's names for it."""
-    names = service_of(request).model_names
+    """The models: the bundles, the default one first, and OpenAI's names for that."""
+    names = await service_of(request).bundles.named()
     models = [{"id": name, "object": "model", "created": 0, "owned_by": "voxcpm-coreml"} for name in names]
     return {"object": "list", "data": models}
 
@@ -231,14 +155,15 @@ async def list_models(request: Request) -> dict[str, Any]:
 @router.get("/models/{model}", tags=["lists"], responses={404: DOCUMENTED[404]})
 async def show_model(model: str, request: Request) -> dict[str, Any]:
     """One of the models."""
-    service_of(request).check_model(model)
+    await service_of(request).bundles.check(model)
     return {"id": model, "object": "model", "created": 0, "owned_by": "voxcpm-coreml"}
 
 
 @router.get("/audio/models", tags=["lists"])
 async def list_speech_models(request: Request) -> dict[str, Any]:
     """The same, as Open WebUI asks for it."""
-    return {"models": [{"id": name, "name": name} for name in service_of(request).model_names]}
+    names = await service_of(request).bundles.named()
+    return {"models": [{"id": name, "name": name} for name in names]}
 
 
 @router.get("/audio/voices", tags=["lists"])

@@ -17,13 +17,15 @@ async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/ready", responses={503: {"description": "It ends, and takes nothing new."}})
+@router.get("/ready", responses={503: {"description": "It loads its voice, or it ends."}})
 async def ready(request: Request) -> Response:
-    """Whether it takes requests: 503 while it ends."""
+    """Whether it takes requests: 503 while it loads the default bundle, and while it ends."""
     service = service_of(request)
     state = {"waiting": service.queue.waiting, "speaking": service.queue.busy}
     if service.draining:
         return JSONResponse({"status": "draining", **state}, 503)
+    if not service.bundles.is_ready:
+        return JSONResponse({"status": "loading", **state}, 503)
     return JSONResponse({"status": "ready", **state})
 
 

@@ -1,7 +1,8 @@
 """A bounded queue before the step models, fair between keys.
 
 Each key has a line of its own. When a place is free, the lines take turns, so that a key with a hundred requests delays
-another key's first request by one turn only.
+another key's first request by one turn only. Work that can wait, such as a job, has the last line: it is called when
+all others are empty, and gives its place up as soon as one is not.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
 from voxcpm_server.errors import ApiError
 
@@ -21,16 +23,23 @@ _LATEST_SHARE = 0.2
 class Turn:
     """A place among those who are spoken to; `leave` makes it free again."""
 
-    def __init__(self, queue: FairQueue) -> None:
+    def __init__(self, queue: FairQueue, *, counted: bool = True) -> None:
         self._queue = queue
         self._began = time.perf_counter()
+        self._counted = counted
         self._left = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a request waits for a place. Any thread may ask."""
+        return bool(self._queue._lines)  # noqa: SLF001 - its own module
 
     def leave(self) -> None:
         """Make the place free for the next request. Calling it again does nothing."""
         if not self._left:
             self._left = True
-            self._queue._leave(time.perf_counter() - self._began)  # noqa: SLF001 - its own module
+            seconds = time.perf_counter() - self._began if self._counted else None
+            self._queue._leave(seconds)  # noqa: SLF001 - its own module
 
 
 class FairQueue:
@@ -45,6 +54,7 @@ class FairQueue:
         self._most_waiting = most_waiting
         self._most_per_key = most_per_key
         self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._last: deque[asyncio.Future[None]] = deque()
         self._mean_seconds = 1.0
 
     @property
@@ -68,6 +78,20 @@ class FairQueue:
             return Turn(self)
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(key, deque()).append(called)
+        await self._called(called, lambda: self._forget(key, called))
+        return Turn(self)
+
+    async def enter_last(self) -> Turn:
+        """Wait for a place that no request waits for. Who has it looks at `is_wanted`, and leaves then."""
+        if self._has_room and not self._last:
+            self._free -= 1
+        else:
+            called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._last.append(called)
+            await self._called(called, lambda: self._last.remove(called))
+        return Turn(self, counted=False)
+
+    async def _called(self, called: asyncio.Future[None], forget: Callable[[], object]) -> None:
         try:
             await called
         except asyncio.CancelledError:
@@ -75,9 +99,8 @@ class FairQueue:
                 # It was called in the moment in which it went away.
                 self._call_next()
             else:
-                self._forget(key, called)
+                forget()
             raise
-        return Turn(self)
 
     def check(self, key: str) -> None:
         """Raises what `enter` would raise for this key, so that a request is refused before it costs work."""
@@ -98,8 +121,9 @@ class FairQueue:
         seconds = min(max(seconds, 1), _GREATEST_RETRY_AFTER)
         return ApiError(status, f"{what}; try again in {seconds} s", headers={"Retry-After": str(seconds)})
 
-    def _leave(self, seconds: float) -> None:
-        self._mean_seconds += _LATEST_SHARE * (seconds - self._mean_seconds)
+    def _leave(self, seconds: float | None) -> None:
+        if seconds is not None:
+            self._mean_seconds += _LATEST_SHARE * (seconds - self._mean_seconds)
         self._call_next()
 
     def _call_next(self) -> None:
@@ -109,6 +133,11 @@ class FairQueue:
             called = line.popleft()
             if line:
                 self._lines[key] = line
+            if not called.cancelled():
+                called.set_result(None)
+                return
+        while self._last:
+            called = self._last.popleft()
             if not called.cancelled():
                 called.set_result(None)
                 return

@@ -31,6 +31,7 @@ class Server(uvicorn.Server):
             log_level="info" if settings.access_log else "warning",
             access_log=settings.access_log,
             timeout_graceful_shutdown=settings.drain_seconds,
+            limit_concurrency=settings.max_connections,
             server_header=False,
             # Refused by its header. Audio does not become smaller by deflating, and what is deflated can hide its size.
             ws_max_size=settings.max_message_bytes,

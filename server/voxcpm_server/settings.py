@@ -12,6 +12,7 @@ import typer
 _network = functools.partial(typer.Option, rich_help_panel="Network")
 _access = functools.partial(typer.Option, rich_help_panel="Access")
 _limit = functools.partial(typer.Option, rich_help_panel="Limits")
+_jobs = functools.partial(typer.Option, rich_help_panel="Jobs")
 _speech = functools.partial(typer.Option, rich_help_panel="Voices and models")
 
 OPENAI_VOICES = (
@@ -31,7 +32,7 @@ OPENAI_VOICES = (
 )
 """The voices of OpenAI's own service, which some clients ask for and know no other."""
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-"""The models of OpenAI's own service, likewise; each name means the bundle that is served."""
+"""The models of OpenAI's own service, likewise; each name means the default bundle unless one has that name."""
 DEFAULT_VOICE = "default"
 """The checkpoint's own voice."""
 MEGABYTE = 1_000_000
@@ -95,7 +96,21 @@ class Settings:
     ] = False
 
     model_name: Annotated[
-        str | None, _speech(help="Name of the bundle in the list of models. Default: its generation.")
+        str | None, _speech(help="Name of BUNDLE in the list of models. Default: its generation.")
+    ] = None
+    bundles: Annotated[
+        list[str] | None,
+        _speech(
+            "--bundle", metavar="NAME=BUNDLE",
+            help="Another bundle and its name among the models, loaded when first asked for; repeat for more.",
+        ),
+    ] = None  # fmt: skip
+    max_memory: Annotated[
+        str | None,
+        _speech(
+            metavar="AMOUNT",
+            help="Memory of this process, such as 8GB, beyond which bundles that are not in use are closed for others.",
+        ),
     ] = None
     voice_aliases: Annotated[
         Path | None,
@@ -108,6 +123,9 @@ class Settings:
     )
     preview_text: Annotated[str, _speech(help="What a voice's preview says.")] = "Hello, this is how I sound."
 
+    max_connections: Annotated[
+        int, _limit(min=1, max=100_000, help="Connections at the same time; one more is answered with 503.")
+    ] = 512
     concurrency: Annotated[int, _limit(min=1, max=1024, help="Texts that are spoken at the same time.")] = 2
     queue: Annotated[
         int, _limit(min=0, max=100_000, help="Requests that may wait; one more is answered with 503.")
@@ -147,6 +165,24 @@ class Settings:
         float,
         _limit(min=0.1, max=86_400, help="Seconds without progress until a client that stalls is given up."),
     ] = 30
+
+    jobs_folder: Annotated[Path | None, _jobs(help="Folder of the jobs. Default: the user's own.")] = None
+    max_jobs: Annotated[
+        int,
+        _jobs(
+            min=0, max=100_000, help="Jobs that may be stored, those that ended among them; 0 for no jobs."
+        ),
+    ] = 100
+    max_job_characters: Annotated[int, _jobs(min=1, max=10_000_000, help="Longest text of a job.")] = 100_000
+    max_job_audio_seconds: Annotated[float, _jobs(min=1, max=40_000, help="Longest speech of a job.")] = (
+        21_600
+    )
+    max_jobs_megabytes: Annotated[
+        float, _jobs(min=0.001, max=100_000_000, help="Size of all files of all jobs.")
+    ] = 10_000
+    jobs_keep_days: Annotated[
+        float, _jobs(min=0, max=36_500, help="Days after which a job that ended is deleted.")
+    ] = 7
 
     @property
     def max_message_bytes(self) -> int:

@@ -142,8 +142,11 @@ class SpeechStream:
         return self._bound.patches
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call this on the event loop when nothing more is made."""
-        self._callbacks.append(callback)
+        """Call this on the event loop when nothing more is made: at once, if that is so already."""
+        if self._done.is_set():
+            callback()
+        else:
+            self._callbacks.append(callback)
 
     async def first(self) -> None:
         """Wait for the first piece, and keep it for the reader."""

@@ -14,9 +14,11 @@ from starlette.concurrency import run_in_threadpool
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.json_sockets import JsonSocket, serve_websocket
-from voxcpm_server.openai_routes import SpeechRequest, arguments
+from voxcpm_server.openai_routes import arguments
+from voxcpm_server.served_bundles import Served
 from voxcpm_server.service import Service, service_of
 from voxcpm_server.sessions import CaughtUp, SessionStream
+from voxcpm_server.speech_requests import SpeechRequest
 
 router = APIRouter()
 # Fields of a request over HTTP that mean nothing here.
@@ -90,17 +92,22 @@ class _Speaker(JsonSocket):
         if self._stream is not None:
             raise ApiError(400, "start: one speech at a time; send the next start after done", param="type")
         service = self.service
-        service.check_model(asked.model or service.model_names[0])
         service.queue.check(self.owner)
+        with await service.bundles.lease(asked.model) as served:
+            await self._begin(asked, served)
+
+    async def _begin(self, asked: StartMessage, served: Served) -> None:
+        service = self.service
         ignored = sorted(asked.model_extra or ())
         ignored += sorted(asked.model_fields_set & set(_WITHOUT_EFFECT))
-        if asked.instructions and not service.takes_instructions:
+        if asked.instructions and not served.takes_instructions:
             ignored.append("instructions")
         bare = asked.model_copy(update=dict.fromkeys(_WITHOUT_EFFECT))
-        given = await run_in_threadpool(arguments, bare.model_copy(update={"input": ""}), service)
+        given = await run_in_threadpool(arguments, bare.model_copy(update={"input": ""}), service, served)
         del given["text"], given["prompt_text"]
-        encoder = Encoder(asked.response_format, service.tts.sample_rate, asked.sample_rate, asked.speed)
-        self._stream = await service.sessions.begin(service.tts, self.owner, given, encoder)
+        encoder = Encoder(asked.response_format, served.tts.sample_rate, asked.sample_rate, asked.speed)
+        self._stream = await service.sessions.begin(served.tts, self.owner, given, encoder)
+        self._stream.when_done(served.hold())
         self._ended = False
         self._task = self.speak(self._stream, self._speech(self._stream, in_base64=asked.audio == "base64"))
         started = {

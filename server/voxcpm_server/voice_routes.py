@@ -6,7 +6,7 @@ import hashlib
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, File, Form, Request, UploadFile
+from fastapi import APIRouter, File, Form, Query, Request, UploadFile
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -16,6 +16,7 @@ from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import DOCUMENTED, ApiError
 from voxcpm_server.openai_routes import speak
 from voxcpm_server.recordings import decoded_recording
+from voxcpm_server.served_bundles import Served
 from voxcpm_server.service import Service, service_of
 from voxcpm_server.streaming import unless_gone
 
@@ -48,6 +49,9 @@ async def create_voice(
     transcript: Annotated[
         str | None, Form(description="What is said in it, word for word; required before VoxCPM2.")
     ] = None,
+    model: Annotated[
+        str | None, Form(description="The bundle that encodes it; a voice is for its like.")
+    ] = None,
 ) -> VoiceDocument:
     """Make a voice from a recording and store it under a name. The statement of consent is stored with it."""
     service = service_of(request)
@@ -58,11 +62,14 @@ async def create_voice(
         )
     await run_in_threadpool(service.voices.check_new, name, service.settings.max_voices)
     content = await audio_sample.read()
-    making = _made(service, request.state.owner, name, content, transcript)
-    return _document(await unless_gone(request, making), service)
+    with await service.bundles.lease(model) as served:
+        making = _made(service, served, request.state.owner, name, content, transcript)
+        return _document(await unless_gone(request, making), service)
 
 
-async def _made(service: Service, owner: str, name: str, content: bytes, transcript: str | None) -> Voice:
+async def _made(
+    service: Service, served: Served, owner: str, name: str, content: bytes, transcript: str | None
+) -> Voice:
     """The stored voice. Encoding takes the step models, and so a turn as any speech."""
     most_seconds = service.settings.max_recording_seconds
     recording = await run_in_threadpool(decoded_recording, content, "audio_sample", most_seconds)
@@ -73,7 +80,7 @@ async def _made(service: Service, owner: str, name: str, content: bytes, transcr
     turn = await service.queue.enter(owner)
     try:
         make = partial(
-            service.tts.create_voice,
+            served.tts.create_voice,
             recording,
             transcript,
             name=name,
@@ -105,18 +112,23 @@ async def delete_voice(name: str, request: Request) -> dict[str, Any]:
     response_class=Response,
     responses={**DOCUMENTED, 200: {"content": {"audio/mpeg": {}}}},
 )
-async def preview_voice(name: str, request: Request) -> Response:
+async def preview_voice(
+    name: str,
+    request: Request,
+    model: Annotated[str | None, Query(description="The bundle that speaks; by default the first.")] = None,
+) -> Response:
     """A sentence in a voice or alias, as MP3; the same each time."""
     service = service_of(request)
     voice = await run_in_threadpool(service.voices.named, name)
     given: dict[str, Any] = {"text": service.settings.preview_text, "seed": _PREVIEW_SEED}
     if voice is not None:
         given["voice"] = voice
-    return await speak(request, given, Encoder("mp3", service.speeches.sample_rate))
+    with await service.bundles.lease(model) as served:
+        return await speak(request, served, given, Encoder("mp3", served.speeches.sample_rate))
 
 
 def _document(voice: Voice, service: Service) -> VoiceDocument:
-    seconds = service.tts.bundle.architecture.patch_seconds
+    seconds = service.bundles.patch_seconds(voice.header.generation)
     return VoiceDocument(
         id=voice.name,
         name=voice.name,

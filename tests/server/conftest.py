@@ -25,11 +25,12 @@ def tts(speaking_bundle: Path) -> Iterator[VoxCPM]:
 
 @pytest.fixture
 def serve(tts: VoxCPM, tmp_path: Path) -> Iterator[Callable[..., ServerOnLoopback]]:
-    """serve(keys=(), **settings): a server that ends with the test; its voices are in a folder of the test."""
+    """serve(keys=(), **settings): a server that ends with the test; its voices and jobs are in folders of the test."""
     with contextlib.ExitStack() as stack:
 
         def started(**given: Any) -> ServerOnLoopback:
-            return stack.enter_context(ServerOnLoopback.of(tts, voices_folder=tmp_path / "voices", **given))
+            folders = {"voices_folder": tmp_path / "voices", "jobs_folder": tmp_path / "jobs"}
+            return stack.enter_context(ServerOnLoopback.of(tts, **{**folders, **given}))
 
         yield started
 
@@ -37,7 +38,8 @@ def serve(tts: VoxCPM, tmp_path: Path) -> Iterator[Callable[..., ServerOnLoopbac
 @pytest.fixture(scope="module")
 def server(tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOnLoopback]:
     """A server with default settings, for all tests of a file."""
-    with ServerOnLoopback.of(tts, voices_folder=tmp_path_factory.mktemp("voices")) as running:
+    folders = {f"{kind}_folder": tmp_path_factory.mktemp(kind) for kind in ("voices", "jobs")}
+    with ServerOnLoopback.of(tts, **folders) as running:
         yield running
 
 

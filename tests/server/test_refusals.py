@@ -155,6 +155,40 @@ def test_a_body_that_is_no_request(body: bytes, server: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("files", "data", "status", "words"),
+    [
+        ({"prompt_audio": b"RIFF"}, {"prompt_text": "Hi."}, 400, "cannot be read"),
+        ({"prompt_audio": b"RIFF"}, {}, 400, "cannot be read"),
+        ({"notes": b"a"}, {}, 400, "notes: expected text"),
+        ({"prompt_audio": b"a", "reference_audio": b"a", "third": b"a"}, {}, 400, "Too many files"),
+        ({}, {f"field{i}": "a" for i in range(70)}, 400, "Too many fields"),
+        ({"reference_audio": b"a"}, {"speed": "fast"}, 400, "speed: "),
+        ({"reference_audio": b"a"}, {"model": "tts-9"}, 404, "expected one of"),
+    ],
+)
+def test_a_form_is_told_what_is_wrong(
+    files: dict[str, bytes], data: dict[str, str], status: int, words: str, server: Any
+) -> None:
+    # Without a file, httpx2 would send another kind of form.
+    given = files or {"prompt_audio": b""}
+    answer = httpx2.post(f"{server.url}/v1/audio/speech", data={**SAID, **data}, files=given)
+
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"--x\r\n", b"nothing", b'--x\r\nContent-Disposition: form-data; name="a"\r\n']
+)
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "multipart/form-data", "text/plain", ""])
+def test_a_body_that_is_no_form(body: bytes, kind: str, server: Any) -> None:
+    answer = httpx2.post(f"{server.url}/v1/audio/speech", content=body, headers={"Content-Type": kind})
+
+    assert answer.status_code == 400, answer.text
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/v1/audio/speech", 405)]
 )
 def test_wrong_paths_and_methods_have_openais_shape(method: str, path: str, status: int, server: Any) -> None:

@@ -76,7 +76,17 @@ def started(speaking_bundle: Path, tmp_path: Path) -> Any:
     processes: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> tuple[subprocess.Popen[str], str]:
-        given = ["serve", str(speaking_bundle), "--port", "0", "--voices-folder", str(tmp_path), *options]
+        given = [
+            "serve",
+            str(speaking_bundle),
+            "--port",
+            "0",
+            "--voices-folder",
+            str(tmp_path),
+            "--max-jobs",
+            "0",
+            *options,
+        ]
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *given],
             stderr=subprocess.PIPE,

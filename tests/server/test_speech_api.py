@@ -18,8 +18,9 @@ import soundfile
 
 from voxcpm_runtime import pcm16
 from voxcpm_server.encoding import Encoder
-from voxcpm_server.openai_routes import SpeechRequest, arguments
+from voxcpm_server.openai_routes import arguments
 from voxcpm_server.settings import OPENAI_VOICES, Settings
+from voxcpm_server.speech_requests import SpeechRequest
 
 TEXT = "Hello there, this is a test of the server."
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
@@ -232,12 +233,37 @@ def test_the_list_of_ignored_fields_is_short(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("styled", [True, False])
 def test_instructions_are_the_control_where_there_is_one(styled: bool) -> None:
-    service = SimpleNamespace(
-        settings=Settings(), takes_instructions=styled, voices=SimpleNamespace(named=lambda _: None)
-    )
-    given = arguments(SpeechRequest(model="tts-1", input="Hello.", instructions="warmly"), service)
+    service = SimpleNamespace(settings=Settings(), voices=SimpleNamespace(named=lambda _: None))
+    served = SimpleNamespace(takes_instructions=styled)
+    given = arguments(SpeechRequest(model="tts-1", input="Hello.", instructions="warmly"), service, served)
 
     assert given.get("control") == ("warmly" if styled else None)
+
+
+def test_a_form_with_a_file_speaks_as_json_with_base64(server: Any, spoken: Any, tts: Any) -> None:
+    import httpx2
+
+    file = io.BytesIO()
+    soundfile.write(file, spoken.audio, spoken.sample_rate, format="WAV")
+    fields = {
+        "model": "tts-1",
+        "input": "Good morning.",
+        "response_format": "wav",
+        "seed": 5,
+        "prompt_text": TEXT,
+    }
+    url = f"{server.url}/v1/audio/speech"
+
+    form = {**{name: str(value) for name, value in fields.items()}, "voice": "", "stream": "false"}
+    uploaded = httpx2.post(url, data=form, files={"prompt_audio": ("me.wav", file.getvalue())}, timeout=60)
+    encoded = {**fields, "stream": False, "prompt_audio": base64.b64encode(file.getvalue()).decode()}
+    sent = httpx2.post(url, json=encoded, timeout=60)
+
+    assert uploaded.status_code == 200, uploaded.text
+    expected = tts.generate("Good morning.", io.BytesIO(file.getvalue()), TEXT, seed=5)
+    assert np.array_equal(np.frombuffer(uploaded.content[44:], "<i2"), pcm16(expected))
+    assert uploaded.content == sent.content
+    assert uploaded.headers["x-seed"] == "5"
 
 
 def test_models_and_voices_are_listed_as_clients_ask_for_them(client: openai.OpenAI, server: Any) -> None:

@@ -1,0 +1,165 @@
+"""Speaking one job on a thread: segment after segment into its folder, then all of them into one file."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from pathlib import Path
+from typing import Protocol
+
+from voxcpm_runtime import CancelToken, InputError, Progress, SavedSegments, SpokenSegment, Voice
+from voxcpm_server.encoding import Encoder
+from voxcpm_server.errors import ApiError
+from voxcpm_server.job_store import Job, JobStore, appearing
+from voxcpm_server.queueing import FairQueue, Turn
+from voxcpm_server.served_bundles import Served
+from voxcpm_server.settings import MEGABYTE, Settings
+from voxcpm_server.speech_requests import RECORDINGS, SpeechRequest
+
+STORAGE = "storage"
+"""The error code of what there is no room for."""
+VOICE_FILE = "voice.voice"
+"""The file of a job's voice in its folder."""
+_POLL_SECONDS = 0.05
+# Of speech, encoded at a time.
+_PIECE_SECONDS = 10
+
+
+class RunningJob:
+    """How far the job is that is being spoken, and how it ends early."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.cancel = CancelToken()
+        self.seconds_of: dict[int, float] = {}
+        """Seconds of speech of each finished segment, by its index."""
+        self.current_seconds = 0.0
+        self.remaining_seconds: float | None = None
+
+    @property
+    def audio_seconds(self) -> float:
+        """Seconds of speech so far."""
+        return sum(self.seconds_of.values()) + self.current_seconds
+
+
+def spoken_job(store: JobStore, running: RunningJob, served: Served, settings: Settings, place: Place) -> int:
+    """Speak a job on this thread, and return the size of its speech's file, which is then there.
+
+    place: where it speaks. Raises Cancelled, what `VoxCPM.speak` raises, OSError and sqlite3.Error for a disk that is
+    full, and ApiError for a speech that is too long, or whose files are too large.
+    """
+    job, folder, tts = running.job, store.path(running.job.id), served.tts
+    asked = SpeechRequest.model_validate({**job.asked, "seed": job.seed})
+    asked.attach({field: (folder / field).read_bytes() for field in RECORDINGS if (folder / field).is_file()})
+    given = asked.arguments(settings, served, settings.max_job_characters)
+    if (folder / VOICE_FILE).is_file():
+        given["voice"] = Voice.load(folder / VOICE_FILE)
+
+    def heard(progress: Progress) -> None:
+        seconds = progress.patches * tts.bundle.architecture.patch_seconds
+        running.current_seconds = 0.0 if progress.segment in running.seconds_of else seconds
+        running.remaining_seconds = progress.remaining_seconds
+        if running.audio_seconds > settings.max_job_audio_seconds:
+            raise ApiError(
+                400,
+                f"the speech is longer than {settings.max_job_audio_seconds:g} s, the most of a job here",
+                param="input",
+                code="speech_too_long",
+            )
+        place.give_up_if_wanted()
+
+    def finished(index: int, samples: int, *, spoken: bool) -> None:
+        running.seconds_of[index] = samples / tts.sample_rate
+        running.current_seconds = 0.0
+        if spoken:
+            done = len(running.seconds_of)
+            store.change(job.id, segments_done=done, audio_seconds=running.audio_seconds, starts=0)
+            check_size(store, settings)
+
+    saved = _Segments(folder / job.audio_name, tts.bundle.digest, job.seed, finished)
+    plan = tts.plan(**given, progress=heard, cancel=running.cancel, saved_segments=saved)
+    speech = tts.speak_plan(plan)
+    running.seconds_of, running.current_seconds = {0: speech.audio_seconds}, 0.0
+    encoder = Encoder(asked.response_format, tts.sample_rate, asked.sample_rate, asked.speed)
+    with appearing(folder / job.audio_name) as file:
+        file.write(encoder.header())
+        for at in range(0, len(speech.audio), _PIECE_SECONDS * tts.sample_rate):
+            running.cancel.check()
+            file.write(encoder.encode(speech.audio[at : at + _PIECE_SECONDS * tts.sample_rate]))
+        file.write(encoder.finish())
+        size = file.tell()
+        file.seek(0)
+        file.write(encoder.header(encoder.samples))
+    store.change(job.id, segments_done=len(plan.segments), segments=len(plan.segments))
+    return size
+
+
+def check_size(store: JobStore, settings: Settings) -> None:
+    """Raises ApiError (507) if the files of all jobs are larger than they may be."""
+    most = settings.max_jobs_megabytes
+    if store.size() >= most * MEGABYTE:
+        raise ApiError(507, f"the jobs take {most:g} MB, the most that they may; delete one", code=STORAGE)
+
+
+class _Finished(Protocol):
+    def __call__(self, index: int, samples: int, *, spoken: bool) -> None: ...
+
+
+class _Segments(SavedSegments):
+    """The finished segments of a job, which tell how far it is.
+
+    finished: called with the index and length of each, and whether it was spoken just now or by an earlier server.
+    """
+
+    def __init__(self, output: Path, digest: str, seed: int, finished: _Finished) -> None:
+        super().__init__(output, digest, seed, drawn=False)
+        self._finished = finished
+
+    def get(self, index: int) -> SpokenSegment | None:
+        """The saved segment of that index."""
+        segment = super().get(index)
+        if segment is not None:
+            self._finished(index, len(segment.audio), spoken=False)
+        return segment
+
+    def put(self, index: int, segment: SpokenSegment) -> None:
+        """Save a segment. Raises OSError if it cannot be written, ApiError if it has no room."""
+        try:
+            super().put(index, segment)
+        except InputError as error:
+            raise OSError(str(error)) from None
+        self._finished(index, len(segment.audio), spoken=True)
+
+
+def discard_segments(store: JobStore, job: Job) -> None:
+    """Delete the finished segments of a job."""
+    SavedSegments(store.path(job.id) / job.audio_name, "", job.seed, drawn=False).discard()
+
+
+class Place:
+    """A job's place among those who are spoken to, which it gives up to requests."""
+
+    def __init__(self, queue: FairQueue, turn: Turn, cancel: CancelToken) -> None:
+        self._queue = queue
+        self._turn = turn
+        self._cancel = cancel
+        self._loop = asyncio.get_running_loop()
+
+    def leave(self) -> None:
+        """Make the place free."""
+        self._turn.leave()
+
+    def give_up_if_wanted(self) -> None:
+        """Called by the job's thread: if a request waits, let it in, and wait for a place that is free again."""
+        if not self._turn.is_wanted:
+            return
+        again = asyncio.run_coroutine_threadsafe(self._again(), self._loop)
+        while not again.done():
+            concurrent.futures.wait([again], _POLL_SECONDS)
+            if self._cancel.cancelled:
+                again.cancel()
+                self._cancel.check()
+
+    async def _again(self) -> None:
+        self._turn.leave()
+        self._turn = await self._queue.enter_last()

@@ -1,0 +1,260 @@
+"""The jobs of a server on disk: a row of SQLite for each, and a folder of files beside it.
+
+    jobs.sqlite     rows; a job exists if and only if it has one
+    jobs.lock       held by the server that uses the folder
+    ID/             recordings and voice as they were sent, finished segments, and at the end the speech
+
+Files come before the row when a job is made, and go after it when it is deleted. So whatever kills the server leaves no
+job without its files; folders without a row are removed at the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import filelock
+
+from voxcpm_constants.errors import os_reason
+from voxcpm_runtime import InputError
+
+QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
+_SCHEMA = 1
+_PART = ".part"
+MOST_STARTS = 3
+"""Starts without a finished segment after which a job is given up: it may be what ends the server."""
+
+
+class FolderInUseError(InputError):
+    """A folder of jobs that another server uses."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A row: what was asked, and how far it is. Times are seconds since 1970."""
+
+    id: str
+    owner: str
+    state: str
+    created: float
+    started: float | None
+    ended: float | None
+    request: str
+    """The speech request as JSON, without recordings."""
+    seed: int
+    segments: int
+    segments_done: int
+    audio_seconds: float
+    bytes: int
+    """Size of the speech's file; 0 before it is done."""
+    starts: int
+    """How often it was begun since its last finished segment."""
+    error: str | None
+    """OpenAI's error as JSON; None unless it failed."""
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The fields of the speech request."""
+        return dict(json.loads(self.request))
+
+    @property
+    def audio_name(self) -> str:
+        """The name of the speech's file."""
+        return f"speech.{self.asked['response_format']}"
+
+
+_COLUMNS = {
+    "str": "TEXT NOT NULL", "float": "REAL NOT NULL", "int": "INTEGER NOT NULL",
+    "str | None": "TEXT", "float | None": "REAL",
+}  # fmt: skip
+
+
+class JobStore:
+    """The jobs of a folder. Any thread may use it; every method may raise sqlite3.Error and OSError.
+
+    Raises FolderInUseError if another server uses the folder, and InputError if it cannot be used at all. Jobs that ran
+    when the last server ended are queued again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.RLock()
+        try:
+            # Texts and recordings are nobody else's business.
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Whichever thread closes it.
+            self._used = filelock.FileLock(folder / "jobs.lock", timeout=0, thread_local=False)
+            self._used.acquire()
+            self._rows = sqlite3.connect(
+                folder / "jobs.sqlite", check_same_thread=False, isolation_level=None
+            )
+            self._prepare()
+            self._clean_up()
+        except filelock.Timeout:
+            raise FolderInUseError(
+                f"{folder}: another server uses this folder of jobs; give each its --jobs-folder"
+            ) from None
+        except OSError as error:
+            raise InputError(f"{folder}: jobs cannot be stored there ({os_reason(error)})") from None
+        except sqlite3.Error as error:
+            self._used.release()
+            raise InputError(
+                f"{folder / 'jobs.sqlite'}: the jobs cannot be read ({error}); move it away, or give another "
+                "--jobs-folder"
+            ) from None
+
+    def close(self) -> None:
+        """Leave the folder to another server."""
+        with self._lock:
+            self._rows.close()
+        self._used.release()
+
+    def path(self, id_: str) -> Path:
+        """The folder of a job's files."""
+        return self.folder / id_
+
+    def new_folder(self) -> Path:
+        """A folder for a new job's files, whose name is the job's. It is nothing until `add`."""
+        folder = self.path(f"job_{secrets.token_hex(12)}")
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def add(self, folder: Path, owner: str, request: Mapping[str, Any], seed: int, segments: int) -> Job:
+        """A new job, which waits."""
+        job = Job(
+            id=folder.name,
+            owner=owner,
+            state=QUEUED,
+            created=time.time(),
+            started=None,
+            ended=None,
+            request=json.dumps(request),
+            seed=seed,
+            segments=segments,
+            segments_done=0,
+            audio_seconds=0.0,
+            bytes=0,
+            starts=0,
+            error=None,
+        )
+        names = [field.name for field in fields(Job)]
+        marks = ", ".join("?" * len(names))
+        self._execute(
+            f"INSERT INTO jobs ({', '.join(names)}) VALUES ({marks})",  # noqa: S608 - names of the class
+            *(getattr(job, name) for name in names),
+        )
+        return job
+
+    def get(self, owner: str, id_: str) -> Job | None:
+        """A job of that owner; None if there is no such job."""
+        return self._one("SELECT * FROM jobs WHERE id = ? AND owner = ?", id_, owner)
+
+    def of_owner(self, owner: str) -> list[Job]:
+        """All jobs of an owner, the latest first."""
+        rows = self._execute("SELECT * FROM jobs WHERE owner = ? ORDER BY created DESC, id", owner)
+        return [Job(*row) for row in rows]
+
+    def counts(self, owner: str) -> tuple[int, int]:
+        """Number of all jobs, and of that owner's."""
+        ((every, own),) = self._execute("SELECT COUNT(*), COALESCE(SUM(owner = ?), 0) FROM jobs", owner)
+        return every, own
+
+    def by_state(self) -> dict[str, int]:
+        """Number of jobs of each state that there is."""
+        return dict(self._execute("SELECT state, COUNT(*) FROM jobs GROUP BY state"))
+
+    def next(self) -> Job | None:
+        """The job whose turn it is, which is begun by that; None if none waits.
+
+        First one that was interrupted; then that of the owner whose latest job began the longest ago.
+        """
+        with self._lock:
+            job = self._one(
+                "SELECT * FROM jobs AS j WHERE state = ? ORDER BY started IS NULL, "
+                "(SELECT MAX(started) FROM jobs AS k WHERE k.owner = j.owner), created, id LIMIT 1",
+                QUEUED,
+            )
+            if job is None:
+                return None
+            began = job.started or time.time()
+            self.change(job.id, state=RUNNING, started=began, starts=job.starts + 1)
+            return self._one("SELECT * FROM jobs WHERE id = ?", job.id)
+
+    def change(self, id_: str, **values: Any) -> None:
+        """Change fields of a job; one that was deleted stays deleted."""
+        assignments = ", ".join(f"{name} = ?" for name in values)
+        self._execute(f"UPDATE jobs SET {assignments} WHERE id = ?", *values.values(), id_)  # noqa: S608 - fields
+
+    def forget(self, id_: str) -> None:
+        """Delete a job's row. Its files must be removed once nobody writes them."""
+        self._execute("DELETE FROM jobs WHERE id = ?", id_)
+
+    def remove(self, id_: str) -> None:
+        """Delete a job and its files."""
+        self.forget(id_)
+        shutil.rmtree(self.path(id_), ignore_errors=True)
+
+    def ended_before(self, time_: float) -> list[str]:
+        """The names of jobs that ended before that time."""
+        return [id_ for (id_,) in self._execute("SELECT id FROM jobs WHERE ended < ?", time_)]
+
+    def size(self) -> int:
+        """Bytes of all files of all jobs."""
+        return sum(
+            (Path(folder) / name).lstat().st_size
+            for folder, _, names in os.walk(self.folder)
+            for name in names
+            if (Path(folder) / name).exists()
+        )
+
+    def _prepare(self) -> None:
+        self._rows.execute("PRAGMA journal_mode = WAL")
+        self._rows.execute("PRAGMA synchronous = NORMAL")
+        ((version,),) = self._rows.execute("PRAGMA user_version").fetchall()
+        if version > _SCHEMA:
+            raise sqlite3.DatabaseError("a newer release wrote it")
+        declared = ", ".join(f"{field.name} {_COLUMNS[str(field.type)]}" for field in fields(Job))
+        self._rows.execute(f"CREATE TABLE IF NOT EXISTS jobs ({declared}, PRIMARY KEY (id))")
+        self._rows.execute(f"PRAGMA user_version = {_SCHEMA}")
+
+    def _clean_up(self) -> None:
+        """After whatever has ended the last server."""
+        self._execute("UPDATE jobs SET state = ? WHERE state = ?", QUEUED, RUNNING)
+        names = {id_ for (id_,) in self._execute("SELECT id FROM jobs")}
+        for folder in self.folder.iterdir():
+            if folder.is_dir() and folder.name not in names:
+                shutil.rmtree(folder, ignore_errors=True)
+        for part in self.folder.rglob(f"*{_PART}"):
+            part.unlink(missing_ok=True)
+
+    def _one(self, statement: str, *values: Any) -> Job | None:
+        rows = self._execute(statement, *values)
+        return Job(*rows[0]) if rows else None
+
+    def _execute(self, statement: str, *values: Any) -> list[Any]:
+        with self._lock:
+            return self._rows.execute(statement, values).fetchall()
+
+
+@contextlib.contextmanager
+def appearing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that appears under its name when it is complete and on the disk; any error removes it."""
+    partial = path.with_name(path.name + _PART)
+    try:
+        with partial.open("wb+") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

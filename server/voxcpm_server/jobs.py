@@ -1,0 +1,331 @@
+"""Jobs: long texts that are spoken in the background, one after another, and wait on disk to be fetched.
+
+A job takes the last line of the queue: it speaks where a place is free that no request waits for, and gives the place
+up at its next patch when one does. Its finished segments are saved, and a job that was interrupted goes on behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import sqlite3
+import time
+from functools import partial
+from pathlib import Path
+
+from starlette.concurrency import run_in_threadpool
+
+from voxcpm_constants.user_folders import jobs_folder
+from voxcpm_runtime import Cancelled, InputError, Voice
+from voxcpm_server.encoding import Encoder
+from voxcpm_server.errors import ApiError, as_api_error
+from voxcpm_server.job_speaking import (
+    STORAGE,
+    VOICE_FILE,
+    Place,
+    RunningJob,
+    check_size,
+    discard_segments,
+    spoken_job,
+)
+from voxcpm_server.job_store import (
+    DONE,
+    FAILED,
+    MOST_STARTS,
+    QUEUED,
+    Job,
+    JobStore,
+    appearing,
+)
+from voxcpm_server.metrics import Metrics
+from voxcpm_server.queueing import FairQueue
+from voxcpm_server.served_bundles import Bundles, Served, on_a_thread
+from voxcpm_server.settings import Settings
+from voxcpm_server.speech_requests import RECORDINGS, SpeechRequest
+from voxcpm_server.stored_voices import StoredVoices
+
+_log = logging.getLogger("voxcpm_server")
+_DAY = 86_400
+# Between two looks for jobs that are old, and after an error of the disk.
+_IDLE_SECONDS = 600
+_PATIENCE_SECONDS = 5
+
+
+class Jobs:
+    """The jobs of a server. It belongs to one event loop.
+
+    several_keys: whether there is more than one key; then one of them may have half of the jobs only.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        bundles: Bundles,
+        queue: FairQueue,
+        voices: StoredVoices,
+        metrics: Metrics,
+        *,
+        several_keys: bool,
+    ) -> None:
+        self._settings = settings
+        self._bundles = bundles
+        self._queue = queue
+        self._voices = voices
+        self._metrics = metrics
+        self._most_per_key = max(1, settings.max_jobs // 2) if several_keys else settings.max_jobs
+        self._opened: JobStore | None = None
+        self._why_not = "this server takes no jobs (--max-jobs is 0)"
+        self._wake = asyncio.Event()
+        self._working: asyncio.Task[None] | None = None
+        self._speaking: asyncio.Task[None] | None = None
+        self._running: RunningJob | None = None
+        self._submitting = asyncio.Lock()
+        # A job is not deleted between being chosen and being known as the one that runs.
+        self._choosing = asyncio.Lock()
+
+    @property
+    def available(self) -> bool:
+        """Whether this server takes jobs."""
+        return self._opened is not None
+
+    async def begin(self) -> InputError | None:
+        """Open the folder and go on with its jobs. Returns why the folder cannot be used, if it was asked for.
+
+        If the default one cannot be used, because another server does, say, there are no jobs.
+        """
+        if not self._settings.max_jobs:
+            return None
+        chosen = self._settings.jobs_folder
+        try:
+            folder = jobs_folder() if chosen is None else chosen.expanduser().absolute()
+            self._opened = await run_in_threadpool(JobStore, folder)
+        except InputError as error:
+            self._why_not = "this server takes no jobs, as it cannot use their folder; its log says why"
+            if chosen is not None:
+                return error
+            _log.warning("no jobs: %s", error)
+            return None
+        self._working = asyncio.ensure_future(self._work(self._opened))
+        return None
+
+    async def close(self) -> None:
+        """Interrupt the job that is being spoken, and leave the folder. Jobs go on with the next server."""
+        if self._working is not None:
+            self._working.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._working
+        await self._stop()
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    async def submit(self, owner: str, asked: SpeechRequest) -> Job:
+        """A new job of that owner.
+
+        Raises ApiError and what `VoxCPM.plan` raises for a text that cannot be spoken, ApiError for too many jobs (429,
+        503) and a full disk (507).
+        """
+        store = self._store
+        await self._delete_old(store)
+        with await self._bundles.lease(asked.model) as served:
+            # Whatever can be refused is refused now.
+            Encoder(asked.response_format, served.speeches.sample_rate, asked.sample_rate, asked.speed)
+            given = await run_in_threadpool(
+                asked.arguments, self._settings, served, self._settings.max_job_characters
+            )
+            voice = await run_in_threadpool(self._voices.named, asked.voice_name)
+            plan = await run_in_threadpool(partial(served.tts.plan, **{**given, "voice": voice}))
+        add = partial(self._add, store, owner, asked, voice, plan.randomness.seed or 0, len(plan.segments))
+        try:
+            async with self._submitting:
+                await run_in_threadpool(self._check_room, store, owner)
+                job = await run_in_threadpool(add)
+        except (OSError, sqlite3.Error, InputError) as error:
+            raise self._unstored("", error) from None
+        self._wake.set()
+        return job
+
+    async def show(self, owner: str, id_: str) -> Job:
+        """A job of that owner. Raises ApiError (404) if there is none."""
+        job = await run_in_threadpool(self._store.get, owner, id_)
+        if job is None:
+            raise ApiError(404, f"there is no job {id_!r}; GET /v1/audio/jobs lists them", param="id")
+        return job
+
+    async def list(self, owner: str) -> list[Job]:
+        """The jobs of an owner, the latest first."""
+        return await run_in_threadpool(self._store.of_owner, owner)
+
+    async def audio(self, owner: str, id_: str) -> Path:
+        """The file of a job's speech. Raises ApiError: 404 for no such job, 409 for one that is not done."""
+        job = await self.show(owner, id_)
+        if job.state != DONE:
+            raise ApiError(
+                409, f"the job is {job.state}; its speech can be fetched when it is done", code="job_not_done"
+            )
+        return self._store.path(id_) / job.audio_name
+
+    async def delete(self, owner: str, id_: str) -> None:
+        """Cancel a job and delete it. Raises ApiError (404) if there is none."""
+        job = await self.show(owner, id_)
+        await self._remove(self._store, job.id)
+
+    def progress_of(self, job: Job) -> RunningJob | None:
+        """How far a job is by now, if it is the one that is being spoken."""
+        return self._running if self._running is not None and self._running.job.id == job.id else None
+
+    @property
+    def _store(self) -> JobStore:
+        if self._opened is None:
+            raise ApiError(503, self._why_not, code="no_jobs")
+        return self._opened
+
+    def _check_room(self, store: JobStore, owner: str) -> None:
+        every, own = store.counts(owner)
+        if every >= self._settings.max_jobs:
+            raise ApiError(
+                503, f"{every} jobs are stored, the most that may be; delete one", code="too_many_jobs"
+            )
+        if own >= self._most_per_key:
+            raise ApiError(
+                429,
+                f"{own} jobs of this key are stored, the most that may be; delete one",
+                code="too_many_jobs",
+            )
+        check_size(store, self._settings)
+
+    def _add(
+        self, store: JobStore, owner: str, asked: SpeechRequest, voice: Voice | None, seed: int, segments: int
+    ) -> Job:
+        folder = store.new_folder()
+        try:
+            for field, content in asked.recordings():
+                with appearing(folder / field) as file:
+                    file.write(content)
+            if voice is not None:
+                # As it is now: it may be deleted or made anew before the job's turn comes.
+                voice.save(folder / VOICE_FILE)
+            request = asked.model_dump(exclude={*RECORDINGS, *(asked.model_extra or ())}, exclude_none=True)
+            return store.add(folder, owner, request, seed, segments)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    async def _work(self, store: JobStore) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self._delete_old(store)
+                speaking = await self._begun(store)
+            except (OSError, sqlite3.Error) as error:
+                _log.error("jobs: %s", error)
+                await asyncio.sleep(_PATIENCE_SECONDS)
+                continue
+            if speaking is None:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), _IDLE_SECONDS)
+                continue
+            # It ends with an error of its own only if it was cancelled.
+            await asyncio.wait({speaking})
+            self._running = None
+
+    async def _begun(self, store: JobStore) -> asyncio.Task[None] | None:
+        """The next job, which is begun by that; None if none waits."""
+        async with self._choosing:
+            job = await run_in_threadpool(store.next)
+            if job is None:
+                return None
+            self._running = RunningJob(job)
+            self._speaking = asyncio.ensure_future(self._speak(store, self._running))
+            return self._speaking
+
+    async def _stop(self) -> None:
+        """Interrupt the job that is being spoken, and wait until it has ended."""
+        if (speaking := self._speaking) is not None:
+            speaking.cancel()
+            await asyncio.wait({speaking})
+
+    async def _remove(self, store: JobStore, id_: str) -> None:
+        async with self._choosing:
+            # First of all, so that it is not begun again.
+            await run_in_threadpool(store.forget, id_)
+            runs = self._running is not None and self._running.job.id == id_
+        if runs:
+            await self._stop()
+        await run_in_threadpool(store.remove, id_)
+
+    async def _delete_old(self, store: JobStore) -> None:
+        before = time.time() - self._settings.jobs_keep_days * _DAY
+        for id_ in await run_in_threadpool(store.ended_before, before):
+            await run_in_threadpool(store.remove, id_)
+
+    async def _speak(self, store: JobStore, running: RunningJob) -> None:
+        """Speak a job to its end. What goes wrong is the job's error; only a cancellation comes out."""
+        job = running.job
+        try:
+            _check_starts(job)
+            size = await self._spoken(store, running)
+            done = {"state": DONE, "ended": time.time(), "bytes": size, "error": None}
+            await run_in_threadpool(
+                partial(store.change, job.id, **done, audio_seconds=running.audio_seconds)
+            )
+            discard_segments(store, job)
+            self._metrics.jobs.labels(DONE).inc()
+        except (asyncio.CancelledError, Cancelled):
+            # The server ends, or the job is deleted. This is no attempt that has failed.
+            with contextlib.suppress(sqlite3.Error):
+                store.change(job.id, state=QUEUED, starts=job.starts - 1)
+            raise asyncio.CancelledError from None
+        except Exception as error:  # noqa: BLE001 - told as the job's error
+            if isinstance(error, OSError | sqlite3.Error):
+                error = self._unstored(job.id, error)
+            told = as_api_error(error).document["error"]
+            # Room, above all if that was missing.
+            discard_segments(store, job)
+            self._metrics.jobs.labels(FAILED).inc()
+            try:
+                store.change(job.id, state=FAILED, ended=time.time(), error=json.dumps(told))
+            except sqlite3.Error as unwritten:
+                _log.error("job %s has failed, which cannot be stored (%s)", job.id, unwritten)
+
+    async def _spoken(self, store: JobStore, running: RunningJob) -> int:
+        """Bytes of the file of the speech, which is then there."""
+        with await self._leased(running.job.asked["model"]) as served:
+            place = Place(self._queue, await self._queue.enter_last(), running.cancel)
+            work = partial(spoken_job, store, running, served, self._settings, place)
+            working = asyncio.ensure_future(on_a_thread(work))
+            try:
+                return await asyncio.shield(working)
+            except asyncio.CancelledError:
+                running.cancel.cancel()
+                while not working.done():
+                    # However often it is cancelled: the bundle must stay until its thread has ended.
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait({working})
+                working.exception()
+                raise
+            finally:
+                place.leave()
+
+    async def _leased(self, model: str) -> Served:
+        while True:
+            try:
+                return await self._bundles.lease(model)
+            except ApiError as error:
+                # Another bundle has the memory now.
+                if "Retry-After" not in (error.headers or {}):
+                    raise
+            await asyncio.sleep(_PATIENCE_SECONDS)
+
+    def _unstored(self, id_: str, error: Exception) -> ApiError:
+        """The error of a disk that is full or broken. Clients need not know its paths."""
+        _log.error("job %s: %s", id_ or "that is new", error)
+        return ApiError(507, "the server could not store the job; its log says why", code=STORAGE)
+
+
+def _check_starts(job: Job) -> None:
+    if job.starts > MOST_STARTS:
+        raise ApiError(500, f"the server ended {MOST_STARTS} times while it spoke this job; it is given up")

@@ -1,0 +1,144 @@
+"""Jobs of `voxcpm-coreml serve` as a process that is killed, that has no room on its disk, and that has many guests."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_runtime import pcm16
+
+SENTENCE = "one two three four five six seven."
+LONG = "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 4)
+PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+# More than a request or a short speech, less than a finished segment.
+LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
+
+Start = Callable[..., tuple["subprocess.Popen[str]", str]]
+
+
+@pytest.fixture
+def start(speaking_bundle: Path, tmp_path: Path) -> Iterator[Start]:
+    """start(*options, program=PROGRAM): the process of a server, and its URL; its jobs are in a folder of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def started(*options: str, program: str = PROGRAM) -> tuple[subprocess.Popen[str], str]:
+            given = [
+                "serve",
+                str(speaking_bundle),
+                "--port",
+                "0",
+                "--voices-folder",
+                str(tmp_path / "voices"),
+            ]
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, *given, "--jobs-folder", str(tmp_path / "jobs"), *options],
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "VOXCPM_COREML_API_KEYS": ""},
+            )
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            line = process.stderr.readline() if process.stderr else ""
+            assert line.startswith("listening on http://127.0.0.1:"), line
+            return process, line.split()[2]
+
+        yield started
+
+
+def submit(url: str, text: str) -> str:
+    said = {"model": "tts-1", "input": text, "response_format": "wav", "seed": 7}
+    answer = httpx2.post(f"{url}/v1/audio/jobs", json=said, timeout=60)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def until(url: str, id_: str, condition: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    ends = time.monotonic() + 120
+    while True:
+        job = httpx2.get(f"{url}/v1/audio/jobs/{id_}", timeout=60).json()
+        if condition(job):
+            return dict(job)
+        assert time.monotonic() < ends, job
+        time.sleep(0.05)
+
+
+def test_a_job_goes_on_behind_its_finished_segments_after_a_kill(
+    start: Start, tts: Any, tmp_path: Path
+) -> None:
+    process, url = start()
+    id_ = submit(url, LONG)
+    until(url, id_, lambda job: job["segments_done"])
+    process.kill()
+    process.wait()
+    folder = tmp_path / "jobs" / id_
+    saved = {path: path.stat().st_mtime_ns for path in folder.rglob("*.segment")}
+    assert saved
+    assert not (folder / "speech.wav").exists()
+
+    _, url = start()
+    now = until(url, id_, lambda job: job["state"] == "running")
+    assert now["segments_done"] >= len(saved)
+    until(url, id_, lambda job: job["segments_done"] > len(saved))
+    for path, time_ in saved.items():
+        with contextlib.suppress(FileNotFoundError):  # It is done already.
+            assert path.stat().st_mtime_ns == time_
+    assert until(url, id_, lambda job: job["state"] in ("done", "failed"))["error"] is None
+    content = httpx2.get(f"{url}/v1/audio/jobs/{id_}/audio").content
+    audio, _ = soundfile.read(io.BytesIO(content), dtype="int16")
+    assert np.array_equal(audio, pcm16(tts.generate(LONG, seed=7)))
+    assert sorted(path.name for path in folder.iterdir()) == ["speech.wav"]
+
+
+def test_without_room_for_a_segment_the_job_fails_and_the_server_goes_on(
+    start: Start, tmp_path: Path
+) -> None:
+    process, url = start("--max-connections", "4", program=LIMITED + PROGRAM)
+
+    failed = until(url, submit(url, LONG), lambda job: job["state"] in ("done", "failed"))
+    assert failed["error"]["code"] == "storage"
+    assert str(tmp_path) not in failed["error"]["message"]
+    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.segment"))
+    id_ = submit(url, SENTENCE)
+    assert until(url, id_, lambda job: job["state"] in ("done", "failed"))["state"] == "done"
+
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+    with contextlib.ExitStack() as guests:
+        for _ in range(4):
+            guests.enter_context(socket.create_connection(address))
+        time.sleep(0.2)
+        assert httpx2.get(f"{url}/healthz").status_code == 503
+    time.sleep(0.2)
+    assert httpx2.get(f"{url}/healthz").status_code == 200
+
+    process.terminate()
+    _, rest = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "File too large" in rest
+    assert "Traceback" not in rest
+
+
+def test_two_servers_do_not_share_a_folder_of_jobs(start: Start, tmp_path: Path) -> None:
+    start()
+    given = ["serve", "--port", "0", "--jobs-folder", str(tmp_path / "jobs")]
+    second = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *given], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert second.returncode == 2
+    assert second.stderr == (
+        f"error: {tmp_path / 'jobs'}: another server uses this folder of jobs; give each its --jobs-folder\n"
+    )
