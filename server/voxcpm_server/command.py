@@ -86,8 +86,10 @@ def _source(path: str | None, engine: Engine) -> Source:
 
 def _check_present(path: str) -> None:
     """Raises InputError for a bundle that is neither a folder nor a hub id, at the start and not with a request."""
-    if not is_hub_id(path) and not Path(path).expanduser().is_dir():
-        raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
+    with contextlib.suppress(RuntimeError):  # ~somebody, whom there is not
+        if is_hub_id(path) or Path(path).expanduser().is_dir():
+            return
+    raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
 
 
 def _loading_text(bundle: str | None, listener: socket.socket) -> str:

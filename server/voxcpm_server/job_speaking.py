@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import shutil
 from pathlib import Path
 from typing import Protocol
 
@@ -76,9 +77,9 @@ def spoken_job(store: JobStore, running: RunningJob, served: Served, settings: S
             store.change(job.id, segments_done=done, audio_seconds=running.audio_seconds, starts=0)
             check_size(store, settings)
 
-    saved = _Segments(folder / job.audio_name, tts.bundle.digest, job.seed, finished)
-    plan = tts.plan(**given, progress=heard, cancel=running.cancel, saved_segments=saved)
-    speech = tts.speak_plan(plan)
+    with _Segments(folder / job.audio_name, tts.bundle.digest, job.seed, finished) as saved:
+        plan = tts.plan(**given, progress=heard, cancel=running.cancel, saved_segments=saved)
+        speech = tts.speak_plan(plan)
     running.seconds_of, running.current_seconds = {0: speech.audio_seconds}, 0.0
     encoder = Encoder(asked.response_format, tts.sample_rate, asked.sample_rate, asked.speed)
     with appearing(folder / job.audio_name) as file:
@@ -115,6 +116,12 @@ class _Segments(SavedSegments):
         super().__init__(output, digest, seed, drawn=False)
         self._finished = finished
 
+    def __enter__(self) -> _Segments:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def get(self, index: int) -> SpokenSegment | None:
         """The saved segment of that index."""
         segment = super().get(index)
@@ -132,8 +139,9 @@ class _Segments(SavedSegments):
 
 
 def discard_segments(store: JobStore, job: Job) -> None:
-    """Delete the finished segments of a job."""
-    SavedSegments(store.path(job.id) / job.audio_name, "", job.seed, drawn=False).discard()
+    """Delete the finished segments of a job that is not being spoken."""
+    for folder in store.path(job.id).glob(".*.segments"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Place:

@@ -197,7 +197,13 @@ class JobStore:
 
     def forget(self, id_: str) -> None:
         """Delete a job's row. Its files must be removed once nobody writes them."""
-        self._execute("DELETE FROM jobs WHERE id = ?", id_)
+        statement = "DELETE FROM jobs WHERE id = ?"
+        try:
+            self._execute(statement, id_)
+        except sqlite3.OperationalError:
+            # A full disk has no room even for that, unless the job's files make some.
+            shutil.rmtree(self.path(id_), ignore_errors=True)
+            self._execute(statement, id_)
 
     def remove(self, id_: str) -> None:
         """Delete a job and its files."""
@@ -231,6 +237,9 @@ class JobStore:
         """After whatever has ended the last server."""
         self._execute("UPDATE jobs SET state = ? WHERE state = ?", QUEUED, RUNNING)
         names = {id_ for (id_,) in self._execute("SELECT id FROM jobs")}
+        for id_ in names:
+            if not self.path(id_).is_dir():
+                self.forget(id_)
         for folder in self.folder.iterdir():
             if folder.is_dir() and folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)

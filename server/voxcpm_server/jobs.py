@@ -100,8 +100,7 @@ class Jobs:
             return None
         chosen = self._settings.jobs_folder
         try:
-            folder = jobs_folder() if chosen is None else chosen.expanduser().absolute()
-            self._opened = await run_in_threadpool(JobStore, folder)
+            self._opened = await run_in_threadpool(JobStore, _folder(chosen))
         except InputError as error:
             self._why_not = "this server takes no jobs, as it cannot use their folder; its log says why"
             if chosen is not None:
@@ -129,7 +128,6 @@ class Jobs:
         503) and a full disk (507).
         """
         store = self._store
-        await self._delete_old(store)
         with await self._bundles.lease(asked.model) as served:
             # Whatever can be refused is refused now.
             Encoder(asked.response_format, served.speeches.sample_rate, asked.sample_rate, asked.speed)
@@ -141,6 +139,7 @@ class Jobs:
         add = partial(self._add, store, owner, asked, voice, plan.randomness.seed or 0, len(plan.segments))
         try:
             async with self._submitting:
+                await self._delete_old(store)
                 await run_in_threadpool(self._check_room, store, owner)
                 job = await run_in_threadpool(add)
         except (OSError, sqlite3.Error, InputError) as error:
@@ -324,6 +323,13 @@ class Jobs:
         """The error of a disk that is full or broken. Clients need not know its paths."""
         _log.error("job %s: %s", id_ or "that is new", error)
         return ApiError(507, "the server could not store the job; its log says why", code=STORAGE)
+
+
+def _folder(chosen: Path | None) -> Path:
+    try:
+        return jobs_folder() if chosen is None else chosen.expanduser().absolute()
+    except RuntimeError:
+        raise InputError(f"{chosen}: there is no such user; name a folder") from None
 
 
 def _check_starts(job: Job) -> None:

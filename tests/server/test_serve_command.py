@@ -48,6 +48,11 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.Captu
         (("--voice-aliases", "absent"), "cannot be read"),
         (("--concurrency", "0"), "concurrency"),
         (("absent-bundle", "--port", "0"), "absent-bundle"),
+        (("--bundle", "calm"), "expected NAME=PATH"),
+        (("--bundle", "calm=absent"), "absent: no such folder"),
+        (("--bundle", "calm=~nobody-of-this-name/calm"), "no such folder"),
+        (("--max-memory", "8", "--port", "0"), "with its unit"),
+        (("--jobs-folder", "~nobody-of-this-name", "--port", "0"), "no such user"),
     ],
 )
 def test_wrong_options_are_one_line(
@@ -55,6 +60,7 @@ def test_wrong_options_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     assert words in refusal(capsys, *arguments)
 
 

@@ -82,6 +82,11 @@ class SavedSegments:
         """Delete all saved segments."""
         if self._lock is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+            self.release()
+
+    def release(self) -> None:
+        """Leave the segments as they are to another run, and save no more."""
+        if self._lock is not None:
             self._lock.release()
             self._lock = None
 
