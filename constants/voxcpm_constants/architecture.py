@@ -8,13 +8,30 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from voxcpm_constants.bounds import (
+    GREATEST_POSITIONS,
+    GREATEST_RATE,
+    GREATEST_STRIDE,
+    GREATEST_VOCABULARY,
+    GREATEST_WIDTH,
+    MOST_LAYERS,
+    MOST_STRIDES,
+)
 from voxcpm_constants.errors import CheckpointError, first_wrong_field
 from voxcpm_constants.generations import GENERATIONS, Generation, Traits
 from voxcpm_constants.json_files import read_json
+
+_Layers = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
+_Width = Annotated[int, Field(gt=0, le=GREATEST_WIDTH)]
+_Positions = Annotated[int, Field(gt=0, le=GREATEST_POSITIONS)]
+_Rate = Annotated[int, Field(gt=0, le=GREATEST_RATE)]
+_Stride = Annotated[int, Field(gt=0, le=GREATEST_STRIDE)]
+_Strides = Annotated[tuple[_Stride, ...], Field(min_length=1, max_length=MOST_STRIDES)]
+_Factors = Annotated[tuple[float, ...], Field(max_length=GREATEST_WIDTH)]
 
 
 class _Config(BaseModel):
@@ -26,41 +43,41 @@ class RopeScaling(_Config):
     """LongRoPE's factors, head_dim / 2 of each kind: one for each rotated pair of a head's dimensions."""
 
     type: str = "longrope"
-    long_factor: tuple[float, ...]
-    short_factor: tuple[float, ...]
-    original_max_position_embeddings: int = Field(gt=0)
+    long_factor: _Factors
+    short_factor: _Factors
+    original_max_position_embeddings: _Positions
 
 
 class LanguageModelConfig(_Config):
     """`lm_config`: the base language model (MiniCPM4). The other transformers share all but their own widths."""
 
-    hidden_size: int = Field(gt=0)
-    intermediate_size: int = Field(gt=0)
-    max_position_embeddings: int = Field(gt=0)
-    num_attention_heads: int = Field(gt=0)
-    num_hidden_layers: int = Field(gt=0)
-    num_key_value_heads: int = Field(gt=0)
+    hidden_size: _Width
+    intermediate_size: _Width
+    max_position_embeddings: _Positions
+    num_attention_heads: _Width
+    num_hidden_layers: _Layers
+    num_key_value_heads: _Width
     rms_norm_eps: float = Field(gt=0)
     rope_theta: float = Field(gt=0)
     rope_scaling: RopeScaling
-    vocab_size: int = Field(gt=0)
+    vocab_size: int = Field(gt=0, le=GREATEST_VOCABULARY)
     bos_token_id: int = 1
     eos_token_id: int = 2
     use_mup: bool = True
     scale_emb: float
     dim_model_base: int
     scale_depth: float
-    kv_channels: int | None = None
+    kv_channels: _Width | None = None
 
 
 class LocalTransformerConfig(_Config):
     """Width and depth of the local encoder or the local DiT; the other sizes are the language model's."""
 
-    hidden_dim: int = Field(default=1024, gt=0)
-    ffn_dim: int = Field(default=4096, gt=0)
-    num_heads: int = Field(default=16, gt=0)
-    num_layers: int = Field(default=4, gt=0)
-    kv_channels: int | None = None
+    hidden_dim: _Width = 1024
+    ffn_dim: _Width = 4096
+    num_heads: _Width = 16
+    num_layers: _Layers = 4
+    kv_channels: _Width | None = None
 
 
 class CfmConfig(_Config):
@@ -85,15 +102,15 @@ class DiTConfig(LocalTransformerConfig):
 class AudioVAEConfig(_Config):
     """`audio_vae_config`: channels, strides and sample rates (Hz) of the AudioVAE; the last five are VoxCPM2's."""
 
-    encoder_dim: int = Field(default=128, gt=0)
-    encoder_rates: tuple[int, ...] = (2, 5, 8, 8)
-    latent_dim: int = Field(default=64, gt=0)
-    decoder_dim: int = Field(default=1536, gt=0)
-    decoder_rates: tuple[int, ...] = (8, 8, 5, 2)
+    encoder_dim: _Width = 128
+    encoder_rates: _Strides = (2, 5, 8, 8)
+    latent_dim: _Width = 64
+    decoder_dim: _Width = 1536
+    decoder_rates: _Strides = (8, 8, 5, 2)
     depthwise: bool = True
-    sample_rate: int = Field(default=16000, gt=0)
+    sample_rate: _Rate = 16000
     use_noise_block: bool = False
-    out_sample_rate: int | None = None
+    out_sample_rate: _Rate | None = None
     sr_bin_boundaries: tuple[int, ...] | None = None
     cond_type: str = "scale_bias"
     cond_dim: int = 128
@@ -122,16 +139,16 @@ class Architecture(_Config):
     generation: Generation = Field(default="voxcpm", alias="architecture")
     """The key is `architecture`, as upstream writes it."""
     lm_config: LanguageModelConfig
-    patch_size: int = Field(default=2, gt=0)
-    feat_dim: int = Field(default=64, gt=0)
-    residual_lm_num_layers: int = Field(default=6, gt=0)
+    patch_size: _Width = 2
+    feat_dim: _Width = 64
+    residual_lm_num_layers: _Layers = 6
     residual_lm_no_rope: bool = False
-    scalar_quantization_latent_dim: int = Field(default=256, gt=0)
-    scalar_quantization_scale: int = Field(default=9, gt=0)
+    scalar_quantization_latent_dim: _Width = 256
+    scalar_quantization_scale: _Width = 9
     encoder_config: LocalTransformerConfig
     dit_config: DiTConfig
     audio_vae_config: AudioVAEConfig = AudioVAEConfig()
-    max_length: int = Field(default=4096, gt=0)
+    max_length: _Positions = 4096
     dit_mean_mode: bool = False
     # The device and dtype that upstream would use; not used here.
     device: str = "cuda"

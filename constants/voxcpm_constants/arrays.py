@@ -10,13 +10,17 @@
 
 from __future__ import annotations
 
+import math
+import re
+import struct
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import BundleError
+from voxcpm_constants.bounds import MOST_NPY_HEADER_BYTES
+from voxcpm_constants.errors import BundleError, first_line
 
 EMBED_TOKENS = "embed_tokens"
 LM_TO_DIT = "lm_to_dit_proj"
@@ -25,6 +29,14 @@ FUSION = "fusion_concat_proj"
 
 # bfloat16 and float16 weights fit float16 to within half of its smallest step; float32 ones need not.
 _LOSSLESS_FLOAT16 = 2.0**-25
+_MAGIC = b"\x93NUMPY\x01\x00"
+# The magic, and the length of the header that follows.
+_FIXED = struct.Struct("<8sH")
+_HEADER = re.compile(
+    rb"\{'descr': '(?P<dtype>[<>|=]?\w{1,8})', 'fortran_order': (?:True|False), "
+    rb"'shape': \((?P<shape>[\d, ]{0,80})\), } *\n"
+)
+_ITEM_BYTES = {b"<f4": 4, b"<f2": 2}
 
 
 def constant_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
@@ -52,15 +64,46 @@ def write_constant(folder: Path, stem: str, array: npt.NDArray[np.float32]) -> N
 def load_constants(folder: Path, a: Architecture) -> dict[str, npt.NDArray[np.floating]]:
     """All constants by file stem; the embedding table is memory-mapped.
 
-    Raises BundleError for a file that cannot be read or has a wrong shape.
+    Header and size of each file are compared with what this architecture has before an array is read. Raises
+    BundleError for a file that cannot be read, has another shape or dtype, or has infinities or NaN.
     """
     arrays: dict[str, npt.NDArray[np.floating]] = {}
     for stem, shape in constant_shapes(a).items():
         path = folder / f"{stem}.npy"
+        mapped = stem == EMBED_TOKENS
         try:
-            arrays[stem] = np.load(path, mmap_mode="r" if stem == EMBED_TOKENS else None, allow_pickle=False)
+            _check_header(path, shape)
+            arrays[stem] = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise BundleError(f"{path}: expected a numpy array, but it cannot be read ({error})") from None
-        if arrays[stem].shape != shape:
-            raise BundleError(f"{path}: expected shape {shape}, got {arrays[stem].shape}")
+            raise BundleError(
+                f"{path}: expected a numpy array, but it cannot be read ({first_line(error)})"
+            ) from None
+        # The embedding table is not read as a whole. A row of it with NaN is noticed by the patches that it makes.
+        if not mapped and not np.isfinite(arrays[stem]).all():
+            raise BundleError(f"{path}: expected finite numbers, found infinities or NaN; convert again")
     return arrays
+
+
+def _check_header(path: Path, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless the file has an array of this shape, in a dtype that is written here, and nothing else.
+
+    numpy's own reader evaluates the header as Python before anything of it is known.
+    """
+    with path.open("rb") as file:
+        start = file.read(_FIXED.size)
+        # Later versions are for headers that are longer, or have other characters.
+        if len(start) < _FIXED.size or not start.startswith(_MAGIC):
+            raise ValueError(f"it does not begin as version 1.0 of the format does: {_MAGIC!r}")
+        _, length = _FIXED.unpack(start)
+        header = _HEADER.fullmatch(file.read(min(length, MOST_NPY_HEADER_BYTES)))
+    if header is None:
+        raise ValueError("its header is not as numpy writes it")
+    found = tuple(int(axis) for axis in header["shape"].split(b",") if axis.strip())
+    if found != shape:
+        raise ValueError(f"expected shape {shape}, got {found}")
+    bytes_each = _ITEM_BYTES.get(header["dtype"])
+    if bytes_each is None:
+        raise ValueError(f"expected float32 or float16, got {header['dtype'].decode()}")
+    expected = _FIXED.size + length + math.prod(shape) * bytes_each
+    if path.stat().st_size != expected:
+        raise ValueError(f"expected {expected} bytes, got {path.stat().st_size}")

@@ -7,13 +7,10 @@ import stat
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 64 << 20
-"""The largest file that is read; published tokenizers have a few megabytes."""
-MOST_DEPTH = 64
-"""Objects and lists inside each other; the deepest file that is read here has about ten."""
+from voxcpm_constants.bounds import MOST_JSON_BYTES, MOST_JSON_DEPTH
 
 
-def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
+def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
     """The document of a UTF-8 file. Raises OSError, and ValueError for what is not JSON or too large."""
     # Opening a pipe would wait for its other end.
     if not stat.S_ISREG(path.stat().st_mode):
@@ -26,22 +23,34 @@ def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def parsed_json(content: str | bytes) -> Any:
-    """The document of a text. Raises ValueError, one line, for what is not JSON in UTF-8, or nested too deeply."""
+    """The document of a text. Raises ValueError, one line, for what is not JSON in UTF-8, is nested too deeply, or
+    has a key of an object twice.
+    """
     try:
-        document = json.loads(content if isinstance(content, str) else content.decode())
+        text = content if isinstance(content, str) else content.decode()
+        document = json.loads(text, object_pairs_hook=_each_key_once)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     _check_depth(document)
     return document
 
 
-_TOO_DEEP = f"objects and lists are nested more than {MOST_DEPTH} deep"
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. Raises ValueError for a key that it has twice: readers differ in which of its values counts."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"it has the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
+    return document
+
+
+_TOO_DEEP = f"objects and lists are nested more than {MOST_JSON_DEPTH} deep"
 
 
 def _check_depth(document: object) -> None:
     # Level by level: whatever reads the document afterwards may call itself for each.
     level = [document]
-    for _ in range(MOST_DEPTH + 1):
+    for _ in range(MOST_JSON_DEPTH + 1):
         level = [
             inner
             for outer in level

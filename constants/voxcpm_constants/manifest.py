@@ -18,9 +18,10 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.arrays import constant_shapes
 from voxcpm_constants.errors import BundleError, first_wrong_field
 from voxcpm_constants.json_files import read_json
 from voxcpm_constants.parts import parts
@@ -46,6 +47,7 @@ CONSTANTS_FOLDER = "constants"
 CONFIG_FILE = "constants/config.json"
 TOKENIZER_FOLDER = "tokenizer"
 TOKENIZER_FILE = "tokenizer/tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer/tokenizer_config.json"
 VECTORS_FOLDER = "vectors"
 LOWERED_FOLDER = "lowered"
 
@@ -57,8 +59,8 @@ class _Record(BaseModel):
 class FileRecord(_Record):
     """Size in bytes and SHA-256 of one file."""
 
-    bytes: int
-    sha256: str
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class MergedLora(_Record):
@@ -106,6 +108,16 @@ class Manifest(_Record):
     files: dict[str, FileRecord]
     """Every file in a folder of the bundle, by POSIX path relative to it: not the manifest, nor the model card."""
 
+    @field_validator("files")
+    @classmethod
+    def _within_the_bundle(cls, files: dict[str, FileRecord]) -> dict[str, FileRecord]:
+        for name in files:
+            path = PurePosixPath(name)
+            plain = name == path.as_posix() and name.isprintable() and "\\" not in name and ":" not in name
+            if not plain or path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
+                raise ValueError(f"expected paths of files in folders of the bundle, got {name!r}")
+        return files
+
     def write(self, bundle: Path) -> None:
         """Write `manifest.json` into the folder of the bundle."""
         text = self.model_dump_json(indent=1, by_alias=True)
@@ -152,6 +164,23 @@ class Manifest(_Record):
     def package_path(self, precision: Precision, package: str) -> PurePosixPath:
         """Path of a package, relative to the bundle. package: the name of a step model, or of a part of one."""
         return package_path(precision, package, self.target)
+
+    def check_complete(self, bundle: Path) -> None:
+        """Raises BundleError if a file that speech is made with is not listed, so that nothing would verify it."""
+        needed = [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE]
+        needed += [f"{CONSTANTS_FOLDER}/{stem}.npy" for stem in constant_shapes(self.architecture)]
+        folders = {"/".join(PurePosixPath(name).parts[:2]) for name in self.files}
+        packages = [
+            str(self.package_path(precision, package.name))
+            for precision in self.precisions
+            for step_model in self.step_models
+            for package in self.parts(step_model)
+        ]
+        for name in (*needed, *packages):
+            if name not in folders:
+                raise BundleError(
+                    f"{bundle / MANIFEST_FILE}: {name} is not in its list of files; convert again"
+                )
 
     def files_of(self, precision: Precision) -> dict[str, FileRecord]:
         """The files that one precision speaks with, by path: constants, tokenizer and that precision's step models.
@@ -228,13 +257,28 @@ def record_lowered(bundle: Path) -> None:
     manifest.model_copy(update={"files": {**manifest.files, **lowered}}).write(bundle)
 
 
+def _places(bundle: Path) -> Path:
+    """The folder in which a bundle's files lie once links are followed.
+
+    That is the bundle; in the cache of the hub it is the repository's, whose snapshots are links to its blobs.
+    """
+    folder = bundle.resolve()
+    is_snapshot = folder.parent.name == "snapshots" and (folder.parents[1] / "blobs").is_dir()
+    return folder.parents[1] if is_snapshot else folder
+
+
 def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool) -> None:
     """Compare files with their records: sizes, and with `digests` also contents.
 
-    Raises BundleError, whose message names the first wrong file.
+    Raises BundleError, whose message names the first wrong file, also for a link to a file outside of the bundle.
     """
+    allowed = _places(bundle)
     for name, record in expected.items():
         path = bundle / name
+        if not path.resolve().is_relative_to(allowed):
+            raise BundleError(
+                f"{path}: a link out of the bundle; put the file itself there, or convert again"
+            )
         if not path.is_file():
             raise BundleError(
                 f"{path}: missing from the bundle (the manifest lists it); copy it again or convert again"

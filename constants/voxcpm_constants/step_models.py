@@ -14,6 +14,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from voxcpm_constants.architecture import Architecture, Transformer
+from voxcpm_constants.bounds import GREATEST_POSITIONS, MOST_LAYERS
+from voxcpm_constants.euler_steps import MOST_EULER_STEPS
 from voxcpm_constants.hardware_limits import LONGEST_AXIS
 
 AUDIO_VAE_ENCODER = "audio_vae_encoder"
@@ -117,16 +119,16 @@ class StepSizes(_Declared):
 
     batch: int = Field(default=1, ge=1, le=LARGEST_BATCH)
     """Utterances that the language models and the DiT advance together, each at its own position."""
-    kv_length: int = Field(default=1024, gt=0)
+    kv_length: int = Field(default=1024, gt=0, le=GREATEST_POSITIONS)
     """Positions of one utterance in both KV caches: text tokens, prompt patches and generated patches together."""
     prefill_chunks: tuple[int, ...] = (1, 16, 64)
     """The possible numbers of embeddings in one call of an LM step."""
     encode_patches: tuple[int, ...] = Field(default=(1, 16), validate_default=True)
     """The possible numbers of patches in one call of the feat encoder, ascending; `batch` is always one of them."""
 
-    base_lm_parts: int = Field(default=1, ge=1)
+    base_lm_parts: int = Field(default=1, ge=1, le=MOST_LAYERS)
     """Packages that hold the base LM's layers in turn (`voxcpm_constants.parts`)."""
-    solver_steps: int = Field(default=0, ge=0)
+    solver_steps: int = Field(default=0, ge=0, le=MOST_EULER_STEPS)
     """Euler steps that `locdit_solve` takes in one call; 0 for a bundle without it."""
 
     @field_validator("encode_patches")

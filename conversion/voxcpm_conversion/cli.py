@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from voxcpm_constants.bounds import GREATEST_POSITIONS
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.euler_steps import LEAST_SOLVER_STEPS, MOST_EULER_STEPS
 from voxcpm_constants.hardware_limits import LONGEST_AXIS
@@ -196,8 +197,8 @@ def _target(asked: str) -> Target:
 def _sizes(batch: int, max_length: int, prefill_chunks: list[int] | None, solver_steps: int) -> StepSizes:
     if not 1 <= batch <= LARGEST_BATCH:
         raise InputError(f"--batch {batch}: expected 1 to {LARGEST_BATCH} utterances")
-    if max_length < 1:
-        raise InputError(f"--max-length {max_length}: expected at least 1 position")
+    if not 1 <= max_length <= GREATEST_POSITIONS:
+        raise InputError(f"--max-length {max_length}: expected 1 to {GREATEST_POSITIONS} positions")
     if prefill_chunks is None:
         chunks = tuple(c for c in StepSizes().prefill_chunks if c <= max_length)
     else:

@@ -268,7 +268,7 @@ def test_the_command_speaks_for_itself_alone(batch_conversion: Path) -> None:
     [
         (["missing", "-o", "b"], "no checkpoint here"),
         (["{checkpoint}", "-o", "b", "--precision", "fp8"], "expected one of fp16, int8, int4, fp32"),
-        (["{checkpoint}", "-o", "b", "--max-length", "0"], "at least 1 position"),
+        (["{checkpoint}", "-o", "b", "--max-length", "0"], "expected 1 to 1048576 positions"),
         (["{checkpoint}", "-o", "b", "--batch", "0"], "--batch 0: expected 1 to 32 utterances"),
         (["{checkpoint}", "-o", "b", "--batch", "33"], "--batch 33: expected 1 to 32 utterances"),
         (["{other}", "-o", "b"], "lm_config"),

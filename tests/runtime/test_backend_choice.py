@@ -44,6 +44,11 @@ def bundle_of(bundle_folder: Path) -> Callable[[str], Bundle]:
         path = bundle_folder / "manifest.json"
         document = json.loads(path.read_text(encoding="utf-8"))
         version = 4 if target == "macOS27" else 3
+        if target == "macOS27":
+            for package in sorted(bundle_folder.glob("*/*.mlpackage")):
+                package.rename(package.with_suffix(".aimodel"))
+            renamed = document["files"].items()
+            document["files"] = {name.replace(".mlpackage/", ".aimodel/"): file for name, file in renamed}
         path.write_text(json.dumps({**document, "target": target, "schema_version": version}))
         return open_bundle(bundle_folder)
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from voxcpm_constants.bounds import MOST_JSON_DEPTH
 from voxcpm_constants.errors import InputError, VoxCPMError, system_reason
 from voxcpm_constants.file_locks import lock_folder
-from voxcpm_constants.json_files import MOST_DEPTH, parsed_json, read_json
+from voxcpm_constants.json_files import parsed_json, read_json
 from voxcpm_runtime import BundleError, Voice, VoiceStore, VoxCPM
 from voxcpm_runtime.bundle.verified_files import check_digests
 from voxcpm_runtime.commands import cli, shared_arguments
@@ -187,9 +188,13 @@ def test_json_nested_deeply_in_the_record_of_verified_files(bundle_folder, tmp_p
 
 def test_json_has_bounds(tmp_path):
     path = tmp_path / "a.json"
-    path.write_text("[" * (MOST_DEPTH + 1) + "]" * (MOST_DEPTH + 1))
+    path.write_text("[" * (MOST_JSON_DEPTH + 1) + "]" * (MOST_JSON_DEPTH + 1))
     assert read_json(path)
-    for text in (DEEP, "[" * (MOST_DEPTH + 2) + "]" * (MOST_DEPTH + 2), '{"a":' * 99 + "1" + "}" * 99):
+    for text in (
+        DEEP,
+        "[" * (MOST_JSON_DEPTH + 2) + "]" * (MOST_JSON_DEPTH + 2),
+        '{"a":' * 99 + "1" + "}" * 99,
+    ):
         with pytest.raises(ValueError, match="nested more than 64 deep"):
             parsed_json(text)
     with pytest.raises(ValueError, match="more than 1e-06 MB"):
@@ -228,6 +233,7 @@ _FULL_DISK = """
 import json, resource, signal, sys
 import numpy as np
 from pathlib import Path
+from voxcpm_constants.bounds import MOST_JSON_DEPTH
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.files import FORMATS, write_audio
 from voxcpm_runtime import Voice

@@ -158,3 +158,4 @@ def _check_declaration(folder: Path, manifest: Manifest) -> None:
         raise BundleError(
             f"{folder / MANIFEST_FILE}: prefill_chunks must contain 1, got {sizes.prefill_chunks}"
         )
+    manifest.check_complete(folder)

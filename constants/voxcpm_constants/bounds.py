@@ -1,0 +1,53 @@
+"""The largest sizes of what comes from outside: files, recordings, texts, configurations.
+
+A size beyond its bound is refused in one line before memory or time is spent on it. Every bound is far above what a
+published checkpoint or a usable recording has. The ranges of generation options are in the runtime's `options`.
+"""
+
+from __future__ import annotations
+
+# Files, in bytes.
+MOST_JSON_BYTES = 64 << 20
+"""A JSON document: manifest, configuration, tokeniser, record. Published tokenisers have a few megabytes."""
+MOST_JSON_DEPTH = 64
+"""Objects and lists inside each other in a JSON document; the deepest that is read here has about ten."""
+MOST_TEXT_BYTES = 64 << 20
+"""A text to speak, or the input of a batch: a large novel has 2 MB."""
+MOST_VOICE_BYTES = 256 << 20
+"""A voice, its prefix, or a saved segment: a minute of latents takes about 100 kB."""
+MOST_RECORDING_BYTES = 256 << 20
+"""A recording, before it is decoded: 20 minutes of stereo at 48 kHz have 230 MB in a WAV file."""
+MOST_NPY_HEADER_BYTES = 512
+"""The header of an `.npy` file, which for the arrays of a bundle has 118."""
+
+# Recordings.
+MOST_RECORDING_SECONDS = 1200.0
+"""Length of a prompt or reference; the KV cache has room for a few minutes."""
+MOST_CHANNELS = 8
+"""Channels of a recording."""
+GREATEST_RATE = 1_000_000
+"""Sample rate in Hz, above that of any converter."""
+MOST_PIPE_SECONDS = 15.0
+"""Seconds without a byte after which a pipe is given up."""
+
+# Texts.
+MOST_CHARACTERS = 64 << 20
+"""Characters of one text."""
+MOST_SENTENCE_CHARACTERS = 4000
+"""Characters of one sentence. A longer one, such as a table without a stop, is read in parts."""
+MOST_READ_AT_ONCE = 4000
+"""Characters of a text that are read and checked before anything is spoken; the rest is read when its turn comes."""
+
+# Configurations.
+MOST_LAYERS = 1024
+"""Layers of one transformer; published checkpoints have 28 at most."""
+GREATEST_WIDTH = 1 << 17
+"""Width of a layer, a head or a patch; the greatest of a published checkpoint is 8192."""
+GREATEST_VOCABULARY = 1 << 22
+"""Entries of a vocabulary; published ones have 73,448."""
+GREATEST_POSITIONS = 1 << 20
+"""Positions of a KV cache, and of rotary embeddings."""
+GREATEST_STRIDE = 1 << 12
+"""A stride of the AudioVAE; the greatest of a published checkpoint is 8."""
+MOST_STRIDES = 16
+"""Strides of the AudioVAE's encoder or decoder."""
