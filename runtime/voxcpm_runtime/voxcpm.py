@@ -69,7 +69,7 @@ class VoxCPM(UpstreamNames):
         self.bundle = bundle
         self._batch_driver: Driver | None = driver
         self._key = f"{bundle.digest}|{arithmetic}"
-        self._prefix = cached_prefixes(self._make_prefix, self._key)
+        self._prefix = cached_prefixes(self._make_prefix, self._key, self._prefix_fits)
 
     @classmethod
     @system_errors_as(BundleError)
@@ -391,3 +391,6 @@ class VoxCPM(UpstreamNames):
         nothing = np.zeros((0, a.patch_size, a.feat_dim), np.float32)
         prompt = nothing if voice.prompt is None else voice.prompt
         return self.driver.prefix(voice_lead(self.bundle, voice), prompt)
+
+    def _prefix_fits(self, voice: Voice, prefix: Prefix) -> bool:
+        return self.driver.has_shape_of(prefix, len(voice_lead(self.bundle, voice)), voice.prompt_patches)

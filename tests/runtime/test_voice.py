@@ -6,10 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save, save_file
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.speech.utterance import utterance, voice_lead
+from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Voice
@@ -163,10 +164,131 @@ def test_a_file_that_is_no_voice_is_refused(tts, audio, tmp_path, spoil, message
     assert "\n" not in str(caught.value)
 
 
-def _with(path, tensors):
-    raw = path.read_bytes()
-    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    save_file(tensors, path, header["__metadata__"])
+def _with(path, tensors=None, digest=True, **changes):
+    """The file with other tensors or another header, and with the digest of both, as somebody who made it up."""
+    found = unsealed(path.read_bytes())
+    header = {**json.loads(found.metadata["voice"]), **changes}
+    tensors = found.tensors if tensors is None else tensors
+    if digest:
+        path.write_bytes(sealed(tensors, {"voice": json.dumps(header)}))
+    else:
+        save_file(tensors, path, {"voice": json.dumps(header)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 3}, "format: Input should be less than or equal to 2"),
+        ({"format": 0}, "format: Input should be greater than or equal to 1"),
+        ({"digest": False}, "its digest is missing"),
+        ({"turns": [{"text": "a", "patches": 4}, {"text": "b", "patches": -1}]}, "turns.1.patches"),
+        ({"tensors": {"prompt": np.zeros((3, 2, 4), np.float32), "other": np.zeros(1)}}, "got 'other'"),
+        ({"sample_rate": -1}, "sample_rate"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused(tts, audio, tmp_path, changes, message):
+    path = tmp_path / "ada.voice"
+    tts.create_voice(audio[0], "so it is ", name="ada").save(path)
+    _with(path, **changes)
+
+    with pytest.raises(InputError, match=message) as caught:
+        Voice.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_voice_with_patches_of_another_shape_is_refused(tts, audio, tmp_path):
+    path = tmp_path / "ada.voice"
+    tts.create_voice(audio[0], "so it is ", name="ada").save(path)
+    _with(path, {"prompt": np.zeros((3, 2, 5), np.float32)})
+
+    with pytest.raises(InputError, match=r"expected patches of \(2, 4\) in its prompt, got \(2, 5\)"):
+        tts.generate(TEXT, voice=path)
+
+
+def test_a_voice_with_a_reference_is_refused_before_voxcpm2(tts, audio, tmp_path, architecture):
+    path = tmp_path / "ada.voice"
+    tts.create_voice(audio[0], "so it is ", name="ada").save(path)
+    reference = np.zeros((2, 2, 4), np.float32)
+    _with(path, {"prompt": np.zeros((3, 2, 4), np.float32), "reference": reference})
+
+    if architecture.generation == "voxcpm2":
+        assert tts.plan(TEXT, voice=path).voice.reference_patches == 2
+    else:
+        with pytest.raises(InputError, match="a reference voice needs VoxCPM2"):
+            tts.plan(TEXT, voice=path)
+
+
+def test_a_voice_of_an_earlier_release_opens_and_is_saved_with_a_digest(tts, audio, tmp_path):
+    path = tmp_path / "ada.voice"
+    voice = tts.create_voice(audio[0], "so it is ", name="ada").save(path)
+    _with(path, digest=False, format=1)
+
+    assert Voice.load(path) == voice
+    Voice.load(path).save(path)
+    assert unsealed(path.read_bytes()).has_digest
+    assert Voice.load(path).header.format == 2
+
+
+def test_a_voice_with_any_byte_flipped_is_refused_or_the_same(tts, audio, tmp_path):
+    path = tmp_path / "ada.voice"
+    voice = tts.create_voice(audio[0], "so it is ", name="ada").save(path)
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for position in range(len(content)):
+        damaged = bytearray(content)
+        damaged[position] ^= int(rng.integers(1, 256))
+        path.write_bytes(damaged)
+        try:
+            found = Voice.load(path)
+        except InputError:
+            refused += 1
+            continue
+        assert found == voice, position
+        assert found.header == voice.header, position
+    # What is left over: white space after the header, for example.
+    assert refused > 0.95 * len(content)
+
+
+@pytest.mark.parametrize("spoil", ["flipped", "cut", "zeros", "nan", "shape", "name", "undigested"])
+def test_a_damaged_prefix_is_made_again_without_a_word(
+    tts, audio, tmp_path, models, architecture, recwarn, spoil
+):
+    is_second = architecture.generation == "voxcpm2"
+    path = tmp_path / "ada.voice"
+    reference = {"reference": audio[1]} if is_second else {}
+    tts.create_voice(audio[0], "so it is ", name="ada", **reference).save(path)
+    expected = tts.generate(TEXT, voice=path, **GIVEN)
+    (prefix,) = prefix_files(path)
+    content = prefix.read_bytes()
+    tensors = unsealed(content).tensors
+    tensors = {name: array.copy() for name, array in tensors.items()}
+    if spoil == "flipped":
+        damaged = bytearray(content)
+        damaged[-3] ^= 1
+    elif spoil == "cut":
+        damaged = content[:-5]
+    elif spoil == "zeros":
+        damaged = content[:-40] + bytes(40)
+    elif spoil == "undigested":
+        damaged = save({name: np.zeros_like(array) for name, array in tensors.items()})
+    else:
+        if spoil == "nan":
+            tensors["prompt_embeddings"][0, 0] = np.nan
+        elif spoil == "shape":
+            tensors["base.cache"] = tensors["base.cache"][:, :, :-1]
+        else:
+            tensors["base.other"] = tensors.pop("base.cache")
+        damaged = sealed(tensors)
+    prefix.write_bytes(damaged)
+    again = VoxCPM(tts.bundle, tts.driver)
+    before = len(models["base_lm_step"].calls)
+
+    np.testing.assert_array_equal(again.generate(TEXT, voice=path, **GIVEN), expected)
+
+    assert prefix.read_bytes() == content
+    assert len(models["base_lm_step"].calls) > before
+    assert not [w for w in recwarn if issubclass(w.category, UserWarning)]
 
 
 def test_a_voice_of_another_audio_vae_is_refused(tts, audio):

@@ -136,6 +136,14 @@ class Driver:
         base_rows, residual_rows = (state.rows(0, len(lead)) for state in states.values())
         return Prefix(base_rows, residual_rows, self.embed_patches(prompt))
 
+    def has_shape_of(self, prefix: Prefix, lead_positions: int, prompt_patches: int) -> bool:
+        """Whether a prefix has the arrays that `prefix` gives for so many positions and patches."""
+        for name, rows in ((BASE_LM_STEP, prefix.base_rows), (RESIDUAL_LM_STEP, prefix.residual_rows)):
+            if _forms(rows) != _forms(self.models[name].new_state().rows(0, lead_positions)):
+                return False
+        embeddings = {"": np.zeros((prompt_patches, self.architecture.lm_config.hidden_size), np.float32)}
+        return _forms({"": prefix.prompt_embeddings}) == _forms(embeddings)
+
     def prefill(self, sequence: Sequence, prefix: Prefix | None = None, shared: int = 0) -> Prefilled:
         """Run a sequence, which must fit the caches, through both language models.
 
@@ -319,3 +327,8 @@ def _padded(rows: Floats, size: int) -> Floats:
     batch = np.zeros((1, size, *rows.shape[1:]), np.float32)
     batch[0, : len(rows)] = rows
     return batch
+
+
+def _forms(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and dtype of each array, by name."""
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}

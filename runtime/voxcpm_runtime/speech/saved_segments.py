@@ -8,13 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+import numpy as np
 
+from voxcpm_constants.bounded_files import read_bounded
+from voxcpm_constants.bounds import MOST_VOICE_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.file_locks import Lock, lock_folder
 from voxcpm_constants.json_files import parsed_json, read_json
 from voxcpm_runtime.speech.results import SpokenSegment
+from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.storage.whole_file import hidden_beside, whole_file
 
 _PLAN = "plan.json"
@@ -53,10 +55,11 @@ class SavedSegments:
         if not self._is_same:
             return None
         try:
-            with safe_open(self._path(index), framework="numpy") as file:
-                arrays = {name: file.get_tensor(name) for name in _ARRAYS}
-                return SpokenSegment(**parsed_json(file.metadata()[_METADATA_KEY]), **arrays)
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+            found, metadata, has_digest = unsealed(read_bounded(self._path(index), MOST_VOICE_BYTES))
+            arrays = {name: found[name] for name in _ARRAYS}
+            whole = has_digest and all(np.isfinite(array).all() for array in arrays.values())
+            return SpokenSegment(**parsed_json(metadata[_METADATA_KEY]), **arrays) if whole else None
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def put(self, index: int, segment: SpokenSegment) -> None:
@@ -74,7 +77,7 @@ class SavedSegments:
                     file.write(json.dumps({"digest": self._digest, "seed": self.seed}).encode())
                 self._is_same = True
             with whole_file(self._path(index)) as file:
-                file.write(save(arrays, {_METADATA_KEY: json.dumps(fields)}))
+                file.write(sealed(arrays, {_METADATA_KEY: json.dumps(fields)}))
         except OSError as error:
             raise InputError(f"{self.folder}: cannot be written ({os_reason(error)})") from None
 

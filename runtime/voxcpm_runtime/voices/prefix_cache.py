@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
+from voxcpm_constants.bounded_files import read_bounded
+from voxcpm_constants.bounds import MOST_VOICE_BYTES
 from voxcpm_runtime.model.driver import Prefix
+from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.voices.voice import Voice
 
@@ -32,11 +33,14 @@ class Prefixes(Protocol):
         """Drop the prefixes in memory."""
 
 
-def cached_prefixes(make: Callable[[Voice], Prefix], key: str) -> Prefixes:
+def cached_prefixes(
+    make: Callable[[Voice], Prefix], key: str, fits: Callable[[Voice, Prefix], bool]
+) -> Prefixes:
     """A function from a voice to its prefix that computes each prefix once.
 
-    make: computes a prefix. key: identifies all else that the prefix depends on: step models, backend. A file that
-    cannot be read is replaced; if it cannot be written, the prefix is only in memory.
+    make: computes a prefix. key: identifies all else that the prefix depends on: step models, backend. fits: whether a
+    prefix from a file has the shapes that `make` gives. A file that is damaged or does not fit is replaced; if it
+    cannot be written, the prefix is only in memory.
     """
 
     @functools.lru_cache(maxsize=KEPT_IN_MEMORY)
@@ -46,7 +50,7 @@ def cached_prefixes(make: Callable[[Voice], Prefix], key: str) -> Prefixes:
         digest = hashlib.sha256(f"{key}|{voice.digest}".encode()).hexdigest()[:16]
         path = voice.path.with_name(f"{voice.path.name}.{digest}{_SUFFIX}")
         known = _read(path)
-        if known is None:
+        if known is None or not fits(voice, known):
             known = make(voice)
             _write(path, known)
         return known
@@ -60,9 +64,12 @@ def prefix_files(voice_path: Path) -> Iterable[Path]:
 
 
 def _read(path: Path) -> Prefix | None:
+    """The prefix in a file; None if it is missing or damaged, or of an earlier release, which wrote no digest."""
     try:
-        tensors = load(path.read_bytes())
-    except (OSError, SafetensorError):
+        tensors, _, has_digest = unsealed(read_bounded(path, MOST_VOICE_BYTES))
+    except (OSError, ValueError):
+        return None
+    if not has_digest or not all(np.isfinite(array).all() for array in tensors.values()):
         return None
 
     def part(start: str) -> dict[str, np.ndarray]:
@@ -77,7 +84,7 @@ def _write(path: Path, prefix: Prefix) -> None:
     tensors[_PROMPT] = prefix.prompt_embeddings
     try:
         with whole_file(path) as file:
-            file.write(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
+            file.write(sealed(tensors))
     except OSError:
         # In a read-only folder, for example: the voice still works, but its first speech starts later.
         return

@@ -1,8 +1,8 @@
 """A voice that can be saved: the latents of its recordings and what is said in them, in one portable file.
 
-The file is in the safetensors format: tensors `prompt` and `reference` (patches, frames, latent_dim), float32, and a
-JSON document under `voice` in its metadata. It depends on the AudioVAE only, and so serves every bundle of a
-generation, in any precision and on any backend.
+The file is in the safetensors format: tensors `prompt` and `reference` (patches, frames, latent_dim), float32, and in
+its metadata a JSON document under `voice` and the digest of everything under `sha256`. It depends on the AudioVAE only,
+and so serves every bundle of a generation, in any precision and on any backend.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.bounded_files import read_bounded
+from voxcpm_constants.bounds import MOST_VOICE_BYTES
 from voxcpm_constants.errors import InputError, first_line, first_wrong_field, os_reason, system_errors_as
 from voxcpm_runtime.model.sequence import Latents
+from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.storage.whole_file import whole_file
+from voxcpm_runtime.text.control import require_references
 
 SUFFIX = ".voice"
+FORMAT = 2
+"""The format that is written: 2 has a digest. A file of format 1 has none and is read without that check."""
 _METADATA_KEY = "voice"
 _PROMPT, _REFERENCE = "prompt", "reference"
 
@@ -34,7 +38,7 @@ class Turn(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     text: str
-    patches: int
+    patches: int = Field(ge=1)
 
 
 class VoiceHeader(BaseModel):
@@ -42,13 +46,13 @@ class VoiceHeader(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format: int = 1
+    format: int = Field(default=FORMAT, ge=1, le=FORMAT)
     name: str
     generation: str
     """`architecture.generation`"""
     latent_space: str
     """Digest of the AudioVAE's configuration: equal where latents mean the same."""
-    sample_rate: int
+    sample_rate: int = Field(gt=0)
     """Hz of the audio that was encoded."""
     turns: tuple[Turn, ...] = ()
     """Turns of the prompt: first the recording, then what was said since; empty without a prompt."""
@@ -122,38 +126,51 @@ class Voice:
         return replace(self, header=header, prompt=prompt, path=None)
 
     def check(self, a: Architecture) -> None:
-        """Raises InputError if the voice was made for another AudioVAE than the bundle's."""
+        """Raises InputError if the voice was made for another AudioVAE than the bundle's, if it has patches of another
+        shape, and for a reference on a generation before VoxCPM2.
+        """
         if self.header.latent_space != latent_space(a):
             raise InputError(
                 f"voice {self.name} was made for another AudioVAE ({self.header.generation}, "
                 f"{self.header.sample_rate} Hz) than this bundle's ({a.generation}, {a.input_sample_rate} Hz); "
                 "make it again from its recording"
             )
+        if self.reference is not None:
+            require_references(a, "a reference voice", "use a voice with a prompt")
+        for name, latents in self._tensors().items():
+            if latents.shape[1:] != (a.patch_size, a.feat_dim):
+                raise InputError(
+                    f"voice {self.name}: expected patches of {(a.patch_size, a.feat_dim)} in its {name}, got "
+                    f"{latents.shape[1:]}; make it again from its recording"
+                )
 
     @system_errors_as(InputError)
     def save(self, path: str | Path) -> Voice:
         """Write the voice to a file, completely or not at all, and return it with its path. Raises InputError."""
         path = Path(path).expanduser()
-        metadata = {_METADATA_KEY: self.header.model_dump_json()}
+        header = self.header.model_copy(update={"format": FORMAT})
+        metadata = {_METADATA_KEY: header.model_dump_json()}
         try:
             with whole_file(path) as file:
-                file.write(save(self._tensors(), metadata))
+                file.write(sealed(self._tensors(), metadata))
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
-        return replace(self, path=path)
+        return replace(self, header=header, path=path)
 
     @classmethod
     @system_errors_as(InputError)
     def load(cls, path: str | Path) -> Voice:
-        """Read a voice from its file. Raises InputError for a file that is missing or no voice."""
+        """Read a voice from its file. Raises InputError for a file that is missing, damaged or no voice."""
         path = Path(path).expanduser()
         if not path.is_file():
             raise InputError(f"voice {path}: no such file")
         try:
             header, tensors = _read(path)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError) as error:
+            reason = os_reason(error) if isinstance(error, OSError) else first_line(error)
             raise InputError(
-                f"voice {path}: expected a voice file, but it cannot be read ({first_line(error)})"
+                f"voice {path}: expected a voice file, but it cannot be read ({reason}); "
+                "make it again from its recording"
             ) from None
         return cls(header, tensors.get(_PROMPT), tensors.get(_REFERENCE), path)
 
@@ -173,19 +190,20 @@ def latent_space(a: Architecture) -> str:
 
 
 def _read(path: Path) -> tuple[VoiceHeader, dict[str, Any]]:
+    tensors, metadata, has_digest = unsealed(read_bounded(path, MOST_VOICE_BYTES))
     try:
-        with safe_open(path, framework="numpy") as file:
-            header = VoiceHeader.model_validate_json((file.metadata() or {})[_METADATA_KEY])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
+        header = VoiceHeader.model_validate_json(metadata.get(_METADATA_KEY, ""))
     except ValidationError as error:
         raise ValueError(first_wrong_field(error)) from None
+    if header.format > 1 and not has_digest:
+        raise ValueError("its digest is missing")
+    if unknown := tensors.keys() - {_PROMPT, _REFERENCE}:
+        raise ValueError(f"expected {_PROMPT} and {_REFERENCE}, got {min(unknown)!r}")
     for name, latents in tensors.items():
         if (
             latents.dtype != np.float32
             or latents.ndim != 3
-            or not len(latents)
+            or not latents.size
             or not np.isfinite(latents).all()
         ):
             raise ValueError(f"{name} is not finite float32 (patches, frames, latent_dim)")

@@ -1,0 +1,61 @@
+"""Tensors in the safetensors format with a digest of everything that is in the file, so that damage is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from voxcpm_constants.errors import first_line
+
+DIGEST_KEY = "sha256"
+"""The key of the digest in the metadata of the file."""
+_LENGTH_BYTES = 8
+
+Tensors = Mapping[str, npt.NDArray[np.generic]]
+
+
+class Unsealed(NamedTuple):
+    """The content of a file whose digest was compared, if it has one."""
+
+    tensors: dict[str, npt.NDArray[Any]]
+    metadata: dict[str, str]
+    """Without the digest."""
+    has_digest: bool
+
+
+def sealed(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes:
+    """A safetensors file of the tensors, whose metadata has the digest of both."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    own = dict(metadata or {})
+    return save(contiguous, {**own, DIGEST_KEY: _digest(contiguous, own)})
+
+
+def unsealed(content: bytes) -> Unsealed:
+    """The tensors and metadata of a file. Raises ValueError for what is no such file, and if its digest differs."""
+    try:
+        tensors = load(content)
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise ValueError(first_line(error)) from None
+    # safetensors has read this header without an error; it does not give its metadata from memory.
+    length = int.from_bytes(content[:_LENGTH_BYTES], "little")
+    header = json.loads(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    metadata = dict(header.get("__metadata__") or {})
+    digest = metadata.pop(DIGEST_KEY, None)
+    if digest is not None and digest != _digest(tensors, metadata):
+        raise ValueError("its content differs from its digest")
+    return Unsealed(tensors, metadata, has_digest=digest is not None)
+
+
+def _digest(tensors: Tensors, metadata: Mapping[str, str]) -> str:
+    whole = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
+    for name, array in sorted(tensors.items()):
+        whole.update(f"|{name}|{array.dtype.str}|{array.shape}|".encode())
+        whole.update(array.tobytes())
+    return whole.hexdigest()
