@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import os
 from pathlib import Path
@@ -13,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
+from voxcpm_constants.bounded_files import read_bounded
+from voxcpm_constants.bounds import GREATEST_RATE, MOST_RECORDING_BYTES, MOST_RECORDING_SECONDS
 from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_runtime.audio.decoding import decode_audio
 from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16, require_finite
 from voxcpm_runtime.storage.whole_file import whole_file
 
@@ -46,9 +48,8 @@ FORMATS = {
 }
 # dtype -> (sample value of silence, difference from it at full scale).
 _PCM_SCALES = {"uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
-# Linear: a peak 40 dB above full scale means wrong scaling. Hz: above the rate of any converter.
+# Linear: a peak 40 dB above full scale means wrong scaling.
 _GREATEST_PEAK = 100.0
-_GREATEST_RATE = 1_000_000
 
 
 def read_audio(
@@ -58,13 +59,13 @@ def read_audio(
 
     least_samples: smallest allowed length at `sample_rate`. what: its name in messages, such as "prompt audio".
 
-    Raises InputError for a source that is no audio, is empty, has NaN or infinite samples, is far beyond full scale,
-    or is too short.
+    Raises InputError for a source that is no audio, was cut off, is empty, has NaN or infinite samples, is far beyond
+    full scale, is too short, or is longer than MOST_RECORDING_SECONDS.
     """
     name = f"{what} {source}" if isinstance(source, str | Path) else what
     if isinstance(source, tuple) and len(source) != 2:
         raise InputError(f"{name}: expected (samples, sample rate), got a tuple of {len(source)}")
-    samples, rate = source if isinstance(source, tuple) else _decoded(source, name)
+    samples, rate = source if isinstance(source, tuple) else decode_audio(audio_content(source, name), name)
     mono = _mono(np.asarray(samples), name)
     require_finite(mono, name)
     peak = float(np.abs(mono).max())
@@ -72,7 +73,10 @@ def read_audio(
         raise InputError(
             f"{name}: expected floating point samples in [-1, 1], got a peak of {peak:g}; scale them"
         )
-    resampled = resample(mono, rate, sample_rate, name)
+    checked = _checked_rate(rate, name)
+    if len(mono) > MOST_RECORDING_SECONDS * checked:
+        raise InputError(f"{name}: longer than {MOST_RECORDING_SECONDS:g} s, the most of a recording; cut it")
+    resampled = resample(mono, checked, sample_rate, name)
     if len(resampled) < least_samples:
         raise InputError(
             f"{name}: {len(mono) / rate:.3f} s long, but one patch, {least_samples / sample_rate:.3f} s, is the least"
@@ -85,18 +89,24 @@ def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> 
 
     name: the name of the audio in the message. Raises InputError for a rate that is not a whole number in range.
     """
-    if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= _GREATEST_RATE:
-        raise InputError(
-            f"{name}: the sample rate must be a whole number of Hz from 1 to {_GREATEST_RATE}, got {rate!r}"
-        )
-    if rate == wanted:
+    given = _checked_rate(rate, name)
+    if given == wanted:
         return samples
     from scipy.signal import (
         resample_poly,  # takes over a second, and is needed only if the rates differ
     )
 
-    divisor = math.gcd(int(rate), wanted)
-    return np.asarray(resample_poly(samples, wanted // divisor, int(rate) // divisor), np.float32)
+    divisor = math.gcd(given, wanted)
+    return np.asarray(resample_poly(samples, wanted // divisor, given // divisor), np.float32)
+
+
+def _checked_rate(rate: object, name: str = "audio") -> int:
+    """The sample rate in Hz. Raises InputError for what is not a whole number in range."""
+    if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= GREATEST_RATE:
+        raise InputError(
+            f"{name}: the sample rate must be a whole number of Hz from 1 to {GREATEST_RATE}, got {rate!r}"
+        )
+    return int(rate)
 
 
 def check_output_path(path: str | Path) -> Path:
@@ -187,18 +197,6 @@ def _expanded(path: str | Path) -> Path:
         raise InputError(f"{path}: there is no user of this name, whose home folder ~ would be") from None
 
 
-def _decoded(source: object, name: str) -> tuple[Audio, int]:
-    content = audio_content(source, name)
-    if not content:
-        raise InputError(f"{name}: expected an audio file, but it is empty, or read to its end already")
-    try:
-        return soundfile.read(io.BytesIO(content), dtype="float32")
-    except soundfile.LibsndfileError as error:
-        raise InputError(
-            f"{name}: expected an audio file, but it cannot be read ({error.error_string})"
-        ) from None
-
-
 def check_audio_exists(path: str | Path, name: str) -> None:
     """Raises InputError for a path where nothing is. name: the words for it in the message."""
     if not _expanded(path).exists():
@@ -206,9 +204,12 @@ def check_audio_exists(path: str | Path, name: str) -> None:
 
 
 def audio_content(source: object, name: str) -> bytes:
-    """The bytes of a source. libsndfile itself would seek, which pipes cannot do, and rely on a file's name."""
+    """The bytes of a source. libsndfile itself would seek, which pipes cannot do, and rely on a file's name.
+
+    Raises InputError for what cannot be read, for what is neither file nor pipe, and beyond MOST_RECORDING_BYTES.
+    """
     if isinstance(source, bytes | bytearray | memoryview):
-        return bytes(source)
+        return _bounded(bytes(source), name)
     if not isinstance(source, str | Path) and not hasattr(source, "read"):
         kind = type(source).__name__
         raise InputError(
@@ -216,7 +217,10 @@ def audio_content(source: object, name: str) -> bytes:
         )
     path = _expanded(source) if isinstance(source, str | Path) else None
     try:
-        content = source.read() if path is None else path.read_bytes()  # type: ignore[union-attr]
+        if path is not None:
+            content = read_bounded(path, MOST_RECORDING_BYTES)
+        else:
+            content = source.read(MOST_RECORDING_BYTES + 1)  # type: ignore[union-attr]
     except FileNotFoundError:
         raise _missing(name) from None
     # ValueError: a null character in the name, a file that was closed.
@@ -224,6 +228,12 @@ def audio_content(source: object, name: str) -> bytes:
         raise InputError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if not isinstance(content, bytes):
         raise InputError(f'{name}: expected a file opened for bytes; open it with mode "rb"')
+    return _bounded(content, name)
+
+
+def _bounded(content: bytes, name: str) -> bytes:
+    if len(content) > MOST_RECORDING_BYTES:
+        raise InputError(f"{name}: expected at most {MOST_RECORDING_BYTES} bytes, the most of a recording")
     return content
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
@@ -17,6 +20,9 @@ from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.text.control import require_references
 from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
+
+LEAST_PEAK = 0.001
+"""The least peak of a recording, linear: 33 steps of 16 bits. Below it there is no speech to take a voice from."""
 
 VoiceSource = Voice | str | Path
 """A voice, or the path of its file."""
@@ -95,8 +101,8 @@ class Recordings:
     def read(self, a: Architecture, *, trimmed: bool) -> Voice | UnencodedVoice | None:
         """The voice; recordings are decoded and checked, but not yet encoded. None for the checkpoint's own voice.
 
-        trimmed: cut silence from both ends of the recordings. Raises InputError for a recording that is no audio or is
-        too short, and for a voice that was made for another AudioVAE.
+        trimmed: cut silence from both ends of the recordings. Raises InputError for a recording that is no audio, is
+        silent or too short or too long, and for a voice that was made for another AudioVAE.
         """
         if self.voice is not None:
             self.voice.check(a)
@@ -201,14 +207,18 @@ def _read(source: AudioSource | None, a: Architecture, trimmed: bool, what: str)
     if source is None:
         return None
     audio = read_audio(source, a.input_sample_rate, least_samples=a.patch_input_samples, what=what)
+    # An offset is no sound.
+    peak = float(np.abs(audio - audio.mean()).max())
+    if peak < LEAST_PEAK:
+        level = f"{20 * math.log10(peak):.0f} dB" if peak else "no sound at all"
+        raise InputError(
+            f"{what}: silence throughout: its peak is {peak:.2g} ({level}), and {LEAST_PEAK:g} "
+            f"({20 * math.log10(LEAST_PEAK):.0f} dB) is the least; expected speech"
+        )
     return _trimmed(audio, a, what) if trimmed else audio
 
 
 def _trimmed(audio: Audio, a: Architecture, what: str) -> Audio:
-    if not audio.any():
-        raise InputError(
-            f"{what}: silence throughout, of which nothing is left when trimmed; expected speech"
-        )
     trimmed = trim_silence(audio, a.input_sample_rate)
     if len(trimmed) < a.patch_input_samples:
         left, least = len(trimmed) / a.input_sample_rate, a.patch_input_samples / a.input_sample_rate

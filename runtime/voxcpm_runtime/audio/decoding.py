@@ -1,0 +1,106 @@
+"""A recording's samples: its length is looked at before it is decoded, and no more than the bound is decoded."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import soundfile
+
+from voxcpm_constants.bounds import GREATEST_RATE, MOST_CHANNELS, MOST_RECORDING_SECONDS
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.audio.pcm import Audio
+
+_BLOCK_FRAMES = 1 << 16
+# libsndfile's number for a stream whose header does not say it.
+_UNKNOWN_FRAMES = 2**62
+# What libsndfile notes where a header says more than the file has. Audio in RIFF and FORM has a line of its own.
+_NOTED = re.compile(r"^ *(?!RIFF|FORM)(\w[\w ]*?) *: (\d+) \(should be (\d+)\)$", re.MULTILINE)
+# A program that writes to a pipe does not know the size, and says one that no file within the bounds has.
+_LEAST_PLACEHOLDER = 2**31 - 2**16
+# An encoder's first and last frame may be left out.
+_MP3_SLACK_FRAMES = 2 * 1152
+_OGG, _OGG_HEADER_BYTES, _OGG_LAST = b"OggS", 27, 4
+
+
+def decode_audio(
+    content: bytes,
+    name: str,
+    *,
+    most_seconds: float = MOST_RECORDING_SECONDS,
+    rates: tuple[int, int] = (1, GREATEST_RATE),
+) -> tuple[Audio, int]:
+    """The samples (samples,) of an audio file in [-1, 1], channels averaged, and their rate in Hz.
+
+    name: its name in messages. rates: lowest and highest sample rate in Hz.
+
+    Raises InputError for what is no audio, for a recording that is longer than `most_seconds` – by its header before it
+    is decoded, and if the header is wrong, as soon as that is known –, and for one that was cut off.
+    """
+    if not content:
+        raise InputError(f"{name}: expected an audio file, but it is empty, or read to its end already")
+    known = True
+    try:
+        with soundfile.SoundFile(io.BytesIO(content)) as file:
+            _check_form(file, name, rates)
+            rate, frames, known = file.samplerate, file.frames, file.frames < _UNKNOWN_FRAMES
+            blocks = list(_blocks(file, int(most_seconds * rate), name))
+            slack = _MP3_SLACK_FRAMES if file.format == "MP3" else 0
+            noted = file.extra_info
+    except InputError:
+        raise
+    except (soundfile.LibsndfileError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "error_string", "its header contradicts itself")
+        if not known:
+            reason = "its header does not say how long it is; write it to a file, not to a pipe"
+        raise InputError(f"{name}: expected an audio file, but it cannot be read ({reason})") from None
+    samples = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
+    if (known and len(samples) < frames - slack) or _is_cut_off(content, noted):
+        raise InputError(
+            f"{name}: cut off: its header says that there is more than its {len(samples) / rate:.2f} s; copy it again"
+        )
+    return samples, rate
+
+
+def _check_form(file: soundfile.SoundFile, name: str, rates: tuple[int, int]) -> None:
+    lowest, highest = rates
+    if not lowest <= file.samplerate <= highest or file.channels > MOST_CHANNELS:
+        raise InputError(
+            f"{name}: expected {lowest} to {highest} Hz and at most {MOST_CHANNELS} channels, "
+            f"got {file.samplerate} Hz and {file.channels}"
+        )
+
+
+def _blocks(file: soundfile.SoundFile, most: int, name: str) -> Iterator[Audio]:
+    """The samples (samples,) in blocks. Raises InputError if there are, or the header says, more than `most`."""
+    too_long = InputError(
+        f"{name}: longer than {most / file.samplerate:g} s, the most of a recording; cut it"
+    )
+    if most < file.frames < _UNKNOWN_FRAMES:
+        raise too_long
+    decoded = 0
+    while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+        decoded += len(block)
+        if decoded > most:
+            raise too_long
+        yield block[:, 0] if file.channels == 1 else block.mean(axis=1, dtype=np.float32)
+
+
+def _is_cut_off(content: bytes, noted: str) -> bool:
+    """Whether the file has less than its header says. noted: libsndfile's log of it."""
+    sizes = ((int(said), int(found)) for _, said, found in _NOTED.findall(noted))
+    return any(found < said < _LEAST_PLACEHOLDER for said, found in sizes) or (
+        content.startswith(_OGG) and not _has_last_page(content)
+    )
+
+
+def _has_last_page(content: bytes) -> bool:
+    """Whether the last page of an Ogg file is there as a whole, and says that it is the last one (RFC 3533)."""
+    start = content.rfind(_OGG)
+    header = content[start : start + _OGG_HEADER_BYTES]
+    if len(header) < _OGG_HEADER_BYTES or not header[5] & _OGG_LAST:
+        return False
+    lengths = content[start + _OGG_HEADER_BYTES : start + _OGG_HEADER_BYTES + header[-1]]
+    return len(content) - start >= _OGG_HEADER_BYTES + header[-1] + sum(lengths)

@@ -1,0 +1,210 @@
+"""Recordings are bounded before they are decoded; those that were cut off or are silent are refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_constants import bounded_files
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.audio.decoding import decode_audio
+from voxcpm_runtime.audio.files import read_audio
+
+RATE = 16000
+FORMS = {
+    "wav": ("WAV", "PCM_16"),
+    "float": ("WAV", "FLOAT"),
+    "extensible": ("WAVEX", "PCM_16"),
+    "rf64": ("RF64", "PCM_16"),
+    "w64": ("W64", "PCM_16"),
+    "flac": ("FLAC", "PCM_16"),
+    "aiff": ("AIFF", "PCM_16"),
+    "au": ("AU", "PCM_16"),
+    "caf": ("CAF", "PCM_16"),
+    "ogg": ("OGG", "VORBIS"),
+    "opus": ("OGG", "OPUS"),
+    "mp3": ("MP3", "MPEG_LAYER_III"),
+}
+
+
+def sound(seconds: float, gain: float = 0.3) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return (gain * rng.standard_normal(int(seconds * RATE)) / 4).astype(np.float32)
+
+
+def encoded(form: str, samples: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    container, subtype = FORMS[form]
+    soundfile.write(file, samples, RATE, format=container, subtype=subtype)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_recording_that_was_cut_off_is_refused_and_a_whole_one_is_not(form):
+    samples = sound(2)
+    content = encoded(form, samples)
+    whole, rate = decode_audio(content, "prompt audio")
+    assert (len(whole), rate) == (len(samples), RATE)
+    exact, _ = soundfile.read(io.BytesIO(content), dtype="float32")
+    np.testing.assert_allclose(whole, exact, atol=1e-7)
+
+    for length in (len(content) // 2, len(content) * 9 // 10):
+        with pytest.raises(
+            InputError, match=r"^prompt audio: (cut off: its header says|expected an audio file)"
+        ) as caught:
+            decode_audio(content[:length], "prompt audio")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("riff", "data"),
+    [(0xFFFFFFFF, 0xFFFFFFFF), (0x7FFFFFFF, 0x7FFFFFFF), (0xFFFFFFFF, 0xFFFFFFDB), (0x80000024, 0x80000000)],
+)
+def test_a_wav_file_that_was_streamed_does_not_know_its_length_and_is_whole(riff, data):
+    content = bytearray(encoded("wav", sound(1)))
+    at = content.index(b"data")
+    content[4:8], content[at + 4 : at + 8] = struct.pack("<I", riff), struct.pack("<I", data)
+
+    assert len(decode_audio(bytes(content), "prompt audio")[0]) == RATE
+
+
+def test_what_follows_the_samples_of_a_wav_file_may_be_missing():
+    content = bytearray(encoded("wav", sound(1)))
+    content[4:8] = struct.pack("<I", len(content) + 100)
+
+    assert len(decode_audio(bytes(content), "prompt audio")[0]) == RATE
+
+
+def streamed_flac(seconds: float) -> bytes:
+    """A FLAC whose header does not say how long it is: 36 bits of STREAMINFO are zero."""
+    content = bytearray(encoded("flac", sound(seconds)))
+    content[21] &= 0xF0
+    content[22:26] = bytes(4)
+    return bytes(content)
+
+
+def test_a_flac_that_does_not_say_its_length_is_refused_in_one_line():
+    with pytest.raises(InputError, match="its header does not say how long it is; write it to a file"):
+        decode_audio(streamed_flac(1), "prompt audio")
+    with pytest.raises(InputError, match="longer than 5 s, the most of a recording"):
+        decode_audio(streamed_flac(30), "prompt audio", most_seconds=5)
+
+
+def test_a_day_of_silence_is_refused_by_its_header(tmp_path):
+    """2 MB of FLAC: 11 GB of samples."""
+    path = tmp_path / "day.flac"
+    block = np.zeros(1 << 20, np.int16)
+    with soundfile.SoundFile(path, "w", 48000, 1, "PCM_16", format="FLAC") as file:
+        for _ in range(20 * 60 * 48000 // len(block) + 1):
+            file.write(block)
+
+    began = time.monotonic()
+    with pytest.raises(InputError, match="longer than 1200 s, the most of a recording; cut it"):
+        read_audio(path, RATE, what="prompt audio")
+    assert time.monotonic() - began < 5
+
+
+def test_samples_are_bounded_as_files_are():
+    long = np.broadcast_to(np.float32(0.5), (1201 * 8000,))
+
+    with pytest.raises(InputError, match="prompt audio: longer than 1200 s"):
+        read_audio((long, 8000), RATE, what="prompt audio")
+
+
+def test_a_sparse_file_of_gigabytes_is_not_read(tmp_path):
+    path = tmp_path / "sparse.wav"
+    path.write_bytes(encoded("wav", sound(1)))
+    with path.open("r+b") as file:
+        file.truncate(4 << 30)
+
+    with pytest.raises(InputError, match="at most 268435456 bytes are read, and it has 4294967296 bytes"):
+        read_audio(path, RATE, what="prompt audio")
+
+
+def test_a_file_with_too_many_channels_is_refused():
+    with pytest.raises(InputError, match="at most 8 channels, got 16000 Hz and 9"):
+        decode_audio(encoded("wav", np.zeros((RATE, 9), np.float32)), "prompt audio")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a device without an end")
+def test_a_device_is_no_recording():
+    with pytest.raises(
+        InputError, match=r"prompt audio /dev/zero: cannot be read \(it is neither a file nor a pipe"
+    ):
+        read_audio("/dev/zero", RATE, what="prompt audio")
+
+
+@pytest.fixture
+def fifo(tmp_path, monkeypatch):
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("needs named pipes")
+    monkeypatch.setattr(bounded_files, "MOST_PIPE_SECONDS", 0.3)
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+def test_a_pipe_that_nobody_writes_to_is_given_up(fifo):
+    with pytest.raises(InputError, match=r"nothing came from the pipe for 0\.3 seconds"):
+        read_audio(fifo, RATE, what="prompt audio")
+
+
+def test_a_pipe_that_stops_in_the_middle_is_given_up(fifo):
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(fifo, os.O_WRONLY)
+    try:
+        os.write(writer, b"RIFF")
+        with pytest.raises(InputError, match="nothing came from the pipe"):
+            read_audio(fifo, RATE, what="prompt audio")
+    finally:
+        os.close(writer)
+        os.close(reader)
+
+
+def test_a_pipe_without_an_end_is_read_up_to_the_bound(fifo):
+    stopped = threading.Event()
+
+    def write() -> None:
+        with fifo.open("wb", buffering=0) as file:
+            try:
+                while not stopped.is_set():
+                    file.write(bytes(1 << 16))
+            except BrokenPipeError:
+                pass
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        with pytest.raises(OSError, match="at most 1000000 bytes are read, and it has more"):
+            bounded_files.read_bounded(fifo, 1_000_000)
+    finally:
+        stopped.set()
+        writer.join()
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (
+            np.zeros(2000, np.float32),
+            r"silence throughout: its peak is 0 \(no sound at all\), and 0.001 \(-60 dB\)",
+        ),
+        (sound(0.2, 0.001), r"silence throughout: its peak is 0\.0\d+ \(-\d\d dB\)"),
+        (np.full(2000, 0.5, np.float32), "silence throughout"),
+    ],
+)
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_silent_prompt_is_refused_with_what_was_measured(tts, samples, message, trimmed):
+    with pytest.raises(InputError, match=f"prompt audio: {message}"):
+        tts.plan("hi", (samples, 1000), "so", trim_silence_vad=trimmed)
+
+
+def test_a_quiet_recording_is_taken(tts):
+    assert tts.plan("hi", (sound(1, 0.01)[:100], 1000), "so").voice.prompt_patches == 5
