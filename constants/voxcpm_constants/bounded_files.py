@@ -8,6 +8,7 @@ import select
 import stat
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 from voxcpm_constants.bounds import MOST_PIPE_SECONDS
 
@@ -37,6 +38,14 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
             if len(content) > most_bytes:
                 raise _too_large(most_bytes)
         return bytes(content)
+
+
+def bounded(file: BinaryIO, most_bytes: int) -> bytes:
+    """All that an open file has left. Raises OSError if that is more than `most_bytes`."""
+    content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise _too_large(most_bytes)
+    return content
 
 
 def _block(descriptor: int, mode: int, *, begun: bool) -> bytes:

@@ -1,5 +1,7 @@
 """A batch that runs again: with files that exist, are missing or have changed."""
 
+import json
+
 import numpy as np
 import pytest
 import soundfile
@@ -148,4 +150,41 @@ def test_a_record_that_cannot_be_written_is_refused_before_any_line_is_spoken(ba
 
     assert code == 2
     assert err.startswith("error: out/spoken.jsonl: cannot be written")
+    assert not loads
+
+
+def test_a_file_of_another_size_than_recorded_is_not_there_already(batch, folder):
+    batch(["one.", "two."], name="lines.txt")
+    cut, whole = (folder / "out" / f"output_00{number}.wav" for number in (1, 2))
+    before = whole.stat().st_mtime_ns
+    cut.write_bytes(cut.read_bytes()[:100])
+
+    assert (
+        batch(None, name="lines.txt")[1].splitlines()[-1] == "1 spoken, 1 skipped (already there), 0 failed"
+    )
+
+    assert soundfile.info(cut).frames > 50
+    assert whole.stat().st_mtime_ns == before
+    assert batch(None, name="lines.txt")[1].startswith("0 spoken, 2 skipped")
+
+
+def test_a_record_of_an_earlier_release_has_no_sizes(batch, folder):
+    batch(["one."], name="lines.txt")
+    record = folder / "out" / "spoken.jsonl"
+    entry = json.loads(record.read_text())
+    assert entry.pop("bytes") == (folder / "out" / "output_001.wav").stat().st_size
+    record.write_text(json.dumps(entry) + "\n")
+
+    assert batch(None, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
+
+
+def test_an_input_beyond_its_bound_is_not_read(batch, folder, loads):
+    (folder / "lines.txt").write_text("one.\n")
+    with (folder / "lines.txt").open("r+b") as file:
+        file.truncate(1 << 33)
+
+    code, _, err = batch(None, name="lines.txt")
+
+    assert code == 2
+    assert "at most 67108864 bytes are read, and it has 8589934592 bytes" in err
     assert not loads

@@ -159,3 +159,26 @@ def test_a_damaged_tokeniser_is_one_line(bundle_folder, file, content, message):
     with pytest.raises(BundleError, match=message) as caught:
         TextTokenizer.from_folder(bundle_folder / "tokenizer")
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": "(x*)*y"}, "behavior": "Removed", "invert": False}]}},
+    ],
+)  # fmt: skip
+def test_a_regular_expression_of_the_file_is_not_run(tmp_path, part):
+    """It may take any time: for the first one, each further letter a doubles it."""
+    shutil.copytree(DEFAULT_CHECKPOINT, tmp_path / "made", ignore=shutil.ignore_patterns("*.safetensors"))
+    path = tmp_path / "made" / "tokenizer.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**document, **part}), encoding="utf-8")
+
+    with pytest.raises(
+        BundleError, match=r"tokenizer\.json: .*it has a regular expression of its own"
+    ) as caught:
+        TextTokenizer.from_folder(tmp_path / "made")
+    assert "\n" not in str(caught.value)

@@ -11,6 +11,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.bounded_files import read_bounded
+from voxcpm_constants.bounds import MOST_TEXT_BYTES
 from voxcpm_constants.errors import InputError, VoxCPMError, os_reason, system_errors_as
 from voxcpm_constants.json_files import parsed_json
 from voxcpm_runtime.audio.files import FORMATS
@@ -120,7 +122,7 @@ def _content(source: str) -> bytes:
                 f"(a JSON object on each line), or - for standard input"
             )
         try:
-            content = path.read_bytes()
+            content = read_bounded(path, MOST_TEXT_BYTES)
         except OSError as error:
             raise InputError(f"{source}: cannot be read ({os_reason(error)})") from None
     return content.removeprefix(b"\xef\xbb\xbf")

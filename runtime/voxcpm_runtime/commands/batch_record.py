@@ -27,6 +27,8 @@ class SpokenLine(BaseModel):
     seconds: float
     """Seconds of speech."""
     samples: int
+    bytes: int | None = None
+    """Size of the audio file; None in a record of an earlier release."""
     suspicious: dict[int, str] = {}
     """The segments, by number from 1, that are suspicious in every attempt, and why: "long", "short" or "cut"."""
 
@@ -46,11 +48,11 @@ class Record:
                     file.write(b"\n")
         except OSError as error:
             raise InputError(f"{self._path}: cannot be written ({os_reason(error)})") from None
-        self._digests = {entry.output: entry.digest for entry in map(_entry, content.splitlines()) if entry}
+        self._entries = {entry.output: entry for entry in map(_entry, content.splitlines()) if entry}
 
-    def digest(self, output: str) -> str | None:
-        """The digest of the line that a file was made from; None for a file that is not on record."""
-        return self._digests.get(output)
+    def entry(self, output: str) -> SpokenLine | None:
+        """The utterance that a file was made from; None for a file that is not on record."""
+        return self._entries.get(output)
 
     def add(self, entry: SpokenLine) -> None:
         """Append an entry. Raises InputError if it cannot be written."""
@@ -59,7 +61,7 @@ class Record:
                 file.write(json.dumps(entry.model_dump()) + "\n")
         except OSError as error:
             raise InputError(f"{self._path}: cannot be written ({os_reason(error)})") from None
-        self._digests[entry.output] = entry.digest
+        self._entries[entry.output] = entry
 
 
 def _entry(line: bytes) -> SpokenLine | None:

@@ -94,19 +94,19 @@ class BatchRun:
             typer.echo(f"failed: {failure}", err=True)
 
     def _is_there(self, utterance: BatchLine) -> bool:
-        """Whether the line's file exists and was made from this line; one made from another line is made again.
+        """Whether the line's file is there as it was made from this line; one of another size or line is made again.
 
         Raises InputError for a file that no batch made.
         """
         digest, path = utterance.arguments.digest(self._bundle), self.folder / utterance.output
         if not path.exists():
             return False
-        recorded = self._record.digest(utterance.output)
+        recorded = self._record.entry(utterance.output)
         if recorded is None:
             raise InputError(
                 f"{path} is there, but {RECORD_FILE} does not say what from; move it away, or give --overwrite"
             )
-        return recorded == digest
+        return recorded.digest == digest and recorded.bytes in (None, path.stat().st_size)
 
     def _keep(self, utterance: BatchLine, digest: str, speech: Speech | VoxCPMError) -> None:
         if isinstance(speech, VoxCPMError):
@@ -120,6 +120,7 @@ class BatchRun:
             seed=cast("int", speech.seed),
             seconds=round(speech.audio_seconds, 3),
             samples=len(speech.audio),
+            bytes=path.stat().st_size,
             suspicious={segment.number: segment.reason for segment in speech.suspicious},
         )
         self._record.add(spoken)

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from voxcpm_constants.bounded_files import bounded, read_bounded
+from voxcpm_constants.bounds import MOST_TEXT_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_runtime.backends.compute_units import ComputeUnits, read_compute_units
 from voxcpm_runtime.backends.devices import CPU_DEVICE
@@ -217,16 +219,20 @@ def stored_voice(name: str | None) -> Voice | None:
 
 
 def standard_input() -> bytes:
-    """All of standard input. Raises InputError if it is closed, OSError if it cannot be read."""
+    """All of standard input. Raises InputError if it is closed, OSError if it cannot be read or is too long."""
     stream = getattr(sys.stdin, "buffer", None)
     if stream is None or stream.closed:
         raise InputError("-: standard input is closed; pipe something into the command, or name a file")
-    return stream.read()
+    return bounded(stream, MOST_TEXT_BYTES)
 
 
 def _utf8_file(path: str) -> str:
     try:
-        raw = standard_input() if path == STANDARD_INPUT else Path(path).expanduser().read_bytes()
+        raw = (
+            standard_input()
+            if path == STANDARD_INPUT
+            else read_bounded(Path(path).expanduser(), MOST_TEXT_BYTES)
+        )
         return raw.decode("utf-8-sig").strip()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({os_reason(error)})") from None

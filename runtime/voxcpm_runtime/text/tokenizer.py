@@ -104,7 +104,8 @@ class TextTokenizer:
 
 
 def _tokenizer_of_file(document: Mapping[str, Any], config: Mapping[str, Any]) -> Tokenizer:  # noqa: ARG001
-    return Tokenizer.from_str(json.dumps({**document, "truncation": None, "padding": None}))
+    unused = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
+    return Tokenizer.from_str(json.dumps({**document, **unused}))
 
 
 def _llama_tokenizer(document: Mapping[str, Any], config: Mapping[str, Any]) -> Tokenizer:
