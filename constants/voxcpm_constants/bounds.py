@@ -35,7 +35,7 @@ MOST_CHARACTERS = 64 << 20
 """Characters of one text."""
 MOST_SENTENCE_CHARACTERS = 4000
 """Characters of one sentence. A longer one, such as a table without a stop, is read in parts."""
-MOST_READ_AT_ONCE = 4000
+MOST_READ_AT_ONCE = 5000
 """Characters of a text that are read and checked before anything is spoken; the rest is read when its turn comes."""
 
 # Configurations.

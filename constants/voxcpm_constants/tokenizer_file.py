@@ -21,8 +21,8 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
         raise ValueError("expected a BPE tokeniser, as every VoxCPM has")
     if any(_has_pattern(document.get(part)) for part in _WORKING_ON_TEXT):
         raise ValueError(
-            "it has a regular expression of its own, as no VoxCPM has; such an expression can take any time for a text, "
-            "so it is not run: leave it out"
+            "it has a regular expression of its own, as no VoxCPM has; such an expression can take any time for a "
+            "text, so it is not run: leave it out"
         )
     return document
 

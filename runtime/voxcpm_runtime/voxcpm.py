@@ -223,7 +223,10 @@ class VoxCPM(UpstreamNames):
         *options: Any,
         **given: Unpack[Keywords],
     ) -> Plan:
-        """What `speak` with these arguments would speak: everything read, checked, tokenised and cut into segments."""
+        """What `speak` with these arguments would speak: everything read, checked, tokenised and cut into segments.
+
+        A text of more than 5000 characters is read while it is spoken; the plan has its first segment.
+        """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         # Without a text there would be nothing to refuse: that is a session's plan.
         return self._checked("" if text is None else text, recordings, named_options(options, given))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,8 @@ from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.sequence import Sequence
 from voxcpm_runtime.speech import kv_room
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.plan import Plan
 from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 from voxcpm_runtime.voices import recordings
@@ -48,7 +51,8 @@ def text_of(prefilled: Sequence) -> str:
 
 def sound(silence_before: int) -> tuple[np.ndarray, int]:
     """One second of sound after silence, and its sample rate."""
-    return np.repeat(np.float32([0, 0.5]), [silence_before, RATE]), RATE
+    tone = np.resize(np.float32([0.5, -0.5]), RATE)
+    return np.concatenate([np.zeros(silence_before, np.float32), tone]), RATE
 
 
 def test_the_target_alone_is_normalised(tts):
@@ -115,14 +119,6 @@ def test_the_cache_must_hold_what_is_left_only(tts):
     tts.plan(**arguments, trim_silence_vad=True)
 
 
-def test_silence_throughout_is_refused_when_it_is_to_be_trimmed(tts):
-    arguments = {"text": "a", "prompt_wav_path": (np.zeros(3000, np.float32), RATE), "prompt_text": "b"}
-
-    tts.plan(**arguments)
-    with pytest.raises(InputError, match=r"^prompt audio: silence throughout.*expected speech$"):
-        tts.plan(**arguments, trim_silence_vad=True)
-
-
 def test_less_than_a_patch_of_sound_is_refused(tts, monkeypatch):
     """A stand-in trims: the 200 ms of silence that really stay are longer than a patch here."""
     monkeypatch.setattr(recordings, "trim_silence", lambda audio, rate: audio[:19])
@@ -167,3 +163,104 @@ def test_an_open_bundle_has_its_precision_already(bundle_folder):
 def test_no_text_is_no_plan(tts, text):
     with pytest.raises(InputError, match="the text is empty"):
         tts.plan(text)
+
+
+BOOK = "the first sentence of all. " + "and so he said, it is far. was it? yes.\n\n" * 400
+
+
+def test_of_a_book_the_plan_reads_the_first_segment_and_the_rest_when_its_turn_comes(tts, monkeypatch):
+    read = []
+    read_segment = Plan.read_segment
+    monkeypatch.setattr(Plan, "read_segment", lambda *given: read.append(given[1]) or read_segment(*given))
+
+    planned = tts.plan(BOOK, segment_tokens=16, seed=1, max_len=4, retry_badcase=False)
+    assert len(read) == 1
+    assert not planned.segments.read_to_the_end
+
+    chunks = tts.stream_plan(planned, chunk_patches=1)
+    next(chunks)
+    assert len(read) == 1
+    for _ in range(8):
+        next(chunks)
+    assert 1 < len(read) < 5
+    chunks.close()
+
+    assert planned.segments[0].text == "the first"
+    assert len(planned.segments) > 1000
+    assert "".join(s.text for s in planned.segments).replace(" ", "") == "".join(BOOK.split())
+    assert [segment.followed for segment in planned.segments[-2:]] == [True, False]
+
+
+def test_a_book_is_cut_as_its_paragraphs_are_one_by_one(tts):
+    """What is read later does not change what comes before, and the anchors are those of a short text."""
+    paragraphs = [f"{part}\n\n" for part in BOOK.split("\n\n") if part]
+    whole = list(tts.plan(BOOK, segment_tokens=16).segments)
+    short = list(tts.plan("".join(paragraphs[:20]), segment_tokens=16).segments)
+
+    assert [segment.tokens for segment in whole[: len(short) - 1]] == [s.tokens for s in short[:-1]]
+    assert [segment.anchors for segment in whole[: len(short)]] == [segment.anchors for segment in short]
+    assert not any(segment.anchors for segment in whole[len(short) :])
+
+
+def test_one_plan_is_spoken_twice_and_by_two_readers_at_once(tts):
+    planned = tts.plan(BOOK[:6000], segment_tokens=16)
+    first, second = iter(planned.segments), iter(planned.segments)
+
+    assert [next(first) for _ in range(5)] == [next(second) for _ in range(5)]
+    assert [s.text for s in first] == [s.text for s in second]
+
+
+def test_a_letter_that_cannot_be_said_on_the_last_page_is_refused_at_once(tts):
+    tokenizer = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
+    tts.bundle.__dict__["tokenizer"] = tokenizer
+
+    with pytest.raises(InputError, match="cannot say 'ж'"):
+        tts.plan(BOOK + "Жили.", segment_tokens=16)
+
+
+def test_progress_of_a_book_does_not_know_the_number_of_segments_but_estimates_the_time(tts):
+    told = []
+    planned = tts.plan(
+        BOOK[:6000], segment_tokens=16, seed=1, max_len=4, retry_badcase=False, progress=told.append
+    )
+
+    chunks = tts.stream_plan(planned, chunk_patches=1)
+    for _ in range(12):
+        next(chunks)
+
+    assert {progress.segments for progress in told} == {None}
+    assert told[0].remaining_seconds is None
+    assert told[-1].remaining_seconds > 10 * told[-1].elapsed_seconds
+
+
+@pytest.mark.parametrize("keep_partial", [False, True])
+def test_a_book_can_be_cancelled_while_it_is_read(tts, monkeypatch, keep_partial):
+    """Where a segment was read, the token is cancelled: nothing after it is read or spoken."""
+    token = CancelToken()
+    planned = tts.plan(BOOK, segment_tokens=16, seed=1, max_len=4, retry_badcase=False, cancel=token,
+                       keep_partial=keep_partial)  # fmt: skip
+    read_segment, read = Plan.read_segment, []
+
+    def cancelling(*given):
+        read.append(given[1])
+        if len(read) == 3:
+            token.cancel()
+        return read_segment(*given)
+
+    monkeypatch.setattr(Plan, "read_segment", cancelling)
+    if keep_partial:
+        speech = tts.speak_plan(planned)
+        assert speech.cancelled
+        assert len(speech.segments) == 3
+    else:
+        with pytest.raises(Cancelled):
+            tts.speak_plan(planned)
+    assert len(read) == 3
+
+
+def test_the_beginning_of_two_megabytes_without_a_space_is_read_at_once(tts):
+    began = time.process_time()
+    planned = tts.plan("a" * 2_000_000, segment_tokens=16)
+
+    assert time.process_time() - began < 2
+    assert len(planned.segments[0].text) <= 16

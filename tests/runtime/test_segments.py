@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 
 import numpy as np
 import pytest
 
-from voxcpm_runtime.text.segments import segments
+from voxcpm_runtime.text.segments import each_segment, segments
 
 
 def words(text: str) -> int:
@@ -159,3 +160,33 @@ def test_tokens_are_counted_about_twice_a_segment() -> None:
     found = segments("One two three four five. " * 1000, count, 30)
     assert len(counted) < 2 * len(found)
     assert sum(map(len, counted)) < 15 * 25_000  # halving: log2 of 200 segments times the text
+
+
+def test_a_paragraph_of_very_many_sentences_is_read_in_parts():
+    taken = []
+    text = "One two three four five. " * 4000
+
+    found = each_segment(text, lambda part: taken.append(part) or len(part), 60)
+    assert next(found).text == "One two three four five. One two three four five."
+
+    assert sum(map(len, taken)) < len(text) / 3
+    whole = ["One two three four five. One two three four five.", *(part.text for part in found)]
+    assert max(map(len, whole)) <= 60
+    assert "".join(whole).replace(" ", "") == text.replace(" ", "")
+    assert len(set(whole)) <= 2
+
+
+@pytest.mark.parametrize(
+    "unit", ["a", "a. ", "a, ", "a ", '"', "\n", ".", "1", "好", "\u0301", "a.b", "Mr. ", "« "]
+)
+def test_the_time_to_cut_a_text_grows_with_its_length(unit):
+    """With its square, eight times the text would take 64 times as long."""
+
+    def seconds(characters):
+        text = (unit * characters)[:characters] + " end."
+        began = time.process_time()
+        assert "".join(part.text for part in each_segment(text, len, 16)).endswith("end.")
+        return time.process_time() - began
+
+    least = min(seconds(5000) for _ in range(3))
+    assert seconds(40_000) < 8 * 4 * max(least, 0.005)

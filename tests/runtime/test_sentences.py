@@ -242,3 +242,18 @@ def test_text_that_was_given_out_is_not_kept() -> None:
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("word", ["a" * 30_000, "a " * 15_000, "1,000 " * 5000, "(" * 30_000, "." * 30_000])
+def test_a_sentence_without_an_end_is_cut_wherever_the_fragments_end(word):
+    whole = sentences(word + ". Yes.")
+
+    assert "".join(sentence.text for sentence in whole) == word + ". Yes."
+    assert max(len(sentence.text) for sentence in whole) <= 8000
+    if " " in word:
+        assert max(len(sentence.text) for sentence in whole) <= 4010
+        assert all(sentence.text.endswith(" ") for sentence in whole[:-1])
+    cutter, pushed = SentenceCutter(), []
+    for char in word + ". Yes.":
+        pushed += cutter.push(char)
+    assert [*pushed, *cutter.flush()] == whole

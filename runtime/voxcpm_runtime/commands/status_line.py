@@ -34,7 +34,9 @@ def progress_text(progress: Progress) -> str:
     ]
     if progress.attempt > 1:
         parts[0] = f"attempt {progress.attempt}: {parts[0]}"
-    if progress.segments > 1:
+    if progress.segments is None:
+        parts[0] = f"segment {progress.segment + 1}"
+    elif progress.segments > 1:
         parts[0] = f"segment {progress.segment + 1} of {progress.segments}"
     if progress.remaining_seconds is not None:
         minutes, seconds = divmod(round(progress.remaining_seconds), 60)

@@ -71,7 +71,7 @@ class Narrator:
                 # Later segments are not collected: a stream may be of any length.
                 latents.append(patch.latents)
             yield Piece(
-                audio=self._joining(index, spoken),
+                audio=self._joining(index, segment, spoken),
                 segment=index,
                 patches=patch.index + 1,
                 latents=patch.latents,
@@ -85,17 +85,18 @@ class Narrator:
         if latents:
             self.continue_from(segment, np.stack(latents), reason)
 
-    def _joining(self, index: int, spoken: SpokenPatch) -> Audio:
+    def _joining(self, index: int, segment: PlannedSegment, spoken: SpokenPatch) -> Audio:
         """A patch's audio (samples,), without a step where its segment is joined to another one.
 
         A patch is known to be the last one when it is made, so streamed and whole speech have the same samples.
         """
-        patch, audio, count = spoken.patch, spoken.audio, len(self._plan.segments)
+        patch, audio = spoken.patch, spoken.audio
         rate = self._plan.bundle.architecture.output_sample_rate
         if index > 0 and patch is not None and patch.index == 0:
             audio = faded_in(audio, rate)
         # Whether another sentence follows in a session is not known; there, speech that a limit ended is faded.
-        joins = index + 1 < count if count else patch is not None and not patch.stops
+        cut_off = patch is not None and not patch.stops
+        joins = cut_off if segment.followed is None else segment.followed
         return faded_out(audio, rate) if spoken.last and joins else audio
 
     def continue_from(self, segment: PlannedSegment, latents: Latents, reason: Reason) -> None:

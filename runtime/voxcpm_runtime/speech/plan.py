@@ -1,17 +1,22 @@
-"""The plan of one call: everything is read, checked, tokenised and cut into segments here, once, without a step model.
+"""The plan of one call: everything is read, checked, tokenised and cut into segments here, without a step model.
 
 arguments ─► options, randomness, voice, control ─► text ─► segments ─► tokens ─► room in the KV cache
+
+A text of any length is read while it is spoken: the plan itself reads its beginning, so that the first audio of a book
+does not wait for its last page, and what is wrong with a text of ordinary length is found before anything is spoken.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from typing import overload
 
 from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.bounds import MOST_READ_AT_ONCE
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver
@@ -24,14 +29,16 @@ from voxcpm_runtime.speech.progress import ProgressCallback, ProgressReporter
 from voxcpm_runtime.speech.randomness import Randomness, randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import controlled, described, require_references
-from voxcpm_runtime.text.letters import continued_transcript, spelled, spelled_transcript
-from voxcpm_runtime.text.segments import Segment, one_segment, segments
+from voxcpm_runtime.text.letters import check_sayable, continued_transcript, spelled, spelled_transcript
+from voxcpm_runtime.text.segments import Segment, each_segment, one_segment
 from voxcpm_runtime.text.words import said_text
 from voxcpm_runtime.voices.recordings import Recordings, UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
 
 LEAST_SEGMENT_TOKENS = 8
 """Text tokens that a segment may always have, even if the KV cache seems too short for their speech."""
+_CHARACTERS_PER_TOKEN = 16
+"""A text with more characters for each token of the longest segment is long, without counting its tokens."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,57 @@ class PlannedSegment:
     """Whether a blank line follows."""
     anchors: bool = False
     """Whether its speech becomes a part of the voice that later segments continue, as no voice was given."""
+    followed: bool | None = None
+    """Whether another segment follows; None if that is not known, as in a session."""
+
+
+class PlannedSegments(Sequence[PlannedSegment]):
+    """The segments of a text, read from it in turn: an iterator reads each when it is taken, and keeps none.
+
+    A length, or an index beyond the beginning, reads the whole text, once.
+
+    opening: the segments that were read already. read: gives all segments.
+    """
+
+    def __init__(
+        self, opening: tuple[PlannedSegment, ...], read: Callable[[], Iterator[PlannedSegment]]
+    ) -> None:
+        self.opening = opening
+        self._read = read
+
+    @property
+    def read_to_the_end(self) -> bool:
+        """Whether `opening` is all of them."""
+        return not self.opening or self.opening[-1].followed is False
+
+    def __iter__(self) -> Iterator[PlannedSegment]:
+        """The segments in turn. Errors: see `Plan.read`; and Cancelled, if the plan is."""
+        return iter(self._all) if self.read_to_the_end or "_all" in self.__dict__ else self._read()
+
+    def __len__(self) -> int:
+        """Number of segments."""
+        return len(self._all)
+
+    def __bool__(self) -> bool:
+        """Whether there is a text."""
+        return bool(self.opening)
+
+    @overload
+    def __getitem__(self, index: int) -> PlannedSegment: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[PlannedSegment, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> PlannedSegment | tuple[PlannedSegment, ...]:
+        """One segment, or some of them."""
+        if isinstance(index, int) and 0 <= index < len(self.opening):
+            return self.opening[index]
+        return self._all[index]
+
+    @cached_property
+    def _all(self) -> tuple[PlannedSegment, ...]:
+        # An iterator: of a sequence, `tuple` would ask for the length, which is this.
+        return self.opening if self.read_to_the_end else tuple(self._read())
 
 
 @dataclass(frozen=True)
@@ -72,10 +130,17 @@ class Plan:
     keep_partial: bool
     parallel_segments: int
     saved_segments: SavedSegments | None
-    segments: tuple[PlannedSegment, ...] = ()
-    """The segments of the whole text; empty if the text comes later, as in a session."""
+    text: str | None = None
+    """The whole text; None if it comes later, as in a session."""
+    opening: tuple[PlannedSegment, ...] = ()
+    """The first segments: all of a text of ordinary length, the very first of a longer one."""
 
-    def split(self, text: str, *, more: bool = False) -> list[Segment]:
+    @cached_property
+    def segments(self) -> PlannedSegments:
+        """The segments of the whole text, read as they are taken; none if the text comes later, as in a session."""
+        return PlannedSegments(self.opening, self._from_the_beginning)
+
+    def split(self, text: str, *, more: bool = False) -> Iterator[Segment]:
         """The text as one segment if it is short, otherwise in segments whose speech fits into the KV cache.
 
         Without a voice, room is left for the first segment, which the others continue. more: whether there are other
@@ -83,13 +148,16 @@ class Plan:
         """
         anchored = self.voice is None
         alone = longest_segment(self.bundle, self.voice, self.options, anchored=more and anchored)
-        if self._count(text, alone) <= alone:
-            return [Segment(text, ends_paragraph=False)]
+        most = max(alone, LEAST_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN
+        if len(text) <= most and self._count(text, alone) <= alone:
+            yield Segment(text, ends_paragraph=False)
+            return
         target = longest_segment(self.bundle, self.voice, self.options, anchored=anchored)
         # If nothing can be said, the error about the whole text is the better one.
         target = max(target, LEAST_SEGMENT_TOKENS)
-        parts = segments(text, partial(self._count, target=target), target)
-        return parts or [Segment(text, ends_paragraph=False)]
+        parts = each_segment(text, partial(self._count, target=target), target)
+        yield next(parts, Segment(text, ends_paragraph=False))
+        yield from parts
 
     def split_sentence(self, sentence: str) -> list[Segment]:
         """A sentence, with the white space after it, as segments; empty if there is nothing to say."""
@@ -106,20 +174,8 @@ class Plan:
         Raises InputError for a segment that cannot be said or does not fit into the KV cache, and MissingExtraError if
         the extra `normalize` is missing.
         """
-        transcript, taken, growing = "", 0, self.voice is None
-        room = max(
-            longest_segment(self.bundle, self.voice, self.options, anchored=True), LEAST_SEGMENT_TOKENS
-        )
-        for segment in segments:
-            planned = self._read(segment, transcript)
-            # `split` has left room for a voice that is as long as the longest segment.
-            growing = growing and (not taken or taken + planned.target_tokens <= room)
-            if growing:
-                planned = replace(planned, anchors=True)
-                transcript += planned.transcript
-                taken += planned.target_tokens
-                growing = taken < least_anchor(self.bundle)
-            yield planned
+        reader = _Reader(self)
+        return (reader.read(segment) for segment in segments)
 
     def limit(self, segment: PlannedSegment, voice: Voice | UnencodedVoice | None) -> int:
         """Largest number of patches of a segment in a voice. Raises InputError if not even the shortest speech fits."""
@@ -132,10 +188,29 @@ class Plan:
 
     def reporter(self) -> ProgressReporter:
         """A new progress reporter for this plan's segments; its time starts now."""
-        texts = [segment.text for segment in self.segments]
-        return ProgressReporter(self.progress, texts, self.bundle.architecture.patch_seconds)
+        whole = self.segments.read_to_the_end
+        return ProgressReporter(
+            self.progress,
+            characters=sum(len(segment.text) for segment in self.opening) if whole else len(self.text or ""),
+            segments=len(self.opening) if whole else None,
+            patch_seconds=self.bundle.architecture.patch_seconds,
+        )
 
-    def _read(self, segment: Segment, anchored: str) -> PlannedSegment:
+    def _from_the_beginning(self, cancel: CancelToken | None = None) -> Iterator[PlannedSegment]:
+        """All segments of the text; before each that was not read yet, it can be cancelled. cancel: the plan's."""
+        reader, known = _Reader(self), iter(self.opening)
+        segments = self.split(self.text or "")
+        segment = next(segments, None)
+        while segment is not None:
+            planned = next(known, None)
+            if planned is None:
+                (cancel or self.cancel).check()
+            # Looked for before this one is spoken: the edge of its speech depends on whether there is another.
+            following = next(segments, None)
+            yield replace(reader.read(segment, planned), followed=following is not None)
+            segment = following
+
+    def read_segment(self, segment: Segment, anchored: str) -> PlannedSegment:
         """Tokenise and check a segment. anchored: transcript of the segments that it continues without a voice."""
         tokenizer = self.bundle.tokenizer
         # A segment that continues the first one continues its style, too.
@@ -145,7 +220,7 @@ class Plan:
         target = spelled(said, tokenizer)
         transcript = spelled_transcript(self.voice.transcript if self.voice else anchored, tokenizer)
         if unknown := tokenizer.unknown_characters(transcript + target):
-            warnings.warn(f"this voice has no token for {unknown!r}, which it will not speak", stacklevel=4)
+            warnings.warn(f"this voice has no token for {unknown!r}, which it will not speak", stacklevel=5)
         planned = PlannedSegment(
             text=segment.text,
             transcript=continued_transcript(said, tokenizer),
@@ -176,8 +251,36 @@ class Plan:
         return max(tokens, math.ceil(target * share))
 
 
+class _Reader:
+    """Reads a plan's segments in turn, with what the first ones mean for the later ones."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._transcript = ""
+        self._taken = 0
+        self._growing = plan.voice is None
+        longest = longest_segment(plan.bundle, plan.voice, plan.options, anchored=True)
+        self._room = max(longest, LEAST_SEGMENT_TOKENS)
+
+    def read(self, segment: Segment, known: PlannedSegment | None = None) -> PlannedSegment:
+        """The segment, tokenised and checked. known: this, if it was read before. Errors: `Plan.read`."""
+        planned = known or self._plan.read_segment(segment, self._transcript)
+        # `split` has left room for a voice that is as long as the longest segment.
+        fits = not self._taken or self._taken + planned.target_tokens <= self._room
+        self._growing = self._growing and fits
+        if self._growing:
+            planned = replace(planned, anchors=True)
+            self._transcript += planned.transcript
+            self._taken += planned.target_tokens
+            self._growing = self._taken < least_anchor(self._plan.bundle)
+        return planned
+
+
 def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     """The plan of a call. It reads recordings, but runs no step model.
+
+    A text of up to MOST_READ_AT_ONCE characters is read and checked as a whole. Of a longer one only the first segment
+    is, and that there is no letter in it which the voice cannot say; the rest is read when its turn comes.
 
     Raises InputError, one line, for anything that cannot be spoken, MissingExtraError if the extra `normalize` is
     missing, and Cancelled if the call was cancelled before it began.
@@ -202,7 +305,13 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     )
     if arguments.text is None:
         return unread
-    return replace(unread, segments=tuple(unread.read(unread.split(arguments.text))))
+    text = arguments.text
+    begun = replace(unread, text=text)._from_the_beginning(CancelToken())  # noqa: SLF001 - its own class
+    if len(text) <= MOST_READ_AT_ONCE:
+        return replace(unread, text=text, opening=tuple(begun))
+    if not options.normalize:
+        check_sayable(text, bundle.tokenizer)
+    return replace(unread, text=text, opening=(next(begun),))
 
 
 def checked_control(control: str | None, a: Architecture, recordings: Recordings) -> str:

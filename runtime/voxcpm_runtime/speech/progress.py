@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from voxcpm_runtime.speech.results import Piece
@@ -24,8 +24,8 @@ class Progress:
     """Number of this attempt, from 1; earlier ones were bad."""
     segment: int = 0
     """Index of the segment that is being spoken, from 0."""
-    segments: int = 1
-    """Number of segments."""
+    segments: int | None = 1
+    """Number of segments; None for a long text, which is read while it is spoken."""
     remaining_seconds: float | None = None
     """Estimated seconds of work left, from the segments finished so far; None before there is one."""
 
@@ -41,12 +41,21 @@ ProgressCallback = Callable[[Progress], None]
 class ProgressReporter:
     """Calls `callback` after every patch of a call; several threads may each speak a segment.
 
-    texts: what the segments say, in order. patch_seconds: seconds of audio in a patch.
+    characters: length of the text. segments: number of its segments, None if it is not known. patch_seconds: seconds of
+    audio in a patch.
     """
 
-    def __init__(self, callback: ProgressCallback | None, texts: Sequence[str], patch_seconds: float) -> None:
+    def __init__(
+        self,
+        callback: ProgressCallback | None,
+        *,
+        characters: int,
+        segments: int | None,
+        patch_seconds: float,
+    ) -> None:
         self._callback = callback
-        self._lengths = [len(text) for text in texts]
+        self._characters = characters
+        self._segments = segments
         self._patch_seconds = patch_seconds
         self._started = time.perf_counter()
         self._lock = threading.Lock()
@@ -72,10 +81,10 @@ class ProgressReporter:
             if self._callback is not None:
                 self._callback(self._progress(piece))
 
-    def finished(self, index: int) -> None:
-        """Note that the segment of that index is complete."""
+    def finished(self, characters: int) -> None:
+        """Note that a segment of so many characters is complete."""
         with self._lock:
-            self._finished_length += self._lengths[index]
+            self._finished_length += characters
             self._finished_at = self._worked()
 
     def _worked(self) -> float:
@@ -84,13 +93,13 @@ class ProgressReporter:
     def _progress(self, piece: Piece) -> Progress:
         worked, remaining = self._worked(), None
         if self._finished_length:
-            remaining = max(0.0, self._finished_at / self._finished_length * sum(self._lengths) - worked)
+            remaining = max(0.0, self._finished_at / self._finished_length * self._characters - worked)
         return Progress(
             patches=piece.patches,
             audio_seconds=sum(self._patches.values()) * self._patch_seconds,
             elapsed_seconds=worked,
             attempt=piece.attempt,
             segment=piece.segment,
-            segments=len(self._lengths),
+            segments=self._segments,
             remaining_seconds=remaining,
         )

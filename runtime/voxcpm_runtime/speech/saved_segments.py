@@ -56,9 +56,10 @@ class SavedSegments:
             return None
         try:
             found, metadata, has_digest = unsealed(read_bounded(self._path(index), MOST_VOICE_BYTES))
-            arrays = {name: found[name] for name in _ARRAYS}
+            arrays: dict[str, Any] = {name: found[name] for name in _ARRAYS}
             whole = has_digest and all(np.isfinite(array).all() for array in arrays.values())
-            return SpokenSegment(**parsed_json(metadata[_METADATA_KEY]), **arrays) if whole else None
+            fields: dict[str, Any] = parsed_json(metadata[_METADATA_KEY])
+            return SpokenSegment(**fields, **arrays) if whole else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from itertools import count
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.speech.cancellation import Cancelled
 from voxcpm_runtime.speech.jobs import run_jobs
 from voxcpm_runtime.speech.narrator import Narrator
-from voxcpm_runtime.speech.plan import Plan
+from voxcpm_runtime.speech.plan import Plan, PlannedSegment
 from voxcpm_runtime.speech.results import Piece, Speech, SpokenSegment
 
 
@@ -21,55 +23,74 @@ def speak(plan: Plan, narrator: Narrator, driver: Driver, at_once: int = 1) -> S
     """
     reporter = plan.reporter()
     spoken: dict[int, SpokenSegment] = {}
-    gathered: dict[int, list[Piece]] = {}
-    saved = plan.saved_segments if len(plan.segments) > 1 else None
+    gathered: dict[int, tuple[PlannedSegment, list[Piece]]] = {}
+    saved = None if _is_one_segment(plan) else plan.saved_segments
 
-    def speak_segment(index: int, narrator: Narrator = narrator) -> None:
+    def speak_segment(index: int, planned: PlannedSegment, narrator: Narrator = narrator) -> None:
         segment = None if saved is None else saved.get(index)
         # Another release may cut the same text elsewhere.
-        if segment is None or segment.text != plan.segments[index].text:
-            pieces: list[Piece] = gathered.setdefault(index, [])
-            for piece in narrator.speak(index, plan.segments[index], retries=True):
+        if segment is None or segment.text != planned.text:
+            _, pieces = gathered.setdefault(index, (planned, []))
+            for piece in narrator.speak(index, planned, retries=True):
                 if piece.latents is None:
                     pieces.clear()
                 else:
                     pieces.append(piece)
                     reporter.heard(piece)
-            segment = _joined(plan, index, pieces)
+            segment = _joined(plan, index, planned, pieces)
             if saved is not None:
                 saved.put(index, segment)
         else:
-            narrator.continue_from(plan.segments[index], segment.latents, segment.reason)
+            narrator.continue_from(planned, segment.latents, segment.reason)
         spoken[index] = segment
-        reporter.finished(index)
+        gathered.pop(index, None)
+        reporter.finished(len(planned.text))
 
-    def speak_in_slot(index: int, slot: Driver) -> None:
-        speak_segment(index, narrator.over(slot))
+    def speak_in_slot(index: int, planned: PlannedSegment, slot: Driver) -> None:
+        speak_segment(index, planned, narrator.over(slot))
 
-    rest = list(range(len(plan.segments)))
+    rest: list[tuple[int, PlannedSegment]] = []
     cancelled = False
     try:
-        # Without a voice, the first segments are the voice of the others.
-        while rest and (at_once == 1 or plan.segments[rest[0]].anchors):
-            speak_segment(rest.pop(0))
-        run_jobs(driver, [partial(speak_in_slot, index) for index in rest], at_once)
+        for index, planned in enumerate(plan.segments):
+            # Without a voice, the first segments are the voice of the others.
+            if at_once == 1 or planned.anchors:
+                speak_segment(index, planned)
+            else:
+                rest.append((index, planned))
+        run_jobs(driver, [partial(speak_in_slot, *each) for each in rest], at_once)
     except Cancelled:
         cancelled = True
     if cancelled:
         # Raised anew: the traceback of the first error has frames that hold the caches.
         if not plan.keep_partial:
             plan.cancel.check()
-        whole = next(index for index in range(len(plan.segments)) if index not in spoken)
-        spoken = {index: spoken[index] for index in range(whole)}
-        if pieces := gathered.get(whole):
-            spoken[whole] = _joined(plan, whole, pieces)
+        spoken = _until_cancelled(plan, spoken, gathered)
     in_order = [spoken[index] for index in sorted(spoken)]
     return _speech(plan, narrator, in_order, reporter.elapsed, cancelled=cancelled)
 
 
-def _joined(plan: Plan, index: int, pieces: list[Piece]) -> SpokenSegment:
+def _is_one_segment(plan: Plan) -> bool:
+    return plan.segments.read_to_the_end and len(plan.segments) == 1
+
+
+def _until_cancelled(
+    plan: Plan,
+    spoken: Mapping[int, SpokenSegment],
+    gathered: Mapping[int, tuple[PlannedSegment, list[Piece]]],
+) -> dict[int, SpokenSegment]:
+    """The segments that are complete one after another, and what there is of the next one."""
+    whole = next(index for index in count() if index not in spoken)
+    kept = {index: spoken[index] for index in range(whole)}
+    segment, pieces = gathered.get(whole, (None, []))
+    if segment is not None and pieces:
+        kept[whole] = _joined(plan, whole, segment, pieces)
+    return kept
+
+
+def _joined(plan: Plan, index: int, segment: PlannedSegment, pieces: list[Piece]) -> SpokenSegment:
     """What has been spoken of a segment: the pieces of the attempt that is kept."""
-    segment, last = plan.segments[index], pieces[-1]
+    last = pieces[-1]
     return SpokenSegment(
         text=segment.text,
         audio=np.concatenate([piece.audio for piece in pieces]),
@@ -97,7 +118,7 @@ def _speech(
         audio=np.concatenate(audio),
         sample_rate=a.output_sample_rate,
         latents=np.concatenate([nothing, *(segment.latents for segment in spoken)]),
-        seed=spoken[0].seed if len(plan.segments) == 1 and spoken else plan.randomness.seed,
+        seed=spoken[0].seed if _is_one_segment(plan) and spoken else plan.randomness.seed,
         attempts=max((segment.attempts for segment in spoken), default=0),
         stopped=not cancelled and all(segment.stopped for segment in spoken),
         elapsed_seconds=seconds,

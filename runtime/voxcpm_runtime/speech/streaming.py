@@ -33,7 +33,7 @@ def stream(plan: Plan, narrator: Narrator, segments: Iterable[PlannedSegment]) -
                     reporter.heard(piece)
                 yield piece
             if reporter is not None:
-                reporter.finished(index)
+                reporter.finished(len(segment.text))
             paused = segment.ends_paragraph
     except Cancelled:
         cancelled = True

@@ -5,6 +5,7 @@ Published VoxCPM vocabularies have every character, so texts for them stay uncha
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 
@@ -20,6 +21,8 @@ _PAUSES = ";:()[]{}–—"
 _STOPS = ".!?"
 _MOST_SHOWN = 60
 """Characters of a text in an error."""
+# A text is read again for each way of cutting it that is tried.
+_read_aloud = functools.lru_cache(maxsize=256)(read_aloud)
 # What was replaced leaves spaces before marks, and commas beside other marks.
 _TIDYING: tuple[Substitution, ...] = tuple(
     (re.compile(pattern), replacement)
@@ -45,7 +48,7 @@ def spelled(text: str, tokenizer: TextTokenizer) -> str:
     if not is_of_letters(tokenizer):
         return text
     # By sentences, so that the stop after an abbreviation is not lost where it also ends a sentence.
-    said = [_tidy(_known(read_aloud(sentence.text), tokenizer)) for sentence in sentences(text)]
+    said = [_tidy(_known(_read_aloud(sentence.text), tokenizer)) for sentence in sentences(text)]
     whole = " ".join(filter(None, said))
     if left := tokenizer.unknown_characters(_each_once(whole)):
         raise InputError(
@@ -54,6 +57,14 @@ def spelled(text: str, tokenizer: TextTokenizer) -> str:
     if not whole:
         raise InputError(f"nothing is left to say of {text[:_MOST_SHOWN]!r}: this voice knows letters only")
     return whole
+
+
+def check_sayable(text: str, tokenizer: TextTokenizer) -> None:
+    """Raises InputError, as `spelled` does, for a text with letters of other alphabets, without reading it aloud."""
+    if is_of_letters(tokenizer):
+        for char in dict.fromkeys(text):
+            if char.isalpha() and not char.isascii():
+                spelled(f"a {char} a", tokenizer)
 
 
 def spelled_transcript(transcript: str, tokenizer: TextTokenizer) -> str:

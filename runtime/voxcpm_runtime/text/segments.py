@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from voxcpm_runtime.text.sentences import sentences
+from voxcpm_runtime.text.sentences import each_sentence
 
 _CLOSERS = "[\"'”’»」』》〉)\\]}）】〕］]*"
 _WIDE = "぀-ヿ㐀-䶿一-鿿豈-﫿"
@@ -23,6 +23,9 @@ _CUTS = (
 _EDGE = 0.2
 # The same for an end of a sentence, which is worse than a clause in the middle: a word or two alone are spoken badly.
 _SENTENCE_EDGE = 0.1
+# Characters of a paragraph that are cut into segments of about equal length: at least, and for each token of a segment.
+_LEAST_BLOCK = 4000
+_BLOCK_CHARACTERS = 20
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
@@ -36,6 +39,11 @@ class Segment(NamedTuple):
 
 
 def segments(text: str, count_tokens: Callable[[str], int], target: int) -> list[Segment]:
+    """All of `each_segment`."""
+    return list(each_segment(text, count_tokens, target))
+
+
+def each_segment(text: str, count_tokens: Callable[[str], int], target: int) -> Iterator[Segment]:
     """The text in segments of at most `target` tokens: whole sentences of one paragraph, of about equal length.
 
     Only a sentence of more than `target` tokens is cut, or one beside which very little would be left: after a stop
@@ -43,13 +51,15 @@ def segments(text: str, count_tokens: Callable[[str], int], target: int) -> list
     letter or digit join their neighbours if there is room; a paragraph of such marks is left out, and a text of them
     gives no segment. A single character is a segment however many tokens it has.
     `count_tokens` gets text as it will be spoken; there are less than two calls for each segment and paragraph.
+
+    The text is read paragraph by paragraph, as the segments are taken; a paragraph of very many sentences in parts.
     """
-    result: list[Segment] = []
-    for paragraph, ends, closed in _paragraphs(text):
+    for paragraph, ends, closed in _paragraphs(text, max(_LEAST_BLOCK, _BLOCK_CHARACTERS * target)):
+        if not has_words(paragraph):
+            continue
         parts = [part for part in _fitted(paragraph, ends, count_tokens, target) if has_words(part)]
-        result += [Segment(part, ends_paragraph=False) for part in parts[:-1]]
-        result += [Segment(part, closed) for part in parts[-1:]]
-    return result
+        yield from (Segment(part, ends_paragraph=False) for part in parts[:-1])
+        yield from (Segment(part, closed) for part in parts[-1:])
 
 
 def one_segment(sentence: str) -> list[Segment]:
@@ -63,15 +73,18 @@ def has_words(text: str) -> bool:
     return any(char.isalnum() for char in text)
 
 
-def _paragraphs(text: str) -> Iterator[tuple[str, list[int], bool]]:
-    """Each paragraph, the indices where its sentences end, and whether a blank line follows."""
+def _paragraphs(text: str, most_characters: int) -> Iterator[tuple[str, list[int], bool]]:
+    """Each paragraph, the indices where its sentences end, and whether a blank line follows.
+
+    One that is longer than `most_characters` comes in several parts.
+    """
     said: list[str] = []
     ends: list[int] = []
-    for sentence in sentences(text):
+    for sentence in each_sentence(text):
         said.append(sentence.text)
         ends.append(len(sentence.text) + (ends[-1] if ends else 0))
-        if sentence.ends_paragraph:
-            yield "".join(said), ends, True
+        if sentence.ends_paragraph or ends[-1] >= most_characters:
+            yield "".join(said), ends, sentence.ends_paragraph
             said, ends = [], []
     if said:
         yield "".join(said), ends, False

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from voxcpm_constants.bounds import MOST_SENTENCE_CHARACTERS
 from voxcpm_runtime.text.substitutions import word_set
 
 _DOTS = ".．"
@@ -50,6 +52,8 @@ _GOING_ON = "，、；：,;:—–-と"
 _CHINESE = re.compile(f"[{_CHINESE_LETTERS}]")
 _WORD_AT_START = re.compile(r"\w[\w.'’]*")
 _LONGEST_WORD = 24
+_FRAGMENT = 256
+_MOST_WITHOUT_SPACE = 2 * MOST_SENTENCE_CHARACTERS
 _MOST_STOPS = 8
 _LETTERS = re.compile(r"[A-Za-zÀ-ɏΑ-ωА-я]|(?:[A-Za-zÀ-ɏΑ-ωА-я]{1,2}\.)+[A-Za-zÀ-ɏΑ-ωА-я]{1,2}")
 """Initials and letters with dots: J, U.S, p.m, Ph.D."""
@@ -95,16 +99,24 @@ class Sentence(NamedTuple):
 
 def sentences(text: str) -> list[Sentence]:
     """The sentences of a complete text; joined together they are the text."""
+    return list(each_sentence(text))
+
+
+def each_sentence(text: str) -> Iterator[Sentence]:
+    """The sentences of a complete text in turn: no more of it is read than the sentences that are taken need."""
     cutter = SentenceCutter()
-    return [*cutter.push(text), *cutter.flush()]
+    for start in range(0, len(text), _FRAGMENT):
+        yield from cutter.push(text[start : start + _FRAGMENT])
+    yield from cutter.flush()
 
 
 class SentenceCutter:
     """Cuts text that arrives in fragments into sentences. The fragments do not matter: characters are read one by one.
 
-    A sentence ends at a stop, at a blank line, and before a line that is an item of a list. It is returned when the
+    A sentence ends at a stop, at a blank line, and before a line that is an item of a list. One of more than
+    MOST_SENTENCE_CHARACTERS ends before the next word, and after twice as many within a word. It is returned when the
     first character of the next sentence arrives; in doubt, such as after "U.S.", when that sentence's first word is
-    complete. Time grows with the length of the text, memory with the length of the unfinished sentence.
+    complete. Time grows with the length of the text; memory is bounded.
     """
 
     def __init__(self) -> None:
@@ -149,6 +161,8 @@ class SentenceCutter:
         self._lines = 0
 
     def _take(self, char: str, done: list[Sentence]) -> None:
+        if len(self._text) >= _MOST_WITHOUT_SPACE:
+            self._cut(done)
         if char.isspace():
             while self._ahead:
                 self._decide(done, whole=True)
@@ -166,7 +180,7 @@ class SentenceCutter:
             self._within(char)
 
     def _after_gap(self, char: str, done: list[Sentence]) -> None:
-        if self._spoken and self._lines > 1:
+        if self._spoken and (self._lines > 1 or len(self._text) >= MOST_SENTENCE_CHARACTERS):
             self._cut(done)
             self._within(char)
         elif self._stop and (char == "»" or _is_emoji(char)):  # « Oui. »
