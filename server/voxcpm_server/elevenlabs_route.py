@@ -15,9 +15,9 @@ from voxcpm_server.alignment import Alignment
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.json_sockets import JsonSocket, serve_websocket
-from voxcpm_server.openai_routes import GREATEST_SPEED, LEAST_SPEED
 from voxcpm_server.service import Service, service_of
 from voxcpm_server.sessions import SessionStream, Spoken
+from voxcpm_server.speech_requests import GREATEST_SPEED, LEAST_SPEED
 
 router = APIRouter()
 MOST_CONTEXTS = 5
