@@ -91,7 +91,7 @@ def spoken_job(store: JobStore, running: RunningJob, served: Served, settings: S
         size = file.tell()
         file.seek(0)
         file.write(encoder.header(encoder.samples))
-    store.change(job.id, segments_done=len(plan.segments), segments=len(plan.segments))
+    store.change(job.id, segments_done=len(speech.segments), segments=len(speech.segments))
     return size
 
 

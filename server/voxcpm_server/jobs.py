@@ -15,6 +15,7 @@ import sqlite3
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
@@ -135,8 +136,8 @@ class Jobs:
                 asked.arguments, self._settings, served, self._settings.max_job_characters
             )
             voice = await run_in_threadpool(self._voices.named, asked.voice_name)
-            plan = await run_in_threadpool(partial(served.tts.plan, **{**given, "voice": voice}))
-        add = partial(self._add, store, owner, asked, voice, plan.randomness.seed or 0, len(plan.segments))
+            seed, segments = await run_in_threadpool(_planned, served, {**given, "voice": voice})
+        add = partial(self._add, store, owner, asked, voice, seed, segments)
         try:
             async with self._submitting:
                 await self._delete_old(store)
@@ -330,6 +331,12 @@ def _folder(chosen: Path | None) -> Path:
         return jobs_folder() if chosen is None else chosen.expanduser().absolute()
     except RuntimeError:
         raise InputError(f"{chosen}: there is no such user; name a folder") from None
+
+
+def _planned(served: Served, given: dict[str, Any]) -> tuple[int, int]:
+    """The seed of a speech and the number of its segments, after the whole text has been read and checked."""
+    plan = served.tts.plan(**given)
+    return plan.randomness.seed or 0, len(plan.segments)
 
 
 def _check_starts(job: Job) -> None:
