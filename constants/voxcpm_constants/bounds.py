@@ -30,6 +30,10 @@ GREATEST_RATE = 1_000_000
 MOST_PIPE_SECONDS = 15.0
 """Seconds without a byte after which a pipe is given up."""
 
+# Sessions.
+MOST_BUFFER_SECONDS = 3600
+"""Audio of a session that waits to be read: an hour of 48 kHz takes 346 MB, which are taken at once."""
+
 # Texts.
 MOST_CHARACTERS = 64 << 20
 """Characters of one text."""

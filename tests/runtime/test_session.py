@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import threading
 import time
@@ -436,3 +437,61 @@ def test_what_had_nothing_to_say_is_told_with_the_sentence_after_it() -> None:
         session.flush()
         texts = dict.fromkeys(chunk.text for chunk in session)
     assert "".join(texts) == TEXT
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1, "1", True, 1e300])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: float) -> None:
+    with (
+        Session(Speaker(), RATE) as session,
+        pytest.raises(InputError, match="timeout must be a number of seconds from 0, or None for no limit"),
+    ):
+        session.next_audio_chunk(timeout=timeout)
+
+
+def speaking_threads() -> int:
+    return sum(thread.name == "voxcpm-session" for thread in threading.enumerate())
+
+
+def test_a_session_has_a_thread_from_its_first_sentence_on() -> None:
+    before = speaking_threads()
+    opened = [Session(Speaker(), RATE) for _ in range(20)]
+    for session in opened:
+        session.push_text("Not yet a sentence")
+        assert not session.finished
+    assert speaking_threads() == before
+    opened[0].flush()
+    assert speaking_threads() == before + 1
+    assert len(list(opened[0])) > 0
+    for session in opened:
+        session.close()
+    assert speaking_threads() == before
+
+
+def test_a_flush_without_text_is_finished() -> None:
+    with Session(Speaker(), RATE) as session:
+        session.flush()
+        assert session.finished
+        assert list(session) == []
+
+
+def test_sessions_that_are_dropped_without_being_closed_leave_no_threads() -> None:
+    before = speaking_threads()
+    for number in range(50):
+        session = Session(Speaker(), RATE, buffer_seconds=0.05)
+        session.push_text("This one has far more to say than fits into the buffer. ")
+        if number % 2:
+            session.flush()
+            assert session.next_audio_chunk() is not None
+    del session
+    gc.collect()
+    until(lambda: speaking_threads() == before)
+
+
+def test_a_session_of_a_long_text_without_a_space_is_closed_at_once() -> None:
+    session = Session(Speaker(), RATE, buffer_seconds=0.05)
+    session.push_text("a" * 300_000)
+    session.flush()
+    assert session.next_audio_chunk() is not None
+    began = time.monotonic()
+    session.close()
+    assert time.monotonic() - began < 2

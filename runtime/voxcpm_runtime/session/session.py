@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -12,6 +14,7 @@ from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from voxcpm_constants.bounds import MOST_BUFFER_SECONDS
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.pcm import Pcm, pcm16
 from voxcpm_runtime.session.ring_buffer import RingBuffer
@@ -25,8 +28,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 BUFFER_SECONDS = 10.0
-LONGEST_BUFFER_SECONDS = 3600
-"""Longest buffer: an hour of 48 kHz takes 346 MB, which are taken at once."""
 _STATE_DIGITS = 16
 
 
@@ -64,26 +65,8 @@ class _Chunk(NamedTuple):
     text: str
 
 
-class Session:
-    """Speaks text while it is written: each sentence as soon as it is complete.
-
-        with tts.session() as session:
-            session.push_text("Hello. How")
-            session.push_text(" are you?")
-            session.flush()
-            for chunk in session:
-                play(chunk.pcm)
-
-    The session speaks on its own thread. Audio waits in a ring buffer of `buffer_seconds`; while it is full, the thread
-    waits until a chunk is read. There is no limit to the text that waits. One thread may push text while another one
-    reads; any thread may cancel. Leaving the `with` block closes the session and drops audio that was not read.
-
-    narrate: the function that speaks. split: cuts a sentence into segments, none if there is nothing to say. seed:
-    identifies all that the sound depends on except for the text, for `state_id`. turn: makes the context manager in
-    which the thread speaks. It enters one when a sentence is complete, which may wait, and leaves it when all complete
-    sentences are spoken, so that several sessions can share step models in turns. Raises InputError for a buffer of
-    less than one sample or more than an hour.
-    """
+class _Speech:
+    """What a session has in common with its thread, which thus does not refer to the session itself."""
 
     def __init__(
         self,
@@ -95,7 +78,7 @@ class Session:
         buffer_seconds: float = BUFFER_SECONDS,
         turn: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self.sample_rate = sample_rate
+        self._sample_rate = sample_rate
         self._capacity = _buffer_samples(buffer_seconds, sample_rate)
         self._narrate = narrate
         self._split = split
@@ -116,22 +99,15 @@ class Session:
         self._cutter = SentenceCutter()
         self._sentences: deque[str] = deque()
         self._flushed = False
-        self._waiting = False  # for text
+        self._waiting = True  # for text
         self._ended = False
         self._error: Exception | None = None
         self._ring = RingBuffer(self._capacity)
         self._chunks: deque[_Chunk] = deque()
 
-        # A daemon: a session that nobody closes must not prevent the program from ending.
-        self._thread = threading.Thread(target=self._work, name="voxcpm-session", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def push_text(self, text: str) -> None:
-        """Speak this after the text that was pushed before. A fragment may end anywhere, even within a word.
-
-        After an error, which `next_audio_chunk` raises, text is not spoken. Raises InputError if `text` is no str or
-        not valid Unicode, and after `cancel` or `close`.
-        """
         if not isinstance(text, str):
             raise InputError(f"push_text takes text, got {type(text).__name__}")
         valid_unicode(text, "text")
@@ -142,24 +118,15 @@ class Session:
                 self._add(self._cutter.push(text))
 
     def flush(self) -> None:
-        """Speak all text that was pushed, including an unfinished last sentence. More may be pushed afterwards.
-
-        Raises InputError after `cancel` or `close`.
-        """
         with self._changed:
             self._require_open()
             self._flushed = True
             self._add(self._cutter.flush())
 
     def next_audio_chunk(self, timeout: float | None = None) -> AudioChunk | None:
-        """The next chunk. Waits for it up to `timeout` seconds, by default until the session is `finished`.
-
-        None if there was no chunk in that time, or the session is `finished`. An error of the speaking thread is
-        raised after the chunks that were made before it, and by every later call: InputError for a sentence that
-        cannot be spoken.
-        """
+        most_seconds = _timeout(timeout)
         with self._changed:
-            self._changed.wait_for(lambda: self._chunks or self._error or self._is_finished(), timeout)
+            self._changed.wait_for(lambda: self._chunks or self._error or self._is_finished(), most_seconds)
             if self._chunks:
                 chunk = self._chunks.popleft()
                 pcm = self._ring.read(chunk.samples)
@@ -169,28 +136,17 @@ class Session:
                 raise self._error
             return None
 
-    def __iter__(self) -> Iterator[AudioChunk]:
-        """All chunks until the session is `finished`, which takes a `flush`, `cancel` or `close`."""
-        while (chunk := self.next_audio_chunk()) is not None:
-            yield chunk
-
     @property
     def finished(self) -> bool:
-        """Whether all that was pushed was flushed, spoken and read, or the session was cancelled.
-
-        Pushing text after a flush makes it False again; before the first flush it is False.
-        """
         with self._changed:
             return self._is_finished()
 
     @property
     def buffered_seconds(self) -> float:
-        """Seconds of audio that wait to be read."""
         with self._changed:
-            return self._ring.filled / self.sample_rate
+            return self._ring.filled / self._sample_rate
 
     def cancel(self) -> None:
-        """End the speech at its next Euler step, and drop audio that was not read. Returns immediately."""
         with self._changed:
             self._cancel.cancel()
             self._sentences.clear()
@@ -199,18 +155,9 @@ class Session:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Cancel, and wait until the thread has ended. Closing again does nothing."""
         self.cancel()
-        if threading.current_thread() is not self._thread:
+        if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _require_open(self) -> None:
         if self._cancel.cancelled:
@@ -218,6 +165,10 @@ class Session:
 
     def _add(self, sentences: list[Sentence]) -> None:
         self._sentences.extend(sentence.text for sentence in sentences)
+        if self._sentences and self._thread is None:
+            # A daemon: a session that nobody closes must not prevent the program from ending.
+            self._thread = threading.Thread(target=self._work, name="voxcpm-session", daemon=True)
+            self._thread.start()
         self._changed.notify_all()
 
     def _is_finished(self) -> bool:
@@ -260,6 +211,7 @@ class Session:
         """The next sentence, waited for without a turn; None after `cancel`."""
         with self._changed:
             if self._sentences and not self._cancel.cancelled:
+                self._waiting = False
                 return self._sentences.popleft()
         self._leave_turn()
         with self._changed:
@@ -298,10 +250,127 @@ class Session:
             self._changed.notify_all()
 
 
-def _buffer_samples(seconds: object, sample_rate: int) -> int:
-    is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-    if not is_number or not 1 / sample_rate <= float(seconds) <= LONGEST_BUFFER_SECONDS:  # type: ignore[arg-type]
-        raise InputError(
-            f"buffer_seconds must be a number from one sample to {LONGEST_BUFFER_SECONDS} s, got {seconds!r}"
+class Session:
+    """Speaks text while it is written: each sentence as soon as it is complete.
+
+        with tts.session() as session:
+            session.push_text("Hello. How")
+            session.push_text(" are you?")
+            session.flush()
+            for chunk in session:
+                play(chunk.pcm)
+
+    The session speaks on its own thread, from its first sentence until it is closed, or nothing refers to it any more.
+    Audio waits in a ring buffer of `buffer_seconds`; while it is full, the thread waits until a chunk is read. There is
+    no limit to the text that waits. One thread may push text while another one reads; any thread may cancel. Leaving
+    the `with` block closes the session and drops audio that was not read.
+
+    narrate: the function that speaks. split: cuts a sentence into segments, none if there is nothing to say. seed:
+    identifies all that the sound depends on except for the text, for `state_id`. turn: makes the context manager in
+    which the thread speaks. It enters one when a sentence is complete, which may wait, and leaves it when all complete
+    sentences are spoken, so that several sessions can share step models in turns. Raises InputError for a buffer of
+    less than one sample or more than an hour.
+    """
+
+    def __init__(
+        self,
+        narrate: Narrate,
+        sample_rate: int,
+        *,
+        split: Callable[[str], list[Segment]] = one_segment,
+        seed: bytes = b"",
+        buffer_seconds: float = BUFFER_SECONDS,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.sample_rate = sample_rate
+        self._speech = _Speech(
+            narrate,
+            sample_rate,
+            split=split,
+            seed=seed,
+            buffer_seconds=buffer_seconds,
+            turn=turn,
         )
-    return int(float(seconds) * sample_rate)  # type: ignore[arg-type]
+        # A session that was dropped without being closed ends its thread. An interpreter that ends does so anyway.
+        weakref.finalize(self, self._speech.cancel).atexit = False
+
+    def push_text(self, text: str) -> None:
+        """Speak this after the text that was pushed before. A fragment may end anywhere, even within a word.
+
+        After an error, which `next_audio_chunk` raises, text is not spoken. Raises InputError if `text` is no str or
+        not valid Unicode, and after `cancel` or `close`.
+        """
+        self._speech.push_text(text)
+
+    def flush(self) -> None:
+        """Speak all text that was pushed, including an unfinished last sentence. More may be pushed afterwards.
+
+        Raises InputError after `cancel` or `close`.
+        """
+        self._speech.flush()
+
+    def next_audio_chunk(self, timeout: float | None = None) -> AudioChunk | None:
+        """The next chunk. Waits for it up to `timeout` seconds, by default until the session is `finished`.
+
+        None if there was no chunk in that time, or the session is `finished`. An error of the speaking thread is
+        raised after the chunks that were made before it, and by every later call: InputError for a sentence that
+        cannot be spoken. Raises InputError for a timeout that is no number of seconds.
+        """
+        return self._speech.next_audio_chunk(timeout)
+
+    def __iter__(self) -> Iterator[AudioChunk]:
+        """All chunks until the session is `finished`, which takes a `flush`, `cancel` or `close`."""
+        while (chunk := self.next_audio_chunk()) is not None:
+            yield chunk
+
+    @property
+    def finished(self) -> bool:
+        """Whether all that was pushed was flushed, spoken and read, or the session was cancelled.
+
+        Pushing text after a flush makes it False again; before the first flush it is False.
+        """
+        return self._speech.finished
+
+    @property
+    def buffered_seconds(self) -> float:
+        """Seconds of audio that wait to be read."""
+        return self._speech.buffered_seconds
+
+    def cancel(self) -> None:
+        """End the speech at its next Euler step, and drop audio that was not read. Returns immediately."""
+        self._speech.cancel()
+
+    def close(self) -> None:
+        """Cancel, and wait until the thread has ended. Closing again does nothing."""
+        self._speech.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _buffer_samples(seconds: object, sample_rate: int) -> int:
+    number = _number(seconds)
+    if not 1 / sample_rate <= number <= MOST_BUFFER_SECONDS:
+        raise InputError(
+            f"buffer_seconds must be a number from one sample to {MOST_BUFFER_SECONDS} s, got {seconds!r}"
+        )
+    return int(number * sample_rate)
+
+
+def _timeout(seconds: object) -> float | None:
+    if seconds is None:
+        return None
+    number = _number(seconds)
+    if not 0 <= number <= threading.TIMEOUT_MAX:
+        raise InputError(f"timeout must be a number of seconds from 0, or None for no limit, got {seconds!r}")
+    return number
+
+
+def _number(value: object) -> float:
+    """The value as a float; NaN, which no range contains, for what is no number."""
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
