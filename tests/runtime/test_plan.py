@@ -161,7 +161,7 @@ def test_an_open_bundle_has_its_precision_already(bundle_folder):
 
 @pytest.mark.parametrize("text", [None, "", " ", 5])
 def test_no_text_is_no_plan(tts, text):
-    with pytest.raises(InputError, match="the text is empty"):
+    with pytest.raises(InputError, match=r"the text is (empty|no text but int)"):
         tts.plan(text)
 
 
@@ -175,7 +175,7 @@ def test_of_a_book_the_plan_reads_the_first_segment_and_the_rest_when_its_turn_c
 
     planned = tts.plan(BOOK, segment_tokens=16, seed=1, max_len=4, retry_badcase=False)
     assert len(read) == 1
-    assert not planned.segments.read_to_the_end
+    assert not planned.read_to_the_end
 
     chunks = tts.stream_plan(planned, chunk_patches=1)
     next(chunks)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import overload
@@ -66,35 +66,25 @@ class PlannedSegment:
 
 
 class PlannedSegments(Sequence[PlannedSegment]):
-    """The segments of a text, read from it in turn: an iterator reads each when it is taken, and keeps none.
+    """The segments of a plan's text, read from it in turn: an iterator reads each when it is taken, and keeps none.
 
     A length, or an index beyond the beginning, reads the whole text, once.
-
-    opening: the segments that were read already. read: gives all segments.
     """
 
-    def __init__(
-        self, opening: tuple[PlannedSegment, ...], read: Callable[[], Iterator[PlannedSegment]]
-    ) -> None:
-        self.opening = opening
-        self._read = read
-
-    @property
-    def read_to_the_end(self) -> bool:
-        """Whether `opening` is all of them."""
-        return not self.opening or self.opening[-1].followed is False
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
 
     def __iter__(self) -> Iterator[PlannedSegment]:
         """The segments in turn. Errors: see `Plan.read`; and Cancelled, if the plan is."""
-        return iter(self._all) if self.read_to_the_end or "_all" in self.__dict__ else self._read()
+        return self._plan.from_the_beginning()
 
     def __len__(self) -> int:
         """Number of segments."""
-        return len(self._all)
+        return len(self._plan.all_segments)
 
     def __bool__(self) -> bool:
         """Whether there is a text."""
-        return bool(self.opening)
+        return bool(self._plan.opening)
 
     @overload
     def __getitem__(self, index: int) -> PlannedSegment: ...
@@ -104,14 +94,10 @@ class PlannedSegments(Sequence[PlannedSegment]):
 
     def __getitem__(self, index: int | slice) -> PlannedSegment | tuple[PlannedSegment, ...]:
         """One segment, or some of them."""
-        if isinstance(index, int) and 0 <= index < len(self.opening):
-            return self.opening[index]
-        return self._all[index]
-
-    @cached_property
-    def _all(self) -> tuple[PlannedSegment, ...]:
-        # An iterator: of a sequence, `tuple` would ask for the length, which is this.
-        return self.opening if self.read_to_the_end else tuple(self._read())
+        opening = self._plan.opening
+        if isinstance(index, int) and 0 <= index < len(opening):
+            return opening[index]
+        return self._plan.all_segments[index]
 
 
 @dataclass(frozen=True)
@@ -135,10 +121,21 @@ class Plan:
     opening: tuple[PlannedSegment, ...] = ()
     """The first segments: all of a text of ordinary length, the very first of a longer one."""
 
-    @cached_property
+    @property
     def segments(self) -> PlannedSegments:
         """The segments of the whole text, read as they are taken; none if the text comes later, as in a session."""
-        return PlannedSegments(self.opening, self._from_the_beginning)
+        # Not kept: they refer to the plan, which would then be freed late, with the lock of its saved segments.
+        return PlannedSegments(self)
+
+    @property
+    def read_to_the_end(self) -> bool:
+        """Whether `opening` is all segments."""
+        return not self.opening or self.opening[-1].followed is False
+
+    @cached_property
+    def all_segments(self) -> tuple[PlannedSegment, ...]:
+        """All segments of the text, which reads it to its end. Errors: see `read`; and Cancelled."""
+        return self.opening if self.read_to_the_end else tuple(self.from_the_beginning())
 
     def split(self, text: str, *, more: bool = False) -> Iterator[Segment]:
         """The text as one segment if it is short, otherwise in segments whose speech fits into the KV cache.
@@ -188,7 +185,7 @@ class Plan:
 
     def reporter(self) -> ProgressReporter:
         """A new progress reporter for this plan's segments; its time starts now."""
-        whole = self.segments.read_to_the_end
+        whole = self.read_to_the_end
         return ProgressReporter(
             self.progress,
             characters=sum(len(segment.text) for segment in self.opening) if whole else len(self.text or ""),
@@ -196,10 +193,16 @@ class Plan:
             patch_seconds=self.bundle.architecture.patch_seconds,
         )
 
-    def _from_the_beginning(self, cancel: CancelToken | None = None) -> Iterator[PlannedSegment]:
-        """All segments of the text; before each that was not read yet, it can be cancelled. cancel: the plan's."""
+    def from_the_beginning(self, cancel: CancelToken | None = None) -> Iterator[PlannedSegment]:
+        """All segments of the text in turn. Before each that was not read yet, `cancel` ends it, by default the plan's.
+
+        Errors: see `read`; and Cancelled.
+        """
+        if self.text is None or (self.opening and self.read_to_the_end):
+            yield from self.opening
+            return
         reader, known = _Reader(self), iter(self.opening)
-        segments = self.split(self.text or "")
+        segments = self.split(self.text)
         segment = next(segments, None)
         while segment is not None:
             planned = next(known, None)
@@ -306,7 +309,7 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     if arguments.text is None:
         return unread
     text = arguments.text
-    begun = replace(unread, text=text)._from_the_beginning(CancelToken())  # noqa: SLF001 - its own class
+    begun = replace(unread, text=text).from_the_beginning(CancelToken())
     if len(text) <= MOST_READ_AT_ONCE:
         return replace(unread, text=text, opening=tuple(begun))
     if not options.normalize:

@@ -71,7 +71,7 @@ def speak(plan: Plan, narrator: Narrator, driver: Driver, at_once: int = 1) -> S
 
 
 def _is_one_segment(plan: Plan) -> bool:
-    return plan.segments.read_to_the_end and len(plan.segments) == 1
+    return plan.read_to_the_end and len(plan.opening) == 1
 
 
 def _until_cancelled(

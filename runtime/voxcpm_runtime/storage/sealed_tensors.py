@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from voxcpm_constants.errors import first_line
+from voxcpm_constants.json_files import parsed_json
 
 DIGEST_KEY = "sha256"
 """The key of the digest in the metadata of the file."""
@@ -45,7 +46,7 @@ def unsealed(content: bytes) -> Unsealed:
         raise ValueError(first_line(error)) from None
     # safetensors has read this header without an error; it does not give its metadata from memory.
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
-    header = json.loads(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    header = parsed_json(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
     metadata = dict(header.get("__metadata__") or {})
     digest = metadata.pop(DIGEST_KEY, None)
     if digest is not None and digest != _digest(tensors, metadata):
