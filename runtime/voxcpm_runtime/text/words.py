@@ -5,17 +5,22 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from voxcpm_constants.bounds import MOST_CHARACTERS
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.text.normalization import normalized
 
 
 def checked_text(text: object, what: str) -> str:
-    """The text, unchanged. Raises InputError if it is blank, not a str, or not valid Unicode.
+    """The text, unchanged. Raises InputError if it is blank, too long, not a str, or not valid Unicode.
 
     what: the name of the text in the message, such as "text".
     """
     if not isinstance(text, str):
         raise InputError(f"the {what} is no text but {type(text).__name__}; expected a str")
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(
+            f"the {what} has {len(text)} characters; expected at most {MOST_CHARACTERS}: give it in parts"
+        )
     if not text.strip():
         raise InputError(f"the {what} is empty; expected something to say")
     return valid_unicode(text, what)

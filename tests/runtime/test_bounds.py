@@ -1,0 +1,113 @@
+"""At the command line: what is beyond a bound, or is damaged, is one line with exit code 2, and nothing is spoken."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from voxcpm_constants import bounds
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.audio.files import write_audio
+from voxcpm_runtime.commands import cli
+from voxcpm_runtime.text.words import checked_text
+from voxcpm_runtime.voices.store import VoiceStore
+
+needs_devices = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a device without an end")
+
+
+@pytest.fixture
+def refused(speaking, folder, loads, capsys):
+    """refused(*arguments): what `generate` prints of a call that is refused before anything is loaded."""
+
+    def run(*arguments):
+        began = time.monotonic()
+        code = cli.main(["generate", speaking, "-o", "out.wav", *map(str, arguments)])
+        err = capsys.readouterr().err
+        assert (code, loads) == (2, [])
+        assert err.count("\n") == 1
+        assert not (folder / "out.wav").exists()
+        assert time.monotonic() - began < 20
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize("threads", [0, -1, 5000, 10**9])
+def test_threads_beyond_the_cores_are_refused(refused, threads):
+    assert "threads must be from 1 to " in refused("--text", "hi.", "--threads", threads)
+
+
+@needs_devices
+@pytest.mark.parametrize(
+    "given", [["--text-file"], ["--text", "hi.", "--prompt", "/dev/zero", "--prompt-file"]]
+)
+def test_a_device_is_no_text(refused, given):
+    assert "it is neither a file nor a pipe" in refused(*given, "/dev/zero")
+
+
+@needs_devices
+def test_a_device_is_no_prompt(refused):
+    assert "it is neither a file nor a pipe" in refused(
+        "--text", "hi.", "--prompt", "/dev/zero", "--prompt-text", "a"
+    )
+
+
+def test_a_prompt_that_was_cut_off_is_refused(refused, folder):
+    write_audio("whole.wav", np.random.default_rng(0).uniform(-0.5, 0.5, 4000), 1000)
+    (folder / "cut.wav").write_bytes((folder / "whole.wav").read_bytes()[:-2000])
+
+    assert "cut off: its header says" in refused("--text", "hi.", "--prompt", "cut.wav", "--prompt-text", "a")
+
+
+def test_a_silent_prompt_is_refused(refused):
+    write_audio("silent.wav", np.zeros(300), 1000)
+
+    err = refused("--text", "hi.", "--prompt", "silent.wav", "--prompt-text", "a")
+    assert "silence throughout: its peak is 0 (no sound at all)" in err
+
+
+def test_a_damaged_voice_is_refused(refused, tts, folder):
+    recording = (np.random.default_rng(0).uniform(-0.5, 0.5, 60), 1000)
+    path = tts.create_voice(recording, "so", name="ada").save(folder / "ada.voice").path
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+
+    assert "(its content differs from its digest); make it again" in refused(
+        "--text", "hi.", "--voice", "./ada.voice"
+    )
+
+
+def test_a_voice_of_the_store_is_checked_as_well(refused, tts, folder, monkeypatch):
+    monkeypatch.setenv("VOXCPM_COREML_VOICES", str(folder / "voices"))
+    recording = (np.random.default_rng(0).uniform(-0.5, 0.5, 60), 1000)
+    VoiceStore().add(tts.create_voice(recording, "so", name="ada"))
+    with VoiceStore().path("ada").open("r+b") as file:
+        file.truncate(1 << 32)
+
+    assert "at most 268435456 bytes are read" in refused("--text", "hi.", "--voice", "ada")
+
+
+def test_a_text_beyond_its_bound_is_refused(monkeypatch):
+    monkeypatch.setattr("voxcpm_runtime.text.words.MOST_CHARACTERS", 10)
+
+    assert checked_text("ten signs.", "text") == "ten signs."
+    with pytest.raises(InputError, match="the text has 11 characters; expected at most 10"):
+        checked_text("ten of them", "text")
+
+
+def test_every_bound_has_a_use():
+    """A bound that nothing reads bounds nothing."""
+    repository = Path(__file__).resolve().parents[2]
+    sources = [
+        p.read_text()
+        for room in ("constants", "conversion", "runtime")
+        for p in (repository / room).rglob("*.py")
+    ]
+    names = [name for name in vars(bounds) if name.isupper()]
+
+    assert len(names) > 15
+    assert [name for name in names if sum(name in source for source in sources) < 2] == []
