@@ -9,10 +9,10 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c con
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint types test test-fast test-slow test-wheel wheel demo clean
+.PHONY: help clients venv lint types test test-fast test-slow test-wheel test-clients wheel demo clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 venv: $(STAMP)  ## the environment, in .venv
 
@@ -41,7 +41,7 @@ test: lint types  ## lint, types and tests: about eleven minutes on two cores
 	@$(BIN)/python -m pytest $(WORKERS)
 
 test-fast: lint types  ## as test, but nothing that converts or runs torch: a few minutes
-	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not wheel and not converts"
+	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not wheel and not clients and not converts"
 
 test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 	@$(BIN)/python -m pytest -m slow
@@ -64,6 +64,22 @@ wheel: $(STAMP)  ## dist/*.whl with the built-in voice's int8 bundle: it speaks 
 
 test-wheel: wheel  ## install that wheel into an environment of its own and speak, offline: a minute or two
 	@$(BIN)/python -m pytest -m wheel
+
+CLIENTS := .venv-clients
+
+# Pipecat and LiveKit need more packages than this project, in versions of their own. Where pip cannot get them, that says
+# nothing about the server.
+$(CLIENTS)/.installed: tests/agents/requirements.txt
+	@echo "Installing the clients"
+	@$(PYTHON) -m venv $(CLIENTS)
+	@if $(CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install -r $<; then touch $@; \
+	  else rm -rf $(CLIENTS); echo "pip cannot install Pipecat's and LiveKit's packages here (see above)"; fi
+
+clients: $(CLIENTS)/.installed  ## the environment of test-clients, in .venv-clients
+
+test-clients: $(STAMP) clients  ## voice agents' own services speak with a server: a minute or two
+	@if test -e $(CLIENTS)/.installed; then $(BIN)/python -m pytest -m clients tests/server; \
+	  else echo "1 skipped: the tests with Pipecat and LiveKit, whose packages are not to be had"; fi
 
 demo: $(STAMP)  ## convert, validate and speak: WAV and picture in demo/; make demo TEXT="what to say"
 	@$(BIN)/python -m voxcpm_validation.demo --output demo/ $(if $(TEXT),--text "$(TEXT)")

@@ -14,9 +14,13 @@ class Alignment:
 
     How long a sentence will be is not known when its first piece is sent. So a sentence that is slower than the ones
     before runs out of characters early, and what is left of a faster one stands at its end.
+
+    restarts: whether times count from the last `taken`, and not from the beginning.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, restarts: bool = True) -> None:
+        self._restarts = restarts
+        self._taken_until = 0.0
         self._pace = _USUAL_CHARACTERS_A_SECOND
         self._sentence = -1
         self._text = ""
@@ -47,12 +51,14 @@ class Alignment:
         self._text, self._placed, self._seconds = "", 0, 0.0
 
     def taken(self) -> dict[str, Any] | None:
-        """The characters placed since the last call, with times in milliseconds since then; None if there are none."""
+        """The characters placed since the last call, with times in milliseconds; None if there are none."""
         if not self._begun:
             return None
-        starts = [round(at * _MILLISECONDS) for _, at in self._begun]
-        ends = [*starts[1:], round(self._since * _MILLISECONDS)]
+        zero = 0.0 if self._restarts else self._taken_until
+        starts = [round((zero + at) * _MILLISECONDS) for _, at in self._begun]
+        ends = [*starts[1:], round((zero + self._since) * _MILLISECONDS)]
         characters = [character for character, _ in self._begun]
+        self._taken_until += self._since
         self._begun, self._since = [], 0.0
         return {
             "chars": characters,

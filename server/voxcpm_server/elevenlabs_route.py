@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
@@ -34,7 +34,7 @@ class _Context:
 
     id: str
     stream: SessionStream
-    alignment: Alignment = field(default_factory=Alignment)
+    alignment: Alignment
     closed: bool = False
     """Whether its client has said that no more text comes."""
 
@@ -47,6 +47,8 @@ class _Wishes:
     """Arguments of `VoxCPM.session`."""
     codec: str
     sample_rate: int
+    times_restart: bool
+    """Whether times of characters count from the beginning of their message, and not of their context."""
     idle_seconds: float
 
 
@@ -111,7 +113,7 @@ class _Contexts(JsonSocket):
         service.queue.check(self.owner)
         encoder = Encoder(wishes.codec, service.tts.sample_rate, wishes.sample_rate, _speed(voice_settings))
         stream = await service.sessions.begin(service.tts, self.owner, wishes.given, encoder)
-        context = self._open[name] = _Context(name, stream)
+        context = self._open[name] = _Context(name, stream, Alignment(restarts=wishes.times_restart))
         self.speak(stream, self._speech(context))
         return context
 
@@ -201,7 +203,9 @@ def _wishes(websocket: WebSocket, service: Service, voice: str) -> _Wishes:
     codec, rate = form[1], int(form[2])
     # Refused now, and not with the first context.
     Encoder(codec, service.tts.sample_rate, rate)
-    return _Wishes(given, codec, rate, idle)
+    # Pipecat adds up the times of messages; LiveKit takes them as they are, and asks for them with this.
+    times_restart = query.get("sync_alignment") != "true"
+    return _Wishes(given, codec, rate, times_restart, idle)
 
 
 def _number(text: str, name: str) -> float:

@@ -60,5 +60,6 @@ class Server(uvicorn.Server):
         began = time.monotonic()
         patience = self.config.timeout_graceful_shutdown or 0
         await self._service.conversations.drain(patience, lambda: self.force_exit)
-        self.config.timeout_graceful_shutdown = max(0, round(patience - (time.monotonic() - began)))
+        # A second for connections that have just been closed.
+        self.config.timeout_graceful_shutdown = max(1, round(patience - (time.monotonic() - began)))
         await super().shutdown(sockets)

@@ -206,3 +206,12 @@ def test_characters_are_spread_over_the_audio_of_their_sentence() -> None:
     assert third is not None
     assert len(third["chars"]) == 15
     assert alignment.taken() is None
+
+
+def test_times_of_characters_may_count_from_the_beginning() -> None:
+    alignment = Alignment(restarts=False)
+    starts = []
+    for _ in range(3):
+        alignment.add(0, "a" * 45, 1.0)
+        starts.append((alignment.taken() or {})["charStartTimesMs"][0])
+    assert starts == [0, 1000, 2000]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +18,8 @@ from typing import Any
 
 import httpx2
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from voxcpm_runtime.commands.cli import main
 
@@ -151,3 +156,55 @@ def test_a_speech_that_outlasts_the_drain_is_cut_off(started: Callable[..., Any]
     assert process.returncode == 0, rest
     assert time.perf_counter() - began < 10
     assert "Traceback" not in rest
+
+
+def test_sigterm_lets_conversations_end_and_closes_those_that_are_silent(started: Callable[..., Any]) -> None:
+    process, url = started("--wyoming", "0")
+    line = process.stderr.readline()
+    assert re.fullmatch(r"listening on tcp://127\.0\.0\.1:\d+ \(Wyoming\)\n", line), line
+    stream = f"{url.replace('http', 'ws')}/v1/audio/stream"
+    with (
+        connect(stream) as speaking,
+        connect(stream) as silent,
+        socket.create_connection(("127.0.0.1", int(re.findall(r"\d+", line)[-1]))) as wyoming,
+    ):
+        for message in ({"type": "start"}, {"type": "text", "text": "One two three. Four five six."}):
+            speaking.send(json.dumps(message))
+        silent.ping().wait(20)
+        wyoming.sendall(b'{"type": "ping"}\n')
+        assert b"pong" in wyoming.recv(1000)
+        while not isinstance(speaking.recv(timeout=30), bytes):
+            pass
+
+        process.send_signal(signal.SIGTERM)
+        assert wyoming.makefile("rb").read().count(b"the server ends") == 1
+        assert json.loads(silent.recv(timeout=20))["error"]["code"] == "server_ending"
+        with pytest.raises(ConnectionClosed) as closed:
+            silent.recv(timeout=20)
+        assert closed.value.rcvd.code == 1012
+        # What has begun takes the rest of its text.
+        speaking.send(json.dumps({"type": "text", "text": " Seven eight nine."}))
+        speaking.send(json.dumps({"type": "end"}))
+        events = []
+        with contextlib.suppress(ConnectionClosed):
+            for message in speaking:
+                events += [json.loads(message)] if isinstance(message, str) else []
+        assert [event["type"] for event in events] == ["done", "error"]
+        rest = process.communicate(timeout=30)[1]
+    assert (process.returncode, rest) == (0, "")
+
+
+def test_a_conversation_that_outlasts_the_drain_is_cut_off(started: Callable[..., Any]) -> None:
+    process, url = started("--drain-seconds", "1")
+    with connect(f"{url.replace('http', 'ws')}/v1/audio/stream") as websocket:
+        websocket.send(json.dumps({"type": "start"}))
+        assert json.loads(websocket.recv(timeout=20))["type"] == "started"
+        began = time.perf_counter()
+        process.send_signal(signal.SIGTERM)
+        assert json.loads(websocket.recv(timeout=20))["error"]["code"] == "server_ending"
+        with pytest.raises(ConnectionClosed) as closed:
+            websocket.recv(timeout=20)
+        rest = process.communicate(timeout=30)[1]
+    assert closed.value.rcvd.code == 1012
+    assert (process.returncode, rest) == (0, "")
+    assert time.perf_counter() - began < 15

@@ -1,0 +1,58 @@
+"""LiveKit's own plugins speak a text with a server: `livekit_speech.py SERVICE URL KEY TEXT OUT`.
+
+Writes 16-bit samples at 24 kHz to OUT, and prints a JSON object: seconds until the first audio, words with their
+times, errors. It runs in the environment of `make test-clients`, where the project is not installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+from livekit.agents import APIConnectOptions
+from livekit.plugins import elevenlabs, openai
+
+PATIENCE = APIConnectOptions(max_retry=0, timeout=60)
+
+
+async def main(name: str, url: str, key: str, text: str, out: str) -> None:
+    audio, words, first = bytearray(), [], None
+    asked = time.perf_counter()
+    errors: list[str] = []
+    async with aiohttp.ClientSession() as session:
+        if name == "openai":
+            tts = openai.TTS(base_url=f"{url}/v1", api_key=key, voice="alloy")
+            speech = tts.synthesize(text, conn_options=PATIENCE)
+        else:
+            tts = elevenlabs.TTS(
+                base_url=f"{url}/v1",
+                api_key=key,
+                voice_id="alloy",
+                encoding="mp3_24000_48",
+                http_session=session,
+            )
+            speech = tts.stream(conn_options=PATIENCE)
+            for word in text.split():
+                speech.push_text(f"{word} ")
+            speech.end_input()
+        try:
+            async with speech:
+                async for event in speech:
+                    first = first or time.perf_counter()
+                    assert event.frame.sample_rate == 24_000, event.frame.sample_rate
+                    audio += bytes(event.frame.data)
+                    timed = event.frame.userdata.get("lk.timed_transcripts", [])
+                    words += [(str(word), word.start_time) for word in timed]
+        except Exception as error:  # noqa: BLE001 - told to the test
+            errors.append(repr(error))
+        await tts.aclose()
+    Path(out).write_bytes(audio)
+    told = {"first": None if first is None else first - asked, "words": words, "errors": errors}
+    print(json.dumps(told))  # noqa: T201 - its output
+
+
+asyncio.run(main(*sys.argv[1:]))
