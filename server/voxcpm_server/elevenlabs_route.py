@@ -15,6 +15,7 @@ from voxcpm_server.alignment import Alignment
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.json_sockets import JsonSocket, serve_websocket
+from voxcpm_server.served_bundles import Served
 from voxcpm_server.service import Service, service_of
 from voxcpm_server.sessions import SessionStream, Spoken
 from voxcpm_server.speech_requests import GREATEST_SPEED, LEAST_SPEED
@@ -43,6 +44,7 @@ class _Context:
 class _Wishes:
     """What the URL of a connection asks for, for all of its contexts."""
 
+    model: str
     given: dict[str, Any]
     """Arguments of `VoxCPM.session`."""
     codec: str
@@ -58,7 +60,10 @@ async def stream_contexts(websocket: WebSocket, voice: str) -> None:
 
     async def begun() -> JsonSocket:
         service = service_of(websocket)
-        wishes = await run_in_threadpool(_wishes, websocket, service, voice)
+        # Names of ElevenLabs' own models mean the default bundle.
+        model = websocket.query_params.get("model_id")
+        with await service.bundles.lease(model if model in service.model_names else None) as served:
+            wishes = await run_in_threadpool(_wishes, websocket, service, served, voice)
         return _Contexts(websocket, service, wishes)
 
     await serve_websocket(websocket, begun)
@@ -111,8 +116,11 @@ class _Contexts(JsonSocket):
             )
         service, wishes = self.service, self._wishes
         service.queue.check(self.owner)
-        encoder = Encoder(wishes.codec, service.tts.sample_rate, wishes.sample_rate, _speed(voice_settings))
-        stream = await service.sessions.begin(service.tts, self.owner, wishes.given, encoder)
+        speed = _speed(voice_settings)
+        with await service.bundles.lease(wishes.model) as served:
+            encoder = Encoder(wishes.codec, served.tts.sample_rate, wishes.sample_rate, speed)
+            stream = await service.sessions.begin(served.tts, self.owner, wishes.given, encoder)
+            stream.when_done(served.hold())
         context = self._open[name] = _Context(name, stream, Alignment(restarts=wishes.times_restart))
         self.speak(stream, self._speech(context))
         return context
@@ -181,7 +189,7 @@ def _named(message: dict[str, Any]) -> str:
     return name
 
 
-def _wishes(websocket: WebSocket, service: Service, voice: str) -> _Wishes:
+def _wishes(websocket: WebSocket, service: Service, served: Served, voice: str) -> _Wishes:
     """What the URL asks for. Raises ApiError for a voice, a format or a number that does not exist."""
     query = websocket.query_params
     asked = query.get("output_format", _DEFAULT_FORMAT)
@@ -202,10 +210,10 @@ def _wishes(websocket: WebSocket, service: Service, voice: str) -> _Wishes:
         idle = min(idle, max(1.0, _number(wanted, "inactivity_timeout")))
     codec, rate = form[1], int(form[2])
     # Refused now, and not with the first context.
-    Encoder(codec, service.tts.sample_rate, rate)
+    Encoder(codec, served.tts.sample_rate, rate)
     # Pipecat adds up the times of messages; LiveKit takes them as they are, and asks for them with this.
     times_restart = query.get("sync_alignment") != "true"
-    return _Wishes(given, codec, rate, times_restart, idle)
+    return _Wishes(served.name, given, codec, rate, times_restart, idle)
 
 
 def _number(text: str, name: str) -> float:

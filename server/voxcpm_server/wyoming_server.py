@@ -136,8 +136,11 @@ class _Talk(Conversation):
         voice = await run_in_threadpool(service.voices.named, _voice_name(message))
         if voice is not None:
             given["voice"] = voice
-        encoder = Encoder("pcm", service.tts.sample_rate, service.tts.sample_rate)
-        self._stream = await service.sessions.begin(service.tts, self.owner, given, encoder)
+        with await service.bundles.lease() as served:
+            rate = served.tts.sample_rate
+            stream = await service.sessions.begin(served.tts, self.owner, given, Encoder("pcm", rate, rate))
+            stream.when_done(served.hold())
+        self._stream = stream
         self._takes_text = True
         in_fragments = SynthesizeStart.is_type(message.type)
         self.speak(self._stream, self._speech(self._stream, in_fragments=in_fragments))
