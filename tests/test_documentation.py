@@ -113,7 +113,9 @@ def test_every_command_parses(document: Path) -> None:
             pytest.fail(f"{shlex.join(words)}: {error}")
 
 
-@pytest.mark.parametrize("wrong", ["generate --txt hello", "convert here", "voices ad ada", "batch -o out"])
+@pytest.mark.parametrize(
+    "wrong", ["generate --txt hello", "convert here", "voices ad ada", "batch lines.txt"]
+)
 def test_a_wrong_command_is_found(wrong: str) -> None:
     arguments = wrong.split()
     with pytest.raises(Exception, match=r"(?i)no such|missing"):

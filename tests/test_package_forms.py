@@ -171,9 +171,9 @@ def test_the_command_passes_the_three_options_on(
     [
         (["--split-gigabytes", "inf"], "--split-gigabytes inf: expected a finite size above 0"),
         (["--split-gigabytes", "0"], "--split-gigabytes 0: expected a finite size above 0"),
-        (["--solver-steps", "101"], "--solver-steps 101: expected 2 to 100, or 0 for none"),
-        (["--solver-steps", "1"], "--solver-steps 1: expected 2 to 100, or 0 for none"),
-        (["--solver-steps", "-1"], "--solver-steps -1: expected 2 to 100, or 0 for none"),
+        (["--solver-steps", "201"], "--solver-steps 201: expected 2 to 200, or 0 for none"),
+        (["--solver-steps", "1"], "--solver-steps 1: expected 2 to 200, or 0 for none"),
+        (["--solver-steps", "-1"], "--solver-steps -1: expected 2 to 200, or 0 for none"),
         (["--solver-steps", "4", "--batch", "2"], "--solver-steps needs --batch 1, got 2"),
         (["--kv-cache", ""], "--kv-cache '': expected one of scatter, rows"),
         (["--kv-cache", "rows", "--target", "macos15"], "--kv-cache rows needs --target macos14"),
@@ -288,8 +288,8 @@ def test_the_solvers_package_is_called_where_it_does_what_was_asked(
             {"sizes": StepSizes(kv_length=64, solver_steps=4, batch=2)},
             "--solver-steps needs --batch 1, got 2",
         ),
-        ({"sizes": StepSizes(kv_length=64, solver_steps=1)}, "--solver-steps 1: expected 2 to 100"),
-        ({"sizes": StepSizes(kv_length=64, solver_steps=101)}, "--solver-steps 101: expected 2 to 100"),
+        ({"sizes": StepSizes(kv_length=64, solver_steps=1)}, "--solver-steps 1: expected 2 to 200"),
+        ({"sizes": StepSizes(kv_length=64, solver_steps=201)}, "--solver-steps 201: expected 2 to 200"),
         ({"kv_cache": "rows", "target": "macOS15"}, "--kv-cache rows needs --target macos14"),
     ],
 )

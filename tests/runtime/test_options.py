@@ -14,19 +14,19 @@ from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("cfg_value", 0.05),
+        ("cfg_value", -0.05),
         ("cfg_value", 10.5),
         ("cfg_value", float("nan")),
         ("cfg_value", "2"),
         ("inference_timesteps", 0),
-        ("inference_timesteps", 101),
+        ("inference_timesteps", 201),
         ("inference_timesteps", 10.0),
         ("inference_timesteps", True),
         ("temperature", -0.1),
         ("sway_sampling_coef", 1.8),
         ("min_len", -1),
         ("max_len", 0),
-        ("retry_badcase_max_times", 0),
+        ("retry_badcase_max_times", -1),
         ("retry_badcase_ratio_threshold", 0.0),
         ("segment_tokens", 7),
         ("min_len", None),
@@ -47,8 +47,8 @@ def test_a_switch_is_true_or_false(name):
 
 
 def test_bounds_themselves_and_numpy_numbers_are_allowed():
-    GenerationOptions(cfg_value=0.1, inference_timesteps=1, min_len=0, max_len=1)
-    GenerationOptions(cfg_value=np.float32(10), inference_timesteps=np.int64(100))
+    GenerationOptions(cfg_value=0.0, inference_timesteps=1, min_len=0, max_len=1)
+    GenerationOptions(cfg_value=np.float32(10), inference_timesteps=np.int64(200))
 
 
 def test_a_greatest_length_below_the_least_is_refused():

@@ -160,7 +160,7 @@ def test_a_batch_takes_its_input_by_flag_or_by_place(speaking, folder, capsys):
     assert cli.main(["batch", speaking, "lines.txt", "-i", "lines.txt", "-o", "out"]) == 2
     assert "expected a bundle and one input, got 3" in capsys.readouterr().err
     assert cli.main(["batch", "-o", "out"]) == 2
-    assert "expected an input" in capsys.readouterr().err
+    assert "expected [BUNDLE] INPUT" in capsys.readouterr().err
 
 
 def test_design_without_a_control_speaks_in_every_generation(speaking, folder):

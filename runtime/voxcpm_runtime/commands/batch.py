@@ -75,7 +75,9 @@ def batch(
 def _bundle_and_input(given: list[str], source: str | None) -> tuple[str | None, str]:
     given = given if source is None else [*given, source]
     if not given:
-        raise InputError("expected an input: a file of lines, or - for standard input")
+        raise InputError(
+            "expected [BUNDLE] INPUT, the input a file of lines, or - for standard input; or --input"
+        )
     if len(given) > 2:
         raise InputError(f"expected a bundle and one input, got {len(given)}: {', '.join(given)}")
     return (given[0] if len(given) == 2 else None), given[-1]
