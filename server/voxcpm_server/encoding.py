@@ -24,6 +24,8 @@ PCM_RATE = 24_000
 # A length that is not known yet; readers take what comes.
 _UNKNOWN = 0xFFFF_FFFF
 _HEADER_BYTES = 36
+# FFmpeg's 16-bit samples have 32768 steps to 1, the command line's 32767.
+_PEAK_OF_INTEGERS = np.float32(32767 / 32768)
 # `atempo` takes 0.5 to 100, so slower speech passes through two of them.
 _SLOWEST_AT_ONCE = 0.5
 
@@ -84,6 +86,7 @@ class Encoder:
         self._packer = _Packer(self.format, self.sample_rate) if self.format.codec else None
         sample_format = self._packer.sample_format if self._packer else "flt"
         self._resampler = av.AudioResampler(sample_format, "mono", self.sample_rate)
+        self._peak = _PEAK_OF_INTEGERS if sample_format == "s16" else np.float32(1)
         self._pushed = 0
 
     def header(self, samples: int | None = None) -> bytes:
@@ -117,7 +120,7 @@ class Encoder:
                 self.samples += len(audio)
                 return pcm16(audio).astype("<i2").tobytes()
             return b"".join(map(self._plain, self._resampled(audio)))
-        for frame in self._resampled(np.clip(audio, -1.0, 1.0)):
+        for frame in self._resampled(np.clip(audio, -1.0, 1.0) * self._peak):
             self._packer.pack(frame)
         return self._packer.taken()
 

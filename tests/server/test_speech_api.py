@@ -62,10 +62,13 @@ def test_plain_samples_are_those_of_the_runtime(client: openai.OpenAI, spoken: A
 
     pcm = client.audio.speech.create(**said, response_format="pcm").content
     streamed_wav = client.audio.speech.create(**said, response_format="wav").content
+    with av.open(io.BytesIO(client.audio.speech.create(**said, response_format="flac").content)) as flac:
+        frames = [frame.to_ndarray()[0] for frame in flac.decode(audio=0)]
 
     assert spoken.sample_rate == 24_000
     assert np.array_equal(np.frombuffer(pcm, "<i2"), pcm16(spoken.audio))
     assert streamed_wav[44:] == pcm
+    assert np.array_equal(np.concatenate(frames), pcm16(spoken.audio))
     # Readers that believe a header without a length read to the end.
     assert np.array_equal(soundfile.read(io.BytesIO(streamed_wav), dtype="int16")[0], pcm16(spoken.audio))
 
