@@ -66,6 +66,9 @@ def test_the_wheel_carries_the_voice_once(wheel: Path) -> None:
         name for name in names if name.startswith("voxcpm_conversion/") and name.endswith(".safetensors")
     ]
     assert "voxcpm_conversion/default_checkpoint/README.md" in names
+    assert {"index.html", "style.css", "main.js"} <= {
+        name.rpartition("/")[2] for name in names if name.startswith("voxcpm_server/page/")
+    }
 
 
 def test_it_speaks_at_once_without_pytorch_and_without_a_network(environment: Path, tmp_path: Path) -> None:

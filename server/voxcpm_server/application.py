@@ -19,6 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from voxcpm_runtime import VoxCPM
 from voxcpm_server import (
+    about_route,
     elevenlabs_route,
     job_routes,
     openai_routes,
@@ -30,6 +31,7 @@ from voxcpm_server.authentication import Guard, Keys, check_exposure, read_keys
 from voxcpm_server.bodies import BoundedBody
 from voxcpm_server.errors import answer_in_openais_shape
 from voxcpm_server.outcomes import Outcomes
+from voxcpm_server.page_files import page_router
 from voxcpm_server.served_bundles import Source
 from voxcpm_server.service import Service
 from voxcpm_server.settings import Settings
@@ -112,9 +114,11 @@ def create_app(
             job_routes.router,
             stream_route.router,
             elevenlabs_route.router,
+            about_route.router,
         ):
             app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
     app.include_router(probes.router)
+    app.include_router(page_router())
     # The last one added is the outermost.
     app.add_middleware(BoundedBody, settings=settings)
     app.add_middleware(Guard, keys=keys, settings=settings)

@@ -15,11 +15,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from voxcpm_constants.errors import os_reason
 from voxcpm_runtime import InputError
 from voxcpm_server.errors import ApiError, refuse
+from voxcpm_server.page_files import PAGE_FOLDER
 from voxcpm_server.settings import Settings
 
 KEYS_VARIABLE = "VOXCPM_COREML_API_KEYS"
-OPEN_PATHS = frozenset({"/healthz", "/ready", "/openapi.json"})
-"""What needs no key: probes, and the description of the protocol."""
+OPEN_PATHS = frozenset({"/healthz", "/ready", "/openapi.json", "/about", "/v1/about", "/"})
+"""What needs no key: probes, what the server offers, and the page that asks for a key (its files, too)."""
 ANYONE = ""
 """The key of those who need none."""
 KEY_PROTOCOL = "openai-insecure-api-key."
@@ -102,7 +103,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, with its owner in `scope["state"]["owner"]`, or answer 401 or 403."""
-        if scope["type"] in ("http", "websocket") and scope["path"] not in OPEN_PATHS:
+        if scope["type"] in ("http", "websocket") and not _is_open(scope["path"]):
             try:
                 scope.setdefault("state", {})["owner"] = self._owner(
                     Headers(scope=scope), scope.get("subprotocols", ())
@@ -140,6 +141,10 @@ def _given(headers: Headers, protocols: Iterable[str]) -> str | None:
         return token.strip()
     offered = (name.removeprefix(KEY_PROTOCOL) for name in protocols if name.startswith(KEY_PROTOCOL))
     return headers.get("xi-api-key") or next(offered, None)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(PAGE_FOLDER)
 
 
 def _name(host: str) -> str:

@@ -169,5 +169,6 @@ async def list_speech_models(request: Request) -> dict[str, Any]:
 @router.get("/audio/voices", tags=["lists"])
 async def list_voices(request: Request) -> dict[str, Any]:
     """All names that `voice` may have: the checkpoint's own voice, those stored, and aliases."""
-    names = await run_in_threadpool(service_of(request).voices.names)
-    return {"voices": [{"id": name, "name": name} for name in names]}
+    voices = service_of(request).voices
+    names, stored = await run_in_threadpool(lambda: (voices.names(), voices.store.names()))
+    return {"voices": [{"id": name, "name": name, "stored": name in stored} for name in names]}

@@ -151,9 +151,14 @@ class Bundles:
         return self.default.opened is not None
 
     @property
+    def every(self) -> tuple[Served, ...]:
+        """All of them, the default one first."""
+        return (self.default, *self._named.values())
+
+    @property
     def loaded(self) -> list[Served]:
         """Those that are loaded now."""
-        return [served for served in (self.default, *self._named.values()) if served.opened is not None]
+        return [served for served in self.every if served.opened is not None]
 
     async def named(self) -> tuple[str, ...]:
         """`names`, once the default bundle's own is known."""

@@ -51,6 +51,8 @@ class Service:
         self.jobs = Jobs(
             settings, self.bundles, self.queue, self.voices, self.metrics, several_keys=len(keys) > 1
         )
+        self.needs_key = bool(len(keys))
+        """Whether clients must send one of the server's keys."""
         self.draining = False
         """Whether the server ends: it answers what it has begun."""
 

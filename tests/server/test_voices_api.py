@@ -46,7 +46,7 @@ def test_the_life_of_a_voice(serve: Callable[..., Any], recording: bytes, tts: A
     assert made.json()["consent"] is True
     assert made.json()["prompt_seconds"] == pytest.approx(2.4, abs=0.2)
     assert httpx2.get(f"{voices}/ada").json() == made.json()
-    assert {"id": "ada", "name": "ada"} in httpx2.get(voices).json()["voices"]
+    assert {"id": "ada", "name": "ada", "stored": True} in httpx2.get(voices).json()["voices"]
 
     stored = Voice.load(tmp_path / "voices" / "ada.voice")
     assert stored.header.provenance["consent"] == "stated"

@@ -1,0 +1,53 @@
+// The microphone, as samples.
+
+import { address } from "./server.js";
+
+export class Microphone {
+  pieces = [];
+  samples = 0;
+
+  #context = null;
+  #stream = null;
+
+  /** Whether the browser lets this page record: on loopback and over https only. */
+  static get allowed() {
+    return Boolean(navigator.mediaDevices?.getUserMedia && window.AudioWorkletNode);
+  }
+
+  get rate() {
+    return this.#context?.sampleRate ?? 1;
+  }
+
+  get seconds() {
+    return this.samples / this.rate;
+  }
+
+  /** taken(piece): called with each Int16Array. Throws what the browser says if there is no microphone. */
+  async start(taken) {
+    // As it is: what makes a telephone call clear takes a voice's character.
+    const audio = { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: false };
+    this.#stream = await navigator.mediaDevices.getUserMedia({ audio });
+    try {
+      this.#context = new AudioContext();
+      await this.#context.audioWorklet.addModule(address("page/capture.js"));
+    } catch (error) {
+      this.stop();
+      throw error;
+    }
+    const capture = new AudioWorkletNode(this.#context, "capture");
+    capture.port.onmessage = ({ data }) => {
+      const piece = Int16Array.from(data, (value) => Math.round(Math.min(1, Math.max(-1, value)) * 32767));
+      this.pieces.push(piece);
+      this.samples += piece.length;
+      taken(piece);
+    };
+    // It gives silence, but without an output nobody would ask it for anything.
+    new MediaStreamAudioSourceNode(this.#context, { mediaStream: this.#stream }).connect(capture);
+    capture.connect(this.#context.destination);
+  }
+
+  stop() {
+    this.#stream?.getTracks().forEach((track) => track.stop());
+    this.#context?.close();
+  }
+}

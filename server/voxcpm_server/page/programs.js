@@ -1,0 +1,38 @@
+// The commands that ask for the same speech.
+
+const KEY_VARIABLE = "OPENAI_API_KEY";
+
+/** request: the body of /v1/audio/speech. base: the address of its /v1. */
+export function curlOf(request, base, needsKey) {
+  return [
+    `curl ${quoted(`${base}/audio/speech`)}`,
+    ...(needsKey ? [`-H "Authorization: Bearer $${KEY_VARIABLE}"`] : []),
+    '-H "Content-Type: application/json"',
+    `-d ${quoted(JSON.stringify(request))}`,
+    `-o speech.${request.response_format}`,
+  ].join(" \\\n  ");
+}
+
+/** The same with OpenAI's client, which takes a key from its variable. */
+export function pythonOf(request, base, needsKey) {
+  const known = ["model", "voice", "input", "instructions", "response_format", "speed"];
+  const named = known.filter((name) => name in request);
+  const others = Object.keys(request).filter((name) => !known.includes(name));
+  const extra = others.map((name) => `${JSON.stringify(name)}: ${JSON.stringify(request[name])}`);
+  return [
+    "from openai import OpenAI",
+    "",
+    `client = OpenAI(base_url=${JSON.stringify(base)}${needsKey ? "" : ', api_key="none"'})`,
+    "speech = client.audio.speech.create(",
+    // A string of JSON is one of Python, too, and so is a number.
+    ...named.map((name) => `    ${name}=${JSON.stringify(request[name])},`),
+    ...(extra.length ? [`    extra_body={${extra.join(", ")}},`] : []),
+    ")",
+    `speech.write_to_file("speech.${request.response_format}")`,
+  ].join("\n");
+}
+
+/** A word of a shell. */
+function quoted(text) {
+  return /^[\w.:/@%+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}

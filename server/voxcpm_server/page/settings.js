@@ -1,0 +1,86 @@
+// What the form asks for, as a request of the server.
+
+const NUMBERS = ["speed", "cfg_value", "inference_timesteps"];
+
+export class Settings extends EventTarget {
+  #about;
+
+  /** about: the server's /about. */
+  constructor(about) {
+    super();
+    this.#about = about;
+    fill(this.#field("model"), about.models.map(({ id }) => [id, id]));
+    this.#field("model-field").hidden = about.models.length < 2;
+    const formats = about.formats.map((name) => [name, name.toUpperCase()]);
+    fill(this.#field("format"), formats);
+    this.reset();
+    document.addEventListener("input", ({ target }) => target.form?.id === "speak" && this.#changed());
+    // A wrong number must be seen.
+    this.#field("options").addEventListener("invalid", () => (this.#field("options").open = true), true);
+  }
+
+  /** The facts of the bundle that is chosen. */
+  get model() {
+    return this.#about.models.find(({ id }) => id === this.#field("model").value);
+  }
+
+  /** What the server tells now: of a bundle that was loaded meanwhile it knows more. */
+  set about(about) {
+    this.#about = about;
+    this.#changed();
+  }
+
+  get format() {
+    return this.#field("format").value;
+  }
+
+  set seed(value) {
+    this.#field("seed").value = value;
+    this.#changed();
+  }
+
+  /** The body of /v1/audio/speech without the format: only what differs from the defaults. */
+  get request() {
+    const request = { model: this.model.id, input: this.#field("text").value, voice: this.#field("voice").value || "default" };
+    const style = this.#field("instructions").value.trim();
+    if (style && !this.#field("instructions-field").hidden) request.instructions = style;
+    for (const name of NUMBERS) {
+      const value = this.#field(name).valueAsNumber;
+      if (Number.isFinite(value) && value !== this.#about.options[name].default) request[name] = value;
+    }
+    if (this.#field("seed").value) request.seed = this.#field("seed").valueAsNumber;
+    return request;
+  }
+
+  /** Everything but text, voice and model as it was at first. */
+  reset() {
+    for (const name of NUMBERS) {
+      const { least, greatest, default: usual } = this.#about.options[name];
+      Object.assign(this.#field(name), { min: least, max: greatest, value: usual });
+    }
+    this.#field("seed").value = this.#field("instructions").value = "";
+    this.#field("format").value = "wav";
+    this.#changed();
+  }
+
+  #changed() {
+    const { characters } = this.#about.limits;
+    // As the server counts: code points.
+    const length = [...this.#field("text").value].length;
+    this.#field("characters").value = `${length.toLocaleString("en")} of ${characters.toLocaleString("en")}`;
+    this.#field("characters").classList.toggle("too-many", length > characters);
+    this.#field("speed-shown").value = `${this.#field("speed").valueAsNumber} ×`;
+    this.#field("cfg_value-shown").value = this.#field("cfg_value").valueAsNumber.toFixed(1);
+    this.#field("instructions-field").hidden = this.model.takes_instructions === false;
+    this.dispatchEvent(new Event("change"));
+  }
+
+  #field(name) {
+    return document.getElementById(name);
+  }
+}
+
+/** Gives a list its entries, [value, text] each. */
+export function fill(list, entries) {
+  list.replaceChildren(...entries.map(([value, text]) => new Option(text, value)));
+}

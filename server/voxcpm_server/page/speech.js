@@ -1,0 +1,88 @@
+// A speech of the server while it is made: its samples as they come, and what was measured on the way.
+
+import { ask } from "./server.js";
+
+const HEADER_BYTES = 44;
+
+/** Asks for a speech and hands over its samples. */
+export class Speech {
+  pieces = [];
+  samples = 0;
+  /** Samples a second, and the seed; known with the answer. */
+  rate = null;
+  seed = null;
+  /** Seconds from the request to the first samples, and to the last ones that came. */
+  firstAudio = null;
+  elapsed = 0;
+  /** Whether all of it has come. */
+  whole = false;
+
+  #abort = new AbortController();
+
+  /** request: the body of /v1/audio/speech. */
+  constructor(request) {
+    this.request = request;
+  }
+
+  get seconds() {
+    return this.samples ? this.samples / this.rate : 0;
+  }
+
+  /** Seconds of waiting and work for a second of speech; the queue counts, too. */
+  get realTimeFactor() {
+    return this.samples ? this.elapsed / this.seconds : null;
+  }
+
+  /**
+   * Calls began(rate) when the answer comes, and taken(piece), an Int16Array, for each piece of it.
+   * Throws Refusal; a cancelled speech ends without an error.
+   */
+  async read(began, taken) {
+    const start = performance.now();
+    // A WAV has the voice's own rate; raw samples would have that of OpenAI's.
+    const json = { ...this.request, response_format: "wav" };
+    try {
+      const answer = await ask("v1/audio/speech", { json, signal: this.#abort.signal });
+      this.seed = answer.headers.get("X-Seed");
+      this.rate = Number(answer.headers.get("X-Sample-Rate"));
+      began(this.rate);
+      for await (const piece of piecesOf(answer.body)) {
+        this.elapsed = (performance.now() - start) / 1000;
+        this.firstAudio ??= this.elapsed;
+        this.pieces.push(piece);
+        this.samples += piece.length;
+        taken(piece);
+      }
+      this.whole = true;
+    } catch (error) {
+      if (this.#abort.signal.aborted) return;
+      throw this.samples ? new Error("The speech broke off before its end; what came can be played.") : error;
+    }
+  }
+
+  /** Ends it: the server stops speaking as soon as it notices. */
+  cancel() {
+    this.#abort.abort();
+  }
+}
+
+/** The 16-bit samples of a body, a WAV file with the plainest header; a part of it may end within a sample. */
+async function* piecesOf(body) {
+  const reader = body.getReader();
+  let left = new Uint8Array();
+  let header = HEADER_BYTES;
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const content = value.subarray(header);
+    header -= value.length - content.length;
+    const bytes = new Uint8Array(left.length + content.length);
+    bytes.set(left);
+    bytes.set(content, left.length);
+    const whole = bytes.length - (bytes.length % 2);
+    left = bytes.slice(whole);
+    if (!whole) continue;
+    const view = new DataView(bytes.buffer, 0, whole);
+    yield Int16Array.from({ length: whole / 2 }, (_, index) => view.getInt16(2 * index, true));
+  }
+}

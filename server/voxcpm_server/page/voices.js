@@ -1,0 +1,216 @@
+// The voices: the list, previews, deletion, and new ones from a recording or a file.
+
+import { ask, part } from "./server.js";
+import { Microphone } from "./microphone.js";
+import { wavOf } from "./wav.js";
+import { Waveform } from "./waveform.js";
+import { fill } from "./settings.js";
+
+const OWN = "default";
+const TO_READ = "The birch canoe slid on the smooth planks, and the boy was there when the sun rose.";
+const element = (id) => document.getElementById(id);
+
+export class Voices {
+  #about;
+  #page;
+  #level;
+  #stored = [];
+  #microphone = null;
+  #recording = null;
+  #sound = null;
+
+  /** page: attempt(work) shows the error of some work, say(line) tells, sure(question) asks, model() is the chosen one. */
+  constructor(about, page) {
+    this.#about = about;
+    this.#page = page;
+    element("voice").addEventListener("change", () => this.#choose());
+    element("preview").addEventListener("click", () => page.attempt(() => this.#preview()));
+    element("delete-voice").addEventListener("click", () => page.attempt(() => this.#delete()));
+    element("new-voice").addEventListener("click", () => this.#show(element("voice-form").hidden));
+    element("cancel-voice").addEventListener("click", () => this.#show(false));
+    element("record").addEventListener("click", () => page.attempt(() => this.#record()));
+    element("voice-file").addEventListener("change", () => this.#take(element("voice-file").files[0]));
+    element("voice-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      page.attempt(() => this.#save());
+    });
+    this.#level = new Waveform(element("level-waveform"), () => {
+      const { samples = 0, rate = 1 } = this.#microphone ?? {};
+      return { played: samples, samples, rate, open: true };
+    });
+    const most = about.limits.recording_seconds;
+    element("recording-hint").textContent = Microphone.allowed
+      ? `Record a few seconds of clear speech, or choose an audio file; at most ${most} s.`
+      : `An audio file of at most ${most} s. Browsers let a page record on localhost and over https only.`;
+    element("record").disabled = !Microphone.allowed;
+  }
+
+  /** Asks for the list, and chooses that voice if it is there. */
+  async list(chosen = element("voice").value) {
+    const { voices } = await (await ask("v1/audio/voices")).json();
+    this.#stored = voices.filter(({ stored }) => stored).map(({ id }) => id);
+    const others = voices.map(({ id }) => id).filter((id) => id !== OWN && !this.#stored.includes(id));
+    const list = element("voice");
+    fill(list, [[OWN, "The model’s own"]]);
+    for (const [label, ids] of [["Stored", this.#stored], ["Other names", others]]) {
+      if (!ids.length) continue;
+      const group = document.createElement("optgroup");
+      group.label = label;
+      fill(group, ids.map((id) => [id, id]));
+      list.append(group);
+    }
+    list.value = voices.some(({ id }) => id === chosen) ? chosen : OWN;
+    // As if somebody had chosen it: the commands follow, too.
+    list.dispatchEvent(new Event("input", { bubbles: true }));
+    this.#choose();
+  }
+
+  async #choose() {
+    this.#hush();
+    const voice = element("voice").value;
+    const stored = this.#stored.includes(voice);
+    element("delete-voice").hidden = !stored;
+    const hint = element("voice-hint");
+    if (!stored) {
+      hint.textContent = voice === OWN ? "The voice that the model has without a recording." : "A name that programs ask for; it stands for another voice.";
+      return;
+    }
+    hint.textContent = "";
+    await this.#page.attempt(async () => {
+      const facts = await (await ask(`v1/audio/voices/${part(voice)}`)).json();
+      if (element("voice").value === voice) hint.textContent = told(facts);
+    });
+  }
+
+  async #preview() {
+    if (this.#hush()) return;
+    const button = element("preview");
+    button.disabled = true;
+    try {
+      const answer = await ask(`v1/audio/voices/${part(element("voice").value)}/preview`);
+      this.#sound = new Audio(URL.createObjectURL(await answer.blob()));
+      this.#sound.addEventListener("ended", () => this.#hush());
+      button.textContent = "Stop";
+    } finally {
+      button.disabled = false;
+    }
+    await this.#sound.play();
+  }
+
+  /** Ends a preview; whether there was one. */
+  #hush() {
+    if (!this.#sound) return false;
+    this.#sound.pause();
+    URL.revokeObjectURL(this.#sound.src);
+    this.#sound = null;
+    element("preview").textContent = "Preview";
+    return true;
+  }
+
+  async #delete() {
+    const voice = element("voice").value;
+    if (!(await this.#page.sure(`Delete the voice ${voice}? It cannot be brought back.`))) return;
+    await ask(`v1/audio/voices/${part(voice)}`, { method: "DELETE" });
+    await this.list(OWN);
+    element("voice").focus();
+    this.#page.say(`The voice ${voice} is deleted.`);
+  }
+
+  #show(open) {
+    element("voice-form").hidden = !open;
+    element("new-voice").setAttribute("aria-expanded", String(open));
+    if (open) {
+      element("transcript").required = this.#page.model().needs_transcript === true;
+      element("transcript").placeholder = TO_READ;
+      element("voice-name").focus();
+      return;
+    }
+    this.#endRecording();
+    element("voice-form").reset();
+    this.#take(null);
+    element("new-voice").focus();
+  }
+
+  async #record() {
+    if (this.#microphone) {
+      this.#endRecording();
+      return;
+    }
+    this.#take(null);
+    element("voice-file").value = "";
+    const microphone = new Microphone();
+    const most = this.#about.limits.recording_seconds;
+    try {
+      await microphone.start((piece) => {
+        this.#level.push(piece);
+        const label = `Stop (${Math.floor(microphone.seconds)} s)`;
+        const shown = element("record").lastElementChild;
+        if (shown.textContent !== label) shown.textContent = label;
+        if (microphone.seconds >= most - 0.5) this.#endRecording();
+      });
+    } catch (error) {
+      throw new Error(`The microphone cannot be used: ${error.message}`);
+    }
+    this.#microphone = microphone;
+    element("record").setAttribute("aria-pressed", "true");
+    element("record").lastElementChild.textContent = "Stop";
+    element("level").hidden = false;
+    this.#level.clear();
+  }
+
+  #endRecording() {
+    const microphone = this.#microphone;
+    if (!microphone) return;
+    microphone.stop();
+    this.#microphone = null;
+    element("record").setAttribute("aria-pressed", "false");
+    element("record").lastElementChild.textContent = "Record again";
+    element("level").hidden = true;
+    if (!element("transcript").value) element("transcript").value = TO_READ;
+    this.#take(wavOf(microphone.pieces, microphone.rate));
+  }
+
+  /** recording: a file or blob, or none. */
+  #take(recording) {
+    this.#recording = recording ?? null;
+    const player = element("recorded");
+    if (player.src) URL.revokeObjectURL(player.src);
+    player.removeAttribute("src");
+    player.hidden = !recording;
+    if (recording) player.src = URL.createObjectURL(recording);
+  }
+
+  async #save() {
+    this.#endRecording();
+    const name = element("voice-name").value.trim();
+    if (!this.#recording) throw new Error("A voice needs a recording: record one, or choose an audio file.");
+    if (this.#recording.size > this.#about.limits.upload_bytes) {
+      throw new Error(`The recording is larger than ${this.#about.limits.upload_bytes / 1e6} MB, the most of an upload here.`);
+    }
+    const form = new FormData();
+    form.append("name", name);
+    form.append("audio_sample", this.#recording, this.#recording.name ?? "recording.wav");
+    if (element("transcript").value.trim()) form.append("transcript", element("transcript").value.trim());
+    form.append("consent", String(element("consent").checked));
+    const button = element("voice-form").querySelector("[type=submit]");
+    button.disabled = true;
+    this.#page.say("The voice is being made …");
+    try {
+      await ask("v1/audio/voices", { method: "POST", body: form });
+    } catch (error) {
+      this.#page.say("");
+      throw error;
+    } finally {
+      button.disabled = false;
+    }
+    this.#show(false);
+    await this.list(name);
+    this.#page.say(`The voice ${name} is stored.`);
+  }
+}
+
+function told({ created, prompt_seconds, reference_seconds, consent }) {
+  const seconds = (prompt_seconds || reference_seconds).toFixed(1);
+  const made = created ? `Made on ${created.slice(0, 10)} from` : "Made from";
+  return `${made} ${seconds} s of speech${consent ? ", with the speaker’s consent" : ""}.`;
+}

@@ -1,0 +1,386 @@
+"""The page in a real browser: it speaks, plays, stops, records, uploads, tells errors, and is usable by everyone."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import matplotlib.image
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_runtime import pcm16
+
+expect = pytest.importorskip("playwright.sync_api", reason="needs playwright").expect
+
+
+pytestmark = pytest.mark.browser
+REPOSITORY = Path(__file__).resolve().parents[3]
+# Pictures of the page, which continuous integration keeps; git ignores the folder.
+SCREENSHOTS = REPOSITORY / "build" / "screenshots"
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+SHOW_ALL = """() => document.querySelectorAll("main [hidden]").forEach((each) => {
+    each.hidden = false;
+    each.dataset.shown = "";
+})"""
+HIDE_AGAIN = """() => document.querySelectorAll("[data-shown]").forEach((each) => {
+    each.hidden = true;
+    delete each.dataset.shown;
+})"""
+TEXT = "Hello there."
+# The colour of what was played, in the light (style.css).
+ACCENT = (0x0B, 0x6B, 0x64)
+LONG = "one two three four five six seven. " * 20
+
+
+@pytest.fixture(scope="module")
+def said(tts: Any) -> np.ndarray:
+    """What the runtime itself says with seed 7: `TEXT` in 16 bits (samples,)."""
+    return pcm16(tts.generate(TEXT, seed=7, retry_badcase=False))
+
+
+def downloaded(page: Any) -> tuple[str, bytes]:
+    """The name and content of the file that the button saves."""
+    with page.expect_download() as download:
+        page.click("#download")
+    return download.value.suggested_filename, Path(download.value.path()).read_bytes()
+
+
+def played_bars(page: Any) -> int:
+    """How many pixels of the waveform have the colour of what was played."""
+    picture = matplotlib.image.imread(io.BytesIO(page.locator("#waveform").screenshot()))
+    return int(np.all(np.abs(picture[..., :3] * 255 - ACCENT) < 2, axis=-1).sum())
+
+
+def test_every_sample_of_a_speech_is_heard_drawn_and_saved(
+    visit: Callable[..., Any], server: Any, said: np.ndarray
+) -> None:
+    there = visit(server.url)
+    page = there.page
+    assert played_bars(page) == 0
+    # The first speech makes the audio context that the test listens to.
+    there.say("Hi.", seed=1)
+    there.status("s of speech.")
+    expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
+    page.evaluate("heard.length = 0")
+
+    there.say(TEXT, seed=7)
+    there.status(f"{len(said) / 24000:.1f} s of speech.")
+    there.expect_heard(said)
+
+    expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
+    assert played_bars(page) > 1000
+    assert float(page.inner_text("#first-audio").removesuffix(" s")) > 0
+    assert float(page.inner_text("#real-time-factor")) > 0
+    assert page.inner_text("#keep-seed") == "7"
+    assert page.get_attribute("#position", "aria-valuemax") == f"{len(said) / 24000:.1f}"
+
+    name, content = downloaded(page)
+    samples, rate = soundfile.read(io.BytesIO(content), dtype="int16")
+    assert (name, rate) == ("speech.wav", 24_000)
+    np.testing.assert_array_equal(samples, said)
+
+    page.select_option("#format", "flac")
+    name, content = downloaded(page)
+    assert name == "speech.flac"
+    with av.open(io.BytesIO(content)) as file:
+        flac = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
+    np.testing.assert_array_equal(flac, said)
+
+
+def test_it_is_driven_from_the_keyboard(visit: Callable[..., Any], server: Any, said: np.ndarray) -> None:
+    there = visit(server.url)
+    page = there.page
+    # The text has the focus at once.
+    page.keyboard.type(TEXT)
+    page.fill("#seed", "7")
+    page.focus("#text")
+    page.keyboard.press("Control+Enter")
+    there.status("s of speech.")
+    expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
+
+    page.focus("#position")
+    page.keyboard.press("Home")
+    expect(page.locator("#play")).to_contain_text("Pause")
+    page.keyboard.press("Escape")
+    expect(page.locator("#play")).to_contain_text("Play")
+    now = float(page.get_attribute("#position", "aria-valuenow") or 0)
+    assert now < len(said) / 24000
+    page.focus("#play")
+    page.keyboard.press("Space")
+    expect(page.locator("#play")).to_contain_text("Pause")
+
+
+def test_a_speech_is_cancelled(visit: Callable[..., Any], server: Any) -> None:
+    there = visit(server.url)
+    there.say(LONG)
+    there.status("Speaking")
+    expect(there.page.locator("#speak-button")).to_contain_text("Stop")
+
+    there.page.click("#speak-button")
+
+    there.status("not all of it")
+    expect(there.page.locator("#speak-button")).to_contain_text("Speak")
+    for _ in range(100):
+        if not server.service.queue.busy:
+            break
+        time.sleep(0.05)
+    assert not server.service.queue.busy
+    # What came is there to be played and saved.
+    samples, _ = soundfile.read(io.BytesIO(downloaded(there.page)[1]))
+    assert 0 < len(samples) < 60 * 24_000
+
+
+# It begins somewhere in the sentence, so what it says may be too long.
+@pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
+def test_a_voice_is_recorded_previewed_used_and_deleted(
+    visit: Callable[..., Any], serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    running = serve(preview_text="Hi.")
+    page = visit(running.url).page
+    page.click("#new-voice")
+    page.fill("#voice-name", "ada")
+    page.click("#record")
+    expect(page.locator("#record")).to_contain_text("Stop (2 s)", timeout=20_000)
+    page.click("#record")
+    expect(page.locator("#recorded")).to_be_visible()
+    page.fill("#transcript", "Hello there, this is a test of the server.")
+    # Without the statement nothing is sent.
+    page.click("#voice-form [type=submit]")
+    assert not page.evaluate("document.getElementById('consent').validity.valid")
+    page.check("#consent")
+    page.click("#voice-form [type=submit]")
+    expect(page.locator("#status")).to_contain_text("The voice ada is stored.", timeout=60_000)
+    expect(page.locator("#voice")).to_have_value("ada")
+    expect(page.locator("#voice-hint")).to_contain_text("with the speaker’s consent")
+    assert '"voice":"ada"' in page.inner_text("#curl")
+    voice = running.service.voices.stored("ada")
+    assert 1.5 < voice.prompt_patches * running.service.tts.bundle.architecture.patch_seconds < 4
+
+    page.click("#preview")
+    expect(page.locator("#preview")).to_contain_text("Stop", timeout=30_000)
+
+    page.click("#delete-voice")
+    page.click("#no")
+    assert (tmp_path / "voices" / "ada.voice").exists()
+    page.click("#delete-voice")
+    page.click("#yes")
+    expect(page.locator("#status")).to_contain_text("The voice ada is deleted.")
+    expect(page.locator("#voice")).to_have_value("default")
+    assert not (tmp_path / "voices" / "ada.voice").exists()
+
+
+def test_a_voice_is_made_from_a_file(
+    visit: Callable[..., Any], serve: Callable[..., Any], spoken: Any, tmp_path: Path
+) -> None:
+    running = serve()
+    page = visit(running.url).page
+    soundfile.write(tmp_path / "ben.flac", spoken.audio, spoken.sample_rate)
+    page.click("#new-voice")
+    page.fill("#voice-name", "ben")
+    page.set_input_files("#voice-file", tmp_path / "ben.flac")
+    page.fill("#transcript", "Hello there, this is a test of the server.")
+    page.check("#consent")
+    page.click("#voice-form [type=submit]")
+    expect(page.locator("#voice")).to_have_value("ben", timeout=60_000)
+
+    # The name is taken now; the server's line says so.
+    page.click("#new-voice")
+    page.fill("#voice-name", "ben")
+    page.set_input_files("#voice-file", tmp_path / "ben.flac")
+    page.fill("#transcript", "Hello.")
+    page.check("#consent")
+    page.click("#voice-form [type=submit]")
+    expect(page.locator("#error")).to_have_text(
+        "name: there is a voice ben already; delete it or choose another"
+    )
+
+
+def test_errors_are_the_servers_line_and_never_html(
+    visit: Callable[..., Any], serve: Callable[..., Any]
+) -> None:
+    there = visit(serve(max_characters=50).url)
+    page = there.page
+    there.say("<img src=x onerror=alert(1)> " + LONG)
+    expect(page.locator("#error")).to_contain_text("input: expected at most 50 characters, got ")
+    expect(page.locator("#characters")).to_have_class("quiet too-many")
+    assert "<img src=x" in page.inner_text("#curl")
+    assert page.locator("img").count() == 0
+
+    page.fill("#text", TEXT)
+    page.fill("#inference_timesteps", "5000")
+    page.click("#speak-button")
+    assert not page.evaluate("document.getElementById('inference_timesteps').validity.valid")
+
+    # A name that is there no more, and a server that is there no more.
+    page.evaluate("document.getElementById('voice').append(new Option('<b>gone</b>'))")
+    page.select_option("#voice", "<b>gone</b>")
+    page.click("#reset")
+    page.click("#speak-button")
+    expect(page.locator("#error")).to_contain_text("<b>gone</b>")
+    assert page.locator("b").count() == 0
+    page.route("**/audio/speech", lambda route: route.abort())
+    page.click("#speak-button")
+    expect(page.locator("#error")).to_have_text("The server cannot be reached.")
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(visit: Callable[..., Any], serve: Callable[..., Any]) -> None:
+    there = visit(serve(keys=("secret-1",)).url)
+    page = there.page
+    expect(page.locator("#key")).to_be_focused()
+    page.fill("#key", "wrong")
+    page.keyboard.press("Enter")
+    expect(page.locator("#error")).to_contain_text("expected a key of this server")
+
+    page.fill("#key", "secret-1")
+    page.keyboard.press("Enter")
+    expect(page.locator("#access")).to_be_hidden()
+    expect(page.locator("#error")).to_be_hidden()
+    there.say("Hi.", seed=1)
+    there.status("s of speech.")
+    assert "secret-1" not in page.content()
+    assert "secret-1" in page.evaluate("Object.values(sessionStorage)")
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    assert "$OPENAI_API_KEY" in page.inner_text("#curl")
+    page.reload()
+    expect(page.locator("#voice option")).not_to_have_count(1)
+    expect(page.locator("#access")).to_be_hidden()
+
+
+def test_the_commands_say_the_same(visit: Callable[..., Any], server: Any, tmp_path: Path) -> None:
+    shell = shutil.which("bash")
+    if shell is None or shutil.which("curl") is None:
+        pytest.skip("needs bash and curl")
+    text = 'It\'s "1 < 2" & $HOME; \\n naïve `ls`.'
+    page = visit(server.url).page
+    page.fill("#text", text)
+    page.fill("#seed", "3")
+    page.fill("#inference_timesteps", "4")
+    page.evaluate(
+        """() => {
+            document.getElementById("speed").value = 1.25;
+            document.getElementById("speed").dispatchEvent(new Event("input", { bubbles: true }));
+        }"""
+    )
+    curl, python = page.inner_text("#curl"), page.inner_text("#python")
+    (tmp_path / "curl").mkdir()
+    (tmp_path / "python").mkdir()
+    done = subprocess.run([shell, "-c", curl], cwd=tmp_path / "curl", capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, "-c", python], cwd=tmp_path / "python", check=True)
+    with page.expect_response("**/audio/speech") as answer:
+        page.click("#speak-button")
+    asked = json.loads(answer.value.request.post_data)
+
+    assert asked["input"] == text
+    assert (asked["seed"], asked["inference_timesteps"], asked["speed"]) == (3, 4, 1.25)
+    by_curl = (tmp_path / "curl" / "speech.wav").read_bytes()
+    assert by_curl == (tmp_path / "python" / "speech.wav").read_bytes()
+    page.locator("#status", has_text="s of speech.").wait_for()
+    assert np.array_equal(
+        soundfile.read(io.BytesIO(downloaded(page)[1]), dtype="int16")[0], np.frombuffer(by_curl[44:], "<i2")
+    )
+
+
+def test_style_in_words_is_offered_where_the_model_has_it(visit: Callable[..., Any], server: Any) -> None:
+    page = visit(server.url).page
+    expect(page.locator("#instructions")).to_be_hidden()
+
+    def with_style(route: Any) -> None:
+        answer = route.fetch()
+        about = answer.json()
+        about["models"] = [
+            {**about["models"][0], "takes_instructions": True},
+            {**about["models"][0], "id": "two"},
+        ]
+        route.fulfill(response=answer, json=about)
+
+    page.route("**/v1/about", with_style)
+    page.reload()
+    page.fill("#instructions", "calmly")
+    assert '"instructions":"calmly"' in page.inner_text("#curl")
+    page.select_option("#model", "two")
+    expect(page.locator("#instructions")).to_be_hidden()
+    assert '"model":"two"' in page.inner_text("#curl")
+    assert "calmly" not in page.inner_text("#curl")
+
+
+def test_it_is_readable_everywhere(visit: Callable[..., Any], server: Any) -> None:
+    """No horizontal scrolling, and nothing that axe finds by WCAG 2.2 AA's rules; pictures for people to look at."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    there = visit(server.url, viewport={"width": 320, "height": 800}, reduced_motion="reduce")
+    page = there.page
+    # They are closed where there is no room beside the text.
+    page.click("#options summary")
+    there.say(TEXT, seed=7)
+    there.status("s of speech.")
+    expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    for width in (320, 768, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.screenshot(path=SCREENSHOTS / f"page-{width}-{scheme}.png", full_page=True)
+            # Everything that may be hidden is looked at, too.
+            page.evaluate(SHOW_ALL)
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            found = axe.run(page, options={"runOnly": {"type": "tag", "values": RULES}})
+            assert found.violations_count == 0, found.generate_report()
+            page.evaluate(HIDE_AGAIN)
+
+
+def test_jobs_are_submitted_watched_saved_and_deleted(
+    visit: Callable[..., Any], server: Any, said: np.ndarray
+) -> None:
+    page = visit(server.url).page
+    page.fill("#text", TEXT)
+    page.fill("#seed", "7")
+    page.click("#submit-job")
+    download = page.locator("#job-list").get_by_role("button", name="Download")
+    expect(download).to_be_enabled(timeout=60_000)
+    expect(page.locator("#job-list")).to_contain_text(f"{len(said) / 24000:.1f} s of speech")
+    with page.expect_download() as saved:
+        download.click()
+    content = Path(saved.value.path()).read_bytes()
+    assert saved.value.suggested_filename.endswith(".wav")
+    np.testing.assert_array_equal(soundfile.read(io.BytesIO(content), dtype="int16")[0], said)
+
+    page.locator("#job-list").get_by_role("button", name="Delete").click()
+    page.click("#yes")
+    expect(page.locator("#job-list li")).to_have_count(0)
+
+
+def test_a_job_that_goes_on_and_one_that_failed(visit: Callable[..., Any], server: Any) -> None:
+    job = {
+        "id": "a", "state": "running", "response_format": "mp3", "characters": 40_000, "created_at": 1_795_000_000,
+        "segments": 8, "segments_done": 3, "audio_seconds": 61.5, "remaining_seconds": 100, "error": None,
+    }  # fmt: skip
+    failed = {**job, "id": "b", "state": "failed", "error": {"message": "voice: there is no voice <i>x</i>"}}
+    listed = [job, failed]
+
+    def with_jobs(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "jobs": True})
+
+    page = visit(server.url).page
+    page.route("**/v1/about", with_jobs)
+    page.route("**/v1/audio/jobs", lambda route: route.fulfill(json={"data": listed}))
+    page.reload()
+    entries = page.locator("#job-list li")
+    expect(entries).to_have_count(2)
+    expect(entries.first).to_contain_text("61.5 s of speech so far, about 100 s of work left")
+    assert page.locator("progress").first.evaluate("(bar) => bar.position") == pytest.approx(3 / 8)
+    expect(entries.last).to_contain_text("there is no voice <i>x</i>")
+    expect(page.locator("#job-list button", has_text="Download").first).to_be_disabled()
+    listed[0] = {**job, "state": "done"}
+    expect(page.locator("#job-list button", has_text="Download").first).to_be_enabled()
+    expect(page.locator("progress").first).to_be_hidden()
