@@ -70,7 +70,7 @@ def test_it_is_told_what_the_server_offers(server: Any, tts: Any) -> None:
     (model,) = about["models"]
     assert (model["sample_rate"], model["takes_instructions"]) == (tts.sample_rate, False)
     assert about["limits"]["characters"] == Settings().max_characters
-    assert about["options"]["cfg_value"] == {"default": 2.0, "least": 0.1, "greatest": 10.0}
+    assert about["options"]["cfg_value"] == {"default": 2.0, "least": 0.0, "greatest": 10.0}
     assert about["options"]["speed"] == {"default": 1.0, "least": 0.25, "greatest": 4.0}
 
 
