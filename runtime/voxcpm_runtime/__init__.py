@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.session.session import AudioChunk, Session
     from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+    from voxcpm_runtime.speech.continuous_batch import ContinuousBatch
     from voxcpm_runtime.speech.plan import Plan
     from voxcpm_runtime.speech.progress import Progress
     from voxcpm_runtime.speech.results import (
@@ -36,6 +37,7 @@ __all__ = [
     "BundleError",
     "CancelToken",
     "Cancelled",
+    "ContinuousBatch",
     "DeviceError",
     "GenerationOptions",
     "InputError",
@@ -69,6 +71,7 @@ _HOMES = (
     "voxcpm_runtime.voices.voice",
     "voxcpm_runtime.voices.store",
     "voxcpm_runtime.speech.plan",
+    "voxcpm_runtime.speech.continuous_batch",
     "voxcpm_runtime.session.session",
     "voxcpm_runtime.voxcpm",
 )

@@ -21,18 +21,18 @@ from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, pla
 from voxcpm_runtime.backends.measured_units import measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import Pretrained, pretrained_bundle
-from voxcpm_runtime.model.batch_slots import lone_slot
+from voxcpm_runtime.model.batch_slots import BatchSlots, lone_slot
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.options import named_options
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech.arguments import Arguments, Keywords
 from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.continuous_batch import ContinuousBatch
 from voxcpm_runtime.speech.jobs import completed_jobs, run_jobs
 from voxcpm_runtime.speech.narrator import Narrator
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.results import Piece, Speech
-from voxcpm_runtime.speech.speaking import speak
-from voxcpm_runtime.speech.streaming import DEFAULT_CHUNK_PATCHES, checked_chunking, chunked, stream
+from voxcpm_runtime.speech.streaming import DEFAULT_CHUNK_PATCHES, checked_chunking, stream
 from voxcpm_runtime.speech.utterance import voice_lead
 from voxcpm_runtime.storage.freed_memory import return_freed_memory
 from voxcpm_runtime.text.segments import Segment
@@ -233,7 +233,7 @@ class VoxCPM(UpstreamNames):
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
-        return self._spoken(plan, lone_slot(self.batch_driver), plan.parallel_segments)
+        return self._batch_of(plan.parallel_segments).speak_plan(plan)
 
     def batch(self, utterances: Iterable[AnyArguments]) -> list[Speech]:
         """Speak several utterances with their own texts, voices, seeds and options; each sounds as it would alone.
@@ -248,22 +248,22 @@ class VoxCPM(UpstreamNames):
             plans += map(self._planned, utterances)
         except InputError as error:
             raise InputError(f"utterance {len(plans) + 1}: {error}") from None
-        jobs = [partial(self._spoken, planned) for planned in plans]
-        return run_jobs(self.batch_driver, jobs, len(jobs))
+        together = self.continuous_batch()
+        return run_jobs([partial(self._spoken, planned, together) for planned in plans], together.slots)
 
     def speak_each(self, utterances: Sequence[AnyArguments]) -> Iterator[tuple[int, Speech | VoxCPMError]]:
         """The index and speech of each utterance as soon as it is spoken, or its error if it failed.
 
         utterances: see `batch`. An utterance is planned, and its recordings are read, when its turn comes.
         """
+        together = self.continuous_batch()
 
-        def job(given: AnyArguments, driver: Driver) -> Speech:
+        def job(given: AnyArguments) -> Speech:
             # One utterance of many is not to end the others.
             with system_errors_as(InputError):
-                return self._spoken(self._planned(given), driver)
+                return self._spoken(self._planned(given), together)
 
-        jobs = [partial(job, given) for given in utterances]
-        for index, result in completed_jobs(self.batch_driver, jobs, len(jobs)):
+        for index, result in completed_jobs([partial(job, given) for given in utterances], together.slots):
             error = result.exception()
             if error is not None and not isinstance(error, VoxCPMError):
                 raise error
@@ -291,7 +291,7 @@ class VoxCPM(UpstreamNames):
         """
         chunking = checked_chunking(chunk_patches, first_chunk_patches)
         planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
-        return self._streamed(planned, *chunking)
+        return self.stream_plan(planned, chunk_patches=chunking[1], first_chunk_patches=chunking[0])
 
     def stream_plan(
         self,
@@ -301,7 +301,16 @@ class VoxCPM(UpstreamNames):
         first_chunk_patches: int | None = None,
     ) -> Iterator[Audio]:
         """The speech of a plan in chunks (samples,). Arguments, errors and warnings: see `generate_streaming`."""
-        return self._streamed(plan, *checked_chunking(chunk_patches, first_chunk_patches))
+        return self._batch_of(1).stream_plan(
+            plan, chunk_patches=chunk_patches, first_chunk_patches=first_chunk_patches
+        )
+
+    def continuous_batch(self) -> ContinuousBatch:
+        """The slots of the batch that the bundle was converted for, for speeches that come and go at any time.
+
+        Raises InputError after `close`.
+        """
+        return self._batch_of(self.batch_driver.sizes.batch)
 
     def session(
         self,
@@ -324,7 +333,7 @@ class VoxCPM(UpstreamNames):
 
         def narrate(segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]:
             either = replace(planned, voice=voice, cancel=CancelToken(cancel, planned.cancel))
-            narrator = Narrator(either, voice, lone_slot(self.batch_driver), self._prefix)
+            narrator = Narrator(either, voice, BatchSlots(self.batch_driver, 1), self._prefix)
             return stream(either, narrator, either.read(segments))
 
         digest = voice.digest if voice else ""
@@ -377,17 +386,17 @@ class VoxCPM(UpstreamNames):
             )
         return self.plan(named.pop("text", None), **named)
 
-    def _spoken(self, plan: Plan, driver: Driver, at_once: int = 1) -> Speech:
-        return speak(plan, self._narrator(plan, driver), self.batch_driver, at_once)
+    def _batch_of(self, slots: int) -> ContinuousBatch:
+        return ContinuousBatch(BatchSlots(self.batch_driver, slots), self._narrator)
 
-    def _streamed(self, plan: Plan, first: int, others: int) -> Iterator[Audio]:
-        narrator = self._narrator(plan, lone_slot(self.batch_driver))
-        return chunked(stream(plan, narrator, plan.segments), first, others)
+    def _spoken(self, plan: Plan, together: ContinuousBatch) -> Speech:
+        # One of several utterances: there is something to do for every slot without segments of one text at once.
+        return together.speak_plan(replace(plan, parallel_segments=1))
 
-    def _narrator(self, plan: Plan, driver: Driver) -> Narrator:
+    def _narrator(self, plan: Plan, slots: BatchSlots) -> Narrator:
         if plan.bundle is not self.bundle and plan.bundle.digest != self.bundle.digest:
             raise InputError("this plan was made for another bundle; plan the text again with this one")
-        return Narrator(plan, plan.encoded_voice(self.batch_driver), driver, self._prefix)
+        return Narrator(plan, plan.encoded_voice(self.batch_driver), slots, self._prefix)
 
     def _make_prefix(self, voice: Voice) -> Prefix:
         a = self.bundle.architecture

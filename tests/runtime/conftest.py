@@ -319,6 +319,66 @@ def tts(
     return voxcpm.VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
 
 
+BATCH, LENGTH = 3, 48
+BATCH_SIZES = StepSizes(batch=BATCH, kv_length=LENGTH, prefill_chunks=(1, 4, 16), encode_patches=(1, 4))
+
+
+class BatchState(dict[int, FakeState]):
+    """A cache for each slot, with their positions one after another."""
+
+    def __init__(self, model):
+        super().__init__({slot: model.new_state() for slot in range(BATCH)})
+
+    def rows(self, start, stop):
+        slot, first = divmod(start, LENGTH)
+        return self[slot].rows(first, first + stop - start)
+
+    def set_rows(self, start, rows):
+        slot, first = divmod(start, LENGTH)
+        self[slot].set_rows(first, rows)
+
+
+class BatchStep:
+    """A step model of the tiny network for a batch: rows are computed one slot at a time, and counted as one call."""
+
+    def __init__(self, model, declared):
+        self.model, self.declared, self.calls = model, declared, []
+
+    def new_state(self):
+        return BatchState(self.model)
+
+    def __call__(self, inputs, state=None):
+        for tensor in self.declared.inputs:
+            shapes = {tensor.shape_at(chunk) for chunk in range(self.declared.chunk_count)}
+            assert inputs[tensor.name].shape in shapes, tensor.name
+        self.calls.append(inputs[self.declared.inputs[0].name].shape)
+        rows = 1 if state is not None else 2
+        outputs = []
+        for slot in range(BATCH):
+            own = {name: array[rows * slot : rows * (slot + 1)] for name, array in inputs.items()}
+            # Idle slots get zeros, which the tiny network stores as NaN, so that attending to them shows in the result.
+            outputs.append(self.model.function(own, None if state is None else state[slot]))
+        return {name: np.concatenate([output[name] for output in outputs]) for name in outputs[0]}
+
+
+@pytest.fixture
+def batch_models(architecture, models):
+    declared = declare_step_models(architecture, BATCH_SIZES)
+    shared = {
+        name: BatchStep(models[name], declared[name])
+        for name in ("base_lm_step", "residual_lm_step", "locdit_step")
+    }
+    models["feat_encoder"].declared = declared["feat_encoder"]
+    return models | shared
+
+
+@pytest.fixture
+def batched(bundle_folder, architecture, constants, batch_models):
+    return voxcpm.VoxCPM(
+        open_bundle(bundle_folder), Driver(architecture, BATCH_SIZES, constants, batch_models)
+    )
+
+
 @pytest.fixture
 def speaking(
     bundle_folder: Path,

@@ -7,30 +7,121 @@ running utterance has a call waiting; then calls of the same kind are joined int
     utterance 1 ─ locdit_step ┼► one call of the   ──┼ rows of slot 1
     utterance 2 ─ locdit_step ┘  whole batch         └ rows of slot 2
 
-What a slot gets depends on its own rows only.
+What a slot gets depends on its own rows only. So utterances may take slots and leave them at any time: one that begins
+is prefilled by the next call, and from then on all make the same calls.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
 from voxcpm_runtime.backends.step_function import Array, StepState
 from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.model.fair_lock import FairLock
 
+PATIENCE_SECONDS = 0.02
+"""How long the others wait for an utterance whose reader has a patch in hand and does not ask for the next one.
+
+Readers mostly come back within a millisecond, and then all go on together. Without an end of it, one that plays what
+it reads would slow all others down to its own pace.
+"""
 _WITH_CACHE = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 # What runs first if the waiting calls differ: an utterance that is behind catches up, and from then on all make the
 # same calls. Chunks of more than one item belong to prompts and texts.
 _ORDER = (LOCDIT_STEP, FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP)
 
+Item = TypeVar("Item")
+
 
 def lone_slot(driver: Driver) -> Driver:
     """A driver for a single utterance, whatever batch the step models were converted for."""
-    return driver if driver.sizes.batch == 1 else BatchSlots(driver, 1).driver(0)
+    return driver if driver.sizes.batch == 1 else BatchSlots(driver, 1).take(_go_on).driver
+
+
+def _go_on() -> None:
+    """The check of an utterance that nothing ends."""
+
+
+class Slot:
+    """The place of one utterance, from `BatchSlots.take` on: the driver that it is spoken with.
+
+    The others wait for its calls from the first one on, until it has computed its last item, or its reader is late.
+    """
+
+    def __init__(self, batch: BatchSlots, index: int, check: Callable[[], None]) -> None:
+        self.index = index
+        self.check = check
+        """Raises what ends the utterance."""
+        self.driver = batch.driver(self)
+        self.left = False
+        """Whether another utterance may have the slot by now."""
+        self.awaited = False
+        """Whether it has made a call, and others are to follow."""
+        self._leaving: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._leaving.put(None)
+        self._rested = batch.look
+        self._computing = False
+        self._with_reader_since: float | None = None
+        self._reader_was_late = False
+
+    def leave(self) -> bool:
+        """End the utterance: whether it had not ended before."""
+        try:
+            self._leaving.get_nowait()
+        except queue.Empty:
+            return False
+        self.left, self.awaited = True, False
+        return True
+
+    @property
+    def ended(self) -> bool:
+        """Whether the utterance was ended from outside."""
+        try:
+            self.check()
+        except Exception:  # noqa: BLE001 - whatever ends it
+            return True
+        return False
+
+    def computed(self, items: Iterator[Item]) -> Generator[Item, None, None]:
+        """The items, which are computed with this slot's driver, on whichever thread asks for them."""
+        try:
+            while True:
+                self._computing = True
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+                finally:
+                    self._computing = False
+                yield item
+        finally:
+            self.awaited = False
+            self._rested()
+
+    def handed_over(self, items: Generator[Item, None, None]) -> Generator[Item, None, None]:
+        """The items, which a reader takes at its own pace."""
+        with contextlib.closing(items):
+            for item in items:
+                self._with_reader_since = since = time.perf_counter()
+                yield item
+                self._reader_was_late = time.perf_counter() - since > PATIENCE_SECONDS
+                self._with_reader_since = None
+
+    @property
+    def comes(self) -> bool:
+        """Whether the others are to wait for a call of this slot."""
+        since = self._with_reader_since
+        if not self.awaited or self._computing or since is None:
+            return self.awaited
+        return not self._reader_was_late and time.perf_counter() - since <= PATIENCE_SECONDS
 
 
 @dataclass
@@ -40,9 +131,12 @@ class _Ask:
     model: str
     inputs: Mapping[str, Array]
     result: dict[str, Array] | None = None
-    error: BaseException | None = None
-    answered: threading.Event = field(default_factory=threading.Event)
-    """Set when there is a result or an error. One for each call: waking all slots for each takes longer than a GPU."""
+    error: Exception | None = None
+    answered: bool = False
+    withdrawn: bool = False
+    look: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+    """Gets an item when the call is answered, or may have to be made. One for each call: waking all slots for each
+    takes longer than a GPU."""
 
     @property
     def items(self) -> int:
@@ -59,83 +153,180 @@ _CHUNKED = {FEAT_ENCODER: "patches", BASE_LM_STEP: "embeddings", RESIDUAL_LM_STE
 
 
 class BatchSlots:
-    """Step models shared by slots 0 to live - 1, all of which are running from the start."""
+    """Step models shared by slots, which utterances of any threads take and leave at any time.
 
-    def __init__(self, driver: Driver, live: int) -> None:
+    slots: at most as many as the step models were converted for, which is the default. Those that were converted for a
+    single utterance are not shared: then there is one slot, and its driver is the given one.
+
+    A generator that nobody closed may be closed by the garbage collector, in the middle of anything that a thread does.
+    So nothing that ends an utterance takes a lock.
+    """
+
+    def __init__(self, driver: Driver, slots: int | None = None) -> None:
         self._driver = driver
         self._size = driver.sizes.batch
         self._length = driver.sizes.kv_length
-        self._live = set(range(live))
-        self._asks: dict[int, _Ask] = {}
-        self._lock = threading.RLock()
-        self._states = {name: driver.models[name].new_state() for name in _WITH_CACHE}
-        self._ends = {name: [0] * self._size for name in _WITH_CACHE}
+        self.count = min(self._size, slots or self._size)
+        """Number of slots."""
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for index in range(self.count):
+            self._free.put(index)
+        # Held while a call runs, so that one that has come meanwhile is known before the next call.
+        self._lock = FairLock()
+        self._taken: list[Slot] = []
+        self._asks: dict[Slot, _Ask] = {}
+        shared = _WITH_CACHE if self._size > 1 else ()
+        self._states = {name: driver.models[name].new_state() for name in shared}
+        self._ends = {name: [0] * self._size for name in shared}
         """For each slot, the first cache position that has no row yet."""
-        self._written = {name: [0] * self._size for name in _WITH_CACHE}
+        self._written = {name: [0] * self._size for name in shared}
         """For each slot, the first cache position that is zero since the beginning: rows without use lie before it."""
 
-    def driver(self, slot: int) -> Driver:
+    @contextlib.contextmanager
+    def taken(self, check: Callable[[], None]) -> Iterator[Slot]:
+        """A slot for one utterance. Arguments and errors: `take`."""
+        slot = self.take(check)
+        try:
+            yield slot
+        finally:
+            self._leave(slot)
+            self.look()
+
+    def take(self, check: Callable[[], None]) -> Slot:
+        """A slot for one utterance; waits until one is free.
+
+        check: called while the slot waits for anything, and ends the waiting by what it raises.
+        """
+        index: int | None = None
+        while index is None:
+            with contextlib.suppress(queue.Empty):
+                index = self._free.get(timeout=PATIENCE_SECONDS)
+            if index is None:
+                check()
+                for other in self._taken:
+                    # Its reader need not have noticed.
+                    if other.ended:
+                        self._leave(other)
+        try:
+            with self._lock.held(check):
+                slot = Slot(self, index, check)
+                self._taken = [*(other for other in self._taken if not other.left), slot]
+        except BaseException:
+            self._free.put(index)
+            raise
+        return slot
+
+    def _leave(self, slot: Slot) -> None:
+        if slot.leave():
+            self._free.put(slot.index)
+
+    def look(self) -> None:
+        """Have one of the waiting threads look whether there is somebody left to wait for."""
+        for ask in list(self._asks.values())[:1]:
+            ask.look.put(None)
+
+    def driver(self, slot: Slot) -> Driver:
         """The driver of one slot."""
+        if self._size == 1:
+            return self._driver
         shared = {name: _SlotModel(self, name, slot) for name in _ORDER}
         return self._driver.over({**self._driver.models, **shared})
 
-    def leave(self, slot: int) -> None:
-        """End a slot, so that the others no longer wait for its calls."""
-        with self._lock:
-            self._live.discard(slot)
-            self._run_if_all_ask()
+    def call(self, slot: Slot, model: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The slot's outputs of a call that it may share with others.
 
-    def call(self, slot: int, model: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The slot's outputs of a call that it may share with others. Raises what the step model raises."""
+        Raises what the step model raises, and what the slot's check raises while it waits.
+        """
         ask = _Ask(model, inputs)
-        with self._lock:
-            self._asks[slot] = ask
-            self._run_if_all_ask()
-        ask.answered.wait()
+        try:
+            with self._held(slot):
+                slot.awaited = True
+                self._asks[slot] = ask
+                self._run_if_all_ask()
+            while not ask.answered:
+                with contextlib.suppress(queue.Empty):
+                    ask.look.get(timeout=PATIENCE_SECONDS)
+                if not ask.answered:
+                    slot.check()
+                    with self._lock.held_if_free() as held:
+                        if held:
+                            self._run_if_all_ask()
+        except BaseException:
+            ask.withdrawn = True
+            self.look()
+            raise
         if ask.error is not None:
             raise ask.error
         return ask.result or {}
 
-    def rows(self, slot: int, model: str, start: int, stop: int) -> dict[str, Array]:
+    def rows(self, slot: Slot, model: str, start: int, stop: int) -> dict[str, Array]:
         """Copies of positions start..stop of a slot's KV caches, as in `StepState.rows`."""
-        with self._lock:
-            first = slot * self._length
-            return self._states[model].rows(first + start, first + stop)
+        with self._held(slot):
+            return self._rows(slot.index, model, start, stop)
 
-    def set_rows(self, slot: int, model: str, start: int, rows: Mapping[str, Array]) -> None:
+    def set_rows(self, slot: Slot, model: str, start: int, rows: Mapping[str, Array]) -> None:
         """Overwrite positions of a slot's KV caches from `start` on, as in `StepState.set_rows`."""
-        with self._lock:
-            self._states[model].set_rows(slot * self._length + start, rows)
-            self._ends[model][slot] = start + max((array.shape[2] for array in rows.values()), default=0)
-            self._written[model][slot] = max(self._written[model][slot], self._ends[model][slot])
+        with self._held(slot):
+            self._set_rows(slot.index, model, start, rows)
 
-    def clear(self, slot: int, model: str) -> None:
+    def clear(self, slot: Slot, model: str) -> None:
         """Fill a slot's KV caches with zeros, as far as they were written: masked positions must be finite, too."""
-        with self._lock:
-            written = self._written[model][slot]
+        with self._held(slot):
+            written = self._written[model][slot.index]
             if written:
                 empty = self._states[model].rows(0, 0)
                 shapes = {
                     name: (*array.shape[:2], written, *array.shape[3:]) for name, array in empty.items()
                 }
-                self.set_rows(slot, model, 0, {name: np.zeros(s, np.float32) for name, s in shapes.items()})
-            self._ends[model][slot] = self._written[model][slot] = 0
+                zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+                self._set_rows(slot.index, model, 0, zeros)
+            self._ends[model][slot.index] = self._written[model][slot.index] = 0
+
+    @contextlib.contextmanager
+    def _held(self, slot: Slot) -> Iterator[None]:
+        with self._lock.held(slot.check):
+            slot.check()
+            if slot.left:
+                raise RuntimeError("this utterance has ended, and its slot was left")
+            yield
+
+    def _rows(self, index: int, model: str, start: int, stop: int) -> dict[str, Array]:
+        first = index * self._length
+        return self._states[model].rows(first + start, first + stop)
+
+    def _set_rows(self, index: int, model: str, start: int, rows: Mapping[str, Array]) -> None:
+        self._states[model].set_rows(index * self._length + start, rows)
+        self._ends[model][index] = start + max((array.shape[2] for array in rows.values()), default=0)
+        self._written[model][index] = max(self._written[model][index], self._ends[model][index])
 
     def _run_if_all_ask(self) -> None:
-        if not self._live or self._live != self._asks.keys():
+        for slot, ask in list(self._asks.items()):
+            if ask.withdrawn or slot.left:
+                del self._asks[slot]
+        if not self._asks or any(slot.comes for slot in self._taken if slot not in self._asks):
             return
         kind = min(ask.kind for ask in self._asks.values())
         chosen = {slot: ask for slot, ask in self._asks.items() if ask.kind == kind}
-        for slot in chosen:
-            del self._asks[slot]
         model = next(iter(chosen.values())).model
+        together = {slot.index: ask for slot, ask in chosen.items()}
         try:
-            self._run(model, chosen)
-        except BaseException as error:  # noqa: BLE001 - raised by `call`, in the threads that asked
-            for ask in chosen.values():
-                ask.error = error
-        for ask in chosen.values():
-            ask.answered.set()
+            self._run(model, together)
+        except Exception as error:  # noqa: BLE001 - raised by `call`, in the threads that asked
+            # One of them may be the cause, and the others are not to suffer from it.
+            for index, ask in together.items():
+                ask.error = error if len(together) == 1 else self._error_alone(model, index, ask)
+        # After Ctrl-C in this thread the calls still wait: its own is withdrawn, and another thread makes the others.
+        for slot, ask in chosen.items():
+            del self._asks[slot]
+            ask.answered = True
+            ask.look.put(None)
+
+    def _error_alone(self, model: str, index: int, ask: _Ask) -> Exception | None:
+        try:
+            self._run(model, {index: ask})
+        except Exception as error:  # noqa: BLE001 - raised by `call`, in the thread that asked
+            return error
+        return None
 
     def _run(self, model: str, asks: Mapping[int, _Ask]) -> None:
         if model == LOCDIT_STEP:
@@ -180,16 +371,18 @@ class BatchSlots:
             # Rows are also written for a slot without a call: after its own rows, where they do no harm.
             positions[slot] = min(ends[slot], self._length - count)
             if ends[slot] > positions[slot]:
-                crowded[slot] = self.rows(slot, model, int(positions[slot]), self._length)
+                crowded[slot] = self._rows(slot, model, int(positions[slot]), self._length)
         written = self._written[model]
         written[:] = (max(now, int(start) + count) for now, start in zip(written, positions, strict=True))
         inputs = {
             "embeddings": self._stacked({slot: ask.inputs["embeddings"] for slot, ask in asks.items()}),
             "position": positions,
         }
-        outputs = self._driver.models[model](inputs, self._states[model])
-        for slot, rows in crowded.items():
-            self._states[model].set_rows(slot * self._length + int(positions[slot]), rows)
+        try:
+            outputs = self._driver.models[model](inputs, self._states[model])
+        finally:
+            for slot, rows in crowded.items():
+                self._states[model].set_rows(slot * self._length + int(positions[slot]), rows)
         for slot, ask in asks.items():
             ask.result = {name: array[slot : slot + 1] for name, array in outputs.items()}
 
@@ -205,7 +398,7 @@ class BatchSlots:
 class _SlotModel:
     """A step model as one slot sees it."""
 
-    def __init__(self, batch: BatchSlots, name: str, slot: int) -> None:
+    def __init__(self, batch: BatchSlots, name: str, slot: Slot) -> None:
         self._batch = batch
         self._name = name
         self._slot = slot

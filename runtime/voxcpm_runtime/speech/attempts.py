@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import releases_gil
+from voxcpm_runtime.model.batch_slots import Slot
 from voxcpm_runtime.model.driver import Driver, NoiseSource, Patch, Prefilled, Prefix
 from voxcpm_runtime.speech.cancellation import CancelToken, polling, polling_patch
 from voxcpm_runtime.speech.expected_length import Reason
@@ -48,21 +50,28 @@ class SpokenPatch(NamedTuple):
 
 
 def attempts(
-    plan: Plan, utterance: Utterance, driver: Driver, prefix: Prefix | None, *, retries: bool
-) -> Iterator[SpokenPatch]:
+    plan: Plan,
+    utterance: Utterance,
+    slot: Slot,
+    prefix: Prefix | None,
+    ending: CancelToken,
+    *,
+    retries: bool,
+) -> Generator[SpokenPatch, None, None]:
     """The patches of one attempt after another, until one is good or all attempts are used.
 
     Of several bad attempts the one is kept that ended by itself and whose length is nearest to the expected one: if it
-    was not the last, it follows once more. prefix: what the language models computed for the utterance's voice.
-    retries: False makes one attempt only, for audio that is heard immediately; then a warning comes as soon as the
-    speech is suspicious.
+    was not the last, it follows once more. slot: where it is spoken. prefix: what the language models computed for the
+    utterance's voice. ending: a token of this utterance alone, whose parent is the plan's `cancel`. retries: False
+    makes one attempt only, for audio that is heard immediately; then a warning comes as soon as the speech is
+    suspicious.
 
     Closing the iterator ends the generation between two Euler steps, as the plan's `cancel` does. Raises Cancelled.
     Warns of speech that is suspicious in the attempt that is kept: TooLongWarning, TooShortWarning, or UserWarning if
     the KV cache cut it off.
     """
     began = time.perf_counter()
-    ending = CancelToken(plan.cancel)
+    driver = slot.driver
     polled = driver.over(polling(driver.models, ending), polling_patch(driver.next_patch, ending))
     prefilled = polled.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
     beside = releases_gil(driver.models[AUDIO_VAE_DECODER])
@@ -76,7 +85,7 @@ def attempts(
         spoken: list[SpokenPatch] = []
         reason: Reason = ""
         noise = plan.randomness.noise(utterance.index, attempt - 1)
-        for patch, audio in _decoded(plan, utterance, polled, prefilled, noise, ending, beside=beside):
+        for patch, audio in _decoded(plan, utterance, slot, polled, prefilled, noise, ending, beside=beside):
             before, reason = reason, _reason(utterance, patch, judged=judged)
             last = patch.stops or patch.index + 1 == utterance.limit
             told = SpokenPatch(patch, audio, attempt, attempt, began, reason, last)
@@ -123,6 +132,7 @@ def _best(utterance: Utterance, rejected: list[list[SpokenPatch]]) -> list[Spoke
 def _decoded(
     plan: Plan,
     utterance: Utterance,
+    slot: Slot,
     driver: Driver,
     prefilled: Prefilled,
     noise: NoiseSource,
@@ -135,18 +145,19 @@ def _decoded(
     Where step models release the GIL, a patch is decoded while the next one is predicted.
     """
     decode = driver.patch_decoder(utterance.sequence)
-    # A variable, so that the `finally` below runs before the iterator is closed, which waits for its thread.
-    patches = driver.generate_patches(prefilled, plan.options, noise, utterance.limit)
+    patches = slot.computed(driver.generate_patches(prefilled, plan.options, noise, utterance.limit))
     if beside:
         patches = one_ahead(patches)
-    finished = False
-    try:
-        for patch in patches:
-            yield patch, decode(patch.latents)
-        finished = True
-    finally:
-        if not finished:
-            ending.cancel()
+    # Closed last, which waits for its thread: the slot is another utterance's afterwards.
+    with contextlib.closing(patches):
+        finished = False
+        try:
+            for patch in patches:
+                yield patch, decode(patch.latents)
+            finished = True
+        finally:
+            if not finished:
+                ending.cancel()
 
 
 def _warn(utterance: Utterance, reason: Reason, patches: int, then: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -10,9 +9,11 @@ import numpy as np
 from voxcpm_runtime.audio.joins import faded_in, faded_out
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.model.driver import Driver, Prefix
+from voxcpm_runtime.model.batch_slots import BatchSlots
+from voxcpm_runtime.model.driver import Prefix
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.speech.attempts import SpokenPatch, attempts
+from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.expected_length import Reason, letters_in
 from voxcpm_runtime.speech.plan import Plan, PlannedSegment
 from voxcpm_runtime.speech.results import Piece
@@ -25,25 +26,20 @@ from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 class Narrator:
     """Speaks a plan's segments in one voice.
 
-    voice: the plan's, encoded. prefix: from a voice to what the language models compute for it (`prefix_cache`).
+    voice: the plan's, encoded. slots: where they are spoken, each segment in one. prefix: from a voice to what the
+    language models compute for it (`prefix_cache`).
     """
 
     def __init__(
-        self, plan: Plan, voice: Voice | None, driver: Driver, prefix: Callable[[Voice], Prefix]
+        self, plan: Plan, voice: Voice | None, slots: BatchSlots, prefix: Callable[[Voice], Prefix]
     ) -> None:
         self._plan = plan
-        self._driver = driver
+        self._slots = slots
         self._prefix = prefix
         self.voice = voice
         """The voice of the next segment; None before the first segment if no voice was given."""
         self._prompt_letters: int | None = 0 if voice is None else _spoken_letters(voice, plan.bundle)
         """Letters that are spoken in the voice's prompt; None once a suspicious segment is part of it."""
-
-    def over(self, driver: Driver) -> Narrator:
-        """The same narrator with another driver."""
-        other = copy.copy(self)
-        other._driver = driver  # noqa: SLF001 - its own class
-        return other
 
     def speak(self, index: int, segment: PlannedSegment, *, retries: bool) -> Iterator[Piece]:
         """The segment of that index, patch by patch. A piece without latents says that it begins again.
@@ -54,34 +50,37 @@ class Narrator:
         asked = utterance(self._plan, index, segment, self.voice, prompt_letters=self._prompt_letters or 0)
         latents: list[Latents] = []
         reason: Reason = ""
-        for spoken in attempts(self._plan, asked, self._driver, prefix, retries=retries):
-            patch = spoken.patch
-            if patch is None:
-                latents.clear()
+        ending = CancelToken(self._plan.cancel)
+        with self._slots.taken(ending.check) as slot:
+            attempted = attempts(self._plan, asked, slot, prefix, ending, retries=retries)
+            for spoken in slot.handed_over(attempted):
+                patch = spoken.patch
+                if patch is None:
+                    latents.clear()
+                    yield Piece(
+                        spoken.audio,
+                        index,
+                        attempt=spoken.attempt,
+                        attempts=spoken.attempts,
+                        began=spoken.began,
+                    )
+                    continue
+                reason = spoken.reason
+                if segment.anchors:
+                    # Later segments are not collected: a stream may be of any length.
+                    latents.append(patch.latents)
                 yield Piece(
-                    spoken.audio,
-                    index,
+                    audio=self._joining(index, segment, spoken),
+                    segment=index,
+                    patches=patch.index + 1,
+                    latents=patch.latents,
                     attempt=spoken.attempt,
                     attempts=spoken.attempts,
                     began=spoken.began,
+                    stops=patch.stops,
+                    reason=spoken.reason,
+                    expected_seconds=asked.length.seconds,
                 )
-                continue
-            reason = spoken.reason
-            if segment.anchors:
-                # Later segments are not collected: a stream may be of any length.
-                latents.append(patch.latents)
-            yield Piece(
-                audio=self._joining(index, segment, spoken),
-                segment=index,
-                patches=patch.index + 1,
-                latents=patch.latents,
-                attempt=spoken.attempt,
-                attempts=spoken.attempts,
-                began=spoken.began,
-                stops=patch.stops,
-                reason=spoken.reason,
-                expected_seconds=asked.length.seconds,
-            )
         if latents:
             self.continue_from(segment, np.stack(latents), reason)
 

@@ -8,7 +8,6 @@ from itertools import count
 
 import numpy as np
 
-from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.speech.cancellation import Cancelled
 from voxcpm_runtime.speech.jobs import run_jobs
 from voxcpm_runtime.speech.narrator import Narrator
@@ -16,17 +15,17 @@ from voxcpm_runtime.speech.plan import Plan, PlannedSegment
 from voxcpm_runtime.speech.results import Piece, Speech, SpokenSegment
 
 
-def speak(plan: Plan, narrator: Narrator, driver: Driver, at_once: int = 1) -> Speech:
+def speak(plan: Plan, narrator: Narrator, at_once: int = 1) -> Speech:
     """The plan's speech. Raises Cancelled, unless the plan keeps partial speech.
 
-    at_once: number of segments to speak at the same time. driver: the one of the whole batch, for these segments.
+    at_once: number of segments to speak at the same time, each in a slot of the narrator's.
     """
     reporter = plan.reporter()
     spoken: dict[int, SpokenSegment] = {}
     gathered: dict[int, tuple[PlannedSegment, list[Piece]]] = {}
     saved = None if _is_one_segment(plan) else plan.saved_segments
 
-    def speak_segment(index: int, planned: PlannedSegment, narrator: Narrator = narrator) -> None:
+    def speak_segment(index: int, planned: PlannedSegment) -> None:
         segment = None if saved is None else saved.get(index)
         # Another release may cut the same text elsewhere.
         if segment is None or segment.text != planned.text:
@@ -46,9 +45,6 @@ def speak(plan: Plan, narrator: Narrator, driver: Driver, at_once: int = 1) -> S
         gathered.pop(index, None)
         reporter.finished(len(planned.text))
 
-    def speak_in_slot(index: int, planned: PlannedSegment, slot: Driver) -> None:
-        speak_segment(index, planned, narrator.over(slot))
-
     rest: list[tuple[int, PlannedSegment]] = []
     cancelled = False
     try:
@@ -58,7 +54,7 @@ def speak(plan: Plan, narrator: Narrator, driver: Driver, at_once: int = 1) -> S
                 speak_segment(index, planned)
             else:
                 rest.append((index, planned))
-        run_jobs(driver, [partial(speak_in_slot, *each) for each in rest], at_once)
+        run_jobs([partial(speak_segment, *each) for each in rest], at_once)
     except Cancelled:
         cancelled = True
     if cancelled:

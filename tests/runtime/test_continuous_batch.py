@@ -1,0 +1,300 @@
+"""A batch that is joined and left while it speaks: slots are free at once, and nobody waits for a slow reader."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.model.fair_lock import FairLock
+from voxcpm_runtime.model.flow_matching import time_embedding, time_span
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+
+LONG = {"text": "hello there.", "min_len": 20, "max_len": 20, "retry_badcase": False}
+SHORT = {"text": "who?", "seed": 2, "min_len": 6, "max_len": 6, "retry_badcase": False}
+SICK_STEPS = 3
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.002)
+
+
+def sick_rows(inputs) -> np.ndarray:
+    """Which slots speak with as many Euler steps as the sick utterance."""
+    sick = time_embedding(time_span(SICK_STEPS)[2:3], inputs["t_embedding"].shape[1])
+    return (inputs["t_embedding"][::2] == sick).all(axis=1)
+
+
+@pytest.fixture
+def streams(batched):
+    """Streams of three long speeches with seeds 0 to 2, from each of which a patch was read: all slots are taken.
+
+    The batch, the streams, their first patches, and the tokens that cancel them.
+    """
+    tokens = [CancelToken() for _ in range(3)]
+    with batched.continuous_batch() as batch:
+        plans = [batched.plan(**LONG, seed=seed, cancel=token) for seed, token in enumerate(tokens)]
+        opened = [batch.stream_plan(plan, chunk_patches=1) for plan in plans]
+        yield batch, opened, [next(stream) for stream in opened], tokens
+
+
+def test_one_joins_while_others_speak(batched):
+    with batched.continuous_batch() as batch, ThreadPoolExecutor(3) as threads:
+        first = [threads.submit(batch.speak_plan, batched.plan(**LONG, seed=seed)) for seed in range(2)]
+        until(lambda: bool(batched.batch_driver.models["locdit_step"].calls))
+
+        joined = np.concatenate(list(batch.stream_plan(batched.plan(**SHORT))))
+
+        np.testing.assert_array_equal(joined, batched.generate(**SHORT))
+        for seed, speech in enumerate(first):
+            np.testing.assert_array_equal(speech.result().audio, batched.generate(**LONG, seed=seed))
+
+
+def test_those_that_speak_at_the_same_time_share_their_calls(batched, batch_models):
+    """One that comes in the middle of the others' patches is in step with them from its second patch on."""
+    batched.generate(**LONG, seed=0)
+    alone = len(batch_models["locdit_step"].calls)
+    batch_models["locdit_step"].calls.clear()
+    begin = threading.Barrier(3)
+
+    with batched.continuous_batch() as batch, ThreadPoolExecutor(3) as threads:
+
+        def read(seed: int) -> None:
+            begin.wait(20)
+            list(batch.stream_plan(batched.plan(**LONG, seed=seed), chunk_patches=1))
+
+        list(threads.map(read, range(3)))
+
+    # Alone they would take three times as many; a reader that the system lets wait leaves the common step for a patch.
+    assert len(batch_models["locdit_step"].calls) < 2 * alone
+
+
+def test_nobody_waits_for_a_stream_that_is_not_read(streams, batched):
+    _, opened, first, _ = streams
+
+    rest = np.concatenate([first[1], *opened[1]])
+
+    np.testing.assert_array_equal(rest, batched.generate(**LONG, seed=1))
+    for seed in (2, 0):
+        rest = np.concatenate([first[seed], *opened[seed]])
+        np.testing.assert_array_equal(rest, batched.generate(**LONG, seed=seed))
+
+
+def test_a_reader_that_is_in_its_progress_callback_delays_nobody(batched):
+    go, told = threading.Event(), threading.Event()
+
+    def stay(_: object) -> None:
+        told.set()
+        assert go.wait(20)
+
+    with batched.continuous_batch() as batch, ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(batch.speak_plan, batched.plan(**LONG, seed=0, progress=stay))
+        assert told.wait(20)
+        np.testing.assert_array_equal(
+            batch.speak_plan(batched.plan(**SHORT)).audio, batched.generate(**SHORT)
+        )
+        assert not slow.done()
+        go.set()
+        np.testing.assert_array_equal(slow.result().audio, batched.generate(**LONG, seed=0))
+
+
+@pytest.mark.parametrize("how", ["closed", "cancelled"])
+def test_a_slot_is_free_as_soon_as_its_stream_has_ended(streams, batched, how):
+    batch, opened, _, tokens = streams
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(batch.speak_plan, batched.plan(**SHORT))
+        time.sleep(0.1)
+        assert not waiting.done()
+        if how == "closed":
+            opened[1].close()
+        else:
+            # Nobody reads it, so that it cannot end by itself.
+            tokens[1].cancel()
+
+        np.testing.assert_array_equal(waiting.result(20).audio, batched.generate(**SHORT))
+    if how == "cancelled":
+        with pytest.raises(Cancelled):
+            list(opened[1])
+
+
+def test_who_waits_for_a_slot_can_be_cancelled(streams, batched):
+    batch, _, _, _ = streams
+    token = CancelToken()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(batch.speak_plan, batched.plan(**SHORT, cancel=token))
+        time.sleep(0.05)
+        token.cancel()
+        with pytest.raises(Cancelled):
+            waiting.result(20)
+
+
+def test_a_cancelled_call_does_not_wait_for_the_others(batched):
+    """One is cancelled while its call waits for another's, which takes long."""
+    go, inside, token = threading.Event(), threading.Event(), CancelToken()
+    decode = batched.batch_driver.models["audio_vae_decoder"]
+    function = decode.function
+
+    def slow(inputs, state):
+        if threading.current_thread() is patient:
+            inside.set()
+            assert go.wait(20)
+        return function(inputs, state)
+
+    with batched.continuous_batch() as batch:
+        patient = threading.Thread(target=lambda: batch.speak_plan(batched.plan(**LONG, seed=0)))
+        decode.function = slow
+        patient.start()
+        assert inside.wait(20)
+        with ThreadPoolExecutor(1) as threads:
+            cancelled = threads.submit(batch.speak_plan, batched.plan(**LONG, seed=1, cancel=token))
+            time.sleep(0.1)
+            assert not cancelled.done()
+            token.cancel()
+            with pytest.raises(Cancelled):
+                cancelled.result(20)
+        assert patient.is_alive()
+        go.set()
+        patient.join(20)
+
+
+def test_a_step_model_that_fails_for_one_fails_for_no_other(batched, batch_models):
+    step = batch_models["locdit_step"]
+    healthy = type(step).__call__
+
+    class Failing:
+        new_state = step.new_state
+
+        def __call__(self, inputs, state=None):
+            if sick_rows(inputs).any():
+                raise RuntimeError("out of memory")
+            return healthy(step, inputs, state)
+
+    batched.batch_driver.models["locdit_step"] = Failing()
+    with batched.continuous_batch() as batch, ThreadPoolExecutor(3) as threads:
+        plans = [batched.plan(**LONG, seed=seed) for seed in range(2)]
+        others = [threads.submit(batch.speak_plan, plan) for plan in plans]
+        with pytest.raises(RuntimeError, match="out of memory"):
+            batch.speak_plan(batched.plan(**SHORT, inference_timesteps=SICK_STEPS))
+        for seed, speech in enumerate(others):
+            np.testing.assert_array_equal(speech.result(20).audio, batched.generate(**LONG, seed=seed))
+
+
+def test_interrupting_the_thread_that_makes_a_call_ends_its_own_speech_only(batched, batch_models):
+    """Ctrl-C comes in the main thread, wherever that happens to be."""
+    step, interrupted = batch_models["locdit_step"], []
+    healthy = type(step).__call__
+
+    class Interrupted:
+        new_state = step.new_state
+
+        def __call__(self, inputs, state=None):
+            if inputs["x"][::2].any(axis=(1, 2)).sum() == 3 and not interrupted:
+                interrupted.append(threading.current_thread())
+                raise KeyboardInterrupt
+            return healthy(step, inputs, state)
+
+    batched.batch_driver.models["locdit_step"] = Interrupted()
+    with batched.continuous_batch() as batch, ThreadPoolExecutor(3) as threads:
+        plans = [batched.plan(**LONG, seed=seed) for seed in range(3)]
+        speeches = [threads.submit(batch.speak_plan, plan) for plan in plans]
+        errors = [speech.exception(20) for speech in speeches]
+
+    assert sorted(type(error).__name__ for error in errors) == ["KeyboardInterrupt", "NoneType", "NoneType"]
+    for seed, speech in enumerate(speeches):
+        if errors[seed] is None:
+            np.testing.assert_array_equal(speech.result().audio, batched.generate(**LONG, seed=seed))
+
+
+def test_closing_ends_all_and_lets_nothing_begin(streams, batched):
+    batch, opened, _, _ = streams
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(batch.speak_plan, batched.plan(**SHORT))
+        batch.close()
+        with pytest.raises(Cancelled):
+            waiting.result(20)
+    for stream in opened:
+        with pytest.raises(Cancelled):
+            list(stream)
+    with pytest.raises(InputError, match="this batch was closed"):
+        batch.stream_plan(batched.plan(**SHORT))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("one_ahead")]
+
+
+def test_a_bundle_without_a_batch_has_one_slot(tts):
+    with tts.continuous_batch() as batch:
+        assert batch.slots == 1
+        assert len(batch.speak_plan(tts.plan(**SHORT)).latents) == 6
+        stream = batch.stream_plan(tts.plan(**SHORT), chunk_patches=1)
+        next(stream)
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(batch.speak_plan, tts.plan(**SHORT))
+            time.sleep(0.05)
+            assert not waiting.done()
+            stream.close()
+            np.testing.assert_array_equal(waiting.result(20).audio, tts.generate(**SHORT))
+
+
+def test_segments_of_a_long_text_take_slots_of_the_same_batch(batched):
+    text = "it is so. it is not. who is it? come in! why not. good day."
+    given = {"seed": 3, "max_len": 6, "segment_tokens": 12}
+    with batched.continuous_batch() as batch, ThreadPoolExecutor(1) as threads:
+        other = threads.submit(batch.speak_plan, batched.plan(**LONG, seed=1))
+        speech = batch.speak_plan(batched.plan(text, parallel_segments=3, **given))
+
+        np.testing.assert_array_equal(speech.audio, batched.generate(text, **given))
+        np.testing.assert_array_equal(other.result().audio, batched.generate(**LONG, seed=1))
+
+
+def test_a_fair_lock_is_given_in_order():
+    lock, order = FairLock(), []
+
+    def take(name: int) -> None:
+        with lock.held(lambda: None):
+            order.append(name)
+
+    threads = [threading.Thread(target=take, args=(name,)) for name in range(5)]
+    with lock.held(lambda: None):
+        with lock.held_if_free() as held:
+            assert not held
+        for number, thread in enumerate(threads, 1):
+            thread.start()
+            until(lambda number=number: len(lock._line) == number)
+    # The thread that has just released it does not get it back before them.
+    with lock.held(lambda: None):
+        order.append(5)
+    for thread in threads:
+        thread.join(20)
+
+    assert order == [0, 1, 2, 3, 4, 5]
+    with lock.held_if_free() as held:
+        assert held
+
+
+def test_a_thread_that_gives_up_waiting_for_a_lock_leaves_it_to_the_next():
+    lock, order = FairLock(), []
+    token = CancelToken()
+
+    def take(name: str, token: CancelToken) -> None:
+        with lock.held(token.check):
+            order.append(name)
+
+    with ThreadPoolExecutor(2) as threads:
+        with lock.held(lambda: None):
+            given_up = threads.submit(take, "a", token)
+            until(lambda: len(lock._line) == 1)
+            second = threads.submit(take, "b", CancelToken())
+            until(lambda: len(lock._line) == 2)
+            token.cancel()
+            with pytest.raises(Cancelled):
+                given_up.result(20)
+        second.result(20)
+
+    assert order == ["b"]
