@@ -9,7 +9,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c con
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients wheel demo clean
+.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients wheel demo clean load
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 
 test-page: $(STAMP)  ## the server's page in Chromium; pictures of it in build/screenshots
 	@$(BIN)/python -m pytest -m browser -rs
+
+load: $(STAMP)  ## a server under 100 clients for a minute: figures, and an error if an answer is wrong or memory grows
+	@$(BIN)/python benchmarks/load.py
 
 # The bundle is made anew each time. Its graphs are lowered into a cache, from which they move into the bundle and its
 # manifest: so the wheel's first command off the Mac need not lower them.

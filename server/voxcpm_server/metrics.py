@@ -52,6 +52,11 @@ class Metrics:
             buckets=_FACTORS,
             registry=self._registry,
         )
+        self.underruns = Counter(
+            "voxcpm_underruns",
+            "Streams of which some audio was made later than it would have been heard.",
+            registry=self._registry,
+        )
         self.audio_seconds = Counter("voxcpm_audio_seconds", "Seconds of speech.", registry=self._registry)
         self.suspicious = Counter(
             "voxcpm_suspicious", "Segments too long or too short for their text.", registry=self._registry

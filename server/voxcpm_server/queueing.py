@@ -67,6 +67,12 @@ class FairQueue:
         """Number of places that are taken."""
         return self._places - self._free
 
+    def widen(self, places: int) -> None:
+        """Let in so many at the same time, if it was fewer."""
+        for _ in range(places - self._places):
+            self._places += 1
+            self._call_next()
+
     async def enter(self, key: str) -> Turn:
         """Wait for a place. key: whose request it is.
 

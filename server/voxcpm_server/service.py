@@ -34,7 +34,7 @@ class Service:
         self.settings = settings
         several = len(keys) > 1
         per_key = settings.queue_per_key or (max(1, settings.queue // 2) if several else settings.queue)
-        self.queue = FairQueue(settings.concurrency, settings.queue, per_key)
+        self.queue = FairQueue(settings.concurrency or 1, settings.queue, per_key)
         self.metrics = Metrics(self.queue)
         self.bundles = Bundles(
             default,

@@ -126,7 +126,14 @@ class Settings:
     max_connections: Annotated[
         int, _limit(min=1, max=100_000, help="Connections at the same time; one more is answered with 503.")
     ] = 512
-    concurrency: Annotated[int, _limit(min=1, max=1024, help="Texts that are spoken at the same time.")] = 2
+    concurrency: Annotated[
+        int | None,
+        _limit(
+            min=1, max=1024,
+            help="Texts that are spoken at the same time. Default: as many as the bundle was converted for "
+            "(convert --batch), and 2 for a bundle without a batch.",
+        ),
+    ] = None  # fmt: skip
     queue: Annotated[
         int, _limit(min=0, max=100_000, help="Requests that may wait; one more is answered with 503.")
     ] = 32

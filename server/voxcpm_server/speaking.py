@@ -23,10 +23,15 @@ from voxcpm_server.settings import Settings
 
 # How often a thread that waits for its reader looks whether it was cancelled.
 _POLL_SECONDS = 0.05
+# Texts at the same time on a bundle without a batch: while one is encoded or sent, the other one is spoken.
+_PLACES_WITHOUT_BATCH = 2
 
 
 class Speeches:
-    """Speaks for a server: plans, waits in the queue, and streams."""
+    """Speaks for a server: plans, waits in the queue, and streams.
+
+    On a bundle that was converted for a batch all speak in the slots of one batch, and share its calls.
+    """
 
     def __init__(self, tts: VoxCPM, settings: Settings, queue: FairQueue, metrics: Metrics) -> None:
         self._tts = tts
@@ -34,6 +39,11 @@ class Speeches:
         self._queue = queue
         self._metrics = metrics
         self._running: set[SpeechStream] = set()
+        slots = tts.bundle.manifest.sizes.batch
+        self._batch = tts.continuous_batch() if slots > 1 else None
+        self._speaker = tts if self._batch is None else self._batch
+        if settings.concurrency is None:
+            queue.widen(max(_PLACES_WITHOUT_BATCH, slots))
 
     @property
     def sample_rate(self) -> int:
@@ -70,13 +80,15 @@ class Speeches:
         """Cancel what is still being spoken, and wait until it has ended."""
         for stream in list(self._running):
             await stream.aclose()
+        if self._batch is not None:
+            self._batch.close()
 
     # Both are generators, so that recordings are encoded on the stream's thread, too.
     def _whole(self, plan: Plan) -> Iterator[Audio]:
-        yield self._tts.speak_plan(plan).audio
+        yield self._speaker.speak_plan(plan).audio
 
     def _streamed(self, plan: Plan) -> Iterator[Audio]:
-        yield from self._tts.stream_plan(plan, chunk_patches=1)
+        yield from self._speaker.stream_plan(plan, chunk_patches=1)
 
 
 class _LengthBound:
@@ -96,6 +108,27 @@ class _LengthBound:
 
     def error(self) -> ApiError:
         return speech_too_long(self._most_seconds)
+
+
+class _Playback:
+    """A player that begins with a stream's first piece and plays without a pause, as long as there is audio."""
+
+    def __init__(self) -> None:
+        self._heard_until: float | None = None
+        self.ran_out = False
+        """Whether a piece came when everything before it had been heard."""
+
+    def takes(self, seconds: float) -> None:
+        """A piece of so many seconds was made."""
+        now = time.perf_counter()
+        if self._heard_until is not None and now > self._heard_until:
+            self.ran_out = True
+        self._heard_until = max(now, self._heard_until or now) + seconds
+
+    def pauses(self, seconds: float) -> None:
+        """The reader took nothing for so long, and has audio that it has not heard."""
+        if self._heard_until is not None:
+            self._heard_until += seconds
 
 
 class SpeechStream:
@@ -187,14 +220,18 @@ class SpeechStream:
         """The thread's work."""
         seconds, work, outcome = 0.0, 0.0, "finished"
         last: Exception | None = None
+        playback = _Playback()
         started = time.perf_counter()
         try:
             with contextlib.closing(self._chunks) as chunks:  # type: ignore[type-var]
                 for chunk in chunks:
                     work += time.perf_counter() - started
                     seconds += len(chunk) / self._rate
+                    playback.takes(len(chunk) / self._rate)
+                    waited = time.perf_counter()
                     while not self._room.acquire(timeout=_POLL_SECONDS):
                         self._bound.cancel.check()
+                    playback.pauses(time.perf_counter() - waited)
                     self._give(self._made.put_nowait, chunk)
                     started = time.perf_counter()
                 work += time.perf_counter() - started
@@ -205,6 +242,7 @@ class SpeechStream:
             outcome, last = "failed", error
         self._metrics.speeches.labels(outcome).inc()
         self._metrics.audio_seconds.inc(seconds)
+        self._metrics.underruns.inc(playback.ran_out)
         if seconds and outcome == "finished":
             self._metrics.real_time_factor.observe(work / seconds)
         self._give(self._end, last)

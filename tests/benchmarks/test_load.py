@@ -1,0 +1,64 @@
+"""benchmarks/load.py: a small load on a server of its own, and what it finds wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from conftest import REPOSITORY
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
+    module = importlib.import_module("load")
+    # Fewer to speak beforehand.
+    monkeypatch.setattr(module, "TEXTS", module.TEXTS[:2])
+    monkeypatch.setattr(module, "SEEDS", 1)
+    return module
+
+
+@pytest.fixture
+def server(load: ModuleType, speaking_bundle: Path) -> Iterator[Any]:
+    running = load.Server(str(speaking_bundle), ["--precision", "int8", "--queue", "3"])
+    try:
+        running.wait_until_ready()
+        yield running
+    finally:
+        assert running.end() == 0
+
+
+def test_ten_clients_for_five_seconds(load: ModuleType, server: Any, speaking_bundle: Path) -> None:
+    outcome = asyncio.run(load.load(server, 10, 5, 0, str(speaking_bundle)))
+
+    assert not list(load.failures(outcome, 5))
+    figures = load.figures(outcome, 5, server.get("/metrics"))
+    assert figures["finished, equal to the single run"]["reader"] > 0
+    assert set(outcome.statuses) <= {200, 400, 404, 503}
+    assert 0 < figures["first audio of streams, s"]["p50"] <= figures["first audio of streams, s"]["p95"]
+    assert figures["underruns counted by the server"] >= 0
+    if figures["resident MB, last two thirds, least and most"][0]:
+        assert 50 < figures["resident MB, last two thirds, least and most"][1] < 2000
+
+
+def test_what_must_not_be_is_found(load: ModuleType) -> None:
+    outcome = load.Outcome()
+    outcome.finished["reader"] = 1
+    assert not list(load.failures(outcome, 60))
+
+    outcome.statuses[500] += 1
+    assert list(load.failures(outcome, 60)) == ["answers with [500]"]
+    outcome.statuses.clear()
+    outcome.memory = [(float(at), 100_000_000 + 200_000 * at) for at in range(61)]
+    assert list(load.failures(outcome, 60)) == ["resident memory grew by 6.7%"]
+    # The first third of the time is for what is used for the first time.
+    outcome.memory = [(float(at), 100_000_000 + 2_000_000 * min(at, 20)) for at in range(61)]
+    assert not list(load.failures(outcome, 60))
+    outcome.wrong.append("reader: other samples than alone")
+    assert list(load.failures(outcome, 60)) == outcome.wrong

@@ -1,0 +1,198 @@
+"""A bundle with slots: requests join while others are spoken to, and each gets what it would get alone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from server_on_loopback import ServerOnLoopback
+from voxcpm_constants.step_models import LOCDIT_STEP
+from voxcpm_runtime import CancelToken, VoxCPM
+from voxcpm_server.encoding import Encoder
+from voxcpm_server.speaking import _Playback
+
+ARRIVALS = 16
+# Random weights say nothing that has the length of its text.
+pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.speech.results.SuspiciousWarning")
+
+
+@pytest.fixture(scope="module")
+def batch_tts(tiny_batch_bundle: Path) -> Iterator[VoxCPM]:
+    with VoxCPM.from_bundle(tiny_batch_bundle, precision="int8") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def batch_server(batch_tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOnLoopback]:
+    with ServerOnLoopback.of(batch_tts, voices_folder=tmp_path_factory.mktemp("voices")) as running:
+        yield running
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def request(rng: np.random.Generator) -> dict[str, Any]:
+    return {
+        "model": "tts-1",
+        "input": str(rng.choice(["a.", "b c.", "d?", "e!"])),
+        "response_format": "pcm",
+        "seed": int(rng.integers(100)),
+        "inference_timesteps": int(rng.choice([2, 3])),
+        "cfg_value": float(rng.choice([1.0, 2.0])),
+        "stream": bool(rng.random() < 0.8),
+    }
+
+
+def alone(tts: VoxCPM, asked: dict[str, Any]) -> bytes:
+    given = {name: asked[name] for name in ("seed", "inference_timesteps", "cfg_value")}
+    audio = tts.generate(asked["input"], **given, **({"retry_badcase": False} if asked["stream"] else {}))
+    encoder = Encoder("pcm", tts.sample_rate)
+    return encoder.encode(audio) + encoder.finish()
+
+
+def test_whoever_comes_and_goes_each_answer_is_what_it_is_alone(
+    batch_server: ServerOnLoopback, batch_tts: VoxCPM
+) -> None:
+    """Random arrivals, of which some go away in the middle; all others are whole and equal."""
+    rng = np.random.default_rng(3)
+    arrivals = [(request(rng), float(rng.random()), bool(rng.random() < 0.25)) for _ in range(ARRIVALS)]
+    most = [0]
+
+    def ask(arrival: tuple[dict[str, Any], float, bool]) -> bytes:
+        asked, after, goes_away = arrival
+        time.sleep(after)
+        url = f"{batch_server.url}/v1/audio/speech"
+        with httpx2.stream("POST", url, json=asked, timeout=60) as answer:
+            assert answer.status_code == 200, answer.read()
+            most[0] = max(most[0], batch_server.service.queue.busy)
+            if goes_away:
+                return next(answer.iter_bytes(), b"")
+            return answer.read()
+
+    with ThreadPoolExecutor(ARRIVALS) as threads:
+        answers = list(threads.map(ask, arrivals))
+
+    for (asked, _, goes_away), answer in zip(arrivals, answers, strict=True):
+        expected = alone(batch_tts, asked)
+        assert answer == (expected[: len(answer)] if goes_away else expected), asked
+    assert most[0] == 3
+
+
+def test_it_speaks_to_as_many_as_the_bundle_has_slots(
+    batch_server: ServerOnLoopback, serve: Callable[..., ServerOnLoopback]
+) -> None:
+    assert batch_server.service.queue._places == 3
+    assert serve().service.queue._places == 2
+    assert serve(concurrency=1).service.queue._places == 1
+
+
+def test_a_client_that_goes_away_makes_its_slot_free_within_one_euler_step(
+    batch_server: ServerOnLoopback, batch_tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream and a whole answer are cancelled while a third request speaks on."""
+    models: Any = batch_tts.batch_driver.models
+    calls, at_cancellation = [0], []
+    step, cancel = models[LOCDIT_STEP], CancelToken.cancel
+
+    def counted(inputs: Any, state: Any = None) -> Any:
+        calls[0] += 1
+        # The more of a speech is left, the surer it is that it was cancelled.
+        time.sleep(0.01)
+        return step(inputs, state)
+
+    def noted(token: CancelToken) -> None:
+        at_cancellation.append(calls[0])
+        cancel(token)
+
+    monkeypatch.setitem(models, LOCDIT_STEP, counted)
+    queue, given = batch_server.service.queue, {"model": "tts-1", "input": "one two three. " * 12, "seed": 1}
+    url = f"{batch_server.url}/v1/audio/speech"
+    with httpx2.Client(timeout=60) as client, contextlib.ExitStack() as stack:
+        stays = stack.enter_context(client.stream("POST", url, json={**given, "response_format": "pcm"}))
+        parts = stays.iter_bytes(64)
+        next(parts)
+        with httpx2.stream("POST", url, json={**given, "response_format": "pcm"}, timeout=60) as answer:
+            next(answer.iter_bytes(64))
+            assert queue.busy == 2
+            monkeypatch.setattr(CancelToken, "cancel", noted)
+        until(lambda: queue.busy == 1)
+        ended = calls[0]
+        monkeypatch.setattr(CancelToken, "cancel", cancel)
+
+        # The other one goes on: its calls of the meantime count, too.
+        assert ended <= at_cancellation[0] + 5
+        with pytest.raises(httpx2.ReadTimeout):
+            httpx2.post(url, json={**given, "stream": False}, timeout=0.5)
+        until(lambda: queue.busy == 1)
+        next(parts)
+    until(lambda: queue.busy == 0)
+
+
+def test_first_audio_comes_before_others_end(batch_server: ServerOnLoopback) -> None:
+    url = f"{batch_server.url}/v1/audio/speech"
+    given = {"model": "tts-1", "response_format": "pcm", "seed": 1, "inference_timesteps": 2}
+    with httpx2.stream("POST", url, json={**given, "input": "one two three. " * 3}, timeout=60) as first:
+        parts = first.iter_bytes(64)
+        next(parts)
+        short = httpx2.post(url, json={**given, "input": "a."}, timeout=60)
+        assert short.status_code == 200
+        assert batch_server.service.queue.busy == 1
+        assert sum(map(len, parts)) > len(short.content)
+
+
+def test_a_stream_that_falls_behind_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("voxcpm_server.speaking.time.perf_counter", lambda: now[0])
+
+    def played(*pieces: tuple[float, float, float]) -> bool:
+        """(seconds to make it, seconds of audio, seconds until the reader has room) for each piece."""
+        playback = _Playback()
+        for work, seconds, waited in pieces:
+            now[0] += work
+            playback.takes(seconds)
+            now[0] += waited
+            playback.pauses(waited)
+        return playback.ran_out
+
+    assert not played((5, 1, 0), (0.9, 1, 0), (1.0, 1, 0))
+    assert played((5, 1, 0), (1.1, 1, 0))
+    # Ahead by a second, then behind.
+    assert not played((0, 1, 0), (0, 1, 0), (1.9, 1, 0))
+    assert played((0, 1, 0), (0, 1, 0), (2.1, 1, 0), (0, 1, 0))
+    # A reader that takes nothing hears nothing.
+    assert not played((0, 1, 0), (0.5, 1, 30), (0.5, 1, 0))
+    assert not played()
+
+
+def test_a_late_stream_is_in_the_metrics(
+    serve: Callable[..., ServerOnLoopback], tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, models = serve(), tts.batch_driver.models
+    step, slow = models[LOCDIT_STEP], threading.Event()
+
+    def delayed(inputs: Any, state: Any = None) -> Any:
+        time.sleep(0.05 if slow.is_set() else 0)
+        return step(inputs, state)
+
+    monkeypatch.setitem(models, LOCDIT_STEP, delayed)  # type: ignore[arg-type]
+    given = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "seed": 1}
+    slow.set()
+    httpx2.post(f"{running.url}/v1/audio/speech", json=given, timeout=60)
+
+    assert "voxcpm_underruns_total 1.0" in httpx2.get(f"{running.url}/metrics").text
+    # What is answered whole is not heard while it is made.
+    httpx2.post(f"{running.url}/v1/audio/speech", json={**given, "stream": False}, timeout=60)
+    assert "voxcpm_underruns_total 1.0" in httpx2.get(f"{running.url}/metrics").text
