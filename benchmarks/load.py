@@ -307,6 +307,7 @@ def figures(outcome: Outcome, seconds: float, exposition: str) -> dict[str, Any]
         "resident MB, last two thirds, least and most": [
             round(min(late, default=0) / 1e6, 1), round(max(late, default=0) / 1e6, 1),
         ],
+        "resident MB, every ten seconds": [round(size / 1e6, 1) for _, size in outcome.memory[::20]],
         "growth of resident memory": round(memory_growth(outcome, seconds), 4),
         "wrong": len(outcome.wrong),
     }  # fmt: skip

@@ -64,9 +64,17 @@ def alone(tts: VoxCPM, asked: dict[str, Any]) -> bytes:
 
 
 def test_whoever_comes_and_goes_each_answer_is_what_it_is_alone(
-    batch_server: ServerOnLoopback, batch_tts: VoxCPM
+    batch_server: ServerOnLoopback, batch_tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random arrivals, of which some go away in the middle; all others are whole and equal."""
+    """Random arrivals, of which some go away in the middle; all others are whole and equal, and calls are shared."""
+    models: Any = batch_tts.batch_driver.models
+    calls, step = [0], models[LOCDIT_STEP]
+
+    def counted(inputs: Any, state: Any = None) -> Any:
+        calls[0] += 1
+        return step(inputs, state)
+
+    monkeypatch.setitem(models, LOCDIT_STEP, counted)
     rng = np.random.default_rng(3)
     arrivals = [(request(rng), float(rng.random()), bool(rng.random() < 0.25)) for _ in range(ARRIVALS)]
     most = [0]
@@ -84,11 +92,14 @@ def test_whoever_comes_and_goes_each_answer_is_what_it_is_alone(
 
     with ThreadPoolExecutor(ARRIVALS) as threads:
         answers = list(threads.map(ask, arrivals))
+    together, calls[0] = calls[0], 0
 
     for (asked, _, goes_away), answer in zip(arrivals, answers, strict=True):
         expected = alone(batch_tts, asked)
         assert answer == (expected[: len(answer)] if goes_away else expected), asked
     assert most[0] == 3
+    # Nobody goes away here, but only two or three of them are that long.
+    assert together < 0.8 * calls[0]
 
 
 def test_it_speaks_to_as_many_as_the_bundle_has_slots(
