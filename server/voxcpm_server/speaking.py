@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -240,6 +241,10 @@ class SpeechStream:
             last = self._bound.error() if self._bound.exceeded else error
         except Exception as error:  # noqa: BLE001 - it is raised where the pieces are taken
             outcome, last = "failed", error
+        if last is not None:
+            # Its frames and the error refer to each other, so that the caches in them would stay until the next full
+            # collection, which under load is minutes away. What remains says where it was raised.
+            traceback.clear_frames(last.__traceback__)
         self._metrics.speeches.labels(outcome).inc()
         self._metrics.audio_seconds.inc(seconds)
         self._metrics.underruns.inc(playback.ran_out)

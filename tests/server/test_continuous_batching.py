@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from server_on_loopback import ServerOnLoopback
-from voxcpm_constants.step_models import LOCDIT_STEP
+from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_STEP
 from voxcpm_runtime import CancelToken, VoxCPM
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.speaking import _Playback
@@ -207,3 +209,33 @@ def test_a_late_stream_is_in_the_metrics(
     # What is answered whole is not heard while it is made.
     httpx2.post(f"{running.url}/v1/audio/speech", json={**given, "stream": False}, timeout=60)
     assert "voxcpm_underruns_total 1.0" in httpx2.get(f"{running.url}/metrics").text
+
+
+def test_a_cancelled_speech_leaves_no_caches(
+    serve: Callable[..., ServerOnLoopback], tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector would free them, but under load only after minutes."""
+    running, models = serve(), tts.batch_driver.models
+    step, caches = models[BASE_LM_STEP], []
+
+    class Noted:
+        def new_state(self) -> Any:
+            state = step.new_state()
+            caches.append(weakref.ref(state))
+            return state
+
+        def __call__(self, inputs: Any, state: Any = None) -> Any:
+            return step(inputs, state)
+
+    monkeypatch.setitem(models, BASE_LM_STEP, Noted())  # type: ignore[arg-type]
+    given = {"model": "tts-1", "input": "one two three. " * 9, "response_format": "pcm"}
+    gc.disable()
+    try:
+        for _ in range(3):
+            with httpx2.stream("POST", f"{running.url}/v1/audio/speech", json=given, timeout=60) as answer:
+                next(answer.iter_bytes(64))
+            until(lambda: running.service.queue.busy == 0)
+        assert len(caches) == 3
+        until(lambda: not any(cache() for cache in caches), 5)
+    finally:
+        gc.enable()

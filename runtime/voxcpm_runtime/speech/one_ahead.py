@@ -19,6 +19,10 @@ def one_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
     end: list[Item] = []
     with ThreadPoolExecutor(1, "one_ahead") as thread:
         pending = thread.submit(next, batches, end)
-        while batch := pending.result():
-            pending = thread.submit(next, batches, end)
-            yield batch[0]
+        try:
+            while batch := pending.result():
+                pending = thread.submit(next, batches, end)
+                yield batch[0]
+        finally:
+            # An error's traceback has this frame: with the error in it, both would keep all that the frames hold.
+            del pending
