@@ -159,6 +159,16 @@ def write_audio(path: str | Path, audio: Audio, sample_rate: int) -> int:
     not take `sample_rate`, audio is resampled to the next higher rate. Returns the number of clipped samples. Raises
     InputError if the file cannot be written, and for NaN or infinite samples.
     """
+    content, clipped = audio_file(path, audio, sample_rate)
+    write_audio_file(path, content)
+    return clipped
+
+
+def audio_file(path: str | Path, audio: Audio, sample_rate: int) -> tuple[bytes, int]:
+    """The content of the file that `write_audio` would write, and the number of clipped samples.
+
+    path: its name; nothing is written there. Raises InputError for NaN or infinite samples.
+    """
     path = _expanded(path)
     form = _format(path)
     require_finite(audio, str(path))
@@ -166,18 +176,24 @@ def write_audio(path: str | Path, audio: Audio, sample_rate: int) -> int:
         wanted = min((rate for rate in form.rates if rate > sample_rate), default=form.rates[-1])
         audio, sample_rate = resample(audio, sample_rate, wanted), wanted
     samples = pcm16(audio) if form.subtype == "PCM_16" else np.clip(audio, -1.0, 1.0)
+    # Encoded in memory: libsndfile says nothing of what it could not write, such as onto a full disk.
+    encoded = io.BytesIO()
+    try:
+        soundfile.write(encoded, samples, sample_rate, format=form.container, subtype=form.subtype)
+    except soundfile.LibsndfileError as error:
+        raise InputError(f"{path}: cannot be written ({error.error_string})") from None
+    return encoded.getvalue(), clipped_samples(audio)
+
+
+def write_audio_file(path: str | Path, content: bytes) -> None:
+    """Write what `audio_file` returned. Folders and errors: see `write_audio`."""
+    path = _expanded(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
-            # Encoded in memory: libsndfile says nothing of what it could not write, such as onto a full disk.
-            encoded = io.BytesIO()
-            soundfile.write(encoded, samples, sample_rate, format=form.container, subtype=form.subtype)
-            file.write(encoded.getbuffer())
+            file.write(content)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
-    except soundfile.LibsndfileError as error:
-        raise InputError(f"{path}: cannot be written ({error.error_string})") from None
-    return clipped_samples(audio)
 
 
 def _format(path: Path) -> _Format:

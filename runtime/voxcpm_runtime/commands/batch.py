@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.commands.batch_lines import Defaults, read_lines
-from voxcpm_runtime.commands.batch_run import BatchRun, check_outputs, output_folder
-from voxcpm_runtime.commands.engine import loaded, opened
+from voxcpm_runtime.backends.devices import CPU_DEVICE
+from voxcpm_runtime.commands.batch_execution import OnThisMachine, executor_from
+from voxcpm_runtime.commands.batch_lines import Defaults, Lines
+from voxcpm_runtime.commands.batch_run import BatchRun, count_lines, output_folder
+from voxcpm_runtime.commands.engine import opened
 from voxcpm_runtime.commands.interruption import interruptible
 from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import CheckpointArguments, Engine, Quiet, VoiceArguments
@@ -43,6 +47,14 @@ def batch(
     seed: Annotated[
         int | None, typer.Option(help="Seed of every line without its own. Default: a fresh one each.")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Speak on all machines of a Ray cluster: HOST:PORT of its head, auto for the one that runs here, or "
+            "local for a new one on this machine.",
+        ),
+    ] = None,
     voice: VoiceArguments,
     options: GenerationOptions,
     engine: Engine,
@@ -51,22 +63,26 @@ def batch(
 ) -> None:
     """Speak each line of a file into its own audio file; after an interruption the same command resumes."""
     name, source = _bundle_and_input(bundle_and_input or [], source)
+    executors = None if ray is None else executor_from("ray")
     recordings = voice.recordings()
-    bundle = opened(name, engine, shown=not quiet, checkpoint=checkpoint)
+    # What a cluster's machines have, this one may lack.
+    here = engine if ray is None else replace(engine, device=CPU_DEVICE, threads=None)
+    bundle = opened(name, here, shown=not quiet, checkpoint=checkpoint)
     defaults = Defaults(bundle.architecture, recordings, voice.control, seed, options)
     defaults.check()
-    lines = list(read_lines(source, defaults))
-    check_outputs(lines)
-    run = BatchRun(output_folder(folder, source), bundle.digest, shown=not quiet)
     token = CancelToken()
-    with interruptible(token):
-        try:
-            # The models are loaded only when there is something left to speak.
-            if pending := run.pending(lines, overwrite=overwrite):
-                run.speak(pending, loaded(bundle, engine), token)
-        finally:
-            # After Ctrl-C, too.
-            run.report(len(lines))
+    with contextlib.closing(Lines(source, defaults)) as lines:
+        count = count_lines(lines)
+        run = BatchRun(output_folder(folder, source), bundle.digest, shown=not quiet)
+        executor = (
+            OnThisMachine(bundle, engine) if executors is None else executors(ray or "", name, bundle, engine)
+        )
+        with interruptible(token):
+            try:
+                run.speak(lines, executor, token, overwrite=overwrite)
+            finally:
+                # After Ctrl-C, too.
+                run.report(count)
     token.check()
     if run.failures:
         raise typer.Exit(SOME_FAILED)

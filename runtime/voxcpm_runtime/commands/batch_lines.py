@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -28,6 +30,7 @@ from voxcpm_runtime.speech.plan import checked_control
 from voxcpm_runtime.text.words import one_line
 from voxcpm_runtime.voices.recordings import Recordings
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TEXT, _JSONL = ".txt", ".jsonl"
 _OPTIONS = tuple(declared.name for declared in option_table())
 _VOICE = tuple(field.name for field in fields(VoiceArguments) if field.name != "prompt_file")
@@ -92,46 +95,76 @@ class Failure(NamedTuple):
         return f"line {self.line}: {' '.join(self.reason.split())}"
 
 
-def read_lines(source: str, defaults: Defaults) -> Iterator[BatchLine | Failure]:
-    """The lines that are not blank, checked: a text in a .txt file, a JSON object in a .jsonl file.
+class Lines:
+    """The lines of an input that are not blank, checked: texts of a .txt file, JSON objects of a .jsonl file.
 
-    source: a path, or "-" for standard input, which is JSONL when its first line starts with a brace. Audio paths of
-    a JSONL file are relative to its folder.
-
-    Raises InputError for a source that cannot be read, has another ending, or has no lines.
+    Each iteration reads them anew, one after the other, so that an input of any size takes no memory.
     """
-    content = _content(source)
-    # Split as bytes: str.splitlines also splits at characters that JSON strings may contain.
-    lines = [(number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip()]
-    if not lines:
-        named = "standard input" if source == STANDARD_INPUT else source
-        raise InputError(f"{named}: it is empty; expected an utterance on each line")
-    folder = Path() if source == STANDARD_INPUT else Path(source).expanduser().parent
-    is_jsonl = _is_jsonl(source, lines[0][1])
-    return (_read(number, line, defaults, folder if is_jsonl else None) for number, line in lines)
 
+    def __init__(self, source: str, defaults: Defaults) -> None:
+        """Open the input. source: a path, or "-" for standard input, which is JSONL when its first line starts with a
+        brace. Audio paths of a JSONL file are relative to its folder.
 
-def _content(source: str) -> bytes:
-    if source == STANDARD_INPUT:
-        content = standard_input()
-    else:
-        path = Path(source).expanduser()
-        if path.suffix.lower() not in (_TEXT, _JSONL):
-            raise InputError(
-                f"{source}: expected a name that ends in {_TEXT} (a text on each line) or {_JSONL} "
-                f"(a JSON object on each line), or - for standard input"
-            )
+        Raises InputError for a source that cannot be read, has another ending, or has no lines.
+        """
+        self._source = source
+        self._defaults = defaults
+        is_standard_input = source == STANDARD_INPUT
+        self._file = io.BytesIO(standard_input()) if is_standard_input else _opened(source)
+        with contextlib.ExitStack() as unless_it_has_lines:
+            unless_it_has_lines.callback(self.close)
+            first = next(self._numbered(), None)
+            if first is None:
+                named = "standard input" if is_standard_input else source
+                raise InputError(f"{named}: it is empty; expected an utterance on each line")
+            unless_it_has_lines.pop_all()
+        if is_standard_input:
+            folder, is_jsonl = Path(), first[1].lstrip().startswith(b"{")
+        else:
+            folder = Path(source).expanduser().parent
+            is_jsonl = Path(source).suffix.lower() == _JSONL
+        self._folder = folder if is_jsonl else None
+
+    def __iter__(self) -> Iterator[BatchLine | Failure]:
+        """The lines. Only one iteration may be under way at a time."""
+        return (_read(number, line, self._defaults, self._folder) for number, line in self._numbered())
+
+    def close(self) -> None:
+        """Close the input."""
+        self._file.close()
+
+    def _numbered(self) -> Iterator[tuple[int, bytes]]:
+        """The number of each line that is not blank, from 1, and its content."""
+        number = 0
         try:
-            content = read_bounded(path, MOST_TEXT_BYTES)
+            self._file.seek(0)
+            while ended := self._file.readline(MOST_TEXT_BYTES + 1):
+                if len(ended) > MOST_TEXT_BYTES:
+                    raise InputError(
+                        f"{self._source}: expected lines of at most {MOST_TEXT_BYTES} bytes, got a longer one"
+                    )
+                # A line may also end with a carriage return. Split as bytes: str.splitlines also splits at characters
+                # that JSON strings may contain.
+                for line in (ended if number else ended.removeprefix(_BYTE_ORDER_MARK)).splitlines():
+                    number += 1
+                    if line.strip():
+                        yield number, line
         except OSError as error:
-            raise InputError(f"{source}: cannot be read ({os_reason(error)})") from None
-    return content.removeprefix(b"\xef\xbb\xbf")
+            raise InputError(f"{self._source}: cannot be read ({os_reason(error)})") from None
 
 
-def _is_jsonl(source: str, first_line: bytes) -> bool:
-    if source == STANDARD_INPUT:
-        return first_line.lstrip().startswith(b"{")
-    return Path(source).suffix.lower() == _JSONL
+def _opened(source: str) -> BinaryIO:
+    """The file, which can be read again; a pipe is read now."""
+    path = Path(source).expanduser()
+    if path.suffix.lower() not in (_TEXT, _JSONL):
+        raise InputError(
+            f"{source}: expected a name that ends in {_TEXT} (a text on each line) or {_JSONL} "
+            f"(a JSON object on each line), or - for standard input"
+        )
+    try:
+        return path.open("rb") if path.is_file() else io.BytesIO(read_bounded(path, MOST_TEXT_BYTES))
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read ({os_reason(error)})") from None
 
 
 def _read(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> BatchLine | Failure:

@@ -57,6 +57,7 @@ _EXTRAS = {
     "prometheus_client": "serve",
     "python_multipart": "serve",
     "uvicorn": "serve",
+    "ray": "ray",
 }
 
 

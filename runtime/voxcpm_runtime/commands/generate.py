@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Protocol
 
 import typer
 
@@ -29,7 +30,6 @@ from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.speech.randomness import randomness
-from voxcpm_runtime.speech.results import Speech
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 
 # `design` has these parameters only to refuse them by name.
@@ -148,7 +148,27 @@ def _stream(arguments: Arguments, bundle: Bundle, asked: Asked) -> None:
         raise Cancelled("interrupted")
 
 
-def spoken_line(target: Path, speech: Speech, clipped: int) -> str:
+class Spoken(Protocol):
+    """What is said of a speech when it is written."""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that reproduces it."""
+
+    @property
+    def audio_seconds(self) -> float:
+        """Seconds of speech."""
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds of work."""
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of work for a second of speech."""
+
+
+def spoken_line(target: Path, speech: Spoken, clipped: int) -> str:
     """The result of an utterance, on one line."""
     return (
         f"{target}: {speech.audio_seconds:.2f} s of speech in {speech.elapsed_seconds:.2f} s "

@@ -121,6 +121,17 @@ class Recordings:
             reference=_read(self.reference, a, trimmed, "reference audio"),
         )
 
+    def self_contained(self) -> Recordings:
+        """This with the content of each file in place of its path, for another machine.
+
+        Raises InputError for a file that cannot be read.
+        """
+        return replace(
+            self,
+            prompt=_content(self.prompt, "prompt audio"),
+            reference=_content(self.reference, "reference audio"),
+        )
+
     def provenance(self, source: Source) -> dict[str, str]:
         """File names and digests of the recordings, if known, today's date, and the checkpoint of the bundle."""
         recorded = _provenance(self.prompt, "prompt") | _provenance(self.reference, "reference")
@@ -201,6 +212,10 @@ def _file_digest(source: AudioSource | None, what: str) -> str | None:
     if not isinstance(source, str | Path):
         raise TypeError(f"only files have a digest, not {type(source).__name__}")
     return hashlib.sha256(audio_content(source, f"{what} {source}")).hexdigest()
+
+
+def _content(source: AudioSource | None, what: str) -> AudioSource | None:
+    return audio_content(source, f"{what} {source}") if isinstance(source, str | Path) else source
 
 
 def _read(source: AudioSource | None, a: Architecture, trimmed: bool, what: str) -> Audio | None:
