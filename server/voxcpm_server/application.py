@@ -66,13 +66,14 @@ def create_app(
     *,
     named: Mapping[str, Source] = MappingProxyType({}),
     when_begun: Callable[[Exception | None], object] | None = None,
+    replicated: bool = False,
 ) -> FastAPI:
     """An ASGI app that speaks with bundles.
 
     tts: the default bundle, which the app does not close; or where it loads one from when it starts. keys: by default
     those that the settings and the environment name. named: more bundles, loaded when they are first asked for (the
     settings' `bundles` are the command's to open). when_begun: called when the default bundle is loaded, or with the
-    error that prevents it.
+    error that prevents it. replicated: it is one of several at the same address.
 
     Raises InputError for settings that contradict each other, and for a server without a key that other machines could
     reach.
@@ -80,7 +81,7 @@ def create_app(
     settings = settings or Settings()
     keys = read_keys(settings) if keys is None else keys
     check_exposure(settings, keys)
-    service = Service(tts, settings, keys, named)
+    service = Service(tts, settings, keys, named, replicated=replicated)
 
     async def begin(failure: Exception | None) -> None:
         failure = failure or await service.bundles.begin()

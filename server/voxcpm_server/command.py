@@ -5,28 +5,26 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from voxcpm_constants.errors import os_reason
 from voxcpm_constants.hub import is_hub_id
-from voxcpm_runtime import InputError, SuspiciousWarning
+from voxcpm_runtime import InputError
 from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, Engine, Quiet
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
-from voxcpm_server.authentication import check_exposure, read_keys
-from voxcpm_server.metrics import Metrics
+from voxcpm_server.authentication import Keys, check_exposure, read_keys
+from voxcpm_server.metrics import suspicious_warnings_counted
 from voxcpm_server.served_bundles import Source, Unloaded, read_named
 from voxcpm_server.service import Service
 from voxcpm_server.serving import Server
-from voxcpm_server.settings import Settings
+from voxcpm_server.settings import Replication, Settings
 from voxcpm_server.stored_voices import read_aliases
 from voxcpm_server.wyoming_server import wyoming_host
 
@@ -34,11 +32,22 @@ _BACKLOG = 2048
 
 
 @takes_groups()
-def serve(*, bundle: BundleArgument = None, settings: Settings, engine: Engine, quiet: Quiet = False) -> None:
+def serve(
+    *,
+    bundle: BundleArgument = None,
+    settings: Settings,
+    replication: Replication,
+    engine: Engine,
+    quiet: Quiet = False,
+) -> None:
     """Serve speech over HTTP, as OpenAI's API: on 127.0.0.1:8000 with the built-in voice, unless told otherwise."""
     keys = read_keys(settings)
     check_exposure(settings, keys)
     read_aliases(settings.voice_aliases)
+    replication.check()
+    if replication.ray:
+        _serve_on_ray(bundle, settings, keys, replication, engine, quiet=quiet)
+        return
     paths = read_named(settings.bundles)
     for path in paths.values():
         _check_present(path)
@@ -67,10 +76,29 @@ def serve(*, bundle: BundleArgument = None, settings: Settings, engine: Engine, 
         service: Service = app.state.service
         server = Server(app, settings, wyoming=wyoming)
         status.enter_context(status_line(_loading_text(bundle, listener), shown=not quiet))
-        with status, _warnings_counted(service.metrics), _sigterm_once():
+        with status, suspicious_warnings_counted(service.metrics), _sigterm_once():
             server.run(sockets=[listener])
         if failures:
             raise failures[0]
+
+
+def _serve_on_ray(
+    bundle: str | None,
+    settings: Settings,
+    keys: Keys,
+    replication: Replication,
+    engine: Engine,
+    *,
+    quiet: bool,
+) -> None:
+    # An extra of its own.
+    from voxcpm_server.cluster_serve import serve_on_ray
+
+    with status_line("starting replicas …", shown=not quiet) as note:
+        for url in serve_on_ray(bundle, engine, settings, keys, replication):
+            note("")
+            if not quiet:
+                typer.echo(f"listening on {url} (Ray Serve)", err=True)
 
 
 def _source(path: str | None, engine: Engine) -> Source:
@@ -124,17 +152,3 @@ def _url(listener: socket.socket, scheme: str = "http") -> str:
     return (
         f"{scheme}://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{scheme}://{host}:{port}"
     )
-
-
-@contextlib.contextmanager
-def _warnings_counted(metrics: Metrics) -> Iterator[None]:
-    """Count warnings about speech; shown they might quote a text."""
-
-    def count(_message: Warning | str, category: type[Warning], *_: Any) -> None:
-        if issubclass(category, SuspiciousWarning):
-            metrics.suspicious.inc()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", SuspiciousWarning)
-        warnings.showwarning = count  # type: ignore[assignment]
-        yield

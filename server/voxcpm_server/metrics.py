@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,6 +19,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from voxcpm_runtime import SuspiciousWarning
 from voxcpm_server.queueing import FairQueue
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -84,3 +89,17 @@ class Metrics:
 def _peak_memory() -> float:
     unit = 1 if sys.platform == "darwin" else 1024
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+@contextlib.contextmanager
+def suspicious_warnings_counted(metrics: Metrics) -> Iterator[None]:
+    """Count warnings about speech; shown they might quote a text."""
+
+    def count(_message: Warning | str, category: type[Warning], *_: Any) -> None:
+        if issubclass(category, SuspiciousWarning):
+            metrics.suspicious.inc()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", SuspiciousWarning)
+        warnings.showwarning = count  # type: ignore[assignment]
+        yield

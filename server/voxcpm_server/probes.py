@@ -32,4 +32,5 @@ async def ready(request: Request) -> Response:
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Counters in Prometheus' text format."""
+    service_of(request).check_alone("metrics count what one process does")
     return Response(service_of(request).metrics.exposition(), media_type=CONTENT_TYPE)

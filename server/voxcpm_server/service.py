@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 
 from voxcpm_runtime import VoiceStore, VoxCPM
 from voxcpm_server.authentication import Keys
+from voxcpm_server.errors import ApiError
 from voxcpm_server.jobs import Jobs
 from voxcpm_server.memory import bytes_of
 from voxcpm_server.metrics import Metrics
@@ -29,8 +30,16 @@ class Service:
     """
 
     def __init__(
-        self, default: VoxCPM | Source, settings: Settings, keys: Keys, named: Mapping[str, Source]
+        self,
+        default: VoxCPM | Source,
+        settings: Settings,
+        keys: Keys,
+        named: Mapping[str, Source],
+        *,
+        replicated: bool = False,
     ) -> None:
+        self.replicated = replicated
+        """Whether other apps answer at the same address."""
         self.settings = settings
         several = len(keys) > 1
         per_key = settings.queue_per_key or (max(1, settings.queue // 2) if several else settings.queue)
@@ -55,6 +64,11 @@ class Service:
         """Whether clients must send one of the server's keys."""
         self.draining = False
         """Whether the server ends: it answers what it has begun."""
+
+    def check_alone(self, what: str) -> None:
+        """Raises ApiError (501) for what only one app at its address can do. what: the subject of the message."""
+        if self.replicated:
+            raise ApiError(501, f"{what}; not with --ray, where several answer at this address")
 
     @property
     def tts(self) -> VoxCPM:

@@ -9,10 +9,13 @@ from typing import Annotated
 
 import typer
 
+from voxcpm_runtime import InputError
+
 _network = functools.partial(typer.Option, rich_help_panel="Network")
 _access = functools.partial(typer.Option, rich_help_panel="Access")
 _limit = functools.partial(typer.Option, rich_help_panel="Limits")
 _jobs = functools.partial(typer.Option, rich_help_panel="Jobs")
+_cluster = functools.partial(typer.Option, rich_help_panel="More than one machine")
 _speech = functools.partial(typer.Option, rich_help_panel="Voices and models")
 
 OPENAI_VOICES = (
@@ -200,3 +203,34 @@ class Settings:
     def max_upload_bytes(self) -> int:
         """The largest body of a request in bytes."""
         return round(self.max_upload_megabytes * MEGABYTE)
+
+
+@dataclass(frozen=True)
+class Replication:
+    """Where replicas of a server run, and how many."""
+
+    ray: Annotated[
+        bool, _cluster("--ray", help="Serve with Ray Serve, on all machines of a cluster (extra ray).")
+    ] = False
+    ray_address: Annotated[
+        str | None,
+        _cluster(
+            metavar="ADDRESS",
+            help="HOST:PORT of the cluster's head, auto for the one that runs here, or local for a new one on this "
+            "machine. Default: local.",
+        ),
+    ] = None
+    replicas: Annotated[int, _cluster(min=1, max=10_000, help="Processes that speak.")] = 1
+    max_replicas: Annotated[
+        int | None,
+        _cluster(min=1, max=10_000, help="Processes when many requests come. Default: those of --replicas."),
+    ] = None
+
+    def check(self) -> None:
+        """Raises InputError for options that contradict each other."""
+        if not self.ray and self != Replication():
+            raise InputError("--ray-address, --replicas and --max-replicas need --ray")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise InputError(
+                f"--max-replicas: expected at least --replicas {self.replicas}, got {self.max_replicas}"
+            )
