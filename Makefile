@@ -3,13 +3,14 @@ VENV   ?= .venv
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RAY   := build/ray
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 
 # A file to a worker, so that what a file makes for all its tests is made once; files that convert begin (conftest.py).
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients wheel demo clean load
+.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients test-ray load wheel demo clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -41,7 +42,7 @@ test: lint types  ## lint, types and tests: about eleven minutes on two cores
 	@$(BIN)/python -m pytest $(WORKERS)
 
 test-fast: lint types  ## as test, but nothing that converts or runs torch: a few minutes
-	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not wheel and not clients and not converts"
+	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not wheel and not clients and not ray and not converts"
 
 test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 	@$(BIN)/python -m pytest -m slow
@@ -86,6 +87,19 @@ clients: $(CLIENTS)/.installed  ## the environment of test-clients, in .venv-cli
 test-clients: $(STAMP) clients  ## voice agents' own services speak with a server: a minute or two
 	@if test -e $(CLIENTS)/.installed; then $(BIN)/python -m pytest -m clients tests/server; \
 	  else echo "1 skipped: the tests with Pipecat and LiveKit, whose packages are not to be had"; fi
+
+# Ray comes with fifty packages, some of which the server would use if they were there. So it has an environment of its own
+# above the other one.
+$(RAY)/.installed: $(STAMP)
+	@echo "Creating $(RAY)"
+	@$(BIN)/python -m venv $(RAY)
+	@$(BIN)/python -c 'import site; print("import site;", *(f"site.addsitedir({p!r});" for p in site.getsitepackages()))' \
+	  > "$$($(RAY)/bin/python -c 'import site; print(site.getsitepackages()[0])')/below.pth"
+	@$(RAY)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e '.[ray]'
+	@touch $@
+
+test-ray: $(RAY)/.installed  ## serve and batch on a Ray cluster of two nodes on this machine
+	@$(RAY)/bin/python -m pytest -m ray tests/cluster
 
 demo: $(STAMP)  ## convert, validate and speak: WAV and picture in demo/; make demo TEXT="what to say"
 	@$(BIN)/python -m voxcpm_validation.demo --output demo/ $(if $(TEXT),--text "$(TEXT)")

@@ -261,6 +261,7 @@ def test_commands_run(
         if (arguments := program_arguments(words)) is not None
         and arguments[0] not in NOT_RUN
         and "--device" not in arguments  # needs a GPU
+        and "--ray" not in arguments  # needs a cluster
     ]
     if not runnable:
         pytest.skip("no commands that run here")

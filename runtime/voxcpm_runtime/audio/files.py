@@ -182,6 +182,8 @@ def audio_file(path: str | Path, audio: Audio, sample_rate: int) -> tuple[bytes,
         soundfile.write(encoded, samples, sample_rate, format=form.container, subtype=form.subtype)
     except soundfile.LibsndfileError as error:
         raise InputError(f"{path}: cannot be written ({error.error_string})") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
     return encoded.getvalue(), clipped_samples(audio)
 
 

@@ -1,0 +1,78 @@
+"""A cluster of two nodes on this machine, and commands in processes of their own that use it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.ray)
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in voice in int8 alone, which is a third of the work of `speaking_bundle`."""
+    from voxcpm_conversion.default_bundle import make_default_bundle
+
+    folder = tmp_path_factory.mktemp("voice") / "bundle"
+    make_default_bundle(folder, ("int8",))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """A head without processors of its own, so that every line is spoken by a node that may be killed."""
+    pytest.importorskip("ray", reason="needs the extra ray: make test-ray", exc_type=ImportError)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    yield started
+    started.shutdown()
+
+
+@pytest.fixture(scope="session")
+def _alive() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def nodes(cluster: Any, _alive: list[Any]) -> list[Any]:
+    """Two nodes with a processor each, alive; a test that kills one takes it out of the list."""
+    while len(_alive) < 2:
+        _alive.append(cluster.add_node(num_cpus=1))
+    return _alive
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """started(*arguments): the command line in a process of its own, in the test's folder."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *map(str, arguments)],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "VOXCPM_COREML_API_KEYS": "", "RAY_ADDRESS": ""},
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
