@@ -31,6 +31,7 @@ from voxcpm_server.authentication import Keys
 from voxcpm_server.cluster import LOCAL, check_address, check_device, cluster, everywhere
 from voxcpm_server.metrics import suspicious_warnings_counted
 from voxcpm_server.settings import Replication, Settings
+from voxcpm_server.speaking import places
 
 _APP = "voxcpm-coreml"
 _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
@@ -86,13 +87,15 @@ def serve_on_ray(
     settings = _for_machines(settings, address)
     bundle = opened(name, replace(engine, device="cpu", threads=None), shown=False)
     engine = replace(engine, precision=bundle.precision, verify=False)
+    concurrency = settings.concurrency or places(bundle.manifest.sizes.batch)
+    settings = replace(settings, concurrency=concurrency)
     with contextlib.ExitStack() as stack:
         mark = None if address == LOCAL else stack.enter_context(_marked(settings.voices_folder))
         stack.enter_context(cluster(address))
         stop = stack.enter_context(_stopped_by_signals())
         _check_room(address, engine, replication)
         arguments = (everywhere(name), engine, bundle.digest, settings, keys, mark)
-        _start(settings, _deployment(engine, settings, replication).bind(*arguments))
+        _start(settings, _deployment(engine, settings, replication, concurrency).bind(*arguments))
         stack.callback(serve.shutdown)
         yield f"http://{settings.host}:{settings.port}"
         while not stop.wait(_POLL_SECONDS):
@@ -205,21 +208,21 @@ def _check_room(address: str, engine: Engine, replication: Replication) -> None:
             )
 
 
-def _deployment(engine: Engine, settings: Settings, replication: Replication) -> Any:
+def _deployment(engine: Engine, settings: Settings, replication: Replication, concurrency: int) -> Any:
     most = replication.max_replicas or replication.replicas
     count: dict[str, Any] = {"num_replicas": replication.replicas}
     if most > replication.replicas:
         scaling = AutoscalingConfig(
             min_replicas=replication.replicas,
             max_replicas=most,
-            target_ongoing_requests=settings.concurrency,
+            target_ongoing_requests=concurrency,
         )
         count = {"autoscaling_config": scaling}
     return serve.deployment(
         serve.ingress()(Replica),
         name="speech",
         ray_actor_options=_needs(engine),
-        max_ongoing_requests=settings.concurrency + settings.queue + _SPARE_REQUESTS,
+        max_ongoing_requests=concurrency + settings.queue + _SPARE_REQUESTS,
         max_queued_requests=settings.queue + _SPARE_REQUESTS,
         graceful_shutdown_timeout_s=settings.drain_seconds,
         graceful_shutdown_wait_loop_s=0.5,

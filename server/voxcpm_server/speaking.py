@@ -28,6 +28,11 @@ _POLL_SECONDS = 0.05
 _PLACES_WITHOUT_BATCH = 2
 
 
+def places(slots: int) -> int:
+    """Texts that are spoken at the same time by a bundle of so many slots, unless `--concurrency` says otherwise."""
+    return max(_PLACES_WITHOUT_BATCH, slots)
+
+
 class Speeches:
     """Speaks for a server: plans, waits in the queue, and streams.
 
@@ -44,7 +49,7 @@ class Speeches:
         self._batch = tts.continuous_batch() if slots > 1 else None
         self._speaker = tts if self._batch is None else self._batch
         if settings.concurrency is None:
-            queue.widen(max(_PLACES_WITHOUT_BATCH, slots))
+            queue.widen(places(slots))
 
     @property
     def sample_rate(self) -> int:
