@@ -264,3 +264,13 @@ def test_the_beginning_of_two_megabytes_without_a_space_is_read_at_once(tts):
 
     assert time.process_time() - began < 2
     assert len(planned.segments[0].text) <= 16
+
+
+def test_reading_to_the_end_of_a_book_can_be_cancelled(tts):
+    token = CancelToken()
+    planned = tts.plan(BOOK, segment_tokens=16, cancel=token)
+    token.cancel()
+
+    with pytest.raises(Cancelled):
+        len(planned.segments)
+    assert planned.segments[0].text == "the first"
