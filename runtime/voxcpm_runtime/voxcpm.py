@@ -233,7 +233,11 @@ class VoxCPM(UpstreamNames):
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
-        return self._batch_of(plan.parallel_segments).speak_plan(plan)
+        try:
+            return self._batch_of(plan.parallel_segments).speak_plan(plan)
+        finally:
+            if plan.saved_segments is not None:
+                plan.saved_segments.release()
 
     def batch(self, utterances: Iterable[AnyArguments]) -> list[Speech]:
         """Speak several utterances with their own texts, voices, seeds and options; each sounds as it would alone.

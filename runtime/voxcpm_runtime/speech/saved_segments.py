@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,11 @@ class SavedSegments:
         self.seed = seed
         self._output = output
         self._digest = digest
-        self._lock = self._locked() if self.folder.is_dir() else None
+        self._lock: Lock | None = None
+        self._one_thread = threading.Lock()
+        # Refused now if another run has it, before any work. It is held from the first segment that is saved on.
+        if (lock := self._locked()) is not None:
+            lock.release()
         recorded = _read_plan(self.folder / _PLAN)
         self._is_same = recorded.get("digest") == digest and (drawn or recorded.get("seed") == seed)
         if self._is_same and isinstance(recorded.get("seed"), int):
@@ -68,31 +74,41 @@ class SavedSegments:
         fields: dict[str, Any] = asdict(segment)
         arrays = {name: fields.pop(name) for name in _ARRAYS}
         try:
-            if not self._is_same:
-                while self._lock is None:
-                    self.folder.mkdir(parents=True, exist_ok=True)
-                    self._lock = self._locked()
-                for earlier in self.folder.iterdir():
-                    earlier.unlink()
-                with whole_file(self.folder / _PLAN) as file:
-                    file.write(json.dumps({"digest": self._digest, "seed": self.seed}).encode())
-                self._is_same = True
+            # Segments of a batch end in threads of their own.
+            with self._one_thread:
+                if self._lock is None:
+                    self._hold()
             with whole_file(self._path(index)) as file:
                 file.write(sealed(arrays, {_METADATA_KEY: json.dumps(fields)}))
         except OSError as error:
             raise InputError(f"{self.folder}: cannot be written ({os_reason(error)})") from None
 
     def discard(self) -> None:
-        """Delete all saved segments."""
+        """Delete all saved segments, unless another run is saving its own."""
+        with contextlib.suppress(InputError):
+            self._lock = self._lock or self._locked()
         if self._lock is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.release()
 
     def release(self) -> None:
-        """Leave the segments as they are to another run, and save no more."""
+        """Leave the segments as they are to another run, until this one saves the next."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def _hold(self) -> None:
+        """Lock the folder, made if it is missing, and empty it of another speech's segments."""
+        while self._lock is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = self._locked()
+        plan = {"digest": self._digest, "seed": self.seed}
+        if _read_plan(self.folder / _PLAN) != plan:
+            for earlier in self.folder.iterdir():
+                earlier.unlink()
+            with whole_file(self.folder / _PLAN) as file:
+                file.write(json.dumps(plan).encode())
+        self._is_same = True
 
     def _locked(self) -> Lock | None:
         """A lock on the folder, so that no other run of the same command writes or deletes segments meanwhile.
