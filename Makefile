@@ -10,7 +10,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c con
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients test-ray load wheel demo clean
+.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients test-ray torture soak load wheel demo clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,12 @@ test-page: $(STAMP)  ## the server's page in Chromium; pictures of it in build/s
 
 load: $(STAMP)  ## a server under 100 clients for a minute: figures, and an error if an answer is wrong or memory grows
 	@$(BIN)/python benchmarks/load.py
+
+torture: $(STAMP)  ## tests/robustness: kills, failing calls, damage, fuzzing, a minute of soak; make torture SEED=18
+	@TORTURE_SEED=$(or $(SEED),17) $(BIN)/python -m pytest $(WORKERS) -m torture tests/robustness
+
+soak: $(STAMP)  ## 16 threads speak for an hour: memory, descriptors, threads and samples; make soak MINUTES=10
+	@SOAK_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m pytest -m soak tests/robustness/test_soak.py
 
 # The bundle is made anew each time. Its graphs are lowered into a cache, from which they move into the bundle and its
 # manifest: so the wheel's first command off the Mac need not lower them.

@@ -131,7 +131,7 @@ def test_samples_are_rounded_as_in_a_wav_file(tmp_path) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_timing_and_fragments_make_no_difference(seed: int) -> None:
     expected = heard()
-    rng = random.Random(seed)  # noqa: S311 - a test's own
+    rng = random.Random(seed)
     got = []
     speaker = Speaker(pause=lambda: rng.choice([0, 0, 0.002]))
     with Session(speaker, RATE, buffer_seconds=rng.choice([0.021, 0.05, 5])) as session:

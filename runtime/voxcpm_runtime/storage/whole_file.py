@@ -98,7 +98,12 @@ def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
         file = os.fdopen(descriptor, "wb+")
         locked = try_lock(file.fileno())
         if locked and is_at(file.fileno(), part):
-            file.truncate()
+            try:
+                file.truncate()
+            except OSError:
+                part.unlink(missing_ok=True)
+                file.close()
+                raise
             break
         file.close()
         if locked is None:

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robustness import totals as totals_
+from robustness.children import Case, Children
+from robustness.scenarios import SCENARIOS, Materials, Scenario, files
+
+SEED = int(os.environ.get("TORTURE_SEED", "17"))
+SPEAKING = (
+    "voxcpm_runtime.voxcpm",
+    "voxcpm_runtime.commands.batch",
+    "voxcpm_runtime.commands.generate",
+    "voxcpm_runtime.commands.voices",
+    "voxcpm_runtime.backends.portable.step_model",
+)
+CONVERTING = (
+    *SPEAKING,
+    "voxcpm_conversion.cli",
+    "voxcpm_conversion.convert",
+    "voxcpm_conversion.core_ml.packages",
+)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """On the process that reports: workers send their counts with their tests."""
+    if report.when == "call":
+        FOUND.extend(totals_.rows(report.user_properties))
+
+
+FOUND: list[dict[str, Any]] = []
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not FOUND:
+        return
+    path = config.rootpath / "build" / "torture.json"
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M")
+    totals_.write(
+        path,
+        FOUND,
+        seed=SEED,
+        ended=now,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+    )
+    terminalreporter.section(f"totals, seed {SEED}, also in {path.relative_to(config.rootpath)}")
+    for line in totals_.table(FOUND):
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def totals(request: pytest.FixtureRequest) -> totals_.Totals:
+    """totals.record(section, row, outcomes, **figures): a row of the table that the run ends with."""
+    return totals_.Totals(request)
+
+
+@pytest.fixture(scope="session")
+def torture_seed() -> int:
+    """The seed of all that is random; `TORTURE_SEED` sets another one."""
+    return SEED
+
+
+@pytest.fixture(scope="session")
+def system_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that counts and disturbs calls to the system; skips off Linux, and without a C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if platform.system() != "Linux" or compiler is None:
+        pytest.skip("needs Linux and a C compiler")
+    library = tmp_path_factory.mktemp("system-calls") / "system_calls.so"
+    source = Path(__file__).with_name("system_calls.c")
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+@pytest.fixture(scope="session")
+def speaking_children(system_calls: Path) -> Iterator[Children]:
+    """What runs commands that speak."""
+    children = Children(system_calls, modules=SPEAKING)
+    yield children
+    children.close()
+
+
+@pytest.fixture(scope="session")
+def converting_children(system_calls: Path) -> Iterator[Children]:
+    """What runs commands that convert."""
+    children = Children(system_calls, modules=CONVERTING)
+    yield children
+    children.close()
+
+
+@pytest.fixture(scope="session")
+def materials(
+    speaking_bundle: Path,
+    tiny_checkpoint: Path,
+    speaking_children: Children,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Materials:
+    """What the commands read."""
+    folder = tmp_path_factory.mktemp("materials")
+    cache, recording = folder / "cache", folder / "me.wav"
+    cache.mkdir()
+    given = (
+        "generate",
+        speaking_bundle,
+        "--precision",
+        "int8",
+        "--text",
+        "Good morning.",
+        "--seed",
+        1,
+        "-o",
+        recording,
+    )
+    ended = speaking_children.run(
+        Case(tuple(map(str, given)), folder=folder, environment={"VOXCPM_COREML_CACHE": str(cache)})
+    )
+    assert ended.code == 0, ended.err
+    return Materials(bundle=speaking_bundle, cache=cache, checkpoint=tiny_checkpoint, recording=recording)
+
+
+class Whole:
+    """A scenario's run that nothing disturbed."""
+
+    def __init__(self, scenario: Scenario, children: Children, materials: Materials, folder: Path) -> None:
+        self.scenario, self.children, self.materials = scenario, children, materials
+        run, log = folder / "run", folder / "calls.txt"
+        scenario.prepare(run, materials)
+        self.before = files(run)
+        began = time.monotonic()
+        ended = scenario.run(children, run, materials, log=log)
+        self.seconds = time.monotonic() - began
+        assert ended.code == 0, ended.err
+        self.files = files(run)
+        # Each call to the system on a file of the run: its kind and relative path.
+        lines = (line.split(" ", 1) for line in log.read_text().splitlines())
+        self.calls = [(kind, path.removeprefix(f"{run}/")) for kind, path in lines]
+
+
+@pytest.fixture(scope="session")
+def whole(
+    request: pytest.FixtureRequest, materials: Materials, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Whole]:
+    """whole(name): the run of a scenario that nothing disturbed, made once."""
+    made: dict[str, Whole] = {}
+
+    def of(name: str) -> Whole:
+        if name not in made:
+            scenario = SCENARIOS[name]
+            kind = "converting_children" if scenario.converts else "speaking_children"
+            children = request.getfixturevalue(kind)
+            made[name] = Whole(scenario, children, materials, tmp_path_factory.mktemp("whole"))
+        return made[name]
+
+    return of

@@ -1,0 +1,264 @@
+"""The commands that are killed and whose calls to the system fail: what they are given, what they may leave, what they
+have finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+
+from robustness.children import Case, Children, Ended
+
+BOOK = "Come in.\n\nGo out.\n\nSit down.\n\nGet up."
+LINES = ("Yes.", "No.", "One.", "Two.")
+# Few Euler steps: what is spoken does not matter, only that it is the same again.
+SPEAKING = (
+    "--precision",
+    "int8",
+    "--seed",
+    "4",
+    "--threads",
+    "1",
+    "--inference-timesteps",
+    "2",
+    "--no-retry",
+)
+CONVERSION = ("--precision", "int8", "--max-length", "64", "--prefill-chunk", "1")
+
+
+@dataclass(frozen=True)
+class Materials:
+    """What the commands read; they never write there."""
+
+    bundle: Path
+    """The built-in voice's."""
+    cache: Path
+    """A user's cache in which its int8 graphs are lowered."""
+    checkpoint: Path
+    """The tiny synthetic checkpoint."""
+    recording: Path
+    """Speech of a second or so."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A command. Paths are relative to its folder, `home/` is what it writes for a user."""
+
+    name: str
+    arguments: Callable[[Materials], tuple[object, ...]]
+    final: tuple[str, ...]
+    """Patterns of the files that must be whole whenever they are there."""
+    result: tuple[str, ...] = ()
+    """Patterns of what a run that succeeds makes, equal each time."""
+    saved: tuple[str, ...] = ()
+    """Patterns of what an interrupted run may keep for the next one."""
+    finished: tuple[str, ...] = ()
+    """Patterns of what is never made twice; the first wildcard names the part. See `pieces`."""
+    gathers: bool = False
+    """Whether the finished parts go into the result, and are removed when it is there."""
+    records: tuple[str, ...] = ()
+    """Files that grow line by line, of which a killed run may leave the last line incomplete."""
+    warm: bool = True
+    """Whether the user's cache is filled."""
+    converts: bool = False
+    replaced: dict[str, str] = field(default_factory=dict)
+    codes: tuple[int, ...] = (2,)
+    """Exit codes of a failure."""
+
+    def prepare(self, folder: Path, materials: Materials) -> None:
+        """Fill an empty folder with what is there before the command runs for the first time."""
+        folder.mkdir(parents=True)
+        (folder / "book.txt").write_text(BOOK, encoding="utf-8")
+        (folder / "lines.txt").write_text("\n".join(LINES), encoding="utf-8")
+        if self.warm:
+            shutil.copytree(materials.cache, folder / "home")
+        else:
+            (folder / "home").mkdir()
+
+    def run(self, children: Children, folder: Path, materials: Materials, **what: object) -> Ended:
+        """Run the command in its folder. what: as of `Case`."""
+        case = Case(
+            arguments=tuple(map(str, self.arguments(materials))),
+            folder=folder,
+            environment={"VOXCPM_COREML_CACHE": str(folder / "home")},
+            replaced={place: getattr(materials, name) for place, name in self.replaced.items()},
+            **what,  # type: ignore[arg-type]
+        )
+        return children.run(case)
+
+    def half_files(self, folder: Path, whole: dict[str, str], before: dict[str, str]) -> list[str]:
+        """The files under a final name that are neither whole nor as they were before."""
+        wrong = []
+        for path, digest in files(folder).items():
+            hidden = path.rpartition("/")[2].startswith(".") or path.endswith("/")
+            if hidden or path in self.records or not any(fnmatch(path, pattern) for pattern in self.final):
+                continue
+            if digest not in (whole.get(path), before.get(path)):
+                wrong.append(f"half a file: {path}")
+        return wrong
+
+    def leftovers(self, folder: Path, whole: dict[str, str], before: dict[str, str]) -> list[str]:
+        """The files that are neither of a whole run, nor were there before, nor are saved for the next run."""
+        return [
+            f"left behind: {path}"
+            for path in files(folder)
+            if path not in whole
+            and path not in before
+            and not any(fnmatch(path, pattern) for pattern in self.saved)
+        ]
+
+    def differences(self, folder: Path, whole: dict[str, str]) -> list[str]:
+        """What differs from a whole run after the command has succeeded. A cache may have less."""
+        now = files(folder)
+        left = [f"left behind: {path}" for path in now.keys() - whole.keys() if not path.endswith("/")]
+        return sorted(left) + self.missing(folder, whole)
+
+    def missing(self, folder: Path, whole: dict[str, str]) -> list[str]:
+        """The results that are not there, or are not those of a whole run."""
+        now = files(folder)
+        results = [path for path in whole if any(fnmatch(path, pattern) for pattern in self.result)]
+        return [f"{'differs' if p in now else 'missing'}: {p}" for p in results if now.get(p) != whole[p]]
+
+    def pieces(self, folder: Path) -> dict[str, int]:
+        """The finished parts, by name, with the time at which each was made."""
+        found = {}
+        for pattern in self.finished:
+            for path in folder.glob(pattern):
+                if not any(part.startswith(".unfinished") for part in path.parts):
+                    found["/".join(path.parts[-2:])] = path.stat().st_mtime_ns
+        return found
+
+
+def files(folder: Path) -> dict[str, str]:
+    """The digest of every file below a folder, and of every empty folder, by its relative path."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif path.is_dir() and not any(path.iterdir()):
+            found[f"{name}/"] = ""
+    return found
+
+
+def lines_of(ended: Ended) -> list[str]:
+    """What a failed command said beyond warnings."""
+    return [line for line in ended.err.splitlines() if line and not line.startswith("warning: ")]
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "generate",
+            lambda given: (
+                "generate",
+                given.bundle,
+                *SPEAKING,
+                "--text-file",
+                "book.txt",
+                "--segment-tokens",
+                8,
+                "-o",
+                "out/book.wav",
+            ),
+            final=("out/book.wav",),
+            result=("out/book.wav",),
+            saved=("out/.book.wav.segments/*.segment", "out/.book.wav.segments/*.json", "out/"),
+            finished=("out/.book.wav.segments/*.segment",),
+            gathers=True,
+        ),
+        Scenario(
+            "generate, empty cache",
+            lambda given: (
+                "generate",
+                given.bundle,
+                *SPEAKING,
+                "--text",
+                "Good morning.",
+                "-o",
+                "speech.flac",
+            ),
+            final=("speech.flac", "home/lowered/*"),
+            result=("speech.flac",),
+            saved=("home/*/",),
+            warm=False,
+        ),
+        Scenario(
+            "batch",
+            lambda given: ("batch", given.bundle, *SPEAKING, "lines.txt", "-o", "spoken"),
+            final=("spoken/*.wav", "spoken/spoken.jsonl"),
+            result=("spoken/*.wav",),
+            saved=("spoken/",),
+            finished=("spoken/*.wav",),
+            records=("spoken/spoken.jsonl",),
+            codes=(1, 2),
+        ),
+        Scenario(
+            "voices add",
+            lambda given: (
+                "voices",
+                "add",
+                "ada",
+                given.bundle,
+                "--precision",
+                "int8",
+                "--threads",
+                "1",
+                "--prompt",
+                given.recording,
+                "--prompt-text",
+                "Good morning.",
+                "--overwrite",
+            ),
+            final=("home/voices/*",),
+            result=("home/voices/ada.voice",),
+            saved=("home/voices/",),
+        ),
+        Scenario(
+            "convert",
+            lambda given: ("convert", given.checkpoint, *CONVERSION, "-o", "bundle"),
+            final=("bundle/*",),
+            result=("bundle/*",),
+            saved=(".bundle.partial/*",),
+            finished=(".bundle.partial/*/*.mlpackage", "bundle/*/*.mlpackage"),
+            warm=False,
+            converts=True,
+        ),
+        Scenario(
+            "default bundle",
+            lambda given: (
+                "generate",
+                "--precision",
+                "int8",
+                "--threads",
+                "1",
+                "--seed",
+                "4",
+                "--inference-timesteps",
+                "2",
+                "--no-retry",
+                "--max-len",
+                "2",
+                "--text",
+                "the you and",
+                "-o",
+                "speech.wav",
+            ),
+            final=("speech.wav", "home/bundles/default-*/*"),
+            result=("speech.wav", "home/bundles/default-*/*"),
+            saved=("home/*/", "home/bundles/.default-*.partial/*", "home/bundles/default-*.lock"),
+            finished=(
+                "home/bundles/.default-*.partial/*/*.mlpackage",
+                "home/bundles/default-*/*/*.mlpackage",
+            ),
+            warm=False,
+            converts=True,
+            replaced={"voxcpm_conversion.default_bundle:DEFAULT_CHECKPOINT": "checkpoint"},
+        ),
+    )
+}

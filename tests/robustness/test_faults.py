@@ -1,0 +1,103 @@
+"""One call to the system that fails: one line, the old state, and nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robustness.children import Ended
+from robustness.scenarios import Scenario, lines_of
+from robustness.totals import Totals
+
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EINTR)
+
+
+def chosen(calls: list[tuple[str, str]], count: int, chance: random.Random) -> list[tuple[int, int]]:
+    """`count` calls by their number, each with an error: one of each kind at each place first, then any."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for number, (kind, path) in enumerate(calls):
+        groups[kind, str(Path(path).parent)].append(number)
+    first = [(chance.choice(numbers), chance.choice(ERRORS)) for numbers in groups.values()]
+    pairs = [(number, error) for number in range(len(calls)) for error in ERRORS]
+    chance.shuffle(first)
+    chance.shuffle(pairs)
+    return list(dict.fromkeys([*first, *pairs]))[:count]
+
+
+def problems(scenario: Scenario, ended: Ended, folder: Path, whole: Any) -> list[str]:
+    """What is wrong with how a command ended, and with what it left."""
+    if ended.hung:
+        return ["hung"]
+    said = lines_of(ended)
+    if ended.code == 0:
+        wrong = scenario.missing(folder, whole.files) + scenario.half_files(folder, whole.files, whole.before)
+        # What could not be removed just then goes with the next run.
+        return wrong + scenario.leftovers(folder, whole.files, whole.before)
+    wrong = []
+    if ended.code not in scenario.codes:
+        wrong.append(f"exit code {ended.code}")
+    if len(said) != 1 or not said[0].startswith(("error: ", "failed: ")):
+        wrong.append(f"not one line: {said[-4:]}")
+    wrong += scenario.half_files(folder, whole.files, whole.before)
+    return wrong + scenario.leftovers(folder, whole.files, whole.before)
+
+
+def disturbed(whole: Any, folder: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """Outcomes, and what went wrong, of that many runs in each of which one call fails."""
+    scenario: Scenario = whole.scenario
+    chance = random.Random(f"{seed} {scenario.name}")
+    outcomes: Counter[str] = Counter()
+    wrong = []
+    for number, error in chosen(whole.calls, count, chance):
+        shutil.rmtree(folder, ignore_errors=True)
+        scenario.prepare(folder, whole.materials)
+        ended = scenario.run(whole.children, folder, whole.materials, call=number, error=error)
+        found = problems(scenario, ended, folder, whole)
+        outcomes["wrong" if found else "went on" if ended.code == 0 else "one line"] += 1
+        if ended.code or scenario.differences(folder, whole.files):
+            again = scenario.run(whole.children, folder, whole.materials)
+            found += [f"then {problem}" for problem in scenario.differences(folder, whole.files)]
+            found += [f"then exit code {again.code}: {again.err.strip()}"] if again.code else []
+        kind, path = whole.calls[number]
+        wrong += [f"{kind} {path} ({errno.errorcode[error]}, call {number}): {problem}" for problem in found]
+    return outcomes, wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("generate", 6), ("generate, empty cache", 5), ("voices add", 10)]
+)
+def test_a_call_that_fails_is_one_line_and_the_old_state(
+    whole: Callable[[str], Any], tmp_path: Path, totals: Totals, torture_seed: int, name: str, count: int
+) -> None:
+    outcomes, wrong = disturbed(whole(name), tmp_path / "run", count, torture_seed)
+
+    totals.record("Faults", name, outcomes)
+    assert not wrong, "\n".join(wrong)
+
+
+COUNTS = {
+    "generate": 60,
+    "generate, empty cache": 60,
+    "batch": 60,
+    "voices add": 48,
+    "convert": 24,
+    "default bundle": 12,
+}
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_kind_of_call_fails_once_at_every_place(
+    whole: Callable[[str], Any], tmp_path: Path, totals: Totals, torture_seed: int, name: str
+) -> None:
+    outcomes, wrong = disturbed(whole(name), tmp_path / "run", COUNTS[name], torture_seed)
+
+    totals.record("Faults", name, outcomes)
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,51 @@
+"""What the harness counted: cases and outcomes of each row, as one table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROPERTY = "torture"
+
+
+class Totals:
+    """Counts of one test. They travel with its report, so that workers' counts meet in one table."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._request = request
+
+    def record(
+        self, section: str, row: str, outcomes: Counter[str] | dict[str, int], **figures: float
+    ) -> None:
+        """Add a row: its section (Kill, Faults, …), how many cases came to what, and figures with their unit in the
+        name (`seconds`, `megabytes`).
+        """
+        entry = {"section": section, "row": row, "outcomes": dict(outcomes), "figures": figures}
+        self._request.node.user_properties.append((PROPERTY, entry))
+
+
+def rows(properties: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
+    """The rows among the properties of a test's report."""
+    return [value for name, value in properties if name == PROPERTY]
+
+
+def write(path: Path, found: list[dict[str, Any]], **about: object) -> None:
+    """Write all rows, and what the run was, as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n", encoding="utf-8")
+
+
+def table(found: list[dict[str, Any]]) -> list[str]:
+    """The lines of a table in Markdown, one row for each row."""
+    lines = ["| section | what | cases | outcomes |", "|---|---|---|---|"]
+    for entry in sorted(found, key=lambda entry: (entry["section"], entry["row"])):
+        outcomes = [f"{count} {name}" for name, count in sorted(entry["outcomes"].items())]
+        outcomes += [f"{name} {value:g}" for name, value in entry["figures"].items()]
+        cases = sum(entry["outcomes"].values())
+        lines.append(f"| {entry['section']} | {entry['row']} | {cases} | {', '.join(outcomes)} |")
+    return lines
