@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import shutil
+import subprocess
+import sys
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
-from robustness.scenarios import Scenario
+from robustness.scenarios import Scenario, files
 from robustness.totals import Totals
 
 LONGEST_CHAIN = 4
@@ -91,3 +97,84 @@ def test_two_hundred_kills(
 
     totals.record("Kill", name, outcomes)
     assert not wrong, "\n".join(wrong)
+
+
+PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+TEXT = "\n\n".join(["One two three four."] * 6)
+JOB_KILLS = 20
+JOBS = 4
+
+
+@pytest.mark.torture
+def test_a_killed_server_loses_no_job(
+    speaking_bundle: Path, tmp_path: Path, totals: Totals, torture_seed: int
+) -> None:
+    """A job that was accepted is spoken, however often the server is killed, each segment once, as without a kill."""
+    chance = random.Random(f"{torture_seed} jobs")
+    outcomes: Counter[str] = Counter()
+    wrong: list[str] = []
+    speech: set[str] = set()
+    for number in range(JOBS):
+        folder = tmp_path / f"jobs-{number}"
+        id_, pieces, kills = "", {}, JOB_KILLS // JOBS
+        while True:
+            with served(speaking_bundle, folder) as (process, url):
+                if not id_:
+                    said = {"model": "tts-1", "input": TEXT, "response_format": "wav", "seed": 7}
+                    answer = httpx2.post(f"{url}/v1/audio/jobs", json=said, timeout=60)
+                    assert answer.status_code == 202, answer.text
+                    id_ = str(answer.json()["id"])
+                if not kills:
+                    state = ended(url, id_)
+                    outcomes[f"job {state}"] += 1
+                    break
+                time.sleep(chance.uniform(0, 2))
+                process.kill()
+                process.wait()
+            kills -= 1
+            outcomes["killed"] += 1
+            now = {path.name: path.stat().st_mtime_ns for path in (folder / id_).rglob("*.segment")}
+            if not (folder / id_ / "speech.wav").exists():
+                wrong += [f"job {number} lost {name}" for name in pieces.keys() - now.keys()]
+            wrong += [
+                f"job {number} made {name} twice" for name in pieces.keys() & now if pieces[name] != now[name]
+            ]
+            pieces = now
+        left = sorted(path.name for path in (folder / id_).iterdir())
+        wrong += [] if left == ["speech.wav"] else [f"job {number} left {left}"]
+        speech |= {digest for name, digest in files(folder / id_).items() if name == "speech.wav"}
+
+    totals.record("Kill", "server jobs", outcomes)
+    # All jobs say the same with the same seed.
+    assert len(speech) == 1
+    assert not wrong, "\n".join(wrong)
+
+
+@contextlib.contextmanager
+def served(bundle: Path, jobs: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server, and its URL, which is killed at the end."""
+    given = ("serve", bundle, "--port", 0, "--voices-folder", jobs.parent / "voices", "--jobs-folder", jobs)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *map(str, given), "--precision", "int8", "--threads", "1"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "VOXCPM_COREML_API_KEYS": ""},
+    )
+    try:
+        line = process.stderr.readline() if process.stderr else ""
+        assert line.startswith("listening on http://127.0.0.1:"), line
+        yield process, line.split()[2]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ended(url: str, id_: str) -> str:
+    """The state in which a job ended."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        state = str(httpx2.get(f"{url}/v1/audio/jobs/{id_}", timeout=60).json()["state"])
+        if state in ("done", "failed"):
+            return state
+        time.sleep(0.1)
+    return "hanging"
