@@ -24,7 +24,7 @@ def slowed_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(REPOSITORY / root, tree / root, ignore=shutil.ignore_patterns("__pycache__"))
     step_model = tree / "runtime/voxcpm_runtime/backends/portable/step_model.py"
     source = step_model.read_text()
-    line = "        feeds = {name: self._checked(interface, inputs)"
+    line = "        feeds = checked_inputs(self._name"
     assert line in source
     slow = f"        if 'locdit' in self._name:\n            import time; time.sleep({SLEEP_MS / 1e3})\n"
     step_model.write_text(source.replace(line, slow + line))
