@@ -42,7 +42,7 @@ test: lint types  ## lint, types and tests: about eleven minutes on two cores
 	@$(BIN)/python -m pytest $(WORKERS)
 
 test-fast: lint types  ## as test, but nothing that converts or runs torch: a few minutes
-	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not wheel and not clients and not ray and not converts"
+	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not wheel and not clients and not ray and not browser and not torture and not soak and not converts"
 
 test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 	@$(BIN)/python -m pytest -m slow
