@@ -53,8 +53,8 @@ test-page: $(STAMP)  ## the server's page in Chromium; pictures of it in build/s
 load: $(STAMP)  ## a server under 100 clients for a minute: figures, and an error if an answer is wrong or memory grows
 	@$(BIN)/python benchmarks/load.py
 
-torture: $(STAMP)  ## tests/robustness: kills, failing calls, damage, fuzzing, a minute of soak; make torture SEED=18
-	@TORTURE_SEED=$(or $(SEED),17) $(BIN)/python -m pytest $(WORKERS) -m torture tests/robustness
+torture: $(STAMP)  ## tests/robustness: kills, failing calls, damage, fuzzing, a minute of soak; SEED=18, SHARE=0.1
+	@TORTURE_SEED=$(or $(SEED),17) TORTURE_SHARE=$(or $(SHARE),1) $(BIN)/python -m pytest $(WORKERS) -m torture tests/robustness
 
 soak: $(STAMP)  ## 16 threads speak for an hour: memory, descriptors, threads and samples; make soak MINUTES=10
 	@SOAK_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m pytest -m soak tests/robustness/test_soak.py

@@ -1,4 +1,4 @@
-"""The licence of each package that is installed for this one, with all extras, in Markdown: `python tests/licences.py`."""
+"""The licence of each package that is installed for this one; `python tests/licences.py` prints a table."""
 
 from __future__ import annotations
 

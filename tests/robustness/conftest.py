@@ -72,6 +72,13 @@ def torture_seed() -> int:
 
 
 @pytest.fixture(scope="session")
+def share() -> Callable[[int], int]:
+    """share(cases): how many of them are to run; `TORTURE_SHARE`, from 0 to 1, asks for fewer."""
+    part = float(os.environ.get("TORTURE_SHARE", "1"))
+    return lambda cases: max(1, round(part * cases))
+
+
+@pytest.fixture(scope="session")
 def system_calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library that counts and disturbs calls to the system; skips off Linux, and without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")

@@ -95,9 +95,14 @@ COUNTS = {
 @pytest.mark.torture
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_kind_of_call_fails_once_at_every_place(
-    whole: Callable[[str], Any], tmp_path: Path, totals: Totals, torture_seed: int, name: str
+    whole: Callable[[str], Any],
+    tmp_path: Path,
+    totals: Totals,
+    torture_seed: int,
+    share: Callable[[int], int],
+    name: str,
 ) -> None:
-    outcomes, wrong = disturbed(whole(name), tmp_path / "run", COUNTS[name], torture_seed)
+    outcomes, wrong = disturbed(whole(name), tmp_path / "run", share(COUNTS[name]), torture_seed)
 
     totals.record("Faults", name, outcomes)
     assert not wrong, "\n".join(wrong)

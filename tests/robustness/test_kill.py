@@ -91,9 +91,14 @@ KILLS = {
 @pytest.mark.torture
 @pytest.mark.parametrize("name", KILLS)
 def test_two_hundred_kills(
-    whole: Callable[[str], Any], tmp_path: Path, totals: Totals, torture_seed: int, name: str
+    whole: Callable[[str], Any],
+    tmp_path: Path,
+    totals: Totals,
+    torture_seed: int,
+    share: Callable[[int], int],
+    name: str,
 ) -> None:
-    outcomes, wrong = killed(whole(name), tmp_path / "run", KILLS[name], torture_seed)
+    outcomes, wrong = killed(whole(name), tmp_path / "run", share(KILLS[name]), torture_seed)
 
     totals.record("Kill", name, outcomes)
     assert not wrong, "\n".join(wrong)
@@ -107,14 +112,14 @@ JOBS = 4
 
 @pytest.mark.torture
 def test_a_killed_server_loses_no_job(
-    speaking_bundle: Path, tmp_path: Path, totals: Totals, torture_seed: int
+    speaking_bundle: Path, tmp_path: Path, totals: Totals, torture_seed: int, share: Callable[[int], int]
 ) -> None:
     """A job that was accepted is spoken, however often the server is killed, each segment once, as without a kill."""
     chance = random.Random(f"{torture_seed} jobs")
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
     speech: set[str] = set()
-    for number in range(JOBS):
+    for number in range(share(JOBS)):
         folder = tmp_path / f"jobs-{number}"
         id_, pieces, kills = "", {}, JOB_KILLS // JOBS
         while True:
