@@ -94,7 +94,7 @@ test-clients: $(STAMP) clients  ## voice agents' own services speak with a serve
 	@if test -e $(CLIENTS)/.installed; then $(BIN)/python -m pytest -m clients tests/server; \
 	  else echo "1 skipped: the tests with Pipecat and LiveKit, whose packages are not to be had"; fi
 
-# Ray comes with fifty packages, some of which the server would use if they were there. So it has an environment of its own
+# Ray comes with forty packages, some of which the server would use if they were there. So it has an environment of its own
 # above the other one.
 $(RAY)/.installed: $(STAMP)
 	@echo "Creating $(RAY)"
