@@ -244,14 +244,17 @@ class _ClusterRun:
         self._crashes[actor.node] += 1
         if self._crashes[actor.node] >= _MOST_LOSSES:
             self._refuse(actor.node, reason)
+        # It speaks the oldest chunk; what waits behind that is not to blame.
+        oldest = next(iter(actor.running.values()), None)
         for chunk in reversed(actor.running.values()):
-            self._again(chunk, reason)
+            self._again(chunk, reason if chunk is oldest else None)
         # Its machine may be there still.
         self._looked = float("-inf")
 
-    def _again(self, chunk: list[Task], reason: str) -> None:
+    def _again(self, chunk: list[Task], reason: str | None) -> None:
+        """Let others speak a chunk. reason: why a process ended while it spoke this; None if it did not."""
         for task in reversed(chunk):
-            self._losses[task.line.line] += 1
+            self._losses[task.line.line] += reason is not None
             if self._losses[task.line.line] < _MOST_LOSSES:
                 self._waiting.appendleft(task)
             else:
@@ -266,7 +269,7 @@ class _ClusterRun:
         for actor in [actor for actor in self._actors if actor.node == node]:
             self._drop(actor)
             for chunk in reversed(actor.running.values()):
-                self._again(chunk, reason)
+                self._again(chunk, None)
         self._check_hope()
 
     def _check_hope(self) -> None:
