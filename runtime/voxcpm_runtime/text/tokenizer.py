@@ -60,12 +60,11 @@ class TextTokenizer:
         build = _llama_tokenizer if document.get("normalizer") == _LLAMA_NORMALIZER else _tokenizer_of_file
         try:
             with _panics_told("not a tokeniser file"):
-                tokenizer = build(document, config)
+                return cls(build(document, config), _content(config.get("unk_token") or "<unk>"))
         except BundleError as error:
             raise BundleError(f"{folder / 'tokenizer.json'}: {error}") from None
         except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception for a bad file
             raise BundleError(f"{folder / 'tokenizer.json'}: not a tokeniser file ({error})") from None
-        return cls(tokenizer, _content(config.get("unk_token") or "<unk>"))
 
     def tokens(self, text: str) -> list[str]:
         """BPE tokens of a text; those of several Chinese characters are split (upstream's `tokenize`).

@@ -23,7 +23,7 @@ from .gpu_fusion import fuse_for_gpu
 from .graph import Call, Graph, UnsupportedOperationError, value_info
 from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode, WeightRef, graph_dtype
 from .operators import DEQUANTIZERS, OPERATORS, VALUE_PRESERVING
-from .package import Constant, Operation, Program, TensorType, read_package
+from .package import Constant, Operation, Program, TensorType, damage_named, read_package
 from .resolved_states import without_states
 
 OPSETS = (("", 20), ("com.microsoft", 1))
@@ -47,9 +47,11 @@ def lower(
 
     Raises PackageError for a damaged package and UnsupportedOperationError for an operation without an ONNX form.
     """
-    program = without_states(read_package(package, function))
-    graph = Graph(signed_products=signed_products)
-    return _serialised(program, *translate(program, mode, probe, graph), mode=mode)
+    read = read_package(package, function)
+    with damage_named(package):
+        program = without_states(read)
+        graph = Graph(signed_products=signed_products)
+        return _serialised(program, *translate(program, mode, probe, graph), mode=mode)
 
 
 def translate(

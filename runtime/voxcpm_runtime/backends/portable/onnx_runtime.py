@@ -22,4 +22,17 @@ except ImportError as error:
         "onnxruntime, or onnxruntime-gpu in its place"
     ) from None
 
-__all__ = ["errors", "ort"]
+# They have no base class but Exception.
+ERRORS: tuple[type[Exception], ...] = (
+    errors.EPFail,
+    errors.Fail,
+    errors.InvalidArgument,
+    errors.InvalidGraph,
+    errors.InvalidProtobuf,
+    errors.NoModel,
+    errors.NoSuchFile,
+    errors.NotImplemented,
+    errors.RuntimeException,
+)
+
+__all__ = ["ERRORS", "ort"]

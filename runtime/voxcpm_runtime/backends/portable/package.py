@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from voxcpm_constants.errors import BundleError
+from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.targets import MAIN
 
 from .lowered import OPEN_END, Interface
@@ -50,6 +51,24 @@ FEATURE_DTYPES = {65552: "FLOAT16", 65568: "FLOAT32", 131104: "INT32"}
 
 class PackageError(BundleError):
     """An .mlpackage that cannot be read or run here: incomplete, damaged, or with an unknown operation."""
+
+
+@contextmanager
+def damage_named(package: Path) -> Iterator[None]:
+    """A context for reading a program, in which whatever a program of another form leads to becomes a PackageError.
+
+    Its names, types and shapes are a stranger's: each operation takes some of them for given. Errors of files, depth
+    and memory pass.
+    """
+    try:
+        yield
+    except (BundleError, ImportError, OSError, RecursionError, MemoryError):
+        raise
+    except Exception as error:
+        raise PackageError(
+            f"{package} is damaged, or is not of a form that this release runs "
+            f"({type(error).__name__}: {first_line(error)}); convert again"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -144,19 +163,20 @@ def read_package(package: Path, function: str = MAIN) -> Program:
         raise PackageError(f"{package} holds no ML program (convert with convert_to='mlprogram')")
     if function not in functions:
         raise PackageError(f"{package} has no function {function}; it has {', '.join(sorted(functions))}")
-    (block,) = functions[function].block_specializations.values()
-    # A package with one function describes it as the model itself.
-    description = next((f for f in spec.description.functions if f.name == function), spec.description)
-    operations = tuple(_operation(op, weights) for op in block.operations)
-    types = {name: type_ for op in operations for name, type_ in op.outputs}
-    types |= {value.name: tensor_type(value.type) for value in functions[function].inputs}
-    return Program(
-        inputs=tuple(_input(feature) for feature in description.input),
-        outputs=tuple(_output(name, types[name]) for name in block.outputs),
-        states=tuple(_input(feature) for feature in description.state),
-        operations=operations,
-        weights=weights,
-    )
+    with damage_named(package):
+        (block,) = functions[function].block_specializations.values()
+        # A package with one function describes it as the model itself.
+        description = next((f for f in spec.description.functions if f.name == function), spec.description)
+        operations = tuple(_operation(op, weights) for op in block.operations)
+        types = {name: type_ for op in operations for name, type_ in op.outputs}
+        types |= {value.name: tensor_type(value.type) for value in functions[function].inputs}
+        return Program(
+            inputs=tuple(_input(feature) for feature in description.input),
+            outputs=tuple(_output(name, types[name]) for name in block.outputs),
+            states=tuple(_input(feature) for feature in description.state),
+            operations=operations,
+            weights=weights,
+        )
 
 
 def read_specification(package: Path) -> Any:

@@ -32,7 +32,7 @@ from voxcpm_runtime.backends.machine import chip, cpu_features
 from voxcpm_runtime.bundle.verified_files import check_digests
 
 from .lowered import Lowered, Mode, WeightRef
-from .onnx_runtime import errors, ort
+from .onnx_runtime import ERRORS, ort
 
 PREPARED = ".ort"
 MODEL = "model.onnx"
@@ -58,16 +58,6 @@ _SAVING = {
     "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
     "session.save_external_prepacked_constant_initializers": "1",
 }
-
-# ONNX Runtime's errors have no base class but Exception.
-_ERRORS = (
-    errors.Fail,
-    errors.InvalidArgument,
-    errors.InvalidGraph,
-    errors.InvalidProtobuf,
-    errors.NoSuchFile,
-    errors.RuntimeException,
-)
 
 
 def is_worth_preparing(lowered: Lowered, mode: Mode) -> bool:
@@ -104,10 +94,10 @@ def open_prepared(
         entry, _ = form.cached()
         try:
             return _opened(entry, options, session)
-        except (BundleError, *_ERRORS):
+        except (BundleError, *ERRORS):
             entry, _ = form.cached(damaged=mark(entry))
             return _opened(entry, options, session)
-    except (OSError, NotImplementedError, BundleError, *_ERRORS) as error:
+    except (OSError, NotImplementedError, BundleError, *ERRORS) as error:
         reason = os_reason(error) if isinstance(error, OSError) else first_line(error)
         warnings.warn(
             f"{cache_folder('compiled')}: a step model's prepared form cannot be saved there ({reason}), so that every "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from voxcpm_constants.errors import first_line
 from voxcpm_constants.targets import MAIN
 from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.step_function import StepState
@@ -18,7 +20,7 @@ from .device_checks import check_provider
 from .device_state import DeviceState
 from .device_worker import DeviceWorker
 from .lowered import PROBE_OUTPUT, Lowered, Mode
-from .onnx_runtime import ort
+from .onnx_runtime import ERRORS, ort
 from .package import PackageError, map_weights
 from .prepared import is_worth_preparing, open_prepared
 from .state import State
@@ -79,6 +81,7 @@ class PortableStepModel:
         )
         self._mode = mode
         self._state = dict(state or {})
+        self._package = package
         self._name = package.name
         self.inputs = {i.name: i for i in self._lowered.inputs if i.name not in self._state}
         self._state_inputs = {i.name: i for i in self._lowered.inputs if i.name in self._state}
@@ -95,7 +98,8 @@ class PortableStepModel:
         self._on_device: DeviceCalls | None = None
         if device is None:
             key = None if cache_key is None else f"{cache_key}|{function}"
-            opened = _open(package, self._lowered, mode, threads, prepared_key=key)
+            with _refusal_named(package):
+                opened = _open(package, self._lowered, mode, threads, prepared_key=key)
             self._session, self._weights = opened
         else:
             self._on_device = self._opened_on(device, package, threads)
@@ -161,10 +165,12 @@ class PortableStepModel:
                 raise ValueError(f"{self._name}: the state is not of this step model")
             return self._on_device.call(feeds, state)
         if state is None:
-            return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
+            with _refusal_named(self._package):
+                return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
         if not isinstance(state, State) or state.in_place != self._in_place:
             raise ValueError(f"{self._name}: the state is not of this step model")
-        return self._advanced(feeds, state)
+        with _refusal_named(self._package):
+            return self._advanced(feeds, state)
 
     def _advanced(self, feeds: Mapping[str, np.ndarray], state: State) -> dict[str, np.ndarray]:
         binding = state.binding(self._session)
@@ -212,6 +218,18 @@ def open_on_device(
         opened, captured = session(device.providers()), False
     check_provider(device, opened)
     return opened, captured
+
+
+@contextmanager
+def _refusal_named(package: Path) -> Iterator[None]:
+    """A context in which an error of ONNX Runtime becomes a PackageError: its graph was lowered from the package."""
+    try:
+        yield
+    except ERRORS as error:
+        raise PackageError(
+            f"{package} is damaged, or its entry in the cache: ONNX Runtime refuses it ({first_line(error)}); convert "
+            "again, or clear the cache"
+        ) from error
 
 
 def _mapped(package: Path, lowered: Lowered) -> list[ort.OrtValue]:
