@@ -1,0 +1,109 @@
+"""A flipped byte, a truncation and a swap in every file that is read, with and without digests that match."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from robustness.mutations import DAMAGES
+from robustness.totals import Totals
+from robustness.watched import OTHER, Counted, Watched, watched
+
+# Cases without and with digests that match. With those, a flipped byte of a weight is another weight: only that
+# nothing crashes, hangs or takes memory is asked then. All of them make 2,000 with those of the checkpoints.
+VOICE_CASES = {
+    "bundle": (480, 130), "voice": (130, 100), "prefix": (70, 50), "lowered": (50, 30), "prepared": (40, 20),
+    "verified": (50, 0), "segments": (90, 60),
+}  # fmt: skip
+TINY_CASES = {"bundle": (440, 100)}
+CHECKPOINT_CASES = 80
+
+
+def _cases(counts: dict[str, tuple[int, int]], seed: int, share: float = 1.0) -> list[dict[str, object]]:
+    made: list[dict[str, object]] = []
+    for kind, both in counts.items():
+        for matching, count in zip((False, True), both, strict=True):
+            for number in range(max(1, round(count * share)) if count else 0):
+                damage = DAMAGES[(number + number // 7) % len(DAMAGES)]
+                made.append(
+                    {"kind": kind, "number": number, "damage": damage, "matching": matching, "seed": seed}
+                )
+    return made
+
+
+def _run(process: Watched, cases: list[dict[str, object]], what: str, totals: Totals) -> None:
+    rows: dict[str, Counted] = {}
+    for case in cases:
+        row = f"{what}: {case['kind']}{', digests match' if case['matching'] else ''}"
+        rows.setdefault(row, Counted()).add(case, process.run(case))
+    for row, counted in rows.items():
+        totals.record("Damage", row, counted.outcomes)
+    every = Counted()
+    every.wrong = [wrong for counted in rows.values() for wrong in counted.wrong]
+    every.check()
+
+
+def test_some_damage_to_what_a_voice_speaks_with(
+    speaking_bundle: Path, totals: Totals, torture_seed: int
+) -> None:
+    counts = {kind: (both[0], 0) for kind, both in VOICE_CASES.items() if kind != "prepared"}
+    counts["bundle"] = (120, 60)
+    with watched(
+        "robustness.damage:scene", bundle=speaking_bundle, kinds=["voice", "prefix", "segments"]
+    ) as process:
+        _run(process, _cases(counts, torture_seed, share=0.05), "built-in voice, some", totals)
+
+
+@pytest.mark.torture
+def test_damage_to_what_a_voice_speaks_with(speaking_bundle: Path, totals: Totals, torture_seed: int) -> None:
+    with watched("robustness.damage:scene", bundle=speaking_bundle, kinds=list(VOICE_CASES)) as process:
+        _run(process, _cases(VOICE_CASES, torture_seed), "built-in voice", totals)
+
+
+@pytest.mark.torture
+def test_damage_to_a_checkpoint(
+    tiny_checkpoint: Path, tmp_path: Path, totals: Totals, torture_seed: int
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    for form in ("safetensors", "pickle"):
+        folder = tmp_path / form / "checkpoint"
+        folder.mkdir(parents=True)
+        for path in tiny_checkpoint.iterdir():
+            if form == "pickle" and path.suffix == ".safetensors":
+                torch.save({"state_dict": load_file(path)}, folder / "pytorch_model.bin")
+            else:
+                (folder / path.name).write_bytes(path.read_bytes())
+        cases = _cases({f"checkpoint, {form}": (CHECKPOINT_CASES, 0)}, torture_seed)
+        with watched("robustness.damage:checkpoint", folder=folder) as process:
+            _run(process, cases, "tiny", totals)
+
+
+def test_damage_that_changes_the_speech_is_seen(speaking_bundle: Path) -> None:
+    """The harness can fail: a bundle whose digests are not compared speaks with other samples."""
+    case = {"kind": "bundle", "number": 2, "damage": "flip", "matching": False, "seed": 1}
+    with watched("robustness.test_damage:unchecked", bundle=speaking_bundle) as process:
+        outcomes = {process.run({**case, "number": number}).outcome for number in range(1, 7)}
+    assert OTHER in outcomes
+
+
+def unchecked(bundle: str) -> object:
+    """A scene in which nothing is compared with its digest."""
+    from robustness.damage import scene
+    from voxcpm_runtime.bundle import opening
+
+    opening.check_digests = lambda *_: None  # type: ignore[assignment]
+    return scene(bundle, [])
+
+
+def test_damage_is_never_nothing() -> None:
+    from robustness.mutations import damaged
+
+    chance = random.Random(1)
+    for damage in DAMAGES:
+        for content in (b"x", bytes(range(200)), b"\0" * 50, json.dumps({"a": 1}).encode()):
+            assert all(damaged(content, damage, chance) != content for _ in range(50))
