@@ -242,7 +242,7 @@ def _pickle(name: str, form: str) -> Callable[[Place], Act]:
         import torch
 
         folder = place.checkpoint()
-        for path in folder.glob("*.safetensors"):
+        for path in folder.glob(f"{'audiovae' if name.startswith('audiovae') else 'model'}.*"):
             path.unlink()
         content = {"state_dict": {"a": torch.zeros(2), "b": _Runs(place.canary)}}
         if form == "plain":
@@ -304,7 +304,7 @@ def _zip_members(place: Place) -> Act:
 
 def _shard_elsewhere(place: Place) -> Act:
     folder = place.checkpoint()
-    (weights,) = folder.glob("*.safetensors")
+    weights = folder / "model.safetensors"
     weights.rename(place.outside / "model.safetensors")
     index = {"weight_map": {"a": "../../outside/model.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -313,7 +313,7 @@ def _shard_elsewhere(place: Place) -> Act:
 
 def _safetensors_header(place: Place) -> Act:
     folder = place.checkpoint()
-    (weights,) = folder.glob("*.safetensors")
+    weights = folder / "model.safetensors"
     with weights.open("wb") as file:
         file.write(struct.pack("<Q", LARGE) + b'{"a":' + b" " * 1000)
         file.truncate(LARGE + 8)
@@ -456,7 +456,7 @@ CASES: dict[str, Callable[[Place], Act]] = {
 CHECKPOINT_CASES: dict[str, Callable[[Place], Act]] = {
     **{
         f"pickle: {name}, {form}": _pickle(name, form)
-        for name in ("pytorch_model.bin", "model.pth", "model.ckpt", "audiovae.pth")
+        for name in ("pytorch_model.bin", "audiovae.pth")
         for form in ("zip", "old", "plain")
     },
     "pickle: LoRA": _lora_pickle,
