@@ -37,6 +37,8 @@ from .onnx_runtime import ERRORS, ort
 PREPARED = ".ort"
 MODEL = "model.onnx"
 WEIGHTS = "weights.bin"
+_DAMAGED: tuple[type[Exception], ...] = (BundleError, *ERRORS)
+_NOT_SAVED: tuple[type[Exception], ...] = (OSError, NotImplementedError, *_DAMAGED)
 RECORD = "files.json"
 
 # Below this, opening takes a fraction of a second, and saving would only make the first start later.
@@ -94,10 +96,10 @@ def open_prepared(
         entry, _ = form.cached()
         try:
             return _opened(entry, options, session)
-        except (BundleError, *ERRORS):
+        except _DAMAGED:
             entry, _ = form.cached(damaged=mark(entry))
             return _opened(entry, options, session)
-    except (OSError, NotImplementedError, BundleError, *ERRORS) as error:
+    except _NOT_SAVED as error:
         reason = os_reason(error) if isinstance(error, OSError) else first_line(error)
         warnings.warn(
             f"{cache_folder('compiled')}: a step model's prepared form cannot be saved there ({reason}), so that every "
