@@ -294,7 +294,7 @@ def test_no_such_folder_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Mo
     one_line_error(tmp_path / "absent", "no checkpoint here")
     asked = []
 
-    def offline(repository: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+    def offline(repository: str, *, revision: str | None, allow_patterns: list[str], **_: object) -> str:
         asked.append((repository, revision, "model.safetensors" in allow_patterns))
         raise ConnectionError("no network\nand a second line")
 
