@@ -83,7 +83,7 @@ async def about(request: Request) -> About:
             recording_seconds=settings.max_recording_seconds,
             upload_bytes=settings.max_upload_bytes,
         ),
-        jobs=settings.max_jobs > 0,
+        jobs=service.jobs.available,
     )
 
 

@@ -1,7 +1,7 @@
 """The app: routes, and the layers around them.
 
-request ─► Outcomes ─► CORS ─► Guard ─► BoundedBody ─► route ─► queue ─► runtime, on a thread
-           counted,            keys     size, time
+request ─► Outcomes ─► CORS ─► BoundedRequests ─► Guard ─► BoundedBody ─► route ─► queue ─► runtime, on a thread
+           counted,            number             keys     size, time
            one-line errors
 """
 
@@ -28,7 +28,7 @@ from voxcpm_server import (
     voice_routes,
 )
 from voxcpm_server.authentication import Guard, Keys, check_exposure, read_keys
-from voxcpm_server.bodies import BoundedBody
+from voxcpm_server.bodies import BoundedBody, BoundedRequests
 from voxcpm_server.errors import answer_in_openais_shape
 from voxcpm_server.outcomes import Outcomes
 from voxcpm_server.page_files import page_router
@@ -123,6 +123,7 @@ def create_app(
     # The last one added is the outermost.
     app.add_middleware(BoundedBody, settings=settings)
     app.add_middleware(Guard, keys=keys, settings=settings)
+    app.add_middleware(BoundedRequests, settings=settings)
     if settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,

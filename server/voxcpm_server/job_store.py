@@ -216,12 +216,13 @@ class JobStore:
 
     def size(self) -> int:
         """Bytes of all files of all jobs."""
-        return sum(
-            (Path(folder) / name).lstat().st_size
-            for folder, _, names in os.walk(self.folder)
-            for name in names
-            if (Path(folder) / name).exists()
-        )
+        total = 0
+        for folder, _, names in os.walk(self.folder):
+            for name in names:
+                # It may have been deleted since it was listed.
+                with contextlib.suppress(FileNotFoundError):
+                    total += (Path(folder) / name).lstat().st_size
+        return total
 
     def _prepare(self) -> None:
         self._rows.execute("PRAGMA journal_mode = WAL")

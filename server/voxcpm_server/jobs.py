@@ -43,7 +43,7 @@ from voxcpm_server.job_store import (
 )
 from voxcpm_server.metrics import Metrics
 from voxcpm_server.queueing import FairQueue
-from voxcpm_server.served_bundles import Bundles, Served, on_a_thread
+from voxcpm_server.served_bundles import Bundles, NoRoomError, Served, on_a_thread
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech_requests import RECORDINGS, SpeechRequest
 from voxcpm_server.stored_voices import StoredVoices
@@ -53,6 +53,8 @@ _DAY = 86_400
 # Between two looks for jobs that are old, and after an error of the disk.
 _IDLE_SECONDS = 600
 _PATIENCE_SECONDS = 5
+# After a refusal: no job makes room sooner than it is deleted.
+_RETRY_SECONDS = "60"
 
 
 class Jobs:
@@ -187,13 +189,17 @@ class Jobs:
         every, own = store.counts(owner)
         if every >= self._settings.max_jobs:
             raise ApiError(
-                503, f"{every} jobs are stored, the most that may be; delete one", code="too_many_jobs"
+                503,
+                f"{every} jobs are stored, the most that may be; delete one",
+                code="too_many_jobs",
+                headers={"Retry-After": _RETRY_SECONDS},
             )
         if own >= self._most_per_key:
             raise ApiError(
                 429,
                 f"{own} jobs of this key are stored, the most that may be; delete one",
                 code="too_many_jobs",
+                headers={"Retry-After": _RETRY_SECONDS},
             )
         check_size(store, self._settings)
 
@@ -314,10 +320,8 @@ class Jobs:
         while True:
             try:
                 return await self._bundles.lease(model)
-            except ApiError as error:
-                # Another bundle has the memory now.
-                if "Retry-After" not in (error.headers or {}):
-                    raise
+            except NoRoomError:
+                pass
             await asyncio.sleep(_PATIENCE_SECONDS)
 
     def _unstored(self, id_: str, error: Exception) -> ApiError:

@@ -26,8 +26,14 @@ router = APIRouter(tags=["speech"])
 _MOST_TOLD = 32
 
 
+async def _room_in_the_queue(request: Request) -> None:
+    service_of(request).queue.check(request.state.owner)
+
+
 @router.post(
     "/audio/speech",
+    # Before its body is read; and again after that, which may have taken a while.
+    dependencies=[Depends(_room_in_the_queue)],
     response_class=Response,
     responses={
         **DOCUMENTED,
@@ -45,7 +51,7 @@ async def create_speech(
     service = service_of(request)
     service.queue.check(request.state.owner)
     with await service.bundles.lease(asked.model) as served:
-        ignored = asked.ignored_fields(served)
+        ignored = await run_in_threadpool(asked.ignored_fields, served)
         given = await run_in_threadpool(arguments, asked, service, served)
         response = await speak(
             request,

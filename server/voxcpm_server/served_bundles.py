@@ -37,6 +37,10 @@ class Unloaded:
     """Loads its step models."""
 
 
+class NoRoomError(ApiError):
+    """The error of a bundle that has no memory now, because others that are in use have it."""
+
+
 Source = Callable[[], Unloaded]
 """Opens and checks a bundle. It and `Unloaded.load` run on a thread, and raise VoxCPMError."""
 
@@ -110,8 +114,8 @@ class Bundles:
 
     default: the bundle of OpenAI's names for models, open or to be loaded; one that is given open is never closed.
     default_name: its own name; None for its generation. named: more of them. speeches_of: makes what speaks with a
-    loaded one. most_bytes: resident memory of this process that loading a bundle must not exceed; None for no limit.
-    memory: how it is measured.
+    loaded one. when_default: called with what speaks with the default bundle, when that is loaded. most_bytes: resident
+    memory of this process that loading a bundle must not exceed; None for no limit. memory: how it is measured.
     """
 
     def __init__(
@@ -121,15 +125,21 @@ class Bundles:
         named: Mapping[str, Source],
         speeches_of: Callable[[VoxCPM], Speeches],
         *,
+        when_default: Callable[[Speeches], object] = lambda _: None,
         most_bytes: int | None = None,
         memory: Callable[[], int] = resident_bytes,
     ) -> None:
+        def default_speeches_of(tts: VoxCPM) -> Speeches:
+            speeches = speeches_of(tts)
+            when_default(speeches)
+            return speeches
+
         if isinstance(default, VoxCPM):
             given = Unloaded(0, default.bundle.architecture.generation, lambda: default)
-            self.default = Served(default_name or given.generation, lambda: given, speeches_of)
+            self.default = Served(default_name or given.generation, lambda: given, default_speeches_of)
             self.default.put(default)
         else:
-            self.default = Served(default_name or "", default, speeches_of)
+            self.default = Served(default_name or "", default, default_speeches_of)
         self._owned = not self.is_ready
         self._named = {name: Served(name, source, speeches_of) for name, source in named.items()}
         self._most_bytes = most_bytes
@@ -250,6 +260,7 @@ class Bundles:
                 f"model: the bundle {name} cannot be loaded; the server's log says why",
                 param="model",
                 code=_UNAVAILABLE,
+                headers={"Retry-After": _RETRY_SECONDS},
             ) from None
         finally:
             served.loading = None
@@ -262,7 +273,7 @@ class Bundles:
             idle = [s for s in self.loaded if s is not self.default and not s.users]
             if not idle:
                 gigabytes = [f"{n / 1e9:.1f}" for n in (size, self._memory(), self._most_bytes)]
-                raise ApiError(
+                raise NoRoomError(
                     503,
                     f"model: the bundle {wanted.name} needs about {gigabytes[0]} GB beside {gigabytes[1]} GB that are "
                     f"in use, and --max-memory is {gigabytes[2]} GB; come again when the others are silent",

@@ -50,6 +50,7 @@ class Service:
             settings.model_name,
             named,
             lambda tts: Speeches(tts, settings, self.queue, self.metrics),
+            when_default=self._widen,
             most_bytes=bytes_of(settings.max_memory, "--max-memory") if settings.max_memory else None,
         )
         self.sessions = Sessions(settings, self.queue, self.metrics)
@@ -64,6 +65,11 @@ class Service:
         """Whether clients must send one of the server's keys."""
         self.draining = False
         """Whether the server ends: it answers what it has begun."""
+
+    def _widen(self, speeches: Speeches) -> None:
+        """The default bundle alone decides: others are closed again, and the queue is never narrowed."""
+        if self.settings.concurrency is None:
+            self.queue.widen(speeches.places)
 
     def check_alone(self, what: str) -> None:
         """Raises ApiError (501) for what only one app at its address can do. what: the subject of the message."""

@@ -1,17 +1,82 @@
-"""uvicorn, as this server runs it: what it bounds by itself, and how it ends."""
+"""uvicorn, as this server runs it: the connections that it keeps, and how it ends."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from voxcpm_server.service import Service
 from voxcpm_server.settings import Settings
 from voxcpm_server.wyoming_server import WyomingServer
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed if the head of a request does not come, or when its place is needed before that.
+
+    Requests in progress are the app's to bound (`BoundedRequests`): uvicorn's own `limit_concurrency` counts silent
+    connections as well, so that they would shut everyone out, probes too.
+    """
+
+    most: int
+    """Connections beyond which the one that has been silent for the longest is closed for a new one."""
+    patience: float
+    """Seconds that the head of a request may take."""
+    waits_since = 0.0
+    """When it began to wait for a request (`time.monotonic`)."""
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called when it is open."""
+        super().connection_made(transport)
+        self._wait()
+        if len(self.connections) > self.most:
+            others = [c for c in self.connections if isinstance(c, _Connection) and c is not self and c.waits]
+            if others:
+                min(others, key=lambda c: c.waits_since).transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Called with a part of a request."""
+        super().data_received(data)
+        if not self.waits:
+            self._stop_waiting()
+        elif self._timer is None:
+            self._wait()
+
+    def on_response_complete(self) -> None:
+        """Called when a request is answered."""
+        self.waits_since = time.monotonic()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called when it is closed."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    @property
+    def waits(self) -> bool:
+        """Whether no request is being answered, and it is no websocket."""
+        is_answered = self.cycle is None or self.cycle.response_complete
+        return is_answered and not self.transport.is_closing() and self.transport.get_protocol() is self
+
+    def _wait(self) -> None:
+        self.waits_since = time.monotonic()
+        self._timer = self.loop.call_later(self.patience, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        if self.waits:
+            self.transport.close()
 
 
 class Server(uvicorn.Server):
@@ -31,7 +96,11 @@ class Server(uvicorn.Server):
             log_level="info" if settings.access_log else "warning",
             access_log=settings.access_log,
             timeout_graceful_shutdown=settings.drain_seconds,
-            limit_concurrency=settings.max_connections,
+            http=type(
+                "_BoundedConnection",
+                (_Connection,),
+                {"most": settings.max_connections, "patience": settings.client_timeout},
+            ),
             server_header=False,
             # Refused by its header. Audio does not become smaller by deflating, and what is deflated can hide its size.
             ws_max_size=settings.max_message_bytes,

@@ -127,7 +127,12 @@ class Settings:
     preview_text: Annotated[str, _speech(help="What a voice's preview says.")] = "Hello, this is how I sound."
 
     max_connections: Annotated[
-        int, _limit(min=1, max=100_000, help="Connections at the same time; one more is answered with 503.")
+        int,
+        _limit(
+            min=1,
+            max=100_000,
+            help="Requests and websockets at the same time; one more is answered with 503.",
+        ),
     ] = 512
     concurrency: Annotated[
         int | None,

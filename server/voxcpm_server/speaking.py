@@ -48,8 +48,8 @@ class Speeches:
         slots = tts.bundle.manifest.sizes.batch
         self._batch = tts.continuous_batch() if slots > 1 else None
         self._speaker = tts if self._batch is None else self._batch
-        if settings.concurrency is None:
-            queue.widen(places(slots))
+        self.places = places(slots)
+        """Texts that it speaks at the same time, unless `--concurrency` says otherwise."""
 
     @property
     def sample_rate(self) -> int:
@@ -69,10 +69,15 @@ class Speeches:
         began = time.perf_counter() if began is None else began
         bound = _LengthBound(self._settings.max_audio_seconds)
         plan = await run_in_threadpool(self._tts.plan, **given, progress=bound, cancel=bound.cancel)
-        turn = await self._queue.enter(owner)
         chunks = self._whole(plan) if whole else self._streamed(plan)
         room = max(1, int(self._settings.buffer_seconds / self._tts.bundle.architecture.patch_seconds))
-        stream = SpeechStream(chunks, plan, bound, turn, self._metrics, room, began)
+        turn = await self._queue.enter(owner)
+        try:
+            stream = SpeechStream(chunks, plan, bound, turn, self._metrics, room, began)
+        except BaseException:
+            # There is no thread that could leave it: the system has no more of them, say.
+            turn.leave()
+            raise
         self._running.add(stream)
         stream.when_done(lambda: self._running.discard(stream))
         try:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
@@ -23,6 +24,7 @@ LEAST_SPEED, GREATEST_SPEED = 0.25, 4.0
 RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_wav_path"}
 """Fields that are audio files, and the runtime's arguments for them."""
 _MOST_FIELDS = 64
+_SHORT_BYTES = 65_536
 _FORM = "multipart/form-data"
 
 
@@ -143,6 +145,11 @@ async def speech_request(request: Request) -> SpeechRequest:
         raise ApiError(CLIENT_GONE, "the client has gone away") from None
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise _invalid((), f"expected application/json or {_FORM}, got {kind or 'no content type'}")
+    # Megabytes take so long that other requests would notice.
+    return _from_json(body) if len(body) <= _SHORT_BYTES else await run_in_threadpool(_from_json, body)
+
+
+def _from_json(body: bytes) -> SpeechRequest:
     try:
         return _checked(json.loads(body))
     except (ValueError, RecursionError):
