@@ -1,0 +1,203 @@
+"""Many at once: silent connections, large bodies, places that nobody takes. No test here needs a bundle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+
+from server_on_loopback import ServerOnLoopback
+from voxcpm_runtime import BundleError
+from voxcpm_server import jobs, speech_requests
+from voxcpm_server.application import create_app
+from voxcpm_server.authentication import Keys
+from voxcpm_server.errors import ApiError
+from voxcpm_server.job_store import JobStore
+from voxcpm_server.queueing import FairQueue
+from voxcpm_server.served_bundles import NoRoomError
+from voxcpm_server.settings import Settings
+from voxcpm_server.speaking import Speeches, SpeechStream
+
+Serving = Callable[..., ServerOnLoopback]
+SAID = {"model": "tts-1", "input": "Hello."}
+
+
+def absent() -> Any:
+    raise BundleError("there is no bundle")
+
+
+@pytest.fixture
+def without_bundle(tmp_path: Path) -> Iterator[Serving]:
+    """without_bundle(**settings): a server whose bundle cannot be loaded."""
+    with contextlib.ExitStack() as stack:
+
+        def started(**given: Any) -> ServerOnLoopback:
+            settings = Settings(**{"voices_folder": tmp_path / "voices", "max_jobs": 0, **given})
+            running = ServerOnLoopback(create_app(absent, settings, Keys(())), settings)
+            stack.callback(running.stop)
+            return running
+
+        yield started
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(10)
+    with contextlib.suppress(ConnectionResetError):
+        return connection.recv(1) == b""
+    return True
+
+
+def test_silent_connections_shut_nobody_out_and_are_closed(without_bundle: Serving) -> None:
+    running = without_bundle(max_connections=3, client_timeout=1)
+    with contextlib.ExitStack() as guests:
+        silent = [guests.enter_context(socket.create_connection(running.address)) for _ in range(6)]
+        # Half a head is no request.
+        silent[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
+        assert httpx2.get(f"{running.url}/healthz").status_code == 200
+        assert httpx2.get(f"{running.url}/openapi.json").status_code == 200
+        assert all(map(is_closed, silent))
+
+
+def test_one_request_too_many_is_told_when_to_come_again_and_probes_are_answered(
+    without_bundle: Serving,
+) -> None:
+    running = without_bundle(max_connections=1)
+    head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    with socket.create_connection(running.address) as unfinished:
+        unfinished.sendall(head)
+        for _ in range(100):
+            refused = httpx2.get(f"{running.url}/v1/audio/voices")
+            if refused.status_code == 503:
+                break
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert httpx2.get(f"{running.url}/healthz").status_code == 200
+        assert httpx2.get(f"{running.url}/metrics").status_code == 200
+
+
+def test_a_bundle_that_cannot_be_loaded_says_when_to_try_again_but_no_job_waits_for_it(
+    without_bundle: Serving,
+) -> None:
+    running = without_bundle()
+    answer = httpx2.post(f"{running.url}/v1/audio/speech", json=SAID)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")
+    assert int(answer.headers["retry-after"]) >= 1
+
+    async def leased(error: ApiError) -> None:
+        async def refuse(_: str) -> Any:
+            raise error
+
+        its = running.service.jobs
+        its._bundles = SimpleNamespace(lease=refuse)
+        await asyncio.wait_for(its._leased("tts-1"), 0.2)
+
+    with pytest.raises(ApiError):
+        asyncio.run(leased(ApiError(503, "damaged", headers={"Retry-After": "5"})))
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(leased(NoRoomError(503, "no memory")))
+
+
+def test_large_json_is_read_on_a_thread_and_a_full_queue_refuses_it_unread(
+    without_bundle: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = without_bundle()
+    names, loads = [], json.loads
+
+    def noted(body: bytes) -> Any:
+        names.append(threading.current_thread().name)
+        return loads(body)
+
+    monkeypatch.setattr(speech_requests, "json", SimpleNamespace(loads=noted))
+    url = f"{running.url}/v1/audio/speech"
+    for more in ("", "a" * 70_000):
+        assert httpx2.post(url, json={**SAID, "more": more}).status_code == 503
+    assert len(set(names)) == 2
+
+    def full(_: str) -> None:
+        raise ApiError(503, "full", headers={"Retry-After": "1"})
+
+    monkeypatch.setattr(running.service.queue, "check", full)
+    assert httpx2.post(url, json=SAID).json()["error"]["message"] == "full"
+    assert len(names) == 2
+
+
+def test_a_file_that_is_deleted_while_sizes_are_added_up_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = JobStore(tmp_path / "jobs")
+    (tmp_path / "jobs" / "going").write_bytes(b"a")
+    size, lstat = store.size(), Path.lstat
+
+    def gone(path: Path) -> os.stat_result:
+        if path.name == "going":
+            raise FileNotFoundError(path)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", gone)
+    assert store.size() == size - 1
+    store.close()
+
+
+def test_a_folder_of_another_server_means_no_jobs_for_the_page(
+    without_bundle: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "jobs_folder", lambda: tmp_path / "jobs")
+    others = JobStore(tmp_path / "jobs")
+    running = without_bundle(max_jobs=1, model_name="voxcpm")
+    assert httpx2.get(f"{running.url}/v1/about").json()["jobs"] is False
+    others.close()
+
+
+def test_too_many_jobs_are_told_when_to_come_again(without_bundle: Serving) -> None:
+    its = without_bundle().service.jobs
+    for counts, status in (((100, 0), 503), ((1, 100), 429)):
+        its._most_per_key, its._settings = 1, Settings()
+        with pytest.raises(ApiError) as caught:
+            its._check_room(SimpleNamespace(counts=lambda _, counts=counts: counts), "a")  # type: ignore[arg-type]
+        assert caught.value.status_code == status
+        assert int((caught.value.headers or {})["Retry-After"]) >= 1
+
+
+def stand_in(slots: int) -> Any:
+    manifest = SimpleNamespace(sizes=SimpleNamespace(batch=slots))
+    architecture = SimpleNamespace(patch_seconds=0.1, output_sample_rate=16_000)
+    return SimpleNamespace(
+        bundle=SimpleNamespace(manifest=manifest, architecture=architecture),
+        plan=lambda **_: SimpleNamespace(bundle=SimpleNamespace(architecture=architecture)),
+        continuous_batch=lambda: None,
+    )
+
+
+def test_only_the_default_bundle_widens_the_queue(without_bundle: Serving) -> None:
+    service = without_bundle().service
+    service.bundles.default.speeches_of(stand_in(3))
+    assert service.queue._places == 3
+    next(iter(service.bundles.every)).speeches_of(stand_in(2))
+    Speeches(stand_in(8), Settings(), service.queue, service.metrics)
+    assert service.queue._places == 3
+
+
+def test_a_thread_that_cannot_start_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(SpeechStream, "__init__", refused)
+
+    async def begun() -> int:
+        queue = FairQueue(1, 1, 1)
+        speeches = Speeches(stand_in(1), Settings(), queue, None)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="new thread"):
+            await speeches.begin("a", {})
+        return queue.busy
+
+    assert asyncio.run(begun()) == 0
