@@ -61,7 +61,7 @@ def read_keys(settings: Settings) -> Keys:
         except (OSError, UnicodeDecodeError) as error:
             reason = os_reason(error) if isinstance(error, OSError) else "no UTF-8 text"
             raise InputError(f"{settings.api_key_file}: the keys cannot be read ({reason})") from None
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        found = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
         if not found:
             raise InputError(f"{settings.api_key_file}: expected a key on each line, found none")
         keys += found
@@ -92,7 +92,8 @@ class Guard:
     """The door of an app: keys, and what a web page that the user happens to look at could do on loopback.
 
     Such a page can send simple requests anywhere, and can give its own name this machine's address. So a request with
-    the Origin of another site is refused, and without a key the Host must be this machine's.
+    the Origin of another site is refused, or one that the browser says comes from another site, as it does for images
+    and sounds, which have no Origin; and without a key the Host must be this machine's.
     """
 
     def __init__(self, app: ASGIApp, *, keys: Keys, settings: Settings) -> None:
@@ -114,8 +115,8 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _owner(self, headers: Headers, protocols: Iterable[str]) -> str:
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if origin is not None and origin not in self._origins and urlsplit(origin).netloc != host:
+        host = headers.get("host", "")
+        if self._is_foreign(headers, host):
             raise ApiError(
                 403, "requests from web pages of other origins are refused (--cors-origin allows one)"
             )
@@ -132,6 +133,18 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return owner
+
+    def _is_foreign(self, headers: Headers, host: str) -> bool:
+        """Whether a web page asks that is neither this server's nor one of those that are allowed."""
+        origin = headers.get("origin")
+        if origin in self._origins:
+            return False
+        if headers.get("sec-fetch-site") == "cross-site":
+            return True
+        try:
+            return origin is not None and urlsplit(origin).netloc != host
+        except ValueError:
+            return True
 
 
 def _given(headers: Headers, protocols: Iterable[str]) -> str | None:

@@ -26,7 +26,7 @@ MOST_CONTEXTS = 5
 _DEFAULT_CONTEXT = "default"
 _MOST_ID = 200
 _DEFAULT_FORMAT = "mp3_44100_128"
-_FORMAT = re.compile(r"(mp3|opus|pcm|wav)_(\d{4,5})(_\d+)?")
+_FORMAT = re.compile(r"(mp3|opus|pcm|wav)_([0-9]{4,5})(_[0-9]+)?")
 
 
 @dataclass

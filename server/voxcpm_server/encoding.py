@@ -67,7 +67,7 @@ class Encoder:
     name: of `FORMATS`. voice_rate: Hz of the speech. wanted_rate: Hz that the request asks for, or None. speed: how
     many times faster it is played, at the same pitch.
 
-    Raises ApiError (400) for a rate that the format does not have.
+    Raises ApiError (400) for a rate that the format does not have or that is out of bounds.
     """
 
     def __init__(
@@ -233,6 +233,12 @@ def _rate(name: str, form: Format, voice_rate: int, wanted: int | None) -> int:
         if form.rates and wanted not in form.rates:
             expected = ", ".join(map(str, form.rates))
             raise ApiError(400, f"sample_rate: {name} has {expected} Hz, got {wanted}", param="sample_rate")
+        if not LEAST_RATE <= wanted <= GREATEST_RATE:
+            raise ApiError(
+                400,
+                f"sample_rate: expected {LEAST_RATE} to {GREATEST_RATE} Hz, got {wanted}",
+                param="sample_rate",
+            )
         return wanted
     if name == "pcm":
         return PCM_RATE

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
@@ -122,6 +125,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
 
 _CLOSE_CODES = {413: 1009, 429: 1013, 503: 1013}
 """Status of an error → code that a websocket is closed with (RFC 6455, 7.4, and IANA's registry)."""
+_END_SECONDS = 1
 
 
 def close_code(error: ApiError) -> int:
@@ -135,6 +139,18 @@ async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) ->
         await send({"type": "websocket.close", "code": close_code(error), "reason": ""})
     else:
         await error.response()(scope, receive, send)
+        if scope["type"] == "websocket":
+            # uvicorn takes a handshake for unanswered, and logs that, unless its connection has ended by now.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(_ended(receive), _END_SECONDS)
+
+
+async def _ended(receive: Receive) -> None:
+    """Wait until the connection of a refused handshake has ended."""
+    # uvicorn says so when it has answered, and once more when that is true.
+    times = 0
+    while times < 2:
+        times += (await receive())["type"] == "websocket.disconnect"
 
 
 def as_api_error(error: BaseException) -> ApiError:
@@ -162,10 +178,21 @@ def place_of(error: BaseException) -> str:
 
 
 def answer_in_openais_shape(app: FastAPI) -> None:
-    """Have an app answer every expected error in OpenAI's shape; `Outcomes` does so for those nobody expected."""
+    """Have an app answer every expected error in OpenAI's shape; `Outcomes` does so for the others.
 
-    async def answered(_: Request, error: Exception) -> JSONResponse:
+    Others are those that nobody expected, and those of a websocket's handshake.
+    """
+
+    async def answered(connection: HTTPConnection, error: Exception) -> JSONResponse:
+        if connection.scope["type"] == "websocket":
+            raise error
         return as_api_error(error).response()
+
+    async def no_such_path(*_: object) -> None:
+        # Starlette's own answer to a websocket has neither a status of its own nor a body.
+        raise ApiError(404, "Not Found")
+
+    app.router.default = no_such_path
 
     for kind in (VoxCPMError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answered)

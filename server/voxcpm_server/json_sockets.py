@@ -12,7 +12,7 @@ from voxcpm_server.authentication import KEY_PROTOCOL
 from voxcpm_server.conversations import IN_ORDER, Conversation
 from voxcpm_server.errors import CLIENT_GONE, ApiError, close_code
 from voxcpm_server.open_conversations import ENDING
-from voxcpm_server.service import Service
+from voxcpm_server.service import Service, service_of
 
 # Codes that a websocket is closed with (RFC 6455, 7.4).
 _NORMAL, _RESTART = 1000, 1012
@@ -70,10 +70,26 @@ class JsonSocket(Conversation):
             raise ApiError(CLIENT_GONE, "the client has gone away") from None
 
 
+class _Handshake:
+    """A conversation that is about to begin. When the server ends, it is refused as soon as it would begin."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+
+    def end_when_silent(self) -> None:
+        """Nothing is spoken yet."""
+
+    def fail(self, error: Exception) -> None:
+        """The check before it begins raises this, too."""
+
+
 async def serve_websocket(websocket: WebSocket, begun: Callable[[], Awaitable[JsonSocket]]) -> None:
     """Serve a websocket to its end. begun: the conversation; an error that it raises is the answer to the handshake."""
-    conversation = await begun()
-    conversation.service.conversations.check(conversation.owner)
+    conversations = service_of(websocket).conversations
+    # It counts from the beginning: `begun` may wait until a bundle is loaded.
+    with conversations.admitted(_Handshake(websocket.state.owner)):
+        conversation = await begun()
+    conversations.check(conversation.owner)
     try:
         await websocket.accept(_protocol(websocket))
         status = await conversation.serve()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import io
 import json
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -149,6 +152,10 @@ def test_no_more_contexts_than_elevenlabs_has(server: Any) -> None:
         ("nobody", "", 404, "no voice 'nobody'"),
         ("alloy", "output_format=ulaw_8000", 400, "pcm_24000"),
         ("alloy", "output_format=mp3_12345", 400, "mp3 has 8000"),
+        ("alloy", "output_format=pcm_0000", 400, "8000 to 48000 Hz, got 0"),
+        ("alloy", "output_format=wav_0000", 400, "8000 to 48000 Hz, got 0"),
+        ("alloy", "output_format=pcm_99999", 400, "8000 to 48000 Hz, got 99999"),
+        ("alloy", "output_format=pcm_%D9%A2%D9%A4%D9%A0%D9%A0%D9%A0", 400, "expected one such as pcm_24000"),
         ("alloy", "inactivity_timeout=never", 400, "whole number"),
         ("alloy", "seed=-1", 400, "whole number"),
     ],
@@ -160,6 +167,37 @@ def test_a_wrong_url_is_refused_at_the_handshake(
         pass
     assert refused.value.response.status_code == status
     assert words in json.loads(refused.value.response.body)["error"]["message"]
+
+
+def test_handshakes_that_wait_for_a_bundle_are_bounded(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve(max_conversations=1)
+    lease, loaded = running.service.bundles.lease, threading.Event()
+    waiting = threading.Event()
+
+    async def slow(*given: Any) -> Any:
+        waiting.set()
+        while not loaded.is_set():
+            await asyncio.sleep(0.01)
+        return await lease(*given)
+
+    monkeypatch.setattr(running.service.bundles, "lease", slow)
+    with ThreadPoolExecutor(1) as pool:
+
+        def first() -> None:
+            with socket_to(running):
+                pass
+
+        try:
+            opened = pool.submit(first)
+            assert waiting.wait(20)
+            with pytest.raises(InvalidStatus) as refused, socket_to(running):
+                pass
+        finally:
+            loaded.set()
+        opened.result(30)
+    assert refused.value.response.status_code == 503
 
 
 def test_its_key_is_asked_for(serve: Callable[..., Any]) -> None:

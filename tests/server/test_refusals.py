@@ -8,6 +8,7 @@ import io
 import json
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -270,6 +271,46 @@ def test_a_body_that_stalls_is_given_up(serve: Callable[..., Any]) -> None:
     assert b"no more of the body came" in answer
 
 
+def test_a_body_that_trickles_is_given_up(serve: Callable[..., Any]) -> None:
+    running = serve(client_timeout=1)
+    head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n"
+
+    with socket.create_connection(running.address, timeout=0.05) as connection:
+        connection.sendall(head)
+        answer, until = b"", time.monotonic() + 20
+        while not answer and time.monotonic() < until:
+            connection.sendall(b" ")
+            with contextlib.suppress(TimeoutError):
+                answer = connection.recv(65_536)
+
+    assert answer.startswith(b"HTTP/1.1 408"), answer
+    assert b"expected 10000 bytes of the body a second" in answer
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/voices"])
+@pytest.mark.parametrize("charset", ["punycode", '"PUNYCODE"', "utf-16"])
+def test_a_form_in_another_charset_is_refused_unread(path: str, charset: str, server: Any) -> None:
+    """Python's punycode takes time that grows with the square of the length, and would hold up everyone."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n"
+        f"Content-Type: multipart/form-data; boundary=x; charset={charset}\r\n\r\n"
+    )
+
+    answer = raw_answer(server.address, head.encode())
+
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    assert b"expected the charset utf-8" in answer
+
+
+def test_a_form_may_say_that_it_is_utf_8(server: Any) -> None:
+    body = b'--x\r\nContent-Disposition: form-data; name="speed"\r\n\r\nfast\r\n--x--\r\n'
+    kind = 'multipart/form-data; boundary=x; charset="UTF-8"'
+
+    answer = httpx2.post(f"{server.url}/v1/audio/speech", content=body, headers={"Content-Type": kind})
+
+    assert "charset" not in answer.json()["error"]["message"]
+
+
 def test_keys_are_asked_for(serve: Callable[..., Any]) -> None:
     running = serve(keys=("first", "second"))
 
@@ -288,7 +329,7 @@ def test_keys_are_asked_for(serve: Callable[..., Any]) -> None:
 def test_keys_come_from_the_command_line_a_file_and_the_environment(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "keys").write_text("# ours\nfrom-file\n\n")
+    (tmp_path / "keys").write_text("# ours\n  # and indented\nfrom-file\n\n")
     monkeypatch.setenv("VOXCPM_COREML_API_KEYS", "from-environment, and-another")
     keys = read_keys(Settings(api_key=["given"], api_key_file=tmp_path / "keys"))
 
@@ -296,6 +337,7 @@ def test_keys_come_from_the_command_line_a_file_and_the_environment(
     assert None not in owners
     assert len(set(owners)) == 4
     assert keys.owner("# ours") is None
+    assert keys.owner("# and indented") is None
     assert keys.owner(None) is None
     (tmp_path / "keys").write_text("# none\n")
     with pytest.raises(InputError, match="found none"):
@@ -331,9 +373,27 @@ def test_web_pages_of_others_are_refused(serve: Callable[..., Any]) -> None:
     assert status() == 200
     assert status(Origin=running.url) == 200
     assert status(Origin="https://example.org") == 403
+    assert status(Origin="http://[") == 403
     # A name of the page's own that it has given this machine's address.
     assert status(Host="example.org", Origin="http://example.org") == 403
     assert "access-control-allow-origin" not in httpx2.get(f"{running.url}/v1/models").headers
+
+
+def test_web_pages_of_others_cannot_make_it_speak_with_a_sound_of_theirs(serve: Callable[..., Any]) -> None:
+    """Browsers send no Origin for images and sounds, but say that they are for another site."""
+    running = serve(cors_origin=["https://example.org"])
+    foreign = {"Sec-Fetch-Site": "cross-site"}
+
+    def status(path: str, **headers: str) -> int:
+        return httpx2.get(running.url + path, headers={**foreign, **headers}, timeout=60).status_code
+
+    assert status("/v1/audio/voices/default/preview") == 403
+    assert status("/v1/models") == 403
+    assert status("/v1/models", Origin="https://example.org") == 200
+    assert status("/v1/models", **{"Sec-Fetch-Site": "same-origin"}) == 200
+    # A link to the page, and what probes ask for.
+    for path in ("/", "/healthz", "/page/style.css"):
+        assert status(path) == 200
 
 
 def test_a_web_page_may_be_allowed(serve: Callable[..., Any]) -> None:

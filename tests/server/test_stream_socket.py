@@ -288,6 +288,26 @@ def test_keys_are_asked_for_in_each_conventional_form(serve: Callable[..., Any])
     assert status(**offered("secret")) == 101
 
 
+@pytest.mark.parametrize(
+    ("path", "origin", "status", "kind"),
+    [
+        ("/v1/audio/nothing", None, 404, "not_found"),
+        ("/v1/audio/stream", "https://example.org", 403, None),
+        ("/v1/text-to-speech/nobody/multi-stream-input", None, 404, "not_found"),
+    ],
+)
+def test_a_refused_handshake_has_an_answer_and_leaves_the_log_empty(
+    path: str, origin: Any, status: int, kind: str | None, server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(InvalidStatus) as refused, socket_to(server, path, origin=origin):
+        pass
+    assert refused.value.response.status_code == status
+    assert json.loads(refused.value.response.body)["error"]["code"] == kind
+    # It is logged after the answer, if at all.
+    time.sleep(0.2)
+    assert not caplog.records
+
+
 def test_web_pages_of_others_are_refused(serve: Callable[..., Any]) -> None:
     def status(running: Any, **options: Any) -> int:
         try:
@@ -299,6 +319,7 @@ def test_web_pages_of_others_are_refused(serve: Callable[..., Any]) -> None:
     running = serve()
     assert status(running, origin=running.url) == 101
     assert status(running, origin="https://example.org") == 403
+    assert status(running, origin="http://[") == 403
     allowing = serve(cors_origin=["https://example.org"])
     assert status(allowing, origin="https://example.org") == 101
     # A name of the page's own that it has given this machine's address.
