@@ -38,7 +38,7 @@ lint: $(STAMP)  ## ruff: rules and format
 types: $(STAMP)  ## mypy
 	@$(BIN)/mypy --no-error-summary
 
-test: lint types  ## lint, types and tests: about eleven minutes on two cores
+test: lint types  ## lint, types and tests: about fourteen minutes on two cores
 	@$(BIN)/python -m pytest $(WORKERS)
 
 test-fast: lint types  ## as test, but nothing that converts or runs torch: a few minutes

@@ -168,7 +168,11 @@ START = {"type": "start"}
         ([{}], "expected start, text", "type"),
         ([{"type": "text", "text": "Hello."}], "send a start first", "type"),
         ([START, START], "one speech at a time", "type"),
-        ([START, {"type": "end"}, {"type": "text", "text": "more"}], "a start first", "type"),
+        (
+            [START, {"type": "text", "text": LONG}, {"type": "end"}, {"type": "text", "text": "x"}],
+            "a start first",
+            "type",
+        ),
         ([START, {"type": "text"}], "expected a string", "text"),
         ([START, {"type": "text", "text": 5}], "expected a string", "text"),
         ([START, {"type": "text", "text": "a" * 4097}], "at most 4096 characters", "text"),
