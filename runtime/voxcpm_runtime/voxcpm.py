@@ -34,7 +34,7 @@ from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.results import Piece, Speech
 from voxcpm_runtime.speech.streaming import DEFAULT_CHUNK_PATCHES, checked_chunking, stream
 from voxcpm_runtime.speech.utterance import voice_lead
-from voxcpm_runtime.storage.freed_memory import return_freed_memory
+from voxcpm_runtime.storage.process_memory import return_freed_memory
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.upstream_names import UpstreamNames
 from voxcpm_runtime.voices.prefix_cache import cached_prefixes

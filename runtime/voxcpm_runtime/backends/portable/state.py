@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from voxcpm_runtime.backends.cache_rows import write_rows
+from voxcpm_runtime.storage.process_memory import mapped_zeros
 
 from .lowered import Interface, Mode, graph_dtype
 from .onnx_runtime import ort
@@ -104,4 +105,4 @@ def zeros(interface: Interface, mode: Mode) -> np.ndarray:
     shape = interface.fixed_shape
     if shape is None:
         raise ValueError(f"state {interface.name} must have one fixed shape, not {interface.describe()}")
-    return np.zeros(shape, graph_dtype(interface.dtype, mode))
+    return mapped_zeros(shape, graph_dtype(interface.dtype, mode))

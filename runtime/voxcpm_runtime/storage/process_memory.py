@@ -1,0 +1,38 @@
+"""Memory that goes back to the operating system when it is free."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+# Of an array that gets a mapping of its own; a smaller one would waste a good part of its last page.
+_LEAST_MAPPED_BYTES = 1 << 16
+# Without them a mapping would be shared with forked processes.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the operating system; with another allocator than glibc's, do nothing.
+
+    glibc would reserve it for later: 0.4 GB after loading VoxCPM 1.5 in int8, 1.4 GB after closing it.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def mapped_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """An array of zeros whose memory goes back as soon as nothing refers to it.
+
+    KV caches live as long as a speech. On glibc's heap they leave holes between smaller blocks, and a server grows
+    whenever more speeches than ever before end at the same time.
+    """
+    count = math.prod(shape)
+    size = count * np.dtype(dtype).itemsize
+    if size < _LEAST_MAPPED_BYTES:
+        return np.zeros(shape, dtype)
+    return np.frombuffer(mmap.mmap(-1, size, **_PRIVATE), dtype, count).reshape(shape)
