@@ -54,9 +54,11 @@ load: $(STAMP)  ## a server under 100 clients for a minute: figures, and an erro
 	@$(BIN)/python benchmarks/load.py
 
 torture: $(STAMP)  ## tests/robustness: kills, failing calls, damage, fuzzing, a minute of soak; SEED=18, SHARE=0.1
+	@mkdir -p build
 	@TORTURE_SEED=$(or $(SEED),17) TORTURE_SHARE=$(or $(SHARE),1) $(BIN)/python -m pytest $(WORKERS) --basetemp build/torture -m torture tests/robustness
 
 soak: $(STAMP)  ## 16 threads speak for an hour: memory, descriptors, threads and samples; make soak MINUTES=10
+	@mkdir -p build
 	@SOAK_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m pytest --basetemp build/soak -m soak tests/robustness/test_soak.py
 
 # The bundle is made anew each time. Its graphs are lowered into a cache, from which they move into the bundle and its
