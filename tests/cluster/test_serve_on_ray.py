@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 
 from voxcpm_runtime import VoxCPM, pcm16
@@ -22,25 +25,52 @@ BODY = {"model": "tts-1", "input": TEXT, "response_format": "pcm", "seed": 7}
 
 
 @pytest.fixture
-def server(bundle: Path, started: Start, tmp_path: Path) -> tuple[subprocess.Popen[str], str]:
-    """A server with one replica on a new cluster of this machine, and its URL."""
-    process = started(
-        "serve", bundle, "--ray", "--port", 0, "--threads", 1, "--voices-folder", tmp_path / "voices"
-    )
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    assert line.startswith("listening on http://127.0.0.1:"), line + process.stderr.read()
-    return process, line.split()[2]
+def serve(bundle: Path, started: Start, tmp_path: Path) -> Callable[..., tuple[subprocess.Popen[str], str]]:
+    """serve(*options): a server on a new cluster of this machine, and its URL."""
+
+    def begin(*options: object) -> tuple[subprocess.Popen[str], str]:
+        voices = ("--voices-folder", tmp_path / "voices")
+        process = started("serve", bundle, "--ray", "--port", 0, "--threads", 1, *voices, *options)
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith("listening on http://127.0.0.1:"), line + process.stderr.read()
+        return process, line.split()[2]
+
+    return begin
+
+
+@pytest.fixture
+def server(serve: Callable[..., tuple[subprocess.Popen[str], str]]) -> tuple[subprocess.Popen[str], str]:
+    """One replica."""
+    return serve()
+
+
+def _replicas(server: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes of the server's replicas."""
+    found = []
+    for process in psutil.Process(server.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "ServeReplica" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def _spoken(url: str, text: str = TEXT) -> bytes:
+    return httpx2.post(f"{url}/v1/audio/speech", json=BODY | {"input": text}, timeout=120).content
+
+
+@pytest.fixture(scope="module")
+def expected(bundle: Path) -> bytes:
+    """What every answer says: the plain server's samples."""
+    with VoxCPM.from_bundle(bundle, threads=1) as tts:
+        assert tts.sample_rate == 24_000
+        return pcm16(tts.generate(TEXT, seed=7, retry_badcase=False)).tobytes()
 
 
 def test_samples_are_the_plain_servers_and_come_as_they_are_made(
-    server: tuple[subprocess.Popen[str], str], bundle: Path
+    server: tuple[subprocess.Popen[str], str], expected: bytes
 ) -> None:
     _, url = server
-    with VoxCPM.from_bundle(bundle, threads=1) as tts:
-        assert tts.sample_rate == 24_000
-        expected = pcm16(tts.generate(TEXT, seed=7, retry_badcase=False)).tobytes()
-
     # The first bytes come long before the end.
     began = time.perf_counter()
     with httpx2.stream("POST", f"{url}/v1/audio/speech", json=BODY, timeout=60) as answer:
@@ -63,15 +93,15 @@ def test_samples_are_the_plain_servers_and_come_as_they_are_made(
 
 
 def test_a_client_that_goes_away_frees_its_place_and_sigterm_lets_a_speech_end(
-    server: tuple[subprocess.Popen[str], str], bundle: Path
+    server: tuple[subprocess.Popen[str], str], expected: bytes
 ) -> None:
     process, url = server
-    with VoxCPM.from_bundle(bundle, threads=1) as tts:
-        expected = pcm16(tts.generate(TEXT, seed=7, retry_badcase=False)).tobytes()
     with httpx2.stream(
         "POST", f"{url}/v1/audio/speech", json=BODY | {"input": TEXT * 8}, timeout=60
     ) as answer:
-        next(answer.iter_raw())
+        # Kept: with the iterator the answer would be closed.
+        parts = answer.iter_raw()
+        next(parts)
         assert httpx2.get(f"{url}/ready").json()["speaking"] == 1
     until(lambda: httpx2.get(f"{url}/ready").json()["speaking"] == 0, 5)
 
@@ -87,6 +117,45 @@ def test_a_client_that_goes_away_frees_its_place_and_sigterm_lets_a_speech_end(
     rest = process.communicate(timeout=60)[1]
     assert (process.returncode, rest) == (0, "")
     assert answers == [expected]
+
+
+def test_two_replicas_share_the_speeches_and_one_that_dies_is_replaced(
+    serve: Callable[..., tuple[subprocess.Popen[str], str]], expected: bytes
+) -> None:
+    process, url = serve("--replicas", 2, "--concurrency", 1)
+    both = _replicas(process)
+    assert len(both) == 2
+    before = [replica.cpu_times().user for replica in both]
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(lambda _: _spoken(url), range(4))) == {expected}
+    assert all(replica.cpu_times().user > spent + 0.5 for replica, spent in zip(both, before, strict=True))
+
+    both[0].kill()
+    until(lambda: len(_replicas(process)) == 2 and both[0] not in _replicas(process), 60)
+    with ThreadPoolExecutor(2) as threads:
+        assert set(threads.map(lambda _: _spoken(url), range(2))) == {expected}
+
+
+def test_replicas_are_added_under_load(
+    serve: Callable[..., tuple[subprocess.Popen[str], str]], expected: bytes
+) -> None:
+    process, url = serve("--replicas", 1, "--max-replicas", 2, "--concurrency", 1)
+    assert len(_replicas(process)) == 1
+    stop = threading.Event()
+
+    def ask() -> set[bytes]:
+        answers = set()
+        while not stop.is_set():
+            answers.add(_spoken(url))
+        return answers
+
+    with ThreadPoolExecutor(4) as threads:
+        asking = [threads.submit(ask) for _ in range(4)]
+        try:
+            until(lambda: len(_replicas(process)) == 2, 120)
+        finally:
+            stop.set()
+        assert set().union(*(answers.result() for answers in asking)) == {expected}
 
 
 def test_what_cannot_work_on_a_cluster_is_one_line(
