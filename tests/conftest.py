@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -128,12 +128,35 @@ def tiny_bundle_27(core_ai_conversion: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def compiled_27(tiny_bundle_27: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A user's cache directory with what Core AI's compiler makes of `tiny_bundle_27`, which takes seconds."""
+    from voxcpm_runtime.backends.loading import load_step_models
+    from voxcpm_runtime.bundle.opening import open_bundle
+
+    def make(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("VOXCPM_COREML_CACHE", str(folder))
+            for precision in ("fp16", "fp32"):
+                load_step_models(open_bundle(tiny_bundle_27, precision), "coreai")
+
+    return _once(tmp_path_factory, worker_id, "compiled-27", make)
+
+
+@pytest.fixture
+def own_compiled_27(compiled_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same directory for one test alone, "cache" in its folder. Files are links: to be removed, not written to."""
+    shutil.copytree(compiled_27, tmp_path / "cache", copy_function=os.link)
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
 def second_bundle_27(
     second_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
 ) -> Path:
     """The bundle of `second_checkpoint` in fp32, for macOS 27; skips where Core AI's packages have no wheels."""
     pytest.importorskip("coreai_torch", exc_type=ImportError)
-    sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16))
+    sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16), encode_patches=(1,))
     make = _convert(second_checkpoint, sizes, ("fp32",), "macOS27")
     return _once(tmp_path_factory, worker_id, "bundle-tiny-2-27", make)
 
@@ -265,35 +288,9 @@ def write_lora() -> Callable[..., Path]:
 
     It writes a LoRA for the checkpoint in the form of upstream's training, with random A and B that change the speech.
     """
-    return _write_lora
+    from random_lora import write_lora
 
-
-def _write_lora(
-    folder: Path, checkpoint: Path, form: str = "safetensors", seed: int = 0, **config: object
-) -> Path:
-    import torch
-    from safetensors.torch import save_file
-
-    from voxcpm_validation.upstream import load_upstream
-
-    model = load_upstream(checkpoint)
-    model.lora_config = sys.modules[type(model).__module__].LoRAConfig(**config)
-    model._apply_lora()
-    generator = torch.Generator().manual_seed(seed)
-    # With these gains the update is a third of a typical weight, whose entries are about 1 / sqrt(in).
-    gains = {"lora_A": 1.0, "lora_B": 0.33 * model.lora_config.r / model.lora_config.alpha}
-    weights = {
-        name: torch.randn(t.shape, generator=generator) * gains[name.rpartition(".")[2]] / t.shape[1] ** 0.5
-        for name, t in model.get_lora_state_dict().items()
-    }
-    folder.mkdir(parents=True)
-    if form == "safetensors":
-        save_file(weights, folder / "lora_weights.safetensors")
-    else:
-        torch.save({"state_dict": weights}, folder / "lora_weights.ckpt")
-    document = {"base_model": "openbmb/VoxCPM1.5", "lora_config": model.lora_config.model_dump()}
-    (folder / "lora_config.json").write_text(json.dumps(document))
-    return folder
+    return write_lora
 
 
 def _synthesize(preset: str) -> Callable[[Path], object]:

@@ -32,6 +32,7 @@ from voxcpm_conversion.core_ai.toolchain import quiet
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.backends.loading import load_core_ai_step_model
+from voxcpm_runtime.commands import cli
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
@@ -98,13 +99,11 @@ def test_nothing_in_a_program_names_this_machine(tiny_bundle_27: Path) -> None:
 
 
 def test_what_does_not_go_together_is_refused_before_anything_is_read(
-    tiny_checkpoint: Path, tmp_path: Path, command: Callable[..., object]
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = command(
-        "convert", tiny_checkpoint, "-o", tmp_path / "b", "--target", "macos27", "--kv-cache", "rows"
-    )
-    assert done.returncode == 2  # type: ignore[attr-defined]
-    assert "--kv-cache rows needs --target macos14" in done.stderr  # type: ignore[attr-defined]
+    words = ["--target", "macos27", "--kv-cache", "rows"]
+    assert cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *words]) == 2
+    assert "--kv-cache rows needs --target macos14" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -122,22 +121,27 @@ def test_the_card_says_how_an_app_loads_it(tiny_bundle_27: Path) -> None:
     assert "mlpackage" not in card
 
 
+@pytest.mark.usefixtures("own_compiled_27")
 @pytest.mark.parametrize(
-    ("name", "sizes"),
+    ("name", "preset", "sizes"),
     [
-        (BASE_LM_STEP, {"batch": 2}),
-        (RESIDUAL_LM_STEP, {"batch": 2}),
-        (BASE_LM_STEP, {"base_lm_parts": 2}),
-        (LOCDIT_SOLVE, {"solver_steps": 4}),
+        (BASE_LM_STEP, "tiny", {"batch": 2, "base_lm_parts": 2}),
+        (RESIDUAL_LM_STEP, "tiny-2", {"batch": 2}),
+        (LOCDIT_SOLVE, "tiny", {"solver_steps": 3}),
     ],
-    ids=["batch", "batch without positions", "parts", "solver"],
+    ids=["batch in parts", "batch without positions", "solver"],
 )
 def test_optional_forms_agree_with_torch(
-    name: str, sizes: dict[str, int], some_packages: Callable[..., Path], tiny_checkpoint: Path
+    name: str,
+    preset: str,
+    sizes: dict[str, int],
+    some_packages: Callable[..., Path],
+    tiny_checkpoint: Path,
+    second_checkpoint: Path,
 ) -> None:
     sized = StepSizes(kv_length=32, prefill_chunks=(1, 4), **sizes)
-    folder = some_packages(f"core-ai-{name}-{'-'.join(sizes)}", "tiny", [name], sized, ("fp32",), "macOS27")
-    checkpoint = Checkpoint.open(tiny_checkpoint)
+    folder = some_packages(f"core-ai-{name}", preset, [name], sized, ("fp32",), "macOS27")
+    checkpoint = Checkpoint.open(tiny_checkpoint if preset == "tiny" else second_checkpoint)
     declared = declare_step_models(checkpoint.architecture, sized)[name]
     step = build_step(declared, loaded_modules(checkpoint, declared, sized), checkpoint.architecture, sized)
     model = load_core_ai_step_model(folder, Manifest.read(folder), "fp32", name)
@@ -162,6 +166,7 @@ def test_optional_forms_agree_with_torch(
         positions += declared.chunk_lengths[chunk]
 
 
+@pytest.mark.usefixtures("own_compiled_27")
 def test_a_lora_is_merged(
     tiny_checkpoint: Path, write_lora: Callable[..., Path], tmp_path: Path, tiny_bundle_27: Path
 ) -> None:

@@ -2,86 +2,81 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, check_files
-from voxcpm_constants.step_models import StepSizes, declare_step_models
-from voxcpm_conversion import convert as module
-from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import convert
+from voxcpm_conversion import convert
 from voxcpm_conversion.core_ai import packages
+from voxcpm_runtime.commands import cli
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
-SMALLEST = StepSizes(kv_length=48, prefill_chunks=(1,), encode_patches=(1,))
 # Those that take the least time, which is still enough to be interrupted in.
 TWO = ("audio_vae_decoder", "locdit_step")
 WORDS = ("--target", "macos27", "--precision", "fp32", "--max-length", "48", "--prefill-chunk", "1")
 # A background job of a shell ignores the signal, and so do its children, unless they ask for it.
-HEARD = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
-DECLARED = (
-    "from voxcpm_conversion import convert; declare = convert.declare_step_models; "
-    f"convert.declare_step_models = lambda a, sizes: {{name: declare(a, sizes)[name] for name in {TWO}}}"
-)
-PROGRAM = f"{HEARD}; {DECLARED}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+INTERRUPTED = f"""
+import os, signal, sys, threading
+from voxcpm_conversion import convert
+from voxcpm_conversion.core_ai import packages
+from voxcpm_runtime.commands.cli import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+declare, export = convert.declare_step_models, packages.export_program
+
+def interrupted(*given, **options):
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return export(*given, **options)
+
+convert.declare_step_models = lambda a, sizes: {{name: declare(a, sizes)[name] for name in {TWO}}}
+packages.export_program = interrupted
+sys.exit(main())
+"""
 
 
-def test_a_full_disk_is_one_line_and_what_is_there_is_resumed(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_and_ctrl_c_leave_no_bundle_and_the_same_command_resumes(
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Core AI's writer would end the process."""
-    usage, asked = shutil.disk_usage(tmp_path), []
+    words = ["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *WORDS]
+    usage, asked, declare = shutil.disk_usage(tmp_path), [], convert.declare_step_models
 
     def full(path: Path) -> object:
+        """No room for the second program: Core AI's writer would end the process."""
         asked.append(path)
         return usage._replace(free=1000 if len(asked) > 1 else usage.free)
 
-    opened = Checkpoint.open(tiny_checkpoint)
-    declared = declare_step_models(opened.architecture, SMALLEST)
-    monkeypatch.setattr(module, "declare_step_models", lambda *_: {name: declared[name] for name in TWO})
-    monkeypatch.setattr(packages.shutil, "disk_usage", full)
-    with pytest.raises(InputError, match=r"no room for VoxCPM .*: it needs \d+\.\d MB, and 0\.0 MB are free"):
-        convert(opened, tmp_path / "b", precisions=("fp32",), sizes=SMALLEST, target="macOS27")
+    monkeypatch.setattr(
+        convert, "declare_step_models", lambda a, sizes: {name: declare(a, sizes)[name] for name in TWO}
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(packages.shutil, "disk_usage", full)
+        assert cli.main(words) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"no room for VoxCPM .*: it needs \d+\.\d MB, and 0\.0 MB are free", said)
     assert [path.name for path in tmp_path.iterdir()] == [".b.partial"]
-    assert len(list(tmp_path.glob(".b.partial/fp32/[!.]*.aimodel"))) == 1
-
-
-def test_ctrl_c_leaves_no_bundle_and_the_same_command_resumes(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    given = [
-        sys.executable,
-        "-c",
-        PROGRAM,
-        "convert",
-        str(tiny_checkpoint),
-        "-o",
-        str(tmp_path / "b"),
-        *WORDS,
-    ]
-    with subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.glob(".b.partial/fp32/[!.]*.aimodel")) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        os.kill(process.pid, signal.SIGINT)
-        _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "error: interrupted" in error.splitlines()[-1]
-    assert "Traceback" not in error
-    (first, *_) = done = list(tmp_path.glob(".b.partial/fp32/[!.]*.aimodel"))
-    assert len(done) < 2
-    assert not (tmp_path / "b").exists()
+    (first,) = tmp_path.glob(".b.partial/fp32/[!.]*.aimodel")
     written = (first / "main.mlirb").stat().st_mtime_ns
 
-    subprocess.run(given, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130
+    assert "error: interrupted" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [".b.partial"]
+    assert list(tmp_path.glob(".b.partial/fp32/[!.]*.aimodel")) == [first]
 
+    assert cli.main(words) == 0
     check_files(tmp_path / "b", Manifest.read(tmp_path / "b").files, digests=True)
+    assert {path.stem for path in (tmp_path / "b" / "fp32").iterdir()} == set(TWO)
     assert (tmp_path / "b" / "fp32" / first.name / "main.mlirb").stat().st_mtime_ns == written
     assert [path.name for path in tmp_path.iterdir()] == ["b"]

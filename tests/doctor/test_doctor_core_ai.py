@@ -17,6 +17,7 @@ from voxcpm_runtime.doctor import examination
 pytest.importorskip("coreai", exc_type=ImportError)
 
 
+@pytest.mark.usefixtures("own_compiled_27")
 def test_every_step_model_is_correct_on_core_ai(
     tiny_bundle_27: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -38,6 +39,7 @@ def test_every_step_model_is_correct_on_core_ai(
     assert base["agreement"]["state"] > 0.99999
 
 
+@pytest.mark.usefixtures("own_compiled_27")
 def test_a_program_of_a_newer_version_is_refused_and_the_others_are_tried(
     tiny_bundle_27: Path, tmp_path: Path
 ) -> None:

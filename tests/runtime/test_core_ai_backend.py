@@ -35,12 +35,11 @@ TEXT = "one two three."
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A user's cache that all tests here share: compiling a bundle takes seconds."""
-    folder = tmp_path_factory.mktemp("core-ai-cache")
+def cache(compiled_27: Path) -> Iterator[Path]:
+    """A user's cache that holds all compiled programs, for all tests here."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("VOXCPM_COREML_CACHE", str(folder))
-        yield folder
+        patched.setenv("VOXCPM_COREML_CACHE", str(compiled_27))
+        yield compiled_27
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +195,8 @@ def test_a_closed_voice_speaks_no_more(tiny_bundle_27: Path, cache: Path) -> Non
 
     with pytest.raises(Exception, match="closed"):
         opened.generate(TEXT, **GIVEN)
-    # Every program was compiled by now, and nothing else is in the cache.
-    assert len(list((cache / "compiled").glob("*.aimodelx"))) >= 6
+    # All of both precisions, and nothing else.
+    assert len(list((cache / "compiled").glob("*.aimodelx"))) == 12
     assert not list((cache / "compiled").glob(".*.aimodelx"))
 
 
@@ -315,8 +314,9 @@ def test_a_process_that_is_killed_while_it_compiles_leaves_nothing_for_good(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     compiled = tmp_path / "cache" / "compiled"
     program = f"""
-from voxcpm_runtime.voxcpm import VoxCPM
-VoxCPM.from_bundle({str(tiny_bundle_27)!r}, precision="fp32")
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.backends.loading import load_step_models
+load_step_models(open_bundle({str(tiny_bundle_27)!r}, "fp32"), names=["feat_encoder"])
 """
     with subprocess.Popen([sys.executable, "-c", program]) as process:
         deadline = time.monotonic() + 60
@@ -325,9 +325,9 @@ VoxCPM.from_bundle({str(tiny_bundle_27)!r}, precision="fp32")
         process.send_signal(signal.SIGKILL)
     assert list(compiled.glob(".*.aimodelx"))
 
-    with VoxCPM.from_bundle(tiny_bundle_27, precision="fp32"):
-        assert not list(compiled.glob(".*.aimodelx"))
-        assert len(list(compiled.glob("*.aimodelx"))) == 6
+    load_step_models(open_bundle(tiny_bundle_27, "fp32"), names=[FEAT_ENCODER])
+    assert not list(compiled.glob(".*.aimodelx"))
+    assert len(list(compiled.glob("*.aimodelx"))) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
 
 

@@ -112,6 +112,7 @@ def test_the_manifest_finds_it(
     assert not list(damaged.parent.glob("cache/compiled/*.aimodelx"))
 
 
+@pytest.mark.usefixtures("own_compiled_27")
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -156,6 +157,7 @@ def test_what_ends_apples_compiler_is_one_line(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.usefixtures("own_compiled_27")
 def test_the_command_survives_the_end_of_the_compiler(damaged: Path, refused: Callable[[], str]) -> None:
     newer(damaged / PROGRAM)
     hashed(damaged / PROGRAM)

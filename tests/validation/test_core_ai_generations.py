@@ -20,6 +20,13 @@ from voxcpm_runtime.voxcpm import VoxCPM
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("VOXCPM_COREML_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def second(second_checkpoint: Path, second_bundle_27: Path) -> tuple[Any, Reference]:
     return recorded(second_checkpoint, second_bundle_27)
@@ -43,12 +50,17 @@ def test_utterances_of_the_second_generation_in_every_mode(
 
 @pytest.fixture
 def small() -> Iterator[Path]:
-    """A synthetic checkpoint of 0.5B's properties."""
+    """A synthetic checkpoint of 0.5B's properties: "tiny-kv" with one layer and one stage of the AudioVAE less."""
+    config = presets()["tiny-kv"]
+    config["lm_config"]["num_hidden_layers"] = 1
+    for local in ("encoder_config", "dit_config"):
+        config[local]["num_layers"] = 1
+    config["audio_vae_config"] |= {"encoder_rates": [5, 4], "decoder_rates": [4, 5]}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "checkpoint"
         write_tokenizer(Path(folder) / "tokenizer")
         write_synthetic_checkpoint(
-            checkpoint, presets()["tiny-kv"], seed=0, dtype="float32", tokenizer=Path(folder) / "tokenizer"
+            checkpoint, config, seed=0, dtype="float32", tokenizer=Path(folder) / "tokenizer"
         )
         yield checkpoint
 

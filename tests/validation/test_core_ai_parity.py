@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,22 @@ from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.backends.loading import load_core_ai_step_model
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation import step_agreement
+from voxcpm_validation import step_agreement, validate
 from voxcpm_validation.end_to_end import Case, EndToEnd, compare_speech, speak_upstream
 from voxcpm_validation.half_arithmetic import check_beside, measure_half
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.report import CORE_AI_FLOORS, STEP_FLOORS, Report, below_floors
-from voxcpm_validation.validate import FEW_PATCHES, validate_bundle
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
 SIZES = StepSizes(kv_length=128, prefill_chunks=(1, 16))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(compiled_27: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("VOXCPM_COREML_CACHE", str(compiled_27))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -137,27 +143,25 @@ def test_a_row_of_the_cache_left_out_is_below_the_floors_of_speech(
     assert "free-running latents" in {missed.figure for missed in below_floors(found)}
 
 
-@pytest.fixture(scope="module")
-def report(tiny_bundle_27: Path, tiny_checkpoint: Path) -> Report:
-    return validate_bundle(
-        tiny_bundle_27, str(tiny_checkpoint), precisions=["fp16", "fp32"], text=TEXT, patches=5
+def test_validation_measures_on_core_ai_and_says_what_it_left_out(
+    tiny_bundle_27: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half arithmetic speaks fewer patches; here fewer still."""
+    monkeypatch.setattr(validate, "FEW_PATCHES", 2)
+    report = validate.validate_bundle(
+        tiny_bundle_27, str(tiny_checkpoint), precisions=["fp16", "fp32"], text=TEXT, patches=3
     )
-
-
-def test_validation_measures_on_core_ai_and_says_what_it_left_out(report: Report) -> None:
     assert {(s.step_model, s.precision, s.arithmetic) for s in report.steps} == {
         (name, precision, "core-ai") for name in STEP_MODEL_NAMES for precision in ("fp16", "fp32")
     }
     assert {(s.case, s.precision, s.patches) for s in report.end_to_end} == {
-        (case, *what)
-        for case in ("zero-shot", "continuation")
-        for what in (("fp16", FEW_PATCHES), ("fp32", 5))
+        (case, *what) for case in ("zero-shot", "continuation") for what in (("fp16", 2), ("fp32", 3))
     }
     assert [line for line in report.failures() if "core-ai" in line or "fp32" in line] == []
     assert report.tools.keys() == {"voxcpm", "torch", "coreai-core", "numpy"}
     markdown = report.markdown()
     assert "| base_lm_step | fp32 | core-ai | 16 |" in markdown
-    assert "fp16: utterances of 4 patches, not 5" in markdown
+    assert "fp16: utterances of 2 patches, not 3" in markdown
 
 
 def test_half_arithmetic_is_compared_with_the_portable_executors(
@@ -185,7 +189,7 @@ def test_half_arithmetic_is_compared_with_the_portable_executors(
 def test_the_built_in_voice_in_fp32(speaking_bundle: Path, tmp_path: Path) -> None:
     opened = Checkpoint.open(str(DEFAULT_CHECKPOINT))
     convert(opened, tmp_path / "b", precisions=("fp32",), sizes=StepSizes(), target="macOS27")
-    report = validate_bundle(tmp_path / "b", str(DEFAULT_CHECKPOINT), patches=12)
+    report = validate.validate_bundle(tmp_path / "b", str(DEFAULT_CHECKPOINT), patches=12)
     assert report.failures() == []
     assert all(step.lowest >= FP32 for step in report.steps)
     assert all(case.free_running_latents.correlation >= 0.99999 for case in report.end_to_end)
