@@ -1,10 +1,16 @@
 """A batch that runs again: with files that exist, are missing or have changed."""
 
+import errno
+import hashlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.commands.batch_record import Record, SpokenLine
 
 
 def recording(path, seed):
@@ -153,6 +159,76 @@ def test_a_record_that_cannot_be_written_is_refused_before_any_line_is_spoken(ba
     assert not loads
 
 
+@pytest.mark.parametrize(("renamed", "skipped"), [(False, 0), (True, 1)])
+def test_a_run_that_ends_beside_the_rename_of_a_file_is_gone_on_with(
+    batch, folder, monkeypatch, renamed, skipped
+):
+    """Just before it and just after it: a file is never there without a record, nor spoken twice."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed_beside_it(renamed=renamed))
+        with pytest.raises(SystemError):
+            batch(["one.", "two."], name="lines.txt")
+    assert (folder / "out" / "output_001.wav").exists() == renamed
+
+    code, out, err = batch(None, name="lines.txt")
+
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"{2 - skipped} spoken, {skipped} skipped (already there), 0 failed"
+
+
+def test_an_earlier_file_is_not_taken_for_one_that_was_recorded_and_did_not_appear(
+    batch, folder, monkeypatch
+):
+    """Both have the same size: the earlier one is of another seed."""
+    batch([{"text": "one.", "seed": 1}])
+    earlier = (folder / "out" / "output_001.wav").read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed_beside_it(renamed=False))
+        with pytest.raises(SystemError):
+            batch([{"text": "one.", "seed": 2}])
+    assert (folder / "out" / "output_001.wav").read_bytes() == earlier
+
+    assert batch([{"text": "one.", "seed": 2}])[1].splitlines()[-1].startswith("1 spoken, 0 skipped")
+    assert (folder / "out" / "output_001.wav").read_bytes() != earlier
+
+
+def test_an_entry_after_one_that_a_full_disk_cut_off_is_read(tmp_path, monkeypatch):
+    entries = [
+        SpokenLine(line=n, output=f"{n}.wav", digest="d", seed=1, seconds=1, samples=1) for n in (1, 2)
+    ]
+    record = Record(tmp_path)
+    opened = Path.open
+
+    def full(path, *given, **named):
+        file = opened(path, *given, **named)
+        file.write('{"line": 1, "outp')
+        file.close()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        with pytest.raises(InputError, match="cannot be written"):
+            record.add(entries[0])
+
+    record.add(entries[1])
+
+    assert Record(tmp_path).entry("1.wav") is None
+    assert Record(tmp_path).entry("2.wav") == entries[1]
+
+
+def killed_beside_it(*, renamed):
+    """In place of a rename: for an audio file, an end that no handler takes for an error of the line."""
+    replace = Path.replace
+
+    def killed(path, target):
+        if target.suffix != ".wav" or renamed:
+            replace(path, target)
+        if target.suffix == ".wav":
+            raise SystemError("killed")
+
+    return killed
+
+
 def test_a_file_of_another_size_than_recorded_is_not_there_already(batch, folder):
     batch(["one.", "two."], name="lines.txt")
     cut, whole = (folder / "out" / f"output_00{number}.wav" for number in (1, 2))
@@ -168,11 +244,13 @@ def test_a_file_of_another_size_than_recorded_is_not_there_already(batch, folder
     assert batch(None, name="lines.txt")[1].startswith("0 spoken, 2 skipped")
 
 
-def test_a_record_of_an_earlier_release_has_no_sizes(batch, folder):
+def test_a_record_of_an_earlier_release_has_neither_sizes_nor_digests(batch, folder):
     batch(["one."], name="lines.txt")
     record = folder / "out" / "spoken.jsonl"
     entry = json.loads(record.read_text())
-    assert entry.pop("bytes") == (folder / "out" / "output_001.wav").stat().st_size
+    content = (folder / "out" / "output_001.wav").read_bytes()
+    assert entry.pop("bytes") == len(content)
+    assert entry.pop("sha256") == hashlib.sha256(content).hexdigest()
     record.write_text(json.dumps(entry) + "\n")
 
     assert batch(None, name="lines.txt")[1].startswith("0 spoken, 1 skipped")

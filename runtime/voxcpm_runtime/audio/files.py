@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -187,13 +188,20 @@ def audio_file(path: str | Path, audio: Audio, sample_rate: int) -> tuple[bytes,
     return encoded.getvalue(), clipped_samples(audio)
 
 
-def write_audio_file(path: str | Path, content: bytes) -> None:
-    """Write what `audio_file` returned. Folders and errors: see `write_audio`."""
+def write_audio_file(path: str | Path, content: bytes, *, record: Callable[[], None] | None = None) -> None:
+    """Write what `audio_file` returned. Folders and errors: see `write_audio`.
+
+    record: called when all is written, just before the file appears under its name; an error of it leaves no file.
+    """
     path = _expanded(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
             file.write(content)
+            # A full disk is told now, not after the record.
+            file.flush()
+            if record is not None:
+                record()
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None
 

@@ -8,12 +8,17 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.manifest import record_file
 
 RECORD_FILE = "spoken.jsonl"
 
 
 class SpokenLine(BaseModel):
-    """One utterance that was spoken; a file was made from the last entry with its name."""
+    """One utterance that was spoken. The last entry with a file's name says what the file was made from.
+
+    An entry is written just before its file appears: after a kill between the two, the file is absent or an earlier
+    one, whose SHA-256 is another.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -29,8 +34,16 @@ class SpokenLine(BaseModel):
     samples: int
     bytes: int | None = None
     """Size of the audio file; None in a record of an earlier release."""
+    sha256: str | None = None
+    """SHA-256 of the audio file; None in a record of an earlier release."""
     suspicious: dict[int, str] = {}
     """The segments, by number from 1, that are suspicious in every attempt, and why: "long", "short" or "cut"."""
+
+    def describes(self, path: Path) -> bool:
+        """Whether a file is the one that this entry was written for. Raises OSError if it cannot be read."""
+        if self.bytes is not None and self.bytes != path.stat().st_size:
+            return False
+        return self.sha256 is None or self.sha256 == record_file(path).sha256
 
 
 class Record:
@@ -38,6 +51,7 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / RECORD_FILE
+        self._torn = False
         try:
             # Opened for writing now: nothing is spoken that could not be recorded.
             with self._path.open("ab+") as file:
@@ -56,10 +70,13 @@ class Record:
 
     def add(self, entry: SpokenLine) -> None:
         """Append an entry. Raises InputError if it cannot be written."""
+        line = json.dumps(entry.model_dump()) + "\n"
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry.model_dump()) + "\n")
+                # What a full disk took of an earlier entry must not spoil this one.
+                file.write(f"\n{line}" if self._torn else line)
         except OSError as error:
+            self._torn = True
             raise InputError(f"{self._path}: cannot be written ({os_reason(error)})") from None
         self._entries[entry.output] = entry
 

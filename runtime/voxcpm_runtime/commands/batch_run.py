@@ -89,7 +89,7 @@ class BatchRun:
         return None
 
     def _is_there(self, task: Task) -> bool:
-        """Whether the line's file is there as it was made from this line; one of another size or line is made again.
+        """Whether the line's file is there as it was made from this line; one of another content or line is made again.
 
         Raises InputError for a file that no batch made.
         """
@@ -102,13 +102,12 @@ class BatchRun:
             raise InputError(
                 f"{path} is there, but {RECORD_FILE} does not say what from; move it away, or give --overwrite"
             )
-        return recorded.digest == task.digest and recorded.bytes in (None, path.stat().st_size)
+        return recorded.digest == task.digest and recorded.describes(path)
 
     def _keep(self, task: Task, result: SpokenFile | VoxCPMError) -> None:
         if isinstance(result, VoxCPMError):
             raise result
         path = self.folder / task.line.output
-        write_audio_file(path, result.content)
         spoken = SpokenLine(
             line=task.line.line,
             output=task.line.output,
@@ -117,9 +116,10 @@ class BatchRun:
             seconds=round(result.audio_seconds, 3),
             samples=result.samples,
             bytes=len(result.content),
+            sha256=hashlib.sha256(result.content).hexdigest(),
             suspicious=result.suspicious,
         )
-        self._record.add(spoken)
+        write_audio_file(path, result.content, record=lambda: self._record.add(spoken))
         self._spoken += 1
         if self._shown:
             typer.echo(spoken_line(path, result, result.clipped))
