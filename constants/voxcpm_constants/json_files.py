@@ -12,6 +12,11 @@ from voxcpm_constants.bounds import MOST_JSON_BYTES, MOST_JSON_DEPTH
 
 def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
     """The document of a UTF-8 file. Raises OSError, and ValueError for what is not JSON or too large."""
+    return parsed_json(json_content(path, most_bytes))
+
+
+def json_content(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
+    """The content of a file for `parsed_json`. Raises OSError, and ValueError for one that is too large."""
     # Opening a pipe would wait for its other end.
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is no regular file")
@@ -19,7 +24,7 @@ def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ValueError(f"it has more than {most_bytes / 1e6:g} MB")
-    return parsed_json(content)
+    return content
 
 
 def parsed_json(content: str | bytes) -> Any:

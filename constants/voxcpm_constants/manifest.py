@@ -2,7 +2,8 @@
 
 bundle/
   manifest.json
-  README.md    the model card; like the manifest it stands at the root and has no digest, so it may be rewritten
+  manifest.sha256    the manifest's own digest, as `sha256sum -c` reads it; older bundles have none
+  README.md    the model card; it stands at the root and has no digest, so it may be rewritten
   constants/   config.json and the arrays of `voxcpm_constants.arrays`
   tokenizer/   tokenizer.json, tokenizer_config.json
   fp16/        <step model>.mlpackage (and .mlmodelc where Apple's compiler was present), for macOS 27
@@ -22,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import constant_shapes
-from voxcpm_constants.errors import BundleError, first_wrong_field
-from voxcpm_constants.json_files import read_json
+from voxcpm_constants.errors import BundleError, first_wrong_field, os_reason
+from voxcpm_constants.json_files import json_content, parsed_json
 from voxcpm_constants.parts import parts
 from voxcpm_constants.speech_profile import DEFAULT_LICENCE, SpeechProfile
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
@@ -42,6 +43,8 @@ one without it. 4 added the target macOS27; bundles of other targets are still w
 """
 _SCHEMA_BEFORE_CORE_AI = 3
 MANIFEST_FILE = "manifest.json"
+# Not a field of the manifest: earlier releases refuse one that they do not know.
+MANIFEST_DIGEST_FILE = "manifest.sha256"
 MODEL_CARD_FILE = "README.md"
 CONSTANTS_FOLDER = "constants"
 CONFIG_FILE = "constants/config.json"
@@ -106,7 +109,7 @@ class Manifest(_Record):
     tools: dict[str, str]
     """Versions of the packages that made the bundle."""
     files: dict[str, FileRecord]
-    """Every file in a folder of the bundle, by POSIX path relative to it: not the manifest, nor the model card."""
+    """Every file in a folder of the bundle, by POSIX path relative to it: none at its root."""
 
     @field_validator("files")
     @classmethod
@@ -119,15 +122,16 @@ class Manifest(_Record):
         return files
 
     def write(self, bundle: Path) -> None:
-        """Write `manifest.json` into the folder of the bundle."""
-        text = self.model_dump_json(indent=1, by_alias=True)
-        (bundle / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
+        """Write `manifest.json` and its digest into the folder of the bundle."""
+        content = f"{self.model_dump_json(indent=1, by_alias=True)}\n".encode()
+        (bundle / MANIFEST_FILE).write_bytes(content)
+        (bundle / MANIFEST_DIGEST_FILE).write_bytes(_digest_line(content))
 
     @classmethod
     def read(cls, bundle: Path) -> Manifest:
         """Read a bundle's manifest.
 
-        Raises BundleError for an absent bundle, an unreadable manifest or a schema of a later release.
+        Raises BundleError for an absent bundle, an unreadable or altered manifest or a schema of a later release.
         """
         path = bundle / MANIFEST_FILE
         if not path.is_file():
@@ -135,7 +139,8 @@ class Manifest(_Record):
                 f"{bundle}: no bundle here (expected a folder with {MANIFEST_FILE}; make one with `convert`)"
             )
         try:
-            document: Any = read_json(path)
+            content = json_content(path)
+            document: Any = parsed_json(content)
         except (OSError, ValueError) as error:
             raise BundleError(
                 f"{path}: expected JSON, but it cannot be read ({error}); convert again"
@@ -147,11 +152,13 @@ class Manifest(_Record):
                 "update voxcpm-coreml"
             )
         try:
-            return cls.model_validate(document)
+            manifest = cls.model_validate(document)
         except ValidationError as error:
             raise BundleError(
                 f"{path}: not a bundle manifest: {first_wrong_field(error)}; convert again"
             ) from None
+        _check_own_digest(bundle, content)
+        return manifest
 
     def parts(self, step_model: str) -> tuple[StepModel, ...]:
         """The declarations of a step model's packages: usually one, its own."""
@@ -230,6 +237,30 @@ def package_path(precision: str, package: str, target: Target = "macOS14") -> Pu
     return PurePosixPath(precision) / f"{package}{PACKAGE_SUFFIXES[target]}"
 
 
+def _digest_line(content: bytes) -> bytes:
+    return f"{hashlib.sha256(content).hexdigest()}  {MANIFEST_FILE}\n".encode()
+
+
+def _check_own_digest(bundle: Path, content: bytes) -> None:
+    """Raises BundleError if a manifest is not the one that its digest was written for. Older bundles have no digest."""
+    path = bundle / MANIFEST_DIGEST_FILE
+    expected = _digest_line(content)
+    try:
+        with path.open("rb") as file:
+            found = file.read(len(expected) + 1)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise BundleError(
+            f"{path}: cannot be read ({os_reason(error)}); copy it again or convert again"
+        ) from None
+    if found != expected:
+        raise BundleError(
+            f"{bundle / MANIFEST_FILE}: content differs from the digest in {MANIFEST_DIGEST_FILE}; copy both again or "
+            f"convert again (or delete {MANIFEST_DIGEST_FILE}, if you changed the manifest yourself)"
+        )
+
+
 def record_file(path: Path) -> FileRecord:
     """Size and digest of a file, read in blocks."""
     digest = hashlib.sha256()
@@ -240,11 +271,12 @@ def record_file(path: Path) -> FileRecord:
 
 
 def record_folder(folder: Path) -> dict[str, FileRecord]:
-    """Records of all files below a folder except the manifest, by POSIX path relative to the folder."""
+    """Records of all files below a folder except a manifest and its digest, by POSIX path relative to the folder."""
+    own = (folder / MANIFEST_FILE, folder / MANIFEST_DIGEST_FILE)
     return {
         path.relative_to(folder).as_posix(): record_file(path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path != folder / MANIFEST_FILE
+        if path.is_file() and path not in own
     }
 
 

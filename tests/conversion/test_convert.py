@@ -44,10 +44,11 @@ def _operations(package: Path) -> list[object]:
 def test_manifest_lists_every_file_and_no_other(tiny_bundle: Path) -> None:
     manifest = Manifest.read(tiny_bundle)
     found = {p.relative_to(tiny_bundle).as_posix() for p in tiny_bundle.rglob("*") if p.is_file()}
-    assert found == {*manifest.files, "manifest.json", "README.md"}
+    assert found == {*manifest.files, "manifest.json", "manifest.sha256", "README.md"}
     check_files(tiny_bundle, manifest.files, digests=True)
     assert {p.name for p in tiny_bundle.iterdir()} == {
         "manifest.json",
+        "manifest.sha256",
         "README.md",
         "constants",
         "tokenizer",

@@ -36,6 +36,7 @@ def edited(tiny_bundle: Path, tmp_path: Path) -> Callable[[Callable[[dict[str, A
         document = json.loads((folder / "manifest.json").read_text())
         change(document["files"])
         (folder / "manifest.json").write_text(json.dumps(document))
+        (folder / "manifest.sha256").unlink()
         return folder
 
     return edit

@@ -153,6 +153,7 @@ def _listed_as(name: str) -> Callable[[Place], Act]:
         document = json.loads((bundle / "manifest.json").read_text())
         document["files"][name.format(secret=place.secret)] = {"bytes": 600, "sha256": "0" * 64}
         (bundle / "manifest.json").write_text(json.dumps(document))
+        (bundle / "manifest.sha256").unlink()
         return _opens(bundle)
 
     return make

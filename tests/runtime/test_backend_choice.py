@@ -50,6 +50,7 @@ def bundle_of(bundle_folder: Path) -> Callable[[str], Bundle]:
             renamed = document["files"].items()
             document["files"] = {name.replace(".mlpackage/", ".aimodel/"): file for name, file in renamed}
         path.write_text(json.dumps({**document, "target": target, "schema_version": version}))
+        (bundle_folder / "manifest.sha256").unlink()
         return open_bundle(bundle_folder)
 
     return make

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import time
@@ -16,6 +17,7 @@ def edit_manifest(folder, change):
     document = json.loads(path.read_text())
     change(document)
     path.write_text(json.dumps(document))
+    (folder / "manifest.sha256").unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -196,7 +198,7 @@ def test_a_hub_id_is_downloaded_in_one_precision(bundle_folder, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
 
     assert locate_bundle("someone/voice", "fp16") == bundle_folder
-    assert asked[0] == ("someone/voice", ["manifest.json"])
+    assert asked[0] == ("someone/voice", ["manifest.json", "manifest.sha256"])
     assert {"fp16/**", "vectors/**"} <= set(asked[1][1])
     assert "int8/**" not in asked[1][1]
 
@@ -285,6 +287,46 @@ def test_a_path_that_is_listed_twice_is_refused(bundle_folder):
 
     with pytest.raises(BundleError, match=f"it has the key '{WEIGHTS}' twice"):
         open_bundle(bundle_folder)
+
+
+def altered(folder):
+    """A manifest in which one digit of a figure that nothing else checks is another."""
+    path = folder / "manifest.json"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"revision": null', b'"revision": "v"'))
+    assert path.read_bytes() != content
+
+
+def test_an_altered_manifest_is_refused(bundle_folder):
+    altered(bundle_folder)
+
+    with pytest.raises(
+        BundleError, match=r"manifest.json: content differs from the digest in manifest.sha256"
+    ):
+        open_bundle(bundle_folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"0" * 200, b"\xff"])
+def test_a_digest_of_the_manifest_that_is_damaged_itself_is_refused(bundle_folder, content):
+    (bundle_folder / "manifest.sha256").write_bytes(content)
+
+    with pytest.raises(BundleError, match=r"manifest.json: content differs from the digest"):
+        open_bundle(bundle_folder)
+
+
+def test_a_bundle_of_an_earlier_release_has_no_digest_of_its_manifest(bundle_folder):
+    """Whoever edits a manifest deletes its digest."""
+    (bundle_folder / "manifest.sha256").unlink()
+    altered(bundle_folder)
+
+    assert open_bundle(bundle_folder).manifest.source.revision == "v"
+
+
+def test_the_digest_of_the_manifest_is_what_sha256sum_reads(bundle_folder):
+    """As the manual of sha256sum gives it: the digest, two spaces, the name."""
+    digest = hashlib.sha256((bundle_folder / "manifest.json").read_bytes()).hexdigest()
+
+    assert (bundle_folder / "manifest.sha256").read_text() == f"{digest}  manifest.json\n"
 
 
 @pytest.mark.parametrize("change", [{"bytes": -1}, {"sha256": "?"}])

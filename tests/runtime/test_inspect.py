@@ -128,6 +128,7 @@ def test_a_checkpoints_name_is_not_markup(bundle_folder, capsys):
     document = json.loads(path.read_text())
     document["source"]["checkpoint"] = "my[bold]voice :smile:"
     path.write_text(json.dumps(document))
+    (bundle_folder / "manifest.sha256").unlink()
 
     assert "from my[bold]voice :smile: (Apache-2.0)" in inspected(bundle_folder, capsys)
 

@@ -57,7 +57,7 @@ def _record_again(folder: Path) -> None:
 
 
 def listed(folder: Path) -> set[str]:
-    return {*Manifest.read(folder).files, "manifest.json", "README.md"}
+    return {*Manifest.read(folder).files, "manifest.json", "manifest.sha256", "README.md"}
 
 
 def test_a_bundle_that_was_published_opens_again_and_speaks_the_same(
@@ -112,6 +112,17 @@ def test_a_second_bundle_removes_what_only_the_first_had(carded: Path, hub: Hub,
         ".gitattributes",
         "images/voice.png",
     }
+
+
+def test_a_bundle_of_an_earlier_release_removes_the_digest_of_anothers_manifest(
+    carded: Path, hub: Hub, command: Command
+) -> None:
+    assert command("publish", carded, "someone/voice").returncode == 0
+    (carded / "manifest.sha256").unlink()
+
+    assert command("publish", carded, "someone/voice").returncode == 0
+
+    assert "manifest.sha256" not in hub.repositories["someone/voice"]["main"]
 
 
 def test_an_interrupted_upload_is_continued(carded: Path, hub: Hub, command: Command) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.manifest import MANIFEST_FILE, Manifest
+from voxcpm_constants.manifest import MANIFEST_DIGEST_FILE, MANIFEST_FILE, Manifest
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion import cli
 from voxcpm_conversion.checkpoint import Checkpoint
@@ -91,6 +91,7 @@ def without_a_lora(bundle: Path, folder: Path) -> Path:
     document = json.loads((folder / MANIFEST_FILE).read_text())
     del document["source"]["lora"]
     (folder / MANIFEST_FILE).write_text(json.dumps(document))
+    (folder / MANIFEST_DIGEST_FILE).unlink()
     return folder
 
 

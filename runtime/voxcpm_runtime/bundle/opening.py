@@ -16,6 +16,7 @@ from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import (
     CONSTANTS_FOLDER,
     LOWERED_FOLDER,
+    MANIFEST_DIGEST_FILE,
     MANIFEST_FILE,
     TOKENIZER_FOLDER,
     VECTORS_FOLDER,
@@ -126,10 +127,10 @@ def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path
     folder = Path(path).expanduser()
     if folder.exists() or not is_hub_id(str(path)):
         return folder
-    manifest_only = _download(str(path), [MANIFEST_FILE])
+    manifest_only = _download(str(path), [MANIFEST_FILE, MANIFEST_DIGEST_FILE])
     chosen = choose_precision(Path(str(path)), Manifest.read(manifest_only), precision)
     folders = (CONSTANTS_FOLDER, TOKENIZER_FOLDER, VECTORS_FOLDER, LOWERED_FOLDER, chosen)
-    return _download(str(path), [MANIFEST_FILE, *(f"{name}/**" for name in folders)])
+    return _download(str(path), [MANIFEST_FILE, MANIFEST_DIGEST_FILE, *(f"{name}/**" for name in folders)])
 
 
 def _download(repository: str, patterns: list[str]) -> Path:

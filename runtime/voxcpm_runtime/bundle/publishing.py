@@ -6,13 +6,14 @@ stray file, a hidden one, or a link. All files appear in one commit, so nobody d
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.hub import is_hub_id
-from voxcpm_constants.manifest import MANIFEST_FILE, MODEL_CARD_FILE, Manifest
+from voxcpm_constants.manifest import MANIFEST_DIGEST_FILE, MANIFEST_FILE, MODEL_CARD_FILE, Manifest
 from voxcpm_constants.step_models import PRECISIONS
 
 _REFUSALS = {
@@ -32,8 +33,7 @@ def publishable_files(folder: Path, manifest: Manifest) -> dict[str, int]:
     Raises BundleError for a listed path that leads out of the bundle, is hidden, or is a link.
     """
     names = [*manifest.files, MANIFEST_FILE]
-    if (folder / MODEL_CARD_FILE).exists() or (folder / MODEL_CARD_FILE).is_symlink():
-        names.append(MODEL_CARD_FILE)
+    names += [name for name in (MANIFEST_DIGEST_FILE, MODEL_CARD_FILE) if os.path.lexists(folder / name)]
     return {name: _checked(folder, name).stat().st_size for name in sorted(names)}
 
 
@@ -85,14 +85,19 @@ def _commit(
     api.create_repo(repository, private=private or None, exist_ok=True)
     if branch is not None:
         api.create_branch(repository, branch=branch, exist_ok=True)
-    own = {*PRECISIONS, *(PurePosixPath(name).parts[0] for name in files if "/" in name)}
+    own = {
+        MANIFEST_DIGEST_FILE,
+        *PRECISIONS,
+        *(PurePosixPath(name).parts[0] for name in files if "/" in name),
+    }
     there = api.list_repo_files(repository, revision=branch)
     stale = [name for name in there if PurePosixPath(name).parts[0] in own and name not in files]
     commit = api.create_commit(
         repository,
         [
             *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=folder / name) for name in files),
-            # A compiled model of an earlier bundle would be loaded in place of the new package beside it.
+            # A compiled model of an earlier bundle would be loaded in place of the new package beside it, and its
+            # manifest's digest would refuse the new manifest.
             *(CommitOperationDelete(path_in_repo=name) for name in stale),
         ],
         commit_message=message,
