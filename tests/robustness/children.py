@@ -37,6 +37,8 @@ class Case:
     """A file for a line of each call: its kind and path."""
     replaced: dict[str, str] = field(default_factory=dict)
     """`module:NAME` → path: constants of modules that are others in the child."""
+    planted: str = ""
+    """`module:function`, called in the child before the command: it plants a defect that the harness must see."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,9 @@ def _become(case: dict[str, Any], outputs: Path) -> None:
         for place, value in case["replaced"].items():
             module, _, constant = place.partition(":")
             setattr(importlib.import_module(module), constant, Path(value))
+        if case["planted"]:
+            module, _, function = case["planted"].partition(":")
+            getattr(importlib.import_module(module), function)()
         _arm(case)
         from voxcpm_runtime.commands.cli import main
 

@@ -14,7 +14,7 @@ import pytest
 
 from robustness import totals as totals_
 from robustness.children import Case, Children
-from robustness.scenarios import SCENARIOS, Materials, Scenario, files
+from robustness.scenarios import SCENARIOS, Disturb, Judge, Materials, Scenario, calls, files
 
 SEED = int(os.environ.get("TORTURE_SEED", "17"))
 SPEAKING = (
@@ -149,9 +149,7 @@ class Whole:
         self.seconds = time.monotonic() - began
         assert ended.code == 0, ended.err
         self.files = files(run)
-        # Each call to the system on a file of the run: its kind and relative path.
-        lines = (line.split(" ", 1) for line in log.read_text().splitlines())
-        self.calls = [(kind, path.removeprefix(f"{run}/")) for kind, path in lines]
+        self.calls = calls(log, run)
 
 
 @pytest.fixture(scope="session")
@@ -170,3 +168,15 @@ def whole(
         return made[name]
 
     return of
+
+
+@pytest.fixture
+def judged(whole: Callable[[str], Whole], tmp_path: Path, totals: totals_.Totals, torture_seed: int) -> Judge:
+    """judged(section, disturb, name, count): a command is disturbed, its row recorded; fails if something is wrong."""
+
+    def judge(section: str, disturb: Disturb, name: str, count: int) -> None:
+        outcomes, wrong = disturb(whole(name), tmp_path / "run", count, torture_seed)
+        totals.record(section, name, outcomes)
+        assert not wrong, "\n".join(wrong)
+
+    return judge

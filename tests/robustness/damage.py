@@ -4,7 +4,9 @@ each case.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import random
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from robustness.mutations import damaged, mutated_document
-from robustness.watched import OTHER, SAME, Ended
+from robustness.watched import LINES, OTHER, REFUSED, SAME, Ended
 
 SPEAKING = {"seed": 1, "retry_badcase": False, "inference_timesteps": 2, "max_len": 3}
 TEXT = "Yes."
@@ -46,6 +48,11 @@ class _Scene:
             self._make_voice()
         if "segments" in kinds:
             self._make_segments()
+        if "batch" in kinds:
+            (folder / "lines.txt").write_text("Yes.\nNo.\n")
+            code, said = self._batch()
+            assert code == 0, said
+            self.batch = self._batch_files()
         self._before = {path: path.read_bytes() for path in _files(folder)}
 
     def __call__(self, case: dict[str, Any]) -> Ended:
@@ -70,6 +77,7 @@ class _Scene:
             "prepared": name.startswith("cache/compiled/"),
             "verified": name.startswith("cache/verified/"),
             "segments": ".segments/" in name,
+            "batch": name.startswith("spoken/"),
         }[kind]
 
     def _damage(
@@ -115,6 +123,8 @@ class _Scene:
     def _outcome(self, kind: str, *, matching: bool) -> Ended:
         if kind == "segments":
             return self._resumed(matching=matching)
+        if kind == "batch":
+            return self._batch_again()
         of_voice = kind in ("voice", "prefix")
         wanted = self.samples_of_voice if of_voice else self.samples
         found = self._spoken_in_voice() if of_voice else self._spoken()
@@ -177,6 +187,39 @@ class _Scene:
         if not keep:
             saved.discard()
         return b"".join(pieces)
+
+    def _batch(self) -> tuple[int, str]:
+        """The exit code of a batch of two lines, and what it says of errors."""
+        from voxcpm_runtime.commands.cli import main
+
+        options = (
+            "--precision",
+            "int8",
+            "--threads",
+            "1",
+            "--inference-timesteps",
+            "2",
+            "--max-len",
+            "3",
+            "--no-retry",
+        )
+        output = ("--seed", "1", "-o", self.folder / "spoken")
+        given = ("batch", self.bundle, self.folder / "lines.txt", *options, *output)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+            code = main([*map(str, given)])
+        return code, said.getvalue()
+
+    def _batch_files(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (self.folder / "spoken").glob("*.wav")}
+
+    def _batch_again(self) -> Ended:
+        """A line whose file is there, but not on record, is an error of its line."""
+        code, said = self._batch()
+        if code and all(line.startswith(("line ", "failed: ", "error: ")) for line in said.splitlines()):
+            return Ended(REFUSED, said)
+        if code:
+            return Ended(LINES, said[-300:])
+        return Ended(SAME if self._batch_files() == self.batch else OTHER)
 
     def _restore(self) -> None:
         for path in _files(self.folder):

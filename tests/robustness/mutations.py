@@ -105,7 +105,7 @@ def _holders(document: Any) -> Any:
             yield from _holders(value)
 
 
-_PIECES = (
+PIECES = (
     "1", "12:30", "$4.20", "Dr.", "U.S.A.", "https://a.b/c?d=e", "a@b.c", "III", "...", "?!", "»", "“", "”", "(", ")",
     "\u200b", "\u0301", "\u202e", "😀", "👩‍👩‍👧", "中文", "ß", "ﷺ", "\n\n", "\t", " ", "—", "1e999", "9" * 40,
     "NASA", "km/h", "1,234,567.89", "#x", "\\", "<", ">", "&amp;", "\r", "\x85", "\u2028", "'", "''", ",", ",,,", "№", "½",  # noqa: E501
@@ -118,7 +118,7 @@ def mutated_text(text: str, chance: random.Random) -> str:
         at = chance.randint(0, len(text))
         match chance.randrange(5):
             case 0 | 1:
-                text = text[:at] + chance.choice(_PIECES) * chance.choice((1, 1, 2, 30)) + text[at:]
+                text = text[:at] + chance.choice(PIECES) * chance.choice((1, 1, 2, 30)) + text[at:]
             case 2:
                 text = text[:at] + text[at + chance.randint(1, 10) :]
             case 3:

@@ -6,13 +6,19 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from robustness.children import Case, Children, Ended
 
+Disturb = Callable[[Any, Path, int, int], tuple[Counter[str], list[str]]]
+"""Disturbs a command, which ran whole once, so many times by a seed: outcomes, and what went wrong."""
+Judge = Callable[[str, Disturb, str, int], None]
+"""Has a command disturbed, and records it: section, how, the command's name, how often."""
 BOOK = "Come in.\n\nGo out.\n\nSit down.\n\nGet up."
 LINES = ("Yes.", "No.", "One.", "Two.")
 # Few Euler steps: what is spoken does not matter, only that it is the same again.
@@ -143,6 +149,12 @@ def files(folder: Path) -> dict[str, str]:
         elif path.is_dir() and not any(path.iterdir()):
             found[f"{name}/"] = ""
     return found
+
+
+def calls(log: Path, folder: Path) -> list[tuple[str, str]]:
+    """Each call to the system on a file of a run in a folder: its kind and relative path."""
+    lines = (line.split(" ", 1) for line in log.read_text().splitlines())
+    return [(kind, path.removeprefix(f"{folder}/")) for kind, path in lines]
 
 
 def lines_of(ended: Ended) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from robustness import planted
 from voxcpm_runtime import CancelToken, VoxCPM, pcm16
 from voxcpm_runtime.speech.cancellation import Cancelled
 
@@ -53,7 +54,7 @@ class Soak:
                 self.wrong.append(problem)
 
 
-def soaked(bundle: Path, seconds: float, seed: int, samples: int = 60) -> Soak:
+def soaked(bundle: Path, seconds: float, seed: int, samples: int) -> Soak:
     """Run for that long, with that many samples. Raises threading.BrokenBarrierError if a thread hangs."""
     soak, ends = Soak(), threading.Event()
     with VoxCPM.from_bundle(bundle, precision="int8", threads=1) as tts:
@@ -162,13 +163,15 @@ def _sample(second: float) -> Sample:
 
 
 def main() -> None:
-    """Print a run as JSON: BUNDLE SECONDS SEED."""
+    """Print a run as JSON: BUNDLE SECONDS SAMPLES SEED, and perhaps the name of a defect of `planted.py`."""
     import json
     import sys
     from dataclasses import asdict
 
-    bundle, seconds, seed = sys.argv[1:]
-    soak = soaked(Path(bundle), float(seconds), int(seed))
+    bundle, seconds, samples, seed, *defects = sys.argv[1:]
+    for defect in defects:
+        getattr(planted, defect)()
+    soak = soaked(Path(bundle), float(seconds), int(seed), int(samples))
     sys.stdout.write(
         json.dumps(
             {

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from robustness.cases import DAMAGE
 from robustness.mutations import DAMAGES
 from robustness.totals import Totals
 from robustness.watched import OTHER, Counted, Watched, watched
-
-# Cases without and with digests that match. With those, a flipped byte of a weight is another weight: only that
-# nothing crashes, hangs or takes memory is asked then. All of them make 2,000 with those of the checkpoints.
-VOICE_CASES = {
-    "bundle": (480, 130), "voice": (130, 100), "prefix": (70, 50), "lowered": (50, 30), "prepared": (40, 20),
-    "verified": (50, 0), "segments": (90, 60),
-}  # fmt: skip
-TINY_CASES = {"bundle": (440, 100)}
-CHECKPOINT_CASES = 80
 
 
 def _cases(counts: dict[str, tuple[int, int]], seed: int, share: float = 1.0) -> list[dict[str, object]]:
@@ -46,41 +39,57 @@ def _run(process: Watched, cases: list[dict[str, object]], what: str, totals: To
     every.check()
 
 
+VOICE = DAMAGE["built-in voice"]
+
+
 def test_some_damage_to_what_a_voice_speaks_with(
     speaking_bundle: Path, totals: Totals, torture_seed: int
 ) -> None:
-    counts = {kind: (both[0], 0) for kind, both in VOICE_CASES.items() if kind != "prepared"}
+    counts = {kind: (both[0], 0) for kind, both in VOICE.items() if kind not in ("prepared", "batch")}
     counts["bundle"] = (120, 60)
     with watched(
         "robustness.damage:scene", bundle=speaking_bundle, kinds=["voice", "prefix", "segments"]
     ) as process:
-        _run(process, _cases(counts, torture_seed, share=0.05), "built-in voice, some", totals)
+        _run(process, _cases(counts, torture_seed, 0.05), "built-in voice, some", totals)
 
 
 @pytest.mark.torture
-def test_damage_to_what_a_voice_speaks_with(speaking_bundle: Path, totals: Totals, torture_seed: int) -> None:
-    with watched("robustness.damage:scene", bundle=speaking_bundle, kinds=list(VOICE_CASES)) as process:
-        _run(process, _cases(VOICE_CASES, torture_seed), "built-in voice", totals)
+@pytest.mark.parametrize("name", ["built-in voice", "tiny"])
+def test_damage_to_what_a_voice_speaks_with(
+    request: pytest.FixtureRequest,
+    totals: Totals,
+    torture_seed: int,
+    share: Callable[[int], int],
+    name: str,
+) -> None:
+    bundle = request.getfixturevalue("tiny_bundle" if name == "tiny" else "speaking_bundle")
+    with watched("robustness.damage:scene", bundle=bundle, kinds=list(DAMAGE[name])) as process:
+        _run(process, _cases(DAMAGE[name], torture_seed, share(1000) / 1000), name, totals)
 
 
 @pytest.mark.torture
+@pytest.mark.parametrize("form", DAMAGE["checkpoint"])
 def test_damage_to_a_checkpoint(
-    tiny_checkpoint: Path, tmp_path: Path, totals: Totals, torture_seed: int
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    totals: Totals,
+    torture_seed: int,
+    share: Callable[[int], int],
+    form: str,
 ) -> None:
     import torch
     from safetensors.torch import load_file
 
-    for form in ("safetensors", "pickle"):
-        folder = tmp_path / form / "checkpoint"
-        folder.mkdir(parents=True)
-        for path in tiny_checkpoint.iterdir():
-            if form == "pickle" and path.suffix == ".safetensors":
-                torch.save({"state_dict": load_file(path)}, folder / "pytorch_model.bin")
-            else:
-                (folder / path.name).write_bytes(path.read_bytes())
-        cases = _cases({f"checkpoint, {form}": (CHECKPOINT_CASES, 0)}, torture_seed)
-        with watched("robustness.damage:checkpoint", folder=folder) as process:
-            _run(process, cases, "tiny", totals)
+    folder = tmp_path / form / "checkpoint"
+    folder.mkdir(parents=True)
+    for path in tiny_checkpoint.iterdir():
+        if form == "pickle" and path.suffix == ".safetensors":
+            torch.save({"state_dict": load_file(path)}, folder / "pytorch_model.bin")
+        else:
+            (folder / path.name).write_bytes(path.read_bytes())
+    cases = _cases({form: DAMAGE["checkpoint"][form]}, torture_seed, share(1000) / 1000)
+    with watched("robustness.damage:checkpoint", folder=folder) as process:
+        _run(process, cases, "checkpoint", totals)
 
 
 def test_damage_that_changes_the_speech_is_seen(speaking_bundle: Path) -> None:

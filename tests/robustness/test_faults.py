@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from robustness.cases import FAULTS
 from robustness.children import Ended
-from robustness.scenarios import Scenario, lines_of
-from robustness.totals import Totals
+from robustness.scenarios import Judge, Scenario, lines_of
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EINTR)
 
@@ -73,36 +73,13 @@ def disturbed(whole: Any, folder: Path, count: int, seed: int) -> tuple[Counter[
 @pytest.mark.parametrize(
     ("name", "count"), [("generate", 6), ("generate, empty cache", 5), ("voices add", 10)]
 )
-def test_a_call_that_fails_is_one_line_and_the_old_state(
-    whole: Callable[[str], Any], tmp_path: Path, totals: Totals, torture_seed: int, name: str, count: int
-) -> None:
-    outcomes, wrong = disturbed(whole(name), tmp_path / "run", count, torture_seed)
-
-    totals.record("Faults", name, outcomes)
-    assert not wrong, "\n".join(wrong)
-
-
-COUNTS = {
-    "generate": 60,
-    "generate, empty cache": 60,
-    "batch": 60,
-    "voices add": 48,
-    "convert": 24,
-    "default bundle": 12,
-}
+def test_a_call_that_fails_is_one_line_and_the_old_state(judged: Judge, name: str, count: int) -> None:
+    judged("Faults", disturbed, name, count)
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", FAULTS)
 def test_every_kind_of_call_fails_once_at_every_place(
-    whole: Callable[[str], Any],
-    tmp_path: Path,
-    totals: Totals,
-    torture_seed: int,
-    share: Callable[[int], int],
-    name: str,
+    judged: Judge, share: Callable[[int], int], name: str
 ) -> None:
-    outcomes, wrong = disturbed(whole(name), tmp_path / "run", share(COUNTS[name]), torture_seed)
-
-    totals.record("Faults", name, outcomes)
-    assert not wrong, "\n".join(wrong)
+    judged("Faults", disturbed, name, share(FAULTS[name]))

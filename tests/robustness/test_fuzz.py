@@ -1,16 +1,22 @@
-"""Changed inputs for every reader of what comes from outside: 10,000 each where a reader is quick."""
+"""Changed inputs for every reader of what comes from outside, by seed, by hypothesis and by atheris."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from robustness.fuzz import BATCH, TARGETS
+from robustness.cases import INPUTS
+from robustness.fuzz import BATCH, READERS, STRUCTURED, TAKEN
 from robustness.totals import Totals
 from robustness.watched import FAILURES, Watched, watched
 from voxcpm_constants.errors import BundleError
@@ -24,58 +30,157 @@ from voxcpm_runtime.backends.portable.package import (
 from voxcpm_runtime.backends.portable.step_model import PortableStepModel
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
-EACH = 10_000
-# A program is read in tens of milliseconds, and a manifest, a text and a form in several.
-FEWER = {"package": 1_000, "weight.bin": 2_000, "manifest": 5_000, "text": 5_000}
-SOME = 200
-SOME_OF = {"package": 60, "weight.bin": 60, "manifest": 100, "text": 100}
 _AT_ONCE = 100
+SOME = 60
+GUIDED = (
+    "npy",
+    "program",
+    "weights",
+    "voice",
+    "prefix",
+    "batch_lines",
+    "tokenizer_config",
+    "speech_form",
+    "wyoming",
+)
+"""The readers of bytes in Python, whose branches atheris sees."""
 
 CORPUS = Path(__file__).with_name("corpus")
 
 
-def _fuzz(process: Watched, target: str, first: int, count: int) -> tuple[Counter[str], list[str], float]:
+def _fuzz(
+    process: Watched, name: str, engine: str, first: int, count: int
+) -> tuple[Counter[str], list[str], float]:
     counts: Counter[str] = Counter()
     wrong: list[str] = []
     slowest = 0.0
     for start in range(first, first + count, _AT_ONCE):
         several = min(_AT_ONCE, first + count - start)
-        ended = process.run({"target": target, "first": start, "count": several})
+        case = {"reader": name, "engine": engine, "first": start, "count": several}
+        ended = process.run(case)
         if ended.outcome == BATCH:
             found = json.loads(ended.detail)
             counts.update(found["counts"])
-            wrong += [f"{target} {seed}: {outcome}: {detail}" for seed, outcome, detail in found["wrong"]]
-            slowest = max(slowest, found["slowest"][0])
+            wrong += [f"{name} {seed}: {outcome}: {detail}" for seed, outcome, detail in found["wrong"]]
+            slowest = max(slowest, found["slowest"])
+            continue
+        if engine != "seeds":
+            counts[ended.outcome] += 1
+            wrong.append(f"{case}: {ended.outcome}: {ended.detail}")
             continue
         # One of them ended the process: which one, and how, each tells alone.
         for seed in range(start, start + several):
-            ended = process.run({"target": target, "first": seed, "count": 1})
+            ended = process.run({**case, "first": seed, "count": 1})
             counts[ended.outcome] += 1
             if ended.outcome in FAILURES:
-                wrong.append(f"{target} {seed}: {ended.outcome}: {ended.detail}")
+                wrong.append(f"{name} {seed}: {ended.outcome}: {ended.detail}")
     return counts, wrong, slowest
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [*((name, "seeds") for name in READERS), *((name, "hypothesis") for name in STRUCTURED)],
+)
 def test_changed_inputs_are_refused_or_taken(
-    target: str, speaking_bundle: Path, totals: Totals, torture_seed: int
+    name: str,
+    engine: str,
+    speaking_bundle: Path,
+    totals: Totals,
+    torture_seed: int,
+    share: Callable[[int], int],
 ) -> None:
     with watched("robustness.fuzz:scene", bundle=speaking_bundle) as process:
-        counts, wrong, slowest = _fuzz(process, target, torture_seed * 1_000_000, FEWER.get(target, EACH))
-    totals.record("Fuzz", target, counts, slowest_seconds=round(slowest, 3))
+        counts, wrong, slowest = _fuzz(process, name, engine, torture_seed * 1_000_000, share(INPUTS))
+    totals.record("Fuzz", f"{name}, {engine}", counts, slowest_seconds=round(slowest, 3))
     assert not wrong, f"{len(wrong)} inputs failed:\n" + "\n".join(wrong[:30])
 
 
-def test_some_changed_inputs(speaking_bundle: Path, totals: Totals, torture_seed: int) -> None:
-    every: list[str] = []
+@pytest.mark.torture
+@pytest.mark.parametrize("name", GUIDED)
+def test_inputs_that_reach_new_code_are_refused_or_taken(
+    name: str, speaking_bundle: Path, totals: Totals, torture_seed: int, share: Callable[[int], int]
+) -> None:
+    if importlib.util.find_spec("atheris") is None:
+        pytest.skip("atheris is not installed: it has wheels for Linux on x86-64")
+    given = (name, speaking_bundle, share(INPUTS), torture_seed)
+    done = subprocess.run(
+        [sys.executable, "-m", "robustness.guided", *map(str, given)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (counts,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    totals.record("Fuzz", f"{name}, atheris", counts)
+    assert sum(counts.values()) == share(INPUTS)
+
+
+@pytest.fixture(scope="module")
+def readers(speaking_bundle: Path) -> Iterator[Watched]:
+    """A process that has every reader."""
     with watched("robustness.fuzz:scene", bundle=speaking_bundle) as process:
-        for target in TARGETS:
-            count = SOME_OF.get(target, SOME)
-            counts, wrong, slowest = _fuzz(process, target, torture_seed * 1_000_000, count)
-            totals.record("Fuzz", f"{target}, some", counts, slowest_seconds=round(slowest, 3))
+        yield process
+
+
+def test_some_changed_inputs(readers: Watched, totals: Totals, torture_seed: int) -> None:
+    every: list[str] = []
+    for name in READERS:
+        for engine in ("seeds", "hypothesis") if name in STRUCTURED else ("seeds",):
+            counts, wrong, slowest = _fuzz(readers, name, engine, torture_seed * 1_000_000, SOME)
+            totals.record("Fuzz", f"{name}, {engine}, some", counts, slowest_seconds=round(slowest, 3))
             every += wrong
     assert not every, f"{len(every)} inputs failed:\n" + "\n".join(every[:30])
+
+
+def test_inputs_that_are_not_changed_are_taken(readers: Watched) -> None:
+    """A reader that refused these would refuse all changed ones as well, and show nothing."""
+    for name in READERS:
+        found = readers.run({"reader": name, "engine": "valid", "first": 0, "count": 0})
+        assert found.outcome == BATCH, (name, found)
+        assert json.loads(found.detail)["counts"].keys() == {TAKEN}, (name, found)
+
+
+def test_inputs_that_once_failed(readers: Watched) -> None:
+    for path in sorted(CORPUS.glob("*.*.*")):
+        name = path.name.partition(".")[0]
+        ended = readers.run({"reader": name, "engine": "given", "content": path.read_bytes().hex()})
+        assert ended.outcome not in FAILURES, (path.name, ended)
+
+
+def test_an_input_that_fails_is_seen(speaking_bundle: Path) -> None:
+    """The harness can fail: a reader of segments that takes a shape for granted ends in a traceback."""
+    with watched("robustness.test_fuzz:unchecked", bundle=speaking_bundle) as process:
+        _, wrong, _ = _fuzz(process, "voice", "seeds", 1, SOME)
+    assert wrong
+    assert all("traceback" in problem for problem in wrong), wrong
+
+
+def unchecked(bundle: str) -> object:
+    """A scene in which a reader's errors are not of this project's family."""
+    from robustness import fuzz
+    from robustness.reader import Reader
+
+    make = fuzz.READERS["voice"]
+
+    def made(bundle: Path, folder: Path) -> Reader:
+        reader = make(bundle, folder)
+
+        def read(content: bytes) -> None:
+            try:
+                reader.read(content)
+            except BundleError:
+                pass
+            except Exception as error:
+                raise KeyError(str(error)) from error
+
+        return replace(reader, read=read)
+
+    fuzz.READERS["voice"] = made
+    return fuzz.scene(bundle)
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("tokenizer_config.*.json")), ids=lambda path: path.name)

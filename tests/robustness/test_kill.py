@@ -11,54 +11,73 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from robustness.scenarios import Scenario, files
+from robustness.cases import KILLS
+from robustness.scenarios import Judge, Scenario, calls, files
 from robustness.totals import Totals
 
 LONGEST_CHAIN = 4
 """Kills of one command before it may run to its end."""
+JOBS = "server jobs"
+KILLS_OF_A_JOB = 5
 
 
 def killed(whole: Any, folder: Path, kills: int, seed: int) -> tuple[Counter[str], list[str]]:
     """Outcomes, and what went wrong, of that many kills; after some of them the command runs to its end."""
-    scenario: Scenario = whole.scenario
-    chance = random.Random(f"{seed} {scenario.name}")
+    chance = random.Random(f"{seed} {whole.scenario.name}")
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
     while outcomes["killed"] < kills:
-        shutil.rmtree(folder, ignore_errors=True)
-        scenario.prepare(folder, whole.materials)
-        pieces: dict[str, int] = {}
-        for _ in range(chance.randint(1, LONGEST_CHAIN)):
-            # By the clock as often as at a call to the system: it also dies between a file and its record.
-            what = chance.choice(
+        # By the clock as often as at a call to the system: it also dies between a file and its record.
+        ways = [
+            chance.choice(
                 [
                     {"kill_after": chance.uniform(0, whole.seconds)},
                     {"call": chance.randrange(len(whole.calls))},
                 ]
             )
-            ended = scenario.run(whole.children, folder, whole.materials, **what)
-            outcomes["killed" if ended.code == -9 else "ended before"] += 1
-            found = scenario.half_files(folder, whole.files, whole.before)
-            if ended.code not in (-9, 0):
-                found.append(f"exit code {ended.code}: {ended.err.strip()}")
-            found += lost(scenario, folder, pieces)
-            wrong += [f"{what}: {problem}" for problem in found]
-            pieces = scenario.pieces(folder)
-            if ended.code == 0:
-                break
-        ended = scenario.run(whole.children, folder, whole.materials)
-        found = [f"exit code {ended.code}: {ended.err.strip()}"] if ended.code else []
-        found += scenario.differences(folder, whole.files)
-        found += lost(scenario, folder, pieces)
-        outcomes["completed"] += not ended.code
-        wrong += [f"after {what}: {problem}" for problem in found]
+            for _ in range(chance.randint(1, LONGEST_CHAIN))
+        ]
+        wrong += killed_in(ways, whole, folder, outcomes)
     return outcomes, wrong
+
+
+def killed_in(
+    ways: list[dict[str, Any]], whole: Any, folder: Path, outcomes: Counter[str], planted: str = ""
+) -> list[str]:
+    """What went wrong when a command was killed in each of these ways in turn, and then ran to its end.
+
+    planted: a defect, as of `Case`.
+    """
+    scenario: Scenario = whole.scenario
+    wrong: list[str] = []
+    shutil.rmtree(folder, ignore_errors=True)
+    scenario.prepare(folder, whole.materials)
+    pieces: dict[str, int] = {}
+    what: object = "nothing"
+    for what in ways:
+        ended = scenario.run(whole.children, folder, whole.materials, planted=planted, **what)
+        outcomes["killed" if ended.code == -9 else "ended before"] += 1
+        found = scenario.half_files(folder, whole.files, whole.before)
+        if ended.code not in (-9, 0):
+            found.append(f"exit code {ended.code}: {ended.err.strip()}")
+        found += lost(scenario, folder, pieces)
+        wrong += [f"{what}: {problem}" for problem in found]
+        pieces = scenario.pieces(folder)
+        if ended.code == 0:
+            break
+    ended = scenario.run(whole.children, folder, whole.materials, planted=planted)
+    found = [f"exit code {ended.code}: {ended.err.strip()}"] if ended.code else []
+    found += scenario.differences(folder, whole.files)
+    found += lost(scenario, folder, pieces)
+    outcomes["completed"] += not ended.code
+    return wrong + [f"after {what}: {problem}" for problem in found]
 
 
 def lost(scenario: Scenario, folder: Path, before: dict[str, int]) -> list[str]:
@@ -68,46 +87,62 @@ def lost(scenario: Scenario, folder: Path, before: dict[str, int]) -> list[str]:
     return gone + [f"made twice: {name}" for name in before.keys() & now.keys() if before[name] != now[name]]
 
 
-@pytest.mark.parametrize(("name", "kills"), [("generate", 3), ("batch", 3), ("voices add", 2)])
-def test_a_killed_command_loses_nothing_and_leaves_nothing(
-    whole: Callable[[str], Any], tmp_path: Path, totals: Totals, torture_seed: int, name: str, kills: int
-) -> None:
-    outcomes, wrong = killed(whole(name), tmp_path / "run", kills, torture_seed)
-
-    totals.record("Kill", name, outcomes)
-    assert not wrong, "\n".join(wrong)
-
-
-KILLS = {
-    "generate": 50,
-    "generate, empty cache": 20,
-    "batch": 50,
-    "voices add": 30,
-    "convert": 30,
-    "default bundle": 20,
-}
+@pytest.mark.parametrize(("name", "kills"), [("generate", 3), ("batch", 2), ("voices add", 2)])
+def test_a_killed_command_loses_nothing_and_leaves_nothing(judged: Judge, name: str, kills: int) -> None:
+    judged("Kill", killed, name, kills)
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("name", KILLS)
-def test_two_hundred_kills(
-    whole: Callable[[str], Any],
-    tmp_path: Path,
-    totals: Totals,
-    torture_seed: int,
-    share: Callable[[int], int],
-    name: str,
-) -> None:
-    outcomes, wrong = killed(whole(name), tmp_path / "run", share(KILLS[name]), torture_seed)
+@pytest.mark.parametrize("name", [name for name in KILLS if name != JOBS])
+def test_two_hundred_kills(judged: Judge, share: Callable[[int], int], name: str) -> None:
+    judged("Kill", killed, name, share(KILLS[name]))
 
-    totals.record("Kill", name, outcomes)
+
+def test_a_batch_that_is_killed_beside_the_rename_of_a_file_is_gone_on_with(
+    whole: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """While its record is written, at the rename, and at the first call after it."""
+    batch = whole("batch")
+    rename = batch.calls.index(("rename", "spoken/output_001.wav"))
+    outcomes: Counter[str] = Counter()
+
+    wrong = killed_in([{"call": rename + beside} for beside in (-1, 0, 1)], batch, tmp_path / "run", outcomes)
+
     assert not wrong, "\n".join(wrong)
+    assert outcomes["killed"] == 3
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize(
+    ("defect", "name", "kind", "file", "seen"),
+    [
+        ("files_in_place", "voices add", "write", "home/voices/ada.voice", "half a file"),
+        ("leftovers_stay", "voices add", "write", "home/voices/ada.voice", "left behind"),
+        ("segments_forgotten", "generate", "create", "out/book.wav", "made twice"),
+    ],
+)
+def test_a_planted_defect_is_seen(
+    whole: Callable[[str], Any], tmp_path: Path, defect: str, name: str, kind: str, file: str, seen: str
+) -> None:
+    """The harness can fail. The command is killed twice where it makes the file, under its name or a hidden one."""
+    command, run, log = whole(name), tmp_path / "run", tmp_path / "calls.txt"
+    planted = f"robustness.planted:{defect}"
+    command.scenario.prepare(run, command.materials)
+    command.scenario.run(command.children, run, command.materials, planted=planted, log=log)
+    folder, _, final = file.rpartition("/")
+    places = [
+        number
+        for number, (found, path) in enumerate(calls(log, run))
+        if found == kind and (path == file or fnmatch(path, f"{folder}/.{final}.*.part"))
+    ]
+
+    wrong = killed_in([{"call": places[-1]}] * 2, command, run, Counter(), planted)
+
+    assert any(seen in problem for problem in wrong), wrong
 
 
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 TEXT = "\n\n".join(["One two three four."] * 6)
-JOB_KILLS = 20
-JOBS = 4
 
 
 @pytest.mark.torture
@@ -119,9 +154,9 @@ def test_a_killed_server_loses_no_job(
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
     speech: set[str] = set()
-    for number in range(share(JOBS)):
+    for number in range(share(KILLS[JOBS] // KILLS_OF_A_JOB)):
         folder = tmp_path / f"jobs-{number}"
-        id_, pieces, kills = "", {}, JOB_KILLS // JOBS
+        id_, pieces, kills = "", {}, KILLS_OF_A_JOB
         while True:
             with served(speaking_bundle, folder) as (process, url):
                 if not id_:
@@ -149,7 +184,7 @@ def test_a_killed_server_loses_no_job(
         wrong += [] if left == ["speech.wav"] else [f"job {number} left {left}"]
         speech |= {digest for name, digest in files(folder / id_).items() if name == "speech.wav"}
 
-    totals.record("Kill", "server jobs", outcomes)
+    totals.record("Kill", JOBS, outcomes)
     # All jobs say the same with the same seed.
     assert len(speech) == 1
     assert not wrong, "\n".join(wrong)

@@ -20,10 +20,14 @@ GROWTH = 1.03
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
-def soaked(bundle: Path, seconds: float, seed: int) -> dict[str, Any]:
-    """A run in a process of its own, where nothing else has been allocated."""
+SAMPLES = 60
+
+
+def soaked(bundle: Path, seconds: float, seed: int, *defects: str, samples: int = SAMPLES) -> dict[str, Any]:
+    """A run in a process of its own, where nothing else has been allocated. defects: some of `planted.py`."""
+    given = (bundle, seconds, samples, seed, *defects)
     done = subprocess.run(
-        [sys.executable, "-m", "robustness.soak", str(bundle), str(seconds), str(seed)],
+        [sys.executable, "-m", "robustness.soak", *map(str, given)],
         capture_output=True,
         text=True,
         check=False,
@@ -47,16 +51,39 @@ def recorded(run: dict[str, Any], totals: Totals, row: str) -> list[dict[str, fl
         descriptors=samples[-1]["descriptors"],
         threads=samples[-1]["threads"],
     )
-    assert not run["wrong"], "\n".join(run["wrong"])
-    assert len({sample["descriptors"] for sample in samples}) == 1, samples
-    assert len({sample["threads"] for sample in samples}) == 1, samples
+    judge(run)
     return list(settled)
+
+
+def judge(run: dict[str, Any]) -> None:
+    """Fails if a result differs from its single run, or descriptors or threads are not constant."""
+    samples = run["samples"]
+    assert not run["wrong"], "\n".join(run["wrong"])
+    assert len({sample["descriptors"] for sample in samples}) == 1, f"descriptors are not constant: {samples}"
+    assert len({sample["threads"] for sample in samples}) == 1, f"threads are not constant: {samples}"
 
 
 @pytest.mark.torture
 def test_sixteen_threads_for_a_minute(speaking_bundle: Path, torture_seed: int, totals: Totals) -> None:
     """Memory is not judged: it settles within five minutes."""
     recorded(soaked(speaking_bundle, 60, torture_seed), totals, "a minute")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize(
+    ("defect", "seen"),
+    [
+        ("cancellations_keep_descriptors", "descriptors are not constant"),
+        ("cancellations_keep_threads", "threads are not constant"),
+        ("sessions_differ", "differs from its single run"),
+    ],
+)
+def test_a_planted_defect_is_seen(speaking_bundle: Path, torture_seed: int, defect: str, seen: str) -> None:
+    """The harness can fail: what stays after a cancellation, and a session that says something else."""
+    run = soaked(speaking_bundle, 12, torture_seed, defect, samples=4)
+
+    with pytest.raises(AssertionError, match=seen):
+        judge(run)
 
 
 @pytest.mark.soak

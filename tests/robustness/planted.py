@@ -1,0 +1,77 @@
+"""Defects, each planted into a process by a function, that the harness must see."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from pathlib import Path
+from typing import Any
+
+
+def files_in_place() -> None:
+    """Files are written under their final names, without a rename."""
+    from voxcpm_constants.file_locks import Lock
+    from voxcpm_runtime.storage import whole_file
+
+    def opened(path: Path) -> Any:
+        file = path.open("wb+")
+        return path, file, Lock(os.dup(file.fileno()))
+
+    whole_file._opened = opened  # type: ignore[assignment]
+
+
+def leftovers_stay() -> None:
+    """Unfinished files have a new name each time, so that the next run does not find them."""
+    from voxcpm_runtime.storage import whole_file
+
+    part = whole_file._part
+    whole_file._part = lambda path, _: part(path, secrets.token_hex(4))  # type: ignore[assignment]
+    whole_file.remove_leftover = lambda _: None
+
+
+def segments_forgotten() -> None:
+    """What an interrupted run has saved is spoken again."""
+    from voxcpm_runtime.speech.saved_segments import SavedSegments
+
+    SavedSegments.get = lambda *_: None  # type: ignore[method-assign]
+
+
+def cancellations_keep_descriptors() -> None:
+    """Each generation that is cancelled leaves a file open."""
+    _after_a_cancellation(lambda: os.open(os.devnull, os.O_RDONLY))
+
+
+def cancellations_keep_threads() -> None:
+    """Each generation that is cancelled leaves a thread that waits."""
+
+    def wait() -> None:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    _after_a_cancellation(wait)
+
+
+def _after_a_cancellation(act: Any) -> None:
+    from voxcpm_runtime.speech.cancellation import CancelToken
+
+    cancel = CancelToken.cancel
+
+    def cancelled(self: CancelToken) -> None:
+        cancel(self)
+        act()
+
+    CancelToken.cancel = cancelled  # type: ignore[method-assign]
+
+
+def sessions_differ() -> None:
+    """One sample of what a session speaks is another."""
+    from voxcpm_runtime.session.ring_buffer import RingBuffer
+
+    write = RingBuffer.write
+
+    def altered(self: Any, pcm: Any) -> None:
+        pcm = pcm.copy()
+        pcm[:1] += 1
+        write(self, pcm)
+
+    RingBuffer.write = altered  # type: ignore[method-assign]

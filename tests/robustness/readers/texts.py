@@ -1,0 +1,128 @@
+"""Readers of what people write and record: texts, the lines of a batch, recordings."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robustness.mutations import document_bytes, mutated_bytes, mutated_document, mutated_text
+from robustness.reader import Reader
+
+TEXTS = (
+    "Dr. Smith paid $4.20 at 12:30 on 3/4/2021; see https://a.org/b?c=1#d. NASA said: “No!” He left... Why?",
+    "Chapter III.\n\nIt was 1984 – 5 km/h, 10^3 m², No. 7, e.g. a@b.co, v2.0.1, 1,234,567.89 and 1/2.\n\nYes. No! So?",
+    "你好,世界。今天是2024年。(Yes) <b>bold</b> [1] {x} *a* _b_ `c` #tag @me 😀 it's the dogs' U.S. 50% +1 (555) 123",
+)
+
+_LINES = (
+    {"text": "Yes.", "output": "a.wav", "seed": 3, "cfg_value": 2.0, "inference_timesteps": 4},
+    {"text": "No.", "prompt": "me.wav", "prompt_text": "So.", "max_len": 5, "retry_badcase": False},
+    {"text": "One", "voice": "ada", "control": "slow", "normalize": True},
+)
+
+
+def batch_lines(bundle: Path, folder: Path) -> Reader:
+    """A JSONL file. A line that is refused is reported in one line; the others are read."""
+    from voxcpm_constants.manifest import Manifest
+    from voxcpm_runtime.commands.batch_lines import Defaults, Failure, Lines
+    from voxcpm_runtime.options import GenerationOptions
+    from voxcpm_runtime.voices.recordings import Recordings
+
+    defaults = Defaults(Manifest.read(bundle).architecture, Recordings(), None, None, GenerationOptions())
+
+    def read(content: bytes) -> str | None:
+        (folder / "lines.jsonl").write_bytes(content)
+        refused = 0
+        with contextlib.closing(Lines(str(folder / "lines.jsonl"), defaults)) as lines:
+            for line in lines:
+                if isinstance(line, Failure):
+                    refused += 1
+                    assert len(str(line).splitlines()) == 1, line
+        return f"{min(refused, 3)} lines refused" if refused else None
+
+    def changed(content: bytes, chance: random.Random) -> bytes:
+        if chance.random() < 0.4:
+            return mutated_bytes(content, chance)
+        return b"\n".join(
+            document_bytes(mutated_document(json.loads(line), chance)) for line in content.splitlines()
+        )
+
+    def structured() -> Any:
+        from hypothesis import strategies as st
+
+        from robustness.strategies import changed_document
+
+        return st.lists(st.sampled_from(_LINES).flatmap(changed_document), min_size=1, max_size=3).map(
+            b"\n".join
+        )
+
+    return Reader((b"\n".join(map(document_bytes, _LINES[:1])),), read, changed, structured)
+
+
+def recordings() -> tuple[bytes, ...]:
+    """A quarter of a second in each format."""
+    import soundfile
+
+    samples = (np.sin(np.arange(4000) / 9) / 3).astype(np.float32)
+    made = []
+    for kind, subtype in (
+        ("WAV", "PCM_16"), ("WAV", "FLOAT"), ("WAV", "IMA_ADPCM"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"),
+        ("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III"), ("AIFF", "PCM_24"), ("W64", "PCM_16"), ("CAF", "PCM_16"), ("AU", "ULAW"),  # noqa: E501
+    ):  # fmt: skip
+        file = io.BytesIO()
+        soundfile.write(file, samples, 16_000, format=kind, subtype=subtype)
+        made.append(file.getvalue())
+    return tuple(made)
+
+
+def recording(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
+    from voxcpm_runtime.audio.decoding import decode_audio
+
+    def read(content: bytes) -> None:
+        decode_audio(content, "me.wav")
+
+    def changed(content: bytes, chance: random.Random) -> bytes:
+        # Most of what a reader decides by is at the beginning.
+        start = chance.choice((64, 256, len(content)))
+        return mutated_bytes(content[:start], chance) + content[start:]
+
+    return Reader(recordings(), read, changed)
+
+
+def text(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
+    """Sentences and segments of a text, each as it is read aloud and spelled."""
+    from voxcpm_runtime.text.english import read_aloud
+    from voxcpm_runtime.text.letters import spelled
+    from voxcpm_runtime.text.segments import each_segment
+    from voxcpm_runtime.text.sentences import each_sentence
+    from voxcpm_runtime.text.tokenizer import TextTokenizer
+    from voxcpm_runtime.text.words import checked_text, one_line
+
+    tokenizer = TextTokenizer.from_folder(bundle / "tokenizer")
+
+    def read(content: bytes) -> None:
+        given = checked_text(content.decode("utf-8", "surrogatepass"), "text")
+        found = "".join(sentence.text for sentence in each_sentence(given))
+        # Nothing is lost where sentences end, and nothing is said twice.
+        assert "".join(found.split()) == "".join(given.split()), "other characters than the text"
+        limit = (3, 20, 200)[len(content) % 3]
+        for segment in each_segment(given, lambda part: len(tokenizer.tokens(part)), limit):
+            said = one_line(segment.text)
+            read_aloud(said)
+            spelled(said, tokenizer)
+
+    def changed(content: bytes, chance: random.Random) -> bytes:
+        return mutated_text(content.decode(), chance).encode("utf-8", "surrogatepass")
+
+    def structured() -> Any:
+        from robustness.strategies import texts
+
+        return texts()
+
+    return Reader(tuple(text.encode() for text in TEXTS[:2]), read, changed, structured)

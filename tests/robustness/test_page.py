@@ -1,0 +1,54 @@
+"""docs/reliability.md has the numbers of cases that the harness has."""
+
+from __future__ import annotations
+
+import re
+
+from documents import REPOSITORY
+from robustness.cases import DAMAGE, FAULTS, INPUTS, KILLS
+from robustness.fuzz import READERS, STRUCTURED
+from robustness.test_fuzz import GUIDED
+
+PAGE = (REPOSITORY / "docs/reliability.md").read_text(encoding="utf-8")
+
+
+def table(section: str) -> list[list[str]]:
+    """The rows of the first table of a section, without its head."""
+    text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"
+    ]
+    return rows[2:]
+
+
+def test_kills() -> None:
+    found = {row[0].partition(":")[0].replace("`", ""): int(row[1]) for row in table("Kill")}
+
+    assert found == KILLS
+    assert sum(KILLS.values()) == 200
+
+
+def test_faults() -> None:
+    found = {row[0].replace("`", ""): int(row[1]) for row in table("Faults")}
+
+    assert found == FAULTS
+
+
+def test_damage() -> None:
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for scene, kind, without, matching in table("Damage"):
+        found.setdefault(scene, {})[kind.partition(":")[0]] = (int(without), int(matching))
+
+    assert found == DAMAGE
+    assert sum(sum(both) for kinds in DAMAGE.values() for both in kinds.values()) == 2000
+
+
+def test_changed_inputs() -> None:
+    rows = {row[0].replace("`", ""): row[2] for row in table("Changed inputs")}
+    found = {name: set(re.split(", ", engines)) for name, engines in rows.items()}
+    engines = {"seeds": READERS, "hypothesis": STRUCTURED, "atheris": GUIDED}
+
+    assert found == {
+        name: {engine for engine, readers in engines.items() if name in readers} for name in READERS
+    }
+    assert f"{INPUTS:,} inputs" in PAGE
