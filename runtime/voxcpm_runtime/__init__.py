@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         SuspiciousWarning,
         TooLongWarning,
         TooShortWarning,
+        UnspokenWarning,
     )
     from voxcpm_runtime.speech.saved_segments import SavedSegments
     from voxcpm_runtime.voices.store import VoiceStore
@@ -50,6 +51,7 @@ __all__ = [
     "SuspiciousWarning",
     "TooLongWarning",
     "TooShortWarning",
+    "UnspokenWarning",
     "Voice",
     "VoiceStore",
     "VoxCPM",

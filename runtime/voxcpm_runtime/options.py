@@ -115,8 +115,9 @@ class GenerationOptions:
     max_len: Annotated[
         int | None,
         Option(
-            "Maximum number of patches.", (1, 100_000), "patches",
-            default=f"{DEFAULT_MAX_LEN}, or what fits into the KV cache",
+            "Maximum number of patches of the whole speech, which ends there; in a session, of each segment.",
+            (1, 100_000), "patches",
+            default=f"none; a segment has at most {DEFAULT_MAX_LEN}, or what fits into the KV cache",
         ),
     ] = None  # fmt: skip
     retry_badcase: Annotated[

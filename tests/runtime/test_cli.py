@@ -93,7 +93,7 @@ def noise_file(folder):
         ([], "expected one of --text and --text-file"),
         (["--text", "a", "--text-file", "b"], "expected one of --text and --text-file"),
         (["--text-file", "nowhere.txt"], "nowhere.txt: cannot be read"),
-        (["--text", "a", "--max-len", "50", "--retry-ratio", "99"], "53 needed, but the KV cache has 48"),
+        (["--text", "a", "--min-len", "48", "--retry-ratio", "99"], "53 needed, but the KV cache has 48"),
         (["--text", "a", "--prompt-text", "b"], "transcript without the audio"),
         (["--text", "a", "--prompt", "b.wav"], "audio without the transcript"),
         (["--text", "a", "--prompt", "b.wav", "--prompt-text", "b"], "no such file"),

@@ -20,7 +20,8 @@ CHAPTER = """it is so. it is not. who is it? come in! why not.
 good day. so be it. and a sentence that is a good deal longer than all of the others are, to be cut.
 
 the end."""
-GIVEN = {"seed": 3, "max_len": 6}
+GIVEN = {"seed": 3, "min_len": 4}
+"""Where the stop head ends speech as soon as it may, each segment has six patches."""
 
 
 @pytest.fixture
@@ -141,6 +142,7 @@ def test_a_text_that_fits_is_one_utterance_white_space_and_all(tts):
     np.testing.assert_array_equal(speech.audio, tts.generate("so. be it.", seed=1, max_len=5))
 
 
+@pytest.mark.usefixtures("stopping")
 def test_progress_counts_segments_and_estimates_what_is_left(tts):
     told = []
 
@@ -161,6 +163,7 @@ def test_progress_counts_segments_and_estimates_what_is_left(tts):
     assert took / 4 < half.remaining_seconds < took * 4
 
 
+@pytest.mark.usefixtures("stopping")
 def test_a_cancelled_chapter_keeps_whole_segments_and_a_part(tts, models):
     whole = tts.generate(CHAPTER, **GIVEN)
     token, calls = CancelToken(), []
@@ -181,6 +184,7 @@ def test_a_cancelled_chapter_keeps_whole_segments_and_a_part(tts, models):
     np.testing.assert_array_equal(speech.audio, whole[: len(speech.audio)])
 
 
+@pytest.mark.usefixtures("stopping")
 def test_an_interrupted_chapter_goes_on_where_it_was(tts, models, book):
     whole = tts.speak(CHAPTER, **GIVEN)
 
@@ -211,6 +215,7 @@ def test_an_interrupted_chapter_goes_on_where_it_was(tts, models, book):
     assert not list(book.parent.iterdir())
 
 
+@pytest.mark.usefixtures("stopping")
 def test_segments_of_another_speech_are_dropped(tts, book):
     def speak(digest, text):
         saved = SavedSegments(book, digest, 3, drawn=False)
@@ -236,6 +241,7 @@ def test_segments_that_were_cut_elsewhere_are_spoken_again(tts, book):
     np.testing.assert_array_equal(speech.audio, speak(12, None).audio)
 
 
+@pytest.mark.usefixtures("stopping")
 def test_of_a_short_text_nothing_is_saved(tts, book):
     tts.speak("hi", saved_segments=SavedSegments(book, "d", 3, drawn=False), **GIVEN)
 
@@ -288,7 +294,9 @@ def test_a_heading_alone_is_not_the_voice_of_a_text(tts, monkeypatch):
     monkeypatch.setattr(kv_room, "_ANCHOR_SECONDS", 0.1)  # ten tokens
     text = "so.\n\nit is so.\n\nso be it.\n\nand it is so."
 
-    planned = tts.plan(text, seed=3, max_len=4)
+    # Segments as long as if speech were short, for which there is room.
+    given = {"seed": 3, "retry_badcase": False, "retry_badcase_ratio_threshold": 0.3}
+    planned = tts.plan(text, **given)
     _, second, third, last = planned.segments
     speech = tts.speak_plan(planned)
     heard = [segment.latents for segment in speech.segments]
@@ -297,9 +305,9 @@ def test_a_heading_alone_is_not_the_voice_of_a_text(tts, monkeypatch):
     assert second.transcript_tokens == tts.bundle.tokenizer("so. ")
     assert third.transcript_tokens == last.transcript_tokens == tts.bundle.tokenizer("so. it is so. ")
     anchor = voice_of_speech(tts.bundle, "so. it is so. ", np.concatenate(heard[:2]))
-    alone = tts.speak("so be it.", voice=anchor, seed=speech.segments[2].seed, max_len=4)
+    alone = tts.speak("so be it.", voice=anchor, **given | {"seed": speech.segments[2].seed})
     np.testing.assert_array_equal(alone.latents, speech.segments[2].latents)
-    streamed = np.concatenate(list(tts.generate_streaming(text, seed=3, max_len=4)))
+    streamed = np.concatenate(list(tts.generate_streaming(text, **given)))
     np.testing.assert_array_equal(streamed, speech.audio)
 
 

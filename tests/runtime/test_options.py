@@ -83,12 +83,16 @@ def test_a_default_length_shrinks_to_what_fits():
     assert patch_limit(96, 5, GenerationOptions(), capacity=100) == 4
 
 
-def test_a_length_that_was_asked_for_must_fit():
-    assert patch_limit(70, 5, GenerationOptions(max_len=30), capacity=100) == 30
+def test_a_largest_length_is_no_length_that_must_fit():
+    assert patch_limit(70, 5, GenerationOptions(max_len=29), capacity=100) == 29
+    assert patch_limit(70, 5, GenerationOptions(max_len=31), capacity=100) == 30
+
+
+def test_a_least_length_must_fit():
     with pytest.raises(
         InputError, match="70 positions and the speech at least 31: 101 needed, but the KV cache has 100"
     ):
-        patch_limit(70, 5, GenerationOptions(max_len=31), capacity=100)
+        patch_limit(70, 5, GenerationOptions(min_len=31, max_len=31), capacity=100)
 
 
 def test_not_even_the_shortest_speech_fits():

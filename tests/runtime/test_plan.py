@@ -165,15 +165,22 @@ def test_no_text_is_no_plan(tts, text):
         tts.plan(text)
 
 
+@pytest.fixture
+def stopping(network):
+    """The stop head ends speech as soon as it may: after four patches."""
+    network.stop_bias = np.array([-1e3, 0], np.float32)
+
+
 BOOK = "the first sentence of all. " + "and so he said, it is far. was it? yes.\n\n" * 400
 
 
+@pytest.mark.usefixtures("stopping")
 def test_of_a_book_the_plan_reads_the_first_segment_and_the_rest_when_its_turn_comes(tts, monkeypatch):
     read = []
     read_segment = Plan.read_segment
     monkeypatch.setattr(Plan, "read_segment", lambda *given: read.append(given[1]) or read_segment(*given))
 
-    planned = tts.plan(BOOK, segment_tokens=16, seed=1, max_len=4, retry_badcase=False)
+    planned = tts.plan(BOOK, segment_tokens=16, seed=1, retry_badcase=False)
     assert len(read) == 1
     assert not planned.read_to_the_end
 
@@ -218,11 +225,10 @@ def test_a_letter_that_cannot_be_said_on_the_last_page_is_refused_at_once(tts):
         tts.plan(BOOK + "Жили.", segment_tokens=16)
 
 
+@pytest.mark.usefixtures("stopping")
 def test_progress_of_a_book_does_not_know_the_number_of_segments_but_estimates_the_time(tts):
     told = []
-    planned = tts.plan(
-        BOOK[:6000], segment_tokens=16, seed=1, max_len=4, retry_badcase=False, progress=told.append
-    )
+    planned = tts.plan(BOOK[:6000], segment_tokens=16, seed=1, retry_badcase=False, progress=told.append)
 
     chunks = tts.stream_plan(planned, chunk_patches=1)
     for _ in range(12):
@@ -233,11 +239,12 @@ def test_progress_of_a_book_does_not_know_the_number_of_segments_but_estimates_t
     assert told[-1].remaining_seconds > 10 * told[-1].elapsed_seconds
 
 
+@pytest.mark.usefixtures("stopping")
 @pytest.mark.parametrize("keep_partial", [False, True])
 def test_a_book_can_be_cancelled_while_it_is_read(tts, monkeypatch, keep_partial):
     """Where a segment was read, the token is cancelled: nothing after it is read or spoken."""
     token = CancelToken()
-    planned = tts.plan(BOOK, segment_tokens=16, seed=1, max_len=4, retry_badcase=False, cancel=token,
+    planned = tts.plan(BOOK, segment_tokens=16, seed=1, retry_badcase=False, cancel=token,
                        keep_partial=keep_partial)  # fmt: skip
     read_segment, read = Plan.read_segment, []
 

@@ -59,14 +59,14 @@ def patch_bound(target_tokens: int, options: GenerationOptions) -> int:
 def patch_limit(taken: int, target_tokens: int, options: GenerationOptions, capacity: int) -> int:
     """Largest number of patches for a text if `taken` of the KV cache's `capacity` positions are already in use.
 
-    Raises InputError if a given max_len does not fit, or not even the shortest speech does.
+    Raises InputError if not even the shortest speech fits.
     """
     wanted = patch_bound(target_tokens, options)
-    least = wanted if options.max_len is not None else min(wanted, options.min_len + 2)
+    least = min(wanted, options.min_len + 2)
     if taken + least > capacity:
         raise InputError(
             f"text and prompt take {taken} positions and the speech at least {least}: {taken + least} needed, "
-            f"but the KV cache has {capacity}; shorten the text, the prompt or max_len, "
+            f"but the KV cache has {capacity}; shorten the text or the prompt, "
             "or convert with a greater --max-length"
         )
     return min(wanted, capacity - taken)

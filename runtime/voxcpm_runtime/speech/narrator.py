@@ -41,13 +41,17 @@ class Narrator:
         self._prompt_letters: int | None = 0 if voice is None else _spoken_letters(voice, plan.bundle)
         """Letters that are spoken in the voice's prompt; None once a suspicious segment is part of it."""
 
-    def speak(self, index: int, segment: PlannedSegment, *, retries: bool) -> Iterator[Piece]:
+    def speak(
+        self, index: int, segment: PlannedSegment, *, retries: bool, left: int | None = None
+    ) -> Iterator[Piece]:
         """The segment of that index, patch by patch. A piece without latents says that it begins again.
 
-        retries: see `attempts`. Raises Cancelled, and InputError if the voice leaves too little room.
+        retries: see `attempts`. left: patches that the speech may still have; None for any number. Raises Cancelled,
+        and InputError if the voice leaves too little room.
         """
         prefix = None if self.voice is None else self._prefix(self.voice)
-        asked = utterance(self._plan, index, segment, self.voice, prompt_letters=self._prompt_letters or 0)
+        letters = self._prompt_letters or 0
+        asked = utterance(self._plan, index, segment, self.voice, prompt_letters=letters, left=left)
         latents: list[Latents] = []
         reason: Reason = ""
         ending = CancelToken(self._plan.cancel)

@@ -128,6 +128,11 @@ class Plan:
         return PlannedSegments(self)
 
     @property
+    def most_patches(self) -> int | None:
+        """Largest number of patches of the whole speech; None for any, as in a session, whose text has no end."""
+        return None if self.text is None else self.options.max_len
+
+    @property
     def read_to_the_end(self) -> bool:
         """Whether `opening` is all segments."""
         return not self.opening or self.opening[-1].followed is False

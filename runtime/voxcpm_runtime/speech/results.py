@@ -60,6 +60,8 @@ class SpokenSegment:
     """Seconds that it was expected to take; None without a `speech.json`."""
     ends_paragraph: bool = False
     """Whether a blank line follows in the text."""
+    longest_attempt: int = 0
+    """Patches of the longest attempt at it. A `max_len` that leaves less room gives other speech."""
 
 
 class SuspiciousSegment(NamedTuple):
@@ -90,7 +92,7 @@ class Speech:
     attempts: int
     """Largest number of attempts at a segment."""
     stopped: bool
-    """Whether the stop head ended every segment; otherwise one reached a limit of length, or was cancelled."""
+    """Whether the stop head ended every segment; otherwise a limit of length ended the speech or one, or `cancel`."""
     elapsed_seconds: float
     """Seconds of work, all attempts included."""
     segments: tuple[SpokenSegment, ...] = ()
@@ -135,3 +137,14 @@ class TooLongWarning(SuspiciousWarning):
 
 class TooShortWarning(SuspiciousWarning):
     """Speech that is suspiciously short for its text: words are missing."""
+
+
+class UnspokenWarning(UserWarning):
+    """A speech that `max_len` has ended before all segments of its text were spoken."""
+
+    @classmethod
+    def of(cls, index: int, most: int | None) -> UnspokenWarning:
+        """The warning for segments that are not spoken, from this index on. most: the `max_len` of the call."""
+        return cls(
+            f"max_len ({most} patches) is reached before segment {index + 1}: the text from there on is not spoken"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -11,7 +12,7 @@ from voxcpm_runtime.options import whole_number
 from voxcpm_runtime.speech.cancellation import Cancelled
 from voxcpm_runtime.speech.narrator import Narrator
 from voxcpm_runtime.speech.plan import Plan, PlannedSegment
-from voxcpm_runtime.speech.results import Piece
+from voxcpm_runtime.speech.results import Piece, UnspokenWarning
 
 DEFAULT_CHUNK_PATCHES = 5
 
@@ -24,17 +25,24 @@ def stream(plan: Plan, narrator: Narrator, segments: Iterable[PlannedSegment]) -
     """
     reporter = plan.reporter() if plan.segments else None
     cancelled = paused = False
+    left = plan.most_patches
     try:
         for index, segment in enumerate(segments):
+            if left == 0:
+                warnings.warn(UnspokenWarning.of(index, plan.options.max_len), stacklevel=2)
+                break
             if paused:
                 yield Piece(narrator.pause(), index)
-            for piece in narrator.speak(index, segment, retries=False):
+            patches = 0
+            for piece in narrator.speak(index, segment, retries=False, left=left):
+                patches = piece.patches
                 if reporter is not None:
                     reporter.heard(piece)
                 yield piece
             if reporter is not None:
                 reporter.finished(len(segment.text))
             paused = segment.ends_paragraph
+            left = None if left is None else left - patches
     except Cancelled:
         cancelled = True
     if cancelled and not plan.keep_partial:

@@ -24,7 +24,8 @@ class Utterance:
     shared: int
     """Number of positions at the start that are the voice's own."""
     limit: int
-    """Largest number of patches; smaller than upstream's if the KV cache is too short or more would be hopeless."""
+    """Largest number of patches; smaller than upstream's if the KV cache is too short, more would be hopeless, or
+    `max_len` leaves less."""
     limited_by_cache: bool
     """Whether the KV cache makes `limit` smaller."""
     target_tokens: int
@@ -34,11 +35,18 @@ class Utterance:
 
 
 def utterance(
-    plan: Plan, index: int, segment: PlannedSegment, voice: Voice | None, *, prompt_letters: int = 0
+    plan: Plan,
+    index: int,
+    segment: PlannedSegment,
+    voice: Voice | None,
+    *,
+    prompt_letters: int = 0,
+    left: int | None = None,
 ) -> Utterance:
     """The segment of that index in a voice. Raises InputError if the voice leaves too little room for it.
 
-    prompt_letters: letters that are spoken in the voice's prompt; 0 if its pace says nothing.
+    prompt_letters: letters that are spoken in the voice's prompt; 0 if its pace says nothing. left: patches that the
+    speech may still have; None for any number.
     """
     a = plan.bundle.architecture
     sequence = build_sequence(
@@ -47,16 +55,20 @@ def utterance(
         prompt=voice.prompt if voice else None,
         reference=voice.reference if voice else None,
     )
-    limit = plan.limit(segment, voice)
+    fitting = plan.limit(segment, voice)
     length = _length(plan, segment, voice, sequence, prompt_letters)
-    # A maximum that the caller gives is no guess, and without a judgement nothing is hopeless.
-    most = length.most if plan.options.retry_badcase and plan.options.max_len is None else math.inf
+    # A maximum that the caller gives for one segment is no guess, and without a judgement nothing is hopeless.
+    of_many = index > 0 or segment.followed is True
+    guessed = plan.options.max_len is None or of_many
+    most = length.most if plan.options.retry_badcase and guessed else math.inf
+    room = math.inf if left is None else left
     return Utterance(
         index=index,
         sequence=sequence,
         shared=0 if voice is None else _common(segment) + reference_positions(voice),
-        limit=int(min(limit, most)),
-        limited_by_cache=limit < min(patch_bound(segment.target_tokens, plan.options), most),
+        limit=int(min(fitting, most, room)),
+        limited_by_cache=fitting <= room
+        and fitting < min(patch_bound(segment.target_tokens, plan.options), most),
         target_tokens=segment.target_tokens,
         length=length,
     )

@@ -1,0 +1,193 @@
+"""`max_len` ends a whole call, however many segments its text has, and each way to call gives the same samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_runtime.commands import cli
+from voxcpm_runtime.model.driver import Driver, Patch
+from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.results import UnspokenWarning
+from voxcpm_runtime.speech.saved_segments import SavedSegments
+
+TEXT = "it is so. it is not. who is it? come in! why not.\n\ngood day. so be it."
+GIVEN = {"seed": 3, "segment_tokens": 12, "retry_badcase_ratio_threshold": 0.7}
+"""Speech of 0.7 patches a token or more is too long, so that some segments take several attempts."""
+
+
+@pytest.fixture(autouse=True)
+def _lengths(monkeypatch) -> None:
+    """The stop head ends each attempt after 4 to 12 patches, by its first patch alone."""
+    generate = Driver.generate_patches
+
+    def patches(*arguments) -> Iterator[Patch]:
+        length = None
+        for patch in generate(*arguments):
+            length = length or 4 + int(np.abs(patch.latents).sum() * 1000) % 9
+            stops = patch.index + 1 == length
+            yield Patch(patch.index, patch.latents, stops)
+            if stops:
+                return
+
+    monkeypatch.setattr(Driver, "generate_patches", patches)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_the_lengths_are_worth_a_test(batched):
+    segments = batched.speak(TEXT, **GIVEN).segments
+
+    assert len(segments) > 5
+    assert len({len(segment.latents) for segment in segments}) > 2
+    assert any(segment.longest_attempt > len(segment.latents) for segment in segments)
+
+
+@pytest.mark.parametrize("retry", [False, True])
+def test_a_call_has_at_most_so_many_patches_in_all(tts, retry):
+    given = GIVEN | {"retry_badcase": retry}
+    whole = tts.speak(TEXT, **given)
+    # Up to the segment that is cut off, whose attempts may be judged otherwise, and of which nothing follows.
+    ends = np.cumsum([len(segment.latents) for segment in whole.segments])
+
+    for most in range(4, len(whole.latents) + 4, 3):
+        speech = tts.speak(TEXT, max_len=most, **given)
+
+        assert len(speech.latents) <= most
+        equal = max((end for end in ends if end <= most - 12), default=0) if retry else min(most, ends[-1])
+        np.testing.assert_array_equal(speech.latents[:equal], whole.latents[:equal])
+        if not retry:
+            assert len(speech.latents) == equal
+        assert speech.stopped == (len(speech.segments) == len(whole.segments) and all(
+            segment.stopped for segment in speech.segments))  # fmt: skip
+
+
+def test_speech_in_one_segment_ends_there_too(tts):
+    assert len(tts.speak("hello.", seed=3, min_len=3, max_len=3).latents) == 3
+
+
+def test_a_bound_that_is_not_reached_changes_nothing(tts, batched):
+    for spoken in (tts, batched):
+        whole = spoken.speak(TEXT, **GIVEN)
+        bounded = spoken.speak(TEXT, max_len=100_000, **GIVEN)
+
+        np.testing.assert_array_equal(bounded.audio, whole.audio)
+        assert [s.attempts for s in bounded.segments] == [s.attempts for s in whole.segments]
+
+
+def test_streamed_speech_ends_where_whole_speech_does(tts):
+    given = GIVEN | {"retry_badcase": False}
+    for most in range(4, 60, 7):
+        whole = tts.generate(TEXT, max_len=most, **given)
+        for patches in (1, 5):
+            chunks = list(tts.generate_streaming(TEXT, max_len=most, chunk_patches=patches, **given))
+            np.testing.assert_array_equal(np.concatenate(chunks), whole)
+
+
+def test_segments_at_the_same_time_end_as_those_in_turn(batched):
+    again = 0
+    for most in range(5, 61, 5):
+        in_turn = batched.speak(TEXT, max_len=most, **GIVEN)
+        at_once = batched.speak(TEXT, max_len=most, parallel_segments=3, **GIVEN)
+
+        np.testing.assert_array_equal(at_once.audio, in_turn.audio)
+        assert [s.seed for s in at_once.segments] == [s.seed for s in in_turn.segments]
+        assert (at_once.stopped, at_once.attempts) == (in_turn.stopped, in_turn.attempts)
+        again += in_turn.attempts > 1
+    assert again
+
+
+def test_segments_far_behind_the_end_are_not_spoken(batched, batch_models):
+    book = TEXT * 40
+    batched.speak(book, max_len=20, **GIVEN)
+    in_turn = len(batch_models["locdit_step"].calls)
+
+    batched.speak(book, max_len=20, parallel_segments=3, **GIVEN)
+
+    assert len(batch_models["locdit_step"].calls) - in_turn < 4 * in_turn
+
+
+@pytest.mark.parametrize("most", [10, 21, 30, 37])
+@pytest.mark.parametrize("then", [1, 3])
+def test_an_interrupted_speech_ends_where_an_uninterrupted_one_does(batched, tmp_path, most, then):
+    given = GIVEN | {"max_len": most}
+    whole = batched.speak(TEXT, **given)
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupted(progress) -> None:
+        if progress.segment == min(2, len(whole.segments) - 1):
+            raise Interrupted
+
+    def saved() -> SavedSegments:
+        return SavedSegments(tmp_path / "a.wav", "d", 3, drawn=False)
+
+    with pytest.raises(Interrupted):
+        batched.speak(TEXT, saved_segments=saved(), progress=interrupted, parallel_segments=4 - then, **given)
+    for _ in range(2):
+        speech = batched.speak(TEXT, saved_segments=saved(), parallel_segments=then, **given)
+        np.testing.assert_array_equal(speech.audio, whole.audio)
+
+
+def test_each_utterance_of_a_batch_has_its_own_bound(batched):
+    bounds = (9, 25, None)
+    speeches = batched.batch([{"text": TEXT, "max_len": most, **GIVEN} for most in bounds])
+
+    for most, speech in zip(bounds, speeches, strict=True):
+        np.testing.assert_array_equal(speech.audio, batched.speak(TEXT, max_len=most, **GIVEN).audio)
+
+
+def test_what_is_kept_of_a_cancelled_speech_is_within_the_bound(batched):
+    token = CancelToken()
+    told = []
+
+    def cancelling(progress) -> None:
+        told.append(progress)
+        if progress.segment == 2 and progress.patches == 2:
+            token.cancel()
+
+    speech = batched.speak(
+        TEXT, max_len=15, keep_partial=True, cancel=token, progress=cancelling, parallel_segments=3, **GIVEN
+    )
+
+    assert speech.cancelled
+    assert len(speech.latents) <= 15
+    assert len(speech.audio) == len(speech.latents) * batched.bundle.architecture.patch_output_samples
+
+
+def test_text_that_is_not_spoken_is_said(tts):
+    for call in (lambda: tts.generate(TEXT, max_len=8, **GIVEN),
+                 lambda: list(tts.generate_streaming(TEXT, max_len=8, **GIVEN))):  # fmt: skip
+        with pytest.warns(
+            UnspokenWarning, match=r"^max_len \(8 patches\) is reached before segment \d: the text"
+        ):
+            call()
+
+
+def test_a_session_has_no_end_so_each_segment_has_its_own(tts):
+    with tts.session(seed=3, max_len=3, min_len=1, retry_badcase=False) as session:
+        session.push_text("it is so. it is not. who is it?")
+        session.flush()
+        chunks = list(session)
+
+    assert [sum(chunk.sentence == sentence for chunk in chunks) for sentence in range(3)] == [3, 3, 3]
+
+
+def test_a_file_has_at_most_so_many_patches(speaking, tmp_path, architecture, capsys):
+    out = tmp_path / "a.wav"
+    options = ["--seed", "3", "--segment-tokens", "12", "--no-retry", "--max-len", "9"]
+
+    assert cli.main(["generate", speaking, "--text", TEXT, *options, "-o", str(out)]) == 0
+
+    assert soundfile.info(out).frames == 9 * architecture.patch_output_samples
+    assert "max_len (9 patches) is reached before segment" in capsys.readouterr().err
