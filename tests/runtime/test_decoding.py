@@ -17,6 +17,7 @@ from voxcpm_constants import bounded_files
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.decoding import decode_audio
 from voxcpm_runtime.audio.files import read_audio
+from voxcpm_runtime.commands import cli
 
 RATE = 16000
 FORMS = {
@@ -91,11 +92,63 @@ def streamed_flac(seconds: float) -> bytes:
     return bytes(content)
 
 
-def test_a_flac_that_does_not_say_its_length_is_refused_in_one_line():
-    with pytest.raises(InputError, match="its header does not say how long it is; write it to a file"):
-        decode_audio(streamed_flac(1), "prompt audio")
+@pytest.mark.parametrize("seconds", [0.5, 1, 65536 / RATE, 10])
+def test_a_flac_without_a_length_has_the_samples_of_one_with_it(seconds):
+    whole, _ = decode_audio(encoded("flac", sound(seconds)), "prompt audio")
+
+    streamed, rate = decode_audio(streamed_flac(seconds), "prompt audio")
+
+    assert rate == RATE
+    np.testing.assert_array_equal(streamed, whole)
+
+
+def test_a_flac_without_a_length_is_decoded_up_to_the_bound():
+    assert len(decode_audio(streamed_flac(5), "prompt audio", most_seconds=5)[0]) == 5 * RATE
     with pytest.raises(InputError, match="longer than 5 s, the most of a recording"):
         decode_audio(streamed_flac(30), "prompt audio", most_seconds=5)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_a_flac_without_a_length_that_was_cut_off_is_refused_in_one_line(share):
+    content = streamed_flac(5)
+
+    with pytest.raises(
+        InputError, match="it has no length in its header, and it was cut off or damaged"
+    ) as caught:
+        decode_audio(content[: int(len(content) * share)], "prompt audio")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("riff", [0, 36, 0xFFFFFFFF])
+def test_a_wav_file_whose_data_has_size_zero_goes_on_to_its_end(riff):
+    content = bytearray(encoded("wav", sound(1)))
+    whole, _ = decode_audio(bytes(content), "prompt audio")
+    at = content.index(b"data")
+    content[4:8], content[at + 4 : at + 8] = struct.pack("<I", riff), struct.pack("<I", 0)
+
+    np.testing.assert_array_equal(decode_audio(bytes(content), "prompt audio")[0], whole)
+    with pytest.raises(InputError, match=r"longer than 0\.5 s, the most of a recording"):
+        decode_audio(bytes(content), "prompt audio", most_seconds=0.5)
+
+
+def test_an_empty_wav_file_with_notes_after_it_is_empty():
+    content = bytearray(encoded("wav", sound(0)) + b"LIST" + struct.pack("<I", 400) + b"INFO" + bytes(396))
+    content[4:8] = struct.pack("<I", len(content) - 8)
+
+    assert len(decode_audio(bytes(content), "prompt audio")[0]) == 0
+
+
+def test_a_voice_is_made_of_a_streamed_flac(speaking, tmp_path):
+    recording = tmp_path / "prompt.flac"
+    recording.write_bytes(streamed_flac(0.2))
+    given = ["--prompt", str(recording), "--prompt-text", "so.", "--text", "hello.", "--seed", "3", "-q"]
+    (tmp_path / "whole.flac").write_bytes(encoded("flac", sound(0.2)))
+
+    assert cli.main(["generate", speaking, *given, "-o", str(tmp_path / "a.wav")]) == 0
+    given[1] = str(tmp_path / "whole.flac")
+    assert cli.main(["generate", speaking, *given, "-o", str(tmp_path / "b.wav")]) == 0
+
+    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
 
 
 def test_a_day_of_silence_is_refused_by_its_header(tmp_path):

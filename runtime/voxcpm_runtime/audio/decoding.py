@@ -1,4 +1,4 @@
-"""A recording's samples: its length is looked at before it is decoded, and no more than the bound is decoded."""
+"""A recording's samples: its length, if it says one, is looked at first; no more than the bound is decoded."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _NOTED = re.compile(r"^ *(?!RIFF|FORM)(\w[\w ]*?) *: (\d+) \(should be (\d+)\)$"
 _LEAST_PLACEHOLDER = 2**31 - 2**16
 # An encoder's first and last frame may be left out.
 _MP3_SLACK_FRAMES = 2 * 1152
+_RIFF, _RIFF_HEADER_BYTES = b"RIFF", 12
 _OGG, _OGG_HEADER_BYTES, _OGG_LAST = b"OggS", 27, 4
 
 
@@ -37,13 +38,14 @@ def decode_audio(
     name: its name in messages. rates: lowest and highest sample rate in Hz.
 
     Raises InputError for what is no audio, for a recording that is longer than `most_seconds` – by its header before it
-    is decoded, and if the header is wrong, as soon as that is known –, and for one that was cut off.
+    is decoded, and if the header is wrong or without a length, as what is written to a pipe has, as soon as that is
+    known –, and for one that was cut off.
     """
     if not content:
         raise InputError(f"{name}: expected an audio file, but it is empty, or read to its end already")
     known = True
     try:
-        with soundfile.SoundFile(io.BytesIO(content)) as file:
+        with _InOnePass(io.BytesIO(_with_data_to_the_end(content))) as file:
             _check_form(file, name, rates)
             rate, frames, known = file.samplerate, file.frames, file.frames < _UNKNOWN_FRAMES
             blocks = list(_blocks(file, int(most_seconds * rate), name))
@@ -54,7 +56,7 @@ def decode_audio(
     except (soundfile.LibsndfileError, ValueError, RuntimeError) as error:
         reason = getattr(error, "error_string", "its header contradicts itself")
         if not known:
-            reason = "its header does not say how long it is; write it to a file, not to a pipe"
+            reason = "it has no length in its header, and it was cut off or damaged"
         raise InputError(f"{name}: expected an audio file, but it cannot be read ({reason})") from None
     samples = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
     if (known and len(samples) < frames - slack) or _is_cut_off(content, noted):
@@ -62,6 +64,17 @@ def decode_audio(
             f"{name}: cut off: its header says that there is more than its {len(samples) / rate:.2f} s; copy it again"
         )
     return samples, rate
+
+
+class _InOnePass(soundfile.SoundFile):
+    """A file that is read from its beginning to its end.
+
+    Otherwise each block is followed by a seek to its end, which fails at the end of a FLAC that has no length.
+    """
+
+    def seekable(self) -> bool:
+        """False, so that nothing seeks."""
+        return False
 
 
 def _check_form(file: soundfile.SoundFile, name: str, rates: tuple[int, int]) -> None:
@@ -86,6 +99,20 @@ def _blocks(file: soundfile.SoundFile, most: int, name: str) -> Iterator[Audio]:
         if decoded > most:
             raise too_long
         yield block[:, 0] if file.channels == 1 else block.mean(axis=1, dtype=np.float32)
+
+
+def _with_data_to_the_end(content: bytes) -> bytes:
+    """The file; a WAV that was written to a pipe with zeros as its sizes gets a size that says "to the end"."""
+    if content[:4] != _RIFF or content[8:12] != b"WAVE":
+        return content
+    said = int.from_bytes(content[4:8], "little")
+    start = _RIFF_HEADER_BYTES
+    while start + 8 <= len(content) and said + 8 != len(content):
+        size = int.from_bytes(content[start + 4 : start + 8], "little")
+        if content[start : start + 4] == b"data":
+            return content if size else content[: start + 4] + b"\xff" * 4 + content[start + 8 :]
+        start += 8 + size + size % 2
+    return content
 
 
 def _is_cut_off(content: bytes, noted: str) -> bool:
