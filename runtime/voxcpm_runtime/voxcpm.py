@@ -335,7 +335,7 @@ class VoxCPM(UpstreamNames):
         planned = self._checked(None, recordings, given)
         voice = planned.encoded_voice(self.batch_driver)
 
-        def narrate(segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]:
+        def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
             either = replace(planned, voice=voice, cancel=CancelToken(cancel, planned.cancel))
             narrator = Narrator(either, voice, BatchSlots(self.batch_driver, 1), self._prefix)
             return stream(either, narrator, either.read(segments))

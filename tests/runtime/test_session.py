@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
+import sys
 import threading
 import time
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.session.session import AudioChunk, Session
+from voxcpm_runtime.session.session import Session
+from voxcpm_runtime.session.threaded_speech import AudioChunk
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.narrator import Piece
 from voxcpm_runtime.text.segments import Segment, segments
@@ -53,9 +56,13 @@ class Speaker:
     def audio(self, index: int, patch: int) -> np.ndarray:
         return np.full(self.patch, np.sin(index * 100 + patch), np.float32)
 
-    def __call__(self, segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]:
+    def __call__(self, segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
         paused = False
-        for index, segment in enumerate(segments):
+        for segment in segments:
+            index = len(self.segments)
+            if segment is None:
+                yield Piece(np.zeros(0, np.float32), index)
+                continue
             self.segments.append(segment)
             if "unspeakable" in segment.text:
                 raise InputError("this voice cannot say 'unspeakable'")
@@ -280,7 +287,7 @@ def test_an_error_comes_after_the_audio_before_it_and_stays() -> None:
 
 def test_samples_that_are_no_numbers_are_an_error() -> None:
     nan = np.full(3, np.nan, np.float32)
-    with Session(lambda segments, *, cancel: (Piece(nan, 0, 1) for _ in segments), RATE) as session:
+    with Session(lambda segments, *, cancel: (Piece(nan, 0, 1) for s in segments if s), RATE) as session:
         session.push_text("Hello.")
         session.flush()
         with pytest.raises(InputError, match="finite"):
@@ -328,7 +335,7 @@ def test_leaving_a_session_whose_buffer_is_full_does_not_hang() -> None:
 def test_a_session_can_be_closed_by_what_it_calls() -> None:
     sessions: list[Session] = []
 
-    def narrate(segments: Iterable[Segment], /, *, cancel: CancelToken) -> Iterator[Piece]:
+    def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
         for index, _ in enumerate(segments):
             sessions[0].close()
             assert cancel.cancelled
@@ -452,19 +459,117 @@ def speaking_threads() -> int:
     return sum(thread.name == "voxcpm-session" for thread in threading.enumerate())
 
 
-def test_a_session_has_a_thread_from_its_first_sentence_on() -> None:
-    before = speaking_threads()
-    opened = [Session(Speaker(), RATE) for _ in range(20)]
-    for session in opened:
+def test_a_session_has_a_thread_only_while_it_has_a_sentence_to_speak() -> None:
+    free = threading.Event()
+    speaker = Speaker(pause=lambda: float(not free.wait(10)))
+    with Session(speaker, RATE) as session:
         session.push_text("Not yet a sentence")
         assert not session.finished
-    assert speaking_threads() == before
-    opened[0].flush()
-    assert speaking_threads() == before + 1
-    assert len(list(opened[0])) > 0
+        assert speaking_threads() == 0
+        session.flush()
+        assert speaking_threads() == 1
+        free.set()
+        assert len(list(session)) == 9
+        until(lambda: speaking_threads() == 0)
+        session.push_text("And one. And ano")
+        assert session.next_audio_chunk().sentence == 1
+        until(lambda: speaking_threads() == 0)
+        session.push_text("ther.")
+        session.flush()
+        assert [segment.text for segment in speaker.segments[1:]] == ["And one."]
+        assert {chunk.sentence for chunk in session} == {1, 2}
+
+
+def test_200_sessions_that_wait_for_more_text_hold_no_thread() -> None:
+    opened = [Session(Speaker(), RATE) for _ in range(200)]
+    for number, session in enumerate(opened):
+        session.push_text(f"This is session {number}. And it")
+        until(lambda session=session: session.buffered_seconds > 0.15)
+    until(lambda: speaking_threads() == 0)
+    assert not any(session.finished for session in opened)
+
     for session in opened:
+        session.push_text(" goes on.")
+        session.flush()
+    for number, session in enumerate(opened):
+        chunks = [as_tuple(chunk) for chunk in session]
+        assert chunks == heard(f"This is session {number}. And it goes on.")
         session.close()
-    assert speaking_threads() == before
+
+
+def test_what_an_idle_session_holds_is_freed_when_it_is_closed_or_dropped() -> None:
+    for ending in (Session.close, Session.cancel, lambda _: None):
+        speaker = Speaker()
+        kept = weakref.ref(speaker)
+        session = Session(speaker, RATE)
+        session.push_text("Hello. And")
+        until(lambda: speaking_threads() == 0)
+        ending(session)
+        gc.disable()
+        del session, speaker
+        assert kept() is None
+        gc.enable()
+
+
+def test_text_that_comes_just_before_the_thread_ends_is_spoken_by_it() -> None:
+    later = ["And more. ", "The end."]
+
+    class Pushing(Speaker):
+        def __call__(self, segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
+            def looked_at() -> Iterator[Segment | None]:
+                for segment in segments:
+                    if segment is None and later:
+                        session.push_text(later.pop(0))
+                        session.flush()
+                    yield segment
+
+            yield from super().__call__(looked_at(), cancel=cancel)
+
+    with Session(Pushing(), RATE) as session:
+        session.push_text("Hello. ")
+        session.flush()
+        chunks = [session.next_audio_chunk(5) for _ in range(3 + 4 + 4)]
+        assert None not in chunks
+        assert {chunk.sentence for chunk in chunks} == {0, 1, 2}
+        assert session.next_audio_chunk(5) is None
+        assert session.finished
+
+
+@pytest.fixture
+def _switching() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_switching")
+def test_text_that_comes_while_the_thread_ends_is_spoken() -> None:
+    """Whoever pushes just then either finds the thread, or begins the next one: nothing is lost and none is doubled."""
+    entered: list[int] = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        entered.append(1)
+        assert len(entered) == 1
+        yield
+        entered.pop()
+
+    def in_turn() -> float:
+        assert entered == [1]
+        return 0.0
+
+    rng = random.Random(0)
+    with Session(Speaker(in_turn, patch=1), RATE, turn=turn, buffer_seconds=100) as session:
+        for _ in range(1000):
+            session.push_text("Hi you. ")
+            time.sleep(rng.uniform(0, 2e-3))
+        session.flush()
+        chunks = list(session)
+
+    assert [chunk.sentence for chunk in chunks] == [number for number in range(1000) for _ in range(3)]
+    assert entered == []
 
 
 def test_a_flush_without_text_is_finished() -> None:

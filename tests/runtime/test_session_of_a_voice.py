@@ -99,3 +99,38 @@ def test_a_token_of_the_callers_ends_a_session_too(tts):
         with pytest.raises(Cancelled):
             for _ in session:
                 pass
+
+
+@pytest.mark.usefixtures("stopping")
+def test_200_open_sessions_hold_no_thread_and_go_on_where_they_were(tts):
+    """The voice of the first sentence, the pause before a paragraph and the seeds go on in the next thread."""
+    before = set(threading.enumerate())
+    rest = " are.\n\nso it is. who is it? no."
+    with tts.session(seed=3) as session:
+        session.push_text("hello you. how you" + rest)
+        session.flush()
+        at_once = [(c.offset, c.sentence, c.state_id, c.pcm.tobytes()) for c in session]
+    opened = [tts.session(seed=3) for _ in range(200)]
+
+    for session in opened:
+        session.push_text("hello you. how you")
+    for session in opened:
+        while session.buffered_seconds == 0:
+            time.sleep(0.001)
+    while set(threading.enumerate()) > before:
+        time.sleep(0.001)
+
+    for session in opened[::40]:
+        heard = []
+        for text in (rest[:5], rest[5:16], rest[16:]):
+            session.push_text(text)
+            if text == rest[16:]:
+                session.flush()
+                heard += session
+            else:
+                while (chunk := session.next_audio_chunk(0.2)) is not None:
+                    heard.append(chunk)
+        assert [(c.offset, c.sentence, c.state_id, c.pcm.tobytes()) for c in heard] == at_once
+    for session in opened:
+        session.close()
+    assert set(threading.enumerate()) == before

@@ -167,8 +167,8 @@ class Plan:
         parts = [part for segment in whole for part in self.split(segment.text, more=True)]
         return [*parts[:-1], *(Segment(part.text, whole[0].ends_paragraph) for part in parts[-1:])]
 
-    def read(self, segments: Iterable[Segment]) -> Iterator[PlannedSegment]:
-        """The segments in turn, tokenised and checked. Without a voice, each continues the first ones.
+    def read(self, segments: Iterable[Segment | None]) -> Iterator[PlannedSegment | None]:
+        """The segments in turn, tokenised and checked. Without a voice, each continues the first ones. None stays None.
 
         The first segment is the voice of the others. If it is short, such as a heading, the next ones are added to the
         voice until there is enough of it.
@@ -177,7 +177,7 @@ class Plan:
         the extra `normalize` is missing.
         """
         reader = _Reader(self)
-        return (reader.read(segment) for segment in segments)
+        return (None if segment is None else reader.read(segment) for segment in segments)
 
     def limit(self, segment: PlannedSegment, voice: Voice | UnencodedVoice | None) -> int:
         """Largest number of patches of a segment in a voice. Raises InputError if not even the shortest speech fits."""

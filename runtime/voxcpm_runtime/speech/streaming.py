@@ -17,17 +17,22 @@ from voxcpm_runtime.speech.results import Piece, UnspokenWarning
 DEFAULT_CHUNK_PATCHES = 5
 
 
-def stream(plan: Plan, narrator: Narrator, segments: Iterable[PlannedSegment]) -> Iterator[Piece]:
+def stream(plan: Plan, narrator: Narrator, segments: Iterable[PlannedSegment | None]) -> Iterator[Piece]:
     """The pieces of the segments while they are spoken, with pauses between paragraphs.
 
-    The next segment is taken when the caller has taken all pieces of the one before. Progress is reported only if the
+    The next segment is taken when the caller has taken all pieces of the one before. None in place of a segment, where
+    there is none yet, is a piece without samples. Progress is reported only if the
     plan has segments, not in a session. When cancelled, it raises Cancelled, or with `keep_partial` just ends.
     """
     reporter = plan.reporter() if plan.segments else None
     cancelled = paused = False
     left = plan.most_patches
+    index = 0
     try:
-        for index, segment in enumerate(segments):
+        for segment in segments:
+            if segment is None:
+                yield Piece(np.zeros(0, np.float32), index)
+                continue
             if left == 0:
                 warnings.warn(UnspokenWarning.of(index, plan.options.max_len), stacklevel=2)
                 break
@@ -43,6 +48,7 @@ def stream(plan: Plan, narrator: Narrator, segments: Iterable[PlannedSegment]) -
                 reporter.finished(len(segment.text))
             paused = segment.ends_paragraph
             left = None if left is None else left - patches
+            index += 1
     except Cancelled:
         cancelled = True
     if cancelled and not plan.keep_partial:

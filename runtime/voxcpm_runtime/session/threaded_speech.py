@@ -1,0 +1,263 @@
+"""Speech on a thread of its own while there is text to speak: sentences come in, chunks of audio go out."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.audio.pcm import Pcm, pcm16
+from voxcpm_runtime.session.ring_buffer import RingBuffer
+from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.results import Piece
+from voxcpm_runtime.text.segments import Segment
+from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
+
+_STATE_DIGITS = 16
+
+
+class Narrate(Protocol):
+    """A function that speaks segments in one voice, and takes each when all pieces of the one before are out."""
+
+    def __call__(self, segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
+        """The pieces of the segments' speech, in order. cancel: ends it.
+
+        For None, which says that there is nothing to say yet, it gives a piece without samples; nothing else changes.
+        """
+
+
+@dataclass(frozen=True)
+class AudioChunk:
+    """A chunk of speech: a part of one sentence, or the pause before it."""
+
+    pcm: Pcm
+    """16-bit samples (samples,)."""
+    offset: int
+    """Index of the chunk's first sample, counted from the session's beginning."""
+    sentence: int
+    """Index of the sentence, from 0; those with nothing to say are not counted."""
+    state_id: str
+    """16 hexadecimal digits, equal only if everything that determines the sound is equal: the session's seed, what was
+    said before, the sentence, and the place in it."""
+    text: str
+    """The sentence as it was pushed, with the white space around it, and before it whatever had nothing to say."""
+
+
+class _Chunk(NamedTuple):
+    """An `AudioChunk` whose samples are in the ring buffer."""
+
+    samples: int
+    offset: int
+    sentence: int
+    state_id: str
+    text: str
+
+
+@dataclass(eq=False)
+class ThreadedSpeech:
+    """What a session has in common with its thread, which thus does not refer to the session itself.
+
+    A thread begins when a sentence is complete, and ends when all complete ones are spoken. The next thread goes on
+    where it ended: the speech is one iterator, which each thread takes pieces from.
+    """
+
+    narrate: Narrate
+    sample_rate: int
+    """Hz"""
+    capacity: int
+    """Samples of the ring buffer."""
+    split: Callable[[str], list[Segment]]
+    turn: Callable[[], AbstractContextManager[object]]
+    chain: bytes
+    """A digest of all that the sound depends on, and of what was said."""
+
+    def __post_init__(self) -> None:
+        self._cancel = CancelToken()
+
+        # Used by one thread at a time: its turn while it has one, the sentence that it speaks, the samples so far, and
+        # whether the pieces so far are all that there is to say yet.
+        self._pieces: Iterator[Piece] | None = None
+        self._held = ExitStack()
+        self._speaking = False
+        self._sentence = -1
+        self._text = ""
+        self._offset = 0
+        self._rests = False
+
+        # Used by all threads under this lock, which signals every change.
+        self._changed = threading.Condition()
+        self._cutter = SentenceCutter()
+        self._sentences: deque[str] = deque()
+        self._flushed = False
+        self._working = False
+        self._ended = False
+        self._error: Exception | None = None
+        self._ring = RingBuffer(self.capacity)
+        self._chunks: deque[_Chunk] = deque()
+
+        self._thread: threading.Thread | None = None
+        """The last one."""
+
+    def push_text(self, text: str) -> None:
+        """See `Session.push_text`, as for the following; what callers give is checked there."""
+        with self._changed:
+            self._require_open()
+            if text and not self._ended:
+                self._flushed = False
+                self._add(self._cutter.push(text))
+
+    def flush(self) -> None:
+        """Speak the unfinished sentence, too."""
+        with self._changed:
+            self._require_open()
+            self._flushed = True
+            self._add(self._cutter.flush())
+
+    def next_audio_chunk(self, most_seconds: float | None) -> AudioChunk | None:
+        """The next chunk, waited for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._chunks or self._error or self._is_finished(), most_seconds)
+            if self._chunks:
+                chunk = self._chunks.popleft()
+                pcm = self._ring.read(chunk.samples)
+                self._changed.notify_all()
+                return AudioChunk(pcm, chunk.offset, chunk.sentence, chunk.state_id, chunk.text)
+            if self._error is not None:
+                raise self._error
+            return None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all is spoken and read."""
+        with self._changed:
+            return self._is_finished()
+
+    @property
+    def buffered_seconds(self) -> float:
+        """Seconds of audio that wait to be read."""
+        with self._changed:
+            return self._ring.filled / self.sample_rate
+
+    def cancel(self) -> None:
+        """End the speech, and drop what was not read."""
+        with self._changed:
+            self._cancel.cancel()
+            self._sentences.clear()
+            self._chunks.clear()
+            self._ring = RingBuffer(0)
+            if not self._working:
+                # With it goes a cycle of references, and all that it holds for text to come.
+                self._pieces = None
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Cancel, and wait for the thread."""
+        self.cancel()
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _require_open(self) -> None:
+        if self._cancel.cancelled:
+            raise InputError("the session is closed; text can be pushed to an open one only")
+
+    def _add(self, sentences: list[Sentence]) -> None:
+        self._sentences.extend(sentence.text for sentence in sentences)
+        if self._sentences and not self._working and not self._ended:
+            # A daemon: a session that nobody closes must not prevent the program from ending.
+            self._thread = threading.Thread(target=self._work, name="voxcpm-session", daemon=True)
+            self._thread.start()
+            self._working = True
+        self._changed.notify_all()
+
+    def _is_finished(self) -> bool:
+        spoken = self._ended or (self._flushed and not self._working and not self._sentences)
+        return self._cancel.cancelled or (spoken and not self._chunks and self._error is None)
+
+    def _work(self) -> None:
+        """Speak until there is nothing more to say for now, or ever."""
+        error = None
+        try:
+            if self._pieces is None:
+                self._pieces = self.narrate(self._segments(), cancel=self._cancel)
+            for piece in self._pieces:
+                if not self._rests:
+                    self._write(piece)
+                elif self._leaves():
+                    # From now on all of this may be the next thread's.
+                    return
+        except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised where the audio is read
+            error = raised
+        self._pieces = None
+        self._leave_turn()
+        with self._changed:
+            self._ended, self._working = True, False
+            self._error = None if self._cancel.cancelled else error
+            self._changed.notify_all()
+
+    def _leaves(self) -> bool:
+        """Whether the thread ends, as no sentence is complete. The turn is left in any case."""
+        self._leave_turn()
+        with self._changed:
+            if self._sentences or self._cancel.cancelled:
+                return False
+            self._working = False
+            self._changed.notify_all()
+            return True
+
+    def _segments(self) -> Iterator[Segment | None]:
+        """The segments of the sentences, as they arrive; None where no sentence is complete."""
+        skipped = ""
+        while not self._cancel.cancelled:
+            sentence = self._next_sentence()
+            self._rests = sentence is None
+            if sentence is None:
+                yield None
+                continue
+            segments = self.split(sentence)
+            if not segments:
+                skipped += sentence
+                continue
+            if not self._speaking:
+                self._held.enter_context(self.turn())
+                self._speaking = True
+            self._sentence += 1
+            self._text, skipped = skipped + sentence, ""
+            for segment in segments:
+                said = segment.text + "\n\n" * segment.ends_paragraph
+                self.chain = hashlib.sha256(self.chain + said.encode(errors="surrogatepass")).digest()
+            yield from segments
+
+    def _next_sentence(self) -> str | None:
+        with self._changed:
+            return self._sentences.popleft() if self._sentences else None
+
+    def _leave_turn(self) -> None:
+        self._speaking = False
+        self._held.close()
+
+    def _write(self, piece: Piece) -> None:
+        """Put a piece into the ring buffer as one chunk, or as several if it is larger than the whole buffer."""
+        pcm = pcm16(piece.audio)
+        for start in range(0, len(pcm), self.capacity):
+            part = pcm[start : start + self.capacity]
+            place = hashlib.sha256(self.chain + self._offset.to_bytes(8, "big"))
+            self._put(
+                _Chunk(
+                    len(part), self._offset, self._sentence, place.hexdigest()[:_STATE_DIGITS], self._text
+                ),
+                part,
+            )
+            self._offset += len(part)
+
+    def _put(self, chunk: _Chunk, pcm: Pcm) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._cancel.cancelled or self._ring.free >= chunk.samples)
+            self._cancel.check()
+            self._ring.write(pcm)
+            self._chunks.append(chunk)
+            self._changed.notify_all()
