@@ -14,7 +14,7 @@ import numpy as np
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system_errors_as
 from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
-from voxcpm_runtime.backends.choice import Backend, choose_backend
+from voxcpm_runtime.backends.choice import Backend, choose_backend, chosen_device
 from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits
 from voxcpm_runtime.backends.devices import AUTO_DEVICE, CPU_DEVICE, read_device
 from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
@@ -90,8 +90,8 @@ class VoxCPM(UpstreamNames):
         backend: "coreml", "coreai", "portable", or "auto": Core AI for a bundle for macOS 27, else Core ML on a Mac.
         threads: threads of one operation (portable backend only). verify: hash every file. compute_units (Core ML
         only): "auto", "all", "cpu", "cpu_and_gpu" or "cpu_and_ne", or a mapping from names of step models to these, in
-        which "*" stands for all others. device (portable backend only): "cpu", or a GPU: "cuda", "cuda:N" or
-        "tensorrt".
+        which "*" stands for all others. device (portable backend only): "cpu", a GPU: "cuda", "cuda:N" or
+        "tensorrt", or "auto": the first GPU that can be used here, otherwise "cpu".
 
         Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument, DeviceError
         for a GPU that cannot be used.
@@ -102,7 +102,9 @@ class VoxCPM(UpstreamNames):
                 "give its folder to choose another"
             )
         bundle = path if isinstance(path, Bundle) else open_bundle(path, precision, verify=verify)
-        measured = measured_units(bundle.digest) if choose_backend(backend, bundle) == "coreml" else {}
+        chosen = choose_backend(backend, bundle)
+        device = chosen_device(device, chosen)
+        measured = measured_units(bundle.digest) if chosen == "coreml" else {}
         placed = place_step_models(
             bundle, backend, threads=threads, device=device, compute_units=compute_units, measured=measured
         )

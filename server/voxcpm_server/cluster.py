@@ -14,6 +14,7 @@ from ray._private.services import find_gcs_addresses
 
 from voxcpm_constants.errors import first_line
 from voxcpm_runtime import InputError
+from voxcpm_runtime.backends.devices import AUTO_DEVICE
 
 LOCAL, RUNNING_HERE = "local", "auto"
 _CLIENT = "ray://"
@@ -80,7 +81,11 @@ def check_address(address: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Raises InputError for one GPU of several: Ray chooses the GPU of each process."""
+    """Raises InputError for one GPU of several, which Ray chooses, and for `auto`, which machines may differ in."""
+    if device == AUTO_DEVICE:
+        raise InputError(
+            "--device auto: the machines of a cluster may have different devices; give --device cpu or --device cuda"
+        )
     kind, _, index = device.partition(":")
     if index:
         raise InputError(f"--device {device}: Ray chooses the GPU of each process; give --device {kind}")

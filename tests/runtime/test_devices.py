@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from voxcpm_constants.errors import DeviceError, InputError
-from voxcpm_runtime.backends.choice import check_engine
+from voxcpm_runtime.backends.choice import check_engine, chosen_device
 from voxcpm_runtime.backends.devices import Device, read_device
 from voxcpm_runtime.backends.loading import arithmetic_key
 from voxcpm_runtime.backends.portable import device_checks
 from voxcpm_runtime.backends.portable.device_checks import check_device, check_provider, gpu_count
+from voxcpm_runtime.commands import cli
+from voxcpm_runtime.voxcpm import VoxCPM
 
 
 @pytest.fixture
@@ -51,6 +53,7 @@ def with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "device"),
     [
         ("cpu", None),
+        ("auto", None),
         ("cuda", Device("cuda", 0)),
         ("cuda:3", Device("cuda", 3)),
         ("tensorrt", Device("tensorrt", 0)),
@@ -65,7 +68,7 @@ def test_a_name_without_meaning_is_one_line_that_offers_the_choices(name: str) -
     with pytest.raises(InputError) as raised:
         check_engine("portable", None, "auto", device=name)
     assert str(raised.value) == (
-        f"device must be cpu, cuda, cuda:N, tensorrt or tensorrt:N, N a GPU's number from 0, got {name!r}"
+        f"device must be auto, cpu, cuda, cuda:N, tensorrt or tensorrt:N, N a GPU's number from 0, got {name!r}"
     )
 
 
@@ -85,6 +88,66 @@ def test_where_the_extra_brings_nothing_it_is_not_offered(
     )
     with pytest.raises(DeviceError, match=r"needs Python 3\.11 or newer, and Linux or Windows"):
         check_engine("portable", None, "auto", device="cuda")
+
+
+@pytest.fixture
+def with_libraries(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """with_libraries(missing): what the system's loader says of the provider's libraries; nothing if they are here."""
+    return lambda missing="": monkeypatch.setattr(device_checks, "_missing_library", lambda _: missing)
+
+
+@pytest.mark.usefixtures("with_cuda")
+def test_auto_is_the_first_gpu_that_can_be_used_otherwise_the_processor(
+    driver: Callable[..., None], with_libraries: Callable[..., None]
+) -> None:
+    for gpus, status, missing, device in (
+        (2, 0, "", "cuda:0"),
+        (0, 0, "", "cpu"),
+        (1, 999, "", "cpu"),
+        (1, 0, "libcudnn.so.9: cannot open shared object file", "cpu"),
+    ):
+        driver(gpus, status)
+        with_libraries(missing)
+        assert chosen_device("auto", "portable") == device
+    driver(1)
+    with_libraries()
+    assert chosen_device("cpu", "portable") == "cpu"
+    assert chosen_device("cuda:7", "portable") == "cuda:7"
+    assert (chosen_device("auto", "coreml"), chosen_device("auto", "coreai")) == ("cpu", "cpu")
+
+
+def test_auto_is_the_processor_where_onnx_runtime_has_no_gpu() -> None:
+    assert chosen_device("auto", "portable") == "cpu"
+
+
+def test_a_voice_that_is_opened_with_auto_has_the_device_that_it_stands_for(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU that is here is asked for by its name; where there is none, the samples are the processor's."""
+    asked = []
+
+    class Asked(Exception):
+        """The device is known."""
+
+    def placed(*_: Any, device: str, **__: Any) -> None:
+        asked.append(device)
+        raise Asked
+
+    monkeypatch.setattr("voxcpm_runtime.voxcpm.place_step_models", placed)
+    for gpu in (Device("cuda"), None):
+        monkeypatch.setattr(device_checks, "usable_gpu", lambda gpu=gpu: gpu)
+        with pytest.raises(Asked):
+            VoxCPM.from_bundle(bundle_folder, device="auto")
+    assert asked == ["cuda:0", "cpu"]
+
+
+def test_a_command_takes_auto(speaking: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for device in ("auto", "cpu"):
+        given = ["--device", device, "--text", "hello.", "--seed", "3", "-q", "-o", f"{device}.wav"]
+        assert cli.main(["generate", speaking, *given]) == 0
+
+    assert Path("auto.wav").read_bytes() == Path("cpu.wav").read_bytes()
 
 
 def test_half_an_onnx_runtime_is_one_line(tmp_path: Path) -> None:

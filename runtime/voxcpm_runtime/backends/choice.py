@@ -12,7 +12,7 @@ from voxcpm_constants.step_models import LOCDIT_SOLVE, STEP_MODEL_NAMES
 from voxcpm_constants.targets import CORE_AI, TARGETS
 from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits, chosen_units
 from voxcpm_runtime.backends.core_ai import check_installed
-from voxcpm_runtime.backends.devices import CPU_DEVICE, read_device
+from voxcpm_runtime.backends.devices import AUTO_DEVICE, CPU_DEVICE, read_device
 from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.bundle.opening import Bundle
 
@@ -58,6 +58,20 @@ def check_engine(
     if chosen == "coreai" and compute_units != AUTO:
         raise InputError("compute units are Core ML's; Core AI chooses by itself: leave them out")
     return chosen
+
+
+def chosen_device(device: str, chosen: Chosen) -> str:
+    """The device, with "auto" resolved: the first GPU if the portable backend can use it, otherwise the processor.
+
+    chosen: the backend. One that chooses its units itself has no device of its own.
+    """
+    if device != AUTO_DEVICE:
+        return device
+    if chosen != "portable":
+        return CPU_DEVICE
+    from voxcpm_runtime.backends.portable.device_checks import usable_gpu
+
+    return CPU_DEVICE if (gpu := usable_gpu()) is None else str(gpu)
 
 
 def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:

@@ -11,7 +11,7 @@ from voxcpm_constants.errors import DeviceError, InputError
 
 CPU_DEVICE = "cpu"
 AUTO_DEVICE = "auto"
-"""Upstream's word for no choice: the processor; a GPU is used where it is named."""
+"""Upstream's word for the best that is here: `choice.chosen_device` says what that is."""
 
 PROVIDERS = {
     "cuda": ("CUDAExecutionProvider",),
@@ -90,12 +90,15 @@ class Device:
 
 
 def read_device(name: str) -> Device | None:
-    """The GPU that a name means; None for the processor. Raises InputError for a name that means nothing."""
+    """The GPU that a name means; None for the processor, and for `auto`, which names none.
+
+    Raises InputError for a name that means nothing.
+    """
     if name in (CPU_DEVICE, AUTO_DEVICE):
         return None
     match = re.fullmatch(rf"({'|'.join(PROVIDERS)})(?::([0-9]+))?", name) if isinstance(name, str) else None
     if match is None:
         raise InputError(
-            f"device must be cpu, cuda, cuda:N, tensorrt or tensorrt:N, N a GPU's number from 0, got {name!r}"
+            f"device must be auto, cpu, cuda, cuda:N, tensorrt or tensorrt:N, N a GPU's number from 0, got {name!r}"
         )
     return Device(match[1], int(match[2] or 0))

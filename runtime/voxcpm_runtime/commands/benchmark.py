@@ -23,7 +23,7 @@ from rich.table import Table
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel
-from voxcpm_runtime.backends.choice import check_engine, choose_backend
+from voxcpm_runtime.backends.choice import check_engine, choose_backend, chosen_device
 from voxcpm_runtime.backends.compute_units import AUTO
 from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.machine import chip, cores, cpu_features
@@ -258,13 +258,14 @@ def benchmark(
         int, typer.Option(help="Timed calls of each step model at the most, within about a second.", min=1)
     ] = 20,
     threads: Annotated[int | None, typer.Option(help="Threads of one operation (portable).")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or tensorrt (portable).")] = CPU_DEVICE,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or tensorrt (portable).")] = CPU_DEVICE,
     cold: Annotated[bool, typer.Option(help="Also start with an empty cache of lowered graphs.")] = True,
 ) -> None:
     """Time a bundle: each step model, prefill, speech, start-up, memory."""
     check_engine("auto", threads, AUTO, device=device)
     # Opened before any start is timed: a bad bundle gives a one-line error, not a failed child process.
     tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads, device=device)
+    device = chosen_device(device, choose_backend("auto", tts.bundle))
     measured = measure(
         tts, text=text, patches=patches, repeats=repeats, threads=threads, cold=cold, device=device
     )

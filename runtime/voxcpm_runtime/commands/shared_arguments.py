@@ -153,7 +153,8 @@ class Engine:
     ] = None
     threads: Annotated[int | None, _engine(help="Threads of one operation (portable).")] = None
     device: Annotated[
-        str, _engine(metavar="DEVICE", help="cpu, cuda, cuda:N or tensorrt: where it computes (portable).")
+        str,
+        _engine(metavar="DEVICE", help="auto, cpu, cuda, cuda:N or tensorrt: where it computes (portable)."),
     ] = CPU_DEVICE
     verify: Annotated[bool, _engine("--verify", help="Hash every file of the bundle first.")] = False
 

@@ -27,6 +27,9 @@ _LIBRARIES = {
 }
 """Kind of GPU device -> what brings the libraries of its provider."""
 
+_PROVIDER_LIBRARY = (
+    "onnxruntime_providers_{}.dll" if sys.platform == "win32" else "libonnxruntime_providers_{}.so"
+)
 _DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 
 
@@ -48,12 +51,23 @@ def check_device(device: Device) -> None:
     _load_libraries()
 
 
+def usable_gpu() -> Device | None:
+    """The first GPU, if all that ONNX Runtime needs for it is here; otherwise None."""
+    gpu = Device("cuda")
+    try:
+        check_device(gpu)
+    except DeviceError:
+        return None
+    return None if _missing_library(gpu) else gpu
+
+
 def check_provider(device: Device, session: Any) -> None:
     """Raises DeviceError, with the reason, if ONNX Runtime opened a session without the device's provider."""
     wanted = device.providers()[0][0]
     if session.get_providers()[0] != wanted:
+        reason = _missing_library(device) or "CUDA reports no reason"
         raise DeviceError(
-            f"--device {device}: ONNX Runtime could not load {wanted} ({_reason(device)}); install what it needs: "
+            f"--device {device}: ONNX Runtime could not load {wanted} ({reason}); install what it needs: "
             f"{_LIBRARIES[device.kind]}"
         )
 
@@ -99,12 +113,12 @@ _FATAL = 4
 """ONNX Runtime's log level at which only fatal errors are printed."""
 
 
-def _reason(device: Device) -> str:
-    """Why the device's provider cannot be loaded, as the system's loader says it."""
+def _missing_library(device: Device) -> str:
+    """Why the device's provider cannot be loaded, as the system's loader says it; empty if it can be."""
     folder = Path(ort.__file__).parent / "capi"
     try:
         for name in ("shared", *(["tensorrt"] if device.kind == "tensorrt" else []), "cuda"):
-            ctypes.CDLL(str(folder / f"libonnxruntime_providers_{name}.so"), ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(folder / _PROVIDER_LIBRARY.format(name)), ctypes.RTLD_GLOBAL)
     except OSError as error:
         return first_line(error)
-    return "CUDA reports no reason"
+    return ""
