@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_runtime.audio.joins import faded_in, faded_out
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
@@ -47,8 +48,15 @@ class Narrator:
         """The segment of that index, patch by patch. A piece without latents says that it begins again.
 
         retries: see `attempts`. left: patches that the speech may still have; None for any number. Raises Cancelled,
-        and InputError if the voice leaves too little room.
+        and InputError if the voice leaves too little room or the system refuses something, such as memory.
         """
+        # Not around what a caller does with the pieces: its errors are its own.
+        with system_errors_as(InputError):
+            yield from self._pieces(index, segment, retries=retries, left=left)
+
+    def _pieces(
+        self, index: int, segment: PlannedSegment, *, retries: bool, left: int | None
+    ) -> Iterator[Piece]:
         prefix = None if self.voice is None else self._prefix(self.voice)
         letters = self._prompt_letters or 0
         asked = utterance(self._plan, index, segment, self.voice, prompt_letters=letters, left=left)

@@ -17,7 +17,7 @@ from typing import overload
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.bounds import MOST_READ_AT_ONCE
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import GenerationOptions, whole_number
@@ -184,8 +184,12 @@ class Plan:
         taken = positions(len(segment.tokens), voice)
         return patch_limit(taken, segment.target_tokens, self.options, self.bundle.manifest.sizes.kv_length)
 
+    @system_errors_as(InputError)
     def encoded_voice(self, driver: Driver) -> Voice | None:
-        """The voice that was given; `driver` encodes recordings. None if none was given."""
+        """The voice that was given; `driver` encodes recordings. None if none was given.
+
+        Raises InputError if the system refuses something, such as memory.
+        """
         return self.voice.encoded(driver) if isinstance(self.voice, UnencodedVoice) else self.voice
 
     def reporter(self) -> ProgressReporter:

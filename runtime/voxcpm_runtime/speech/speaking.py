@@ -9,6 +9,7 @@ from itertools import count, takewhile
 
 import numpy as np
 
+from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_runtime.speech.cancellation import Cancelled
 from voxcpm_runtime.speech.jobs import run_jobs
 from voxcpm_runtime.speech.narrator import Narrator
@@ -148,6 +149,7 @@ def _fits(segment: SpokenSegment, left: int | None) -> bool:
     return left is None or max(segment.longest_attempt, len(segment.latents)) <= left
 
 
+@system_errors_as(InputError)
 def _joined(
     plan: Plan, index: int, segment: PlannedSegment, pieces: list[Piece], longest: int
 ) -> SpokenSegment:
@@ -167,6 +169,7 @@ def _joined(
     )
 
 
+@system_errors_as(InputError)
 def _speech(
     plan: Plan,
     narrator: Narrator,
