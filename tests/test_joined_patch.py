@@ -293,7 +293,7 @@ def test_caches_of_a_stream_are_not_given_away_while_one_of_both_is_used(bundle:
 
 
 def test_rows_that_are_set_are_read_by_the_next_patch(bundle: Bundle) -> None:
-    """As a saved voice does it: both caches are filled with rows that other states hold."""
+    """A saved voice fills both caches like this, with rows that other states hold."""
     loaded = models(bundle)
     call, rng = joined(bundle, loaded), np.random.default_rng(1)
     inputs, filled, copied, blank = inputs_of(call), states_of(call), states_of(call), states_of(call)

@@ -14,7 +14,6 @@ from ray._private.services import find_gcs_addresses
 
 from voxcpm_constants.errors import first_line
 from voxcpm_runtime import InputError
-from voxcpm_runtime.backends.devices import AUTO_DEVICE
 
 LOCAL, RUNNING_HERE = "local", "auto"
 _CLIENT = "ray://"
@@ -82,7 +81,7 @@ def check_address(address: str) -> None:
 
 def check_device(device: str) -> None:
     """Raises InputError for one GPU of several, which Ray chooses, and for `auto`, which machines may differ in."""
-    if device == AUTO_DEVICE:
+    if device == "auto":
         raise InputError(
             "--device auto: the machines of a cluster may have different devices; give --device cpu or --device cuda"
         )
