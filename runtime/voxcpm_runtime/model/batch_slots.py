@@ -20,12 +20,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import numpy as np
-
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
 from voxcpm_runtime.backends.step_function import Array, StepState
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.model.fair_lock import FairLock
+from voxcpm_runtime.model.shared_calls import SharedCalls, items
 
 PATIENCE_SECONDS = 0.02
 """How long the others wait for an utterance whose reader has a patch in hand and does not ask for the next one.
@@ -33,7 +32,6 @@ PATIENCE_SECONDS = 0.02
 Readers mostly come back within a millisecond, and then all go on together. Without an end of it, one that plays what
 it reads would slow all others down to its own pace.
 """
-_WITH_CACHE = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 # What runs first if the waiting calls differ: an utterance that is behind catches up, and from then on all make the
 # same calls. Chunks of more than one item belong to prompts and texts.
 _ORDER = (LOCDIT_STEP, FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP)
@@ -139,17 +137,10 @@ class _Ask:
     takes longer than a GPU."""
 
     @property
-    def items(self) -> int:
-        """Number of embeddings or patches in the call; 1 for the DiT."""
-        return 1 if self.model == LOCDIT_STEP else self.inputs[_CHUNKED[self.model]].shape[1]
-
-    @property
     def kind(self) -> tuple[bool, int, int]:
         """A sort key: waiting calls of equal kind are joined into one, and the smallest kind runs first."""
-        return (self.items == 1, _ORDER.index(self.model), -self.items)
-
-
-_CHUNKED = {FEAT_ENCODER: "patches", BASE_LM_STEP: "embeddings", RESIDUAL_LM_STEP: "embeddings"}
+        count = items(self.model, self.inputs)
+        return (count == 1, _ORDER.index(self.model), -count)
 
 
 class BatchSlots:
@@ -165,7 +156,6 @@ class BatchSlots:
     def __init__(self, driver: Driver, slots: int | None = None) -> None:
         self._driver = driver
         self._size = driver.sizes.batch
-        self._length = driver.sizes.kv_length
         self.count = min(self._size, slots or self._size)
         """Number of slots."""
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -175,12 +165,7 @@ class BatchSlots:
         self._lock = FairLock()
         self._taken: list[Slot] = []
         self._asks: dict[Slot, _Ask] = {}
-        shared = _WITH_CACHE if self._size > 1 else ()
-        self._states = {name: driver.models[name].new_state() for name in shared}
-        self._ends = {name: [0] * self._size for name in shared}
-        """For each slot, the first cache position that has no row yet."""
-        self._written = {name: [0] * self._size for name in shared}
-        """For each slot, the first cache position that is zero since the beginning: rows without use lie before it."""
+        self._calls = SharedCalls(driver)
 
     @contextlib.contextmanager
     def taken(self, check: Callable[[], None]) -> Iterator[Slot]:
@@ -262,25 +247,17 @@ class BatchSlots:
     def rows(self, slot: Slot, model: str, start: int, stop: int) -> dict[str, Array]:
         """Copies of positions start..stop of a slot's KV caches, as in `StepState.rows`."""
         with self._held(slot):
-            return self._rows(slot.index, model, start, stop)
+            return self._calls.rows(slot.index, model, start, stop)
 
     def set_rows(self, slot: Slot, model: str, start: int, rows: Mapping[str, Array]) -> None:
         """Overwrite positions of a slot's KV caches from `start` on, as in `StepState.set_rows`."""
         with self._held(slot):
-            self._set_rows(slot.index, model, start, rows)
+            self._calls.set_rows(slot.index, model, start, rows)
 
     def clear(self, slot: Slot, model: str) -> None:
         """Fill a slot's KV caches with zeros, as far as they were written: masked positions must be finite, too."""
         with self._held(slot):
-            written = self._written[model][slot.index]
-            if written:
-                empty = self._states[model].rows(0, 0)
-                shapes = {
-                    name: (*array.shape[:2], written, *array.shape[3:]) for name, array in empty.items()
-                }
-                zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-                self._set_rows(slot.index, model, 0, zeros)
-            self._ends[model][slot.index] = self._written[model][slot.index] = 0
+            self._calls.clear(slot.index, model)
 
     @contextlib.contextmanager
     def _held(self, slot: Slot) -> Iterator[None]:
@@ -289,15 +266,6 @@ class BatchSlots:
             if slot.left:
                 raise RuntimeError("this utterance has ended, and its slot was left")
             yield
-
-    def _rows(self, index: int, model: str, start: int, stop: int) -> dict[str, Array]:
-        first = index * self._length
-        return self._states[model].rows(first + start, first + stop)
-
-    def _set_rows(self, index: int, model: str, start: int, rows: Mapping[str, Array]) -> None:
-        self._states[model].set_rows(index * self._length + start, rows)
-        self._ends[model][index] = start + max((array.shape[2] for array in rows.values()), default=0)
-        self._written[model][index] = max(self._written[model][index], self._ends[model][index])
 
     def _run_if_all_ask(self) -> None:
         for slot, ask in list(self._asks.items()):
@@ -310,7 +278,7 @@ class BatchSlots:
         model = next(iter(chosen.values())).model
         together = {slot.index: ask for slot, ask in chosen.items()}
         try:
-            self._run(model, together)
+            self._answer(model, together)
         except Exception as error:  # noqa: BLE001 - raised by `call`, in the threads that asked
             # One of them may be the cause, and the others are not to suffer from it.
             for index, ask in together.items():
@@ -323,76 +291,15 @@ class BatchSlots:
 
     def _error_alone(self, model: str, index: int, ask: _Ask) -> Exception | None:
         try:
-            self._run(model, {index: ask})
+            self._answer(model, {index: ask})
         except Exception as error:  # noqa: BLE001 - raised by `call`, in the thread that asked
             return error
         return None
 
-    def _run(self, model: str, asks: Mapping[int, _Ask]) -> None:
-        if model == LOCDIT_STEP:
-            self._run_pairs(asks)
-        elif model == FEAT_ENCODER:
-            self._run_patches(asks)
-        else:
-            self._run_lm(model, asks)
-
-    def _run_pairs(self, asks: Mapping[int, _Ask]) -> None:
-        """One DiT call for all slots; rows 2b and 2b + 1 are slot b's."""
-        inputs = {
-            name: self._stacked({slot: ask.inputs[name] for slot, ask in asks.items()})
-            for name in next(iter(asks.values())).inputs
-        }
-        outputs = self._driver.models[LOCDIT_STEP](inputs)
-        for slot, ask in asks.items():
-            ask.result = {name: array[2 * slot : 2 * slot + 2] for name, array in outputs.items()}
-
-    def _run_patches(self, asks: Mapping[int, _Ask]) -> None:
-        """One encoder call for all slots: patches do not depend on each other, so they form one chunk."""
-        encoder = self._driver.models[FEAT_ENCODER]
-        if next(iter(asks.values())).items > 1:
-            for ask in asks.values():
-                ask.result = encoder(ask.inputs)
-            return
-        patches = self._stacked({slot: ask.inputs["patches"][0] for slot, ask in asks.items()})
-        embeddings = encoder({"patches": patches[np.newaxis]})["embeddings"]
-        for slot, ask in asks.items():
-            ask.result = {"embeddings": embeddings[:, slot : slot + 1]}
-
-    def _run_lm(self, model: str, asks: Mapping[int, _Ask]) -> None:
-        count = next(iter(asks.values())).items
-        ends = self._ends[model]
-        positions = np.zeros(self._size, np.int32)
-        crowded: dict[int, dict[str, Array]] = {}
-        for slot in range(self._size):
-            if slot in asks:
-                positions[slot] = asks[slot].inputs["position"][0]
-                ends[slot] = int(positions[slot]) + count
-                continue
-            # Rows are also written for a slot without a call: after its own rows, where they do no harm.
-            positions[slot] = min(ends[slot], self._length - count)
-            if ends[slot] > positions[slot]:
-                crowded[slot] = self._rows(slot, model, int(positions[slot]), self._length)
-        written = self._written[model]
-        written[:] = (max(now, int(start) + count) for now, start in zip(written, positions, strict=True))
-        inputs = {
-            "embeddings": self._stacked({slot: ask.inputs["embeddings"] for slot, ask in asks.items()}),
-            "position": positions,
-        }
-        try:
-            outputs = self._driver.models[model](inputs, self._states[model])
-        finally:
-            for slot, rows in crowded.items():
-                self._states[model].set_rows(slot * self._length + int(positions[slot]), rows)
-        for slot, ask in asks.items():
-            ask.result = {name: array[slot : slot + 1] for name, array in outputs.items()}
-
-    def _stacked(self, rows: Mapping[int, Array]) -> Array:
-        """The slots' arrays (n, ...) as one (batch · n, ...), with zeros for slots without one."""
-        some = next(iter(rows.values()))
-        whole = np.zeros((self._size, *some.shape), some.dtype)
-        for slot, array in rows.items():
-            whole[slot] = array
-        return whole.reshape(-1, *some.shape[1:])
+    def _answer(self, model: str, asks: Mapping[int, _Ask]) -> None:
+        outputs = self._calls.run(model, {index: ask.inputs for index, ask in asks.items()})
+        for index, ask in asks.items():
+            ask.result = outputs[index]
 
 
 class _SlotModel:

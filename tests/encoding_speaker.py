@@ -1,0 +1,85 @@
+"""A stand-in for what a session speaks with: its audio depends on the text alone, not on the timing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.session.session import Session
+from voxcpm_runtime.session.threaded_speech import AudioChunk
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.results import Piece
+from voxcpm_runtime.text.segments import Segment
+
+RATE = 1000
+TEXT = "Mr. Lee spoke. “Come in. Sit down,” he said! 今天天气很好。我们走吧！\n\n*** Then he left... It was 5 p.m."
+SPOKEN = [
+    "Mr. Lee spoke.",
+    "“Come in. Sit down,” he said!",
+    "今天天气很好。",
+    "我们走吧！",
+    "*** Then he left...",
+    "It was 5 p.m.",
+]
+PATCH = 20
+
+
+class Speaker:
+    """Speaks one patch for every two characters of a segment; its samples encode the segment and the place in it."""
+
+    def __init__(self, pause: Callable[[], float] = lambda: 0.0, patch: int = PATCH) -> None:
+        self.segments: list[Segment] = []
+        self.pieces = 0
+        self.pause = pause
+        self.patch = patch
+        self.cancelled = threading.Event()
+        self.stepped = threading.Event()
+
+    def audio(self, index: int, patch: int) -> np.ndarray:
+        return np.full(self.patch, np.sin(index * 100 + patch), np.float32)
+
+    def __call__(self, segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
+        paused = False
+        for segment in segments:
+            index = len(self.segments)
+            if segment is None:
+                yield Piece(np.zeros(0, np.float32), index)
+                continue
+            self.segments.append(segment)
+            if "unspeakable" in segment.text:
+                raise InputError("this voice cannot say 'unspeakable'")
+            if paused:
+                yield Piece(np.zeros(7, np.float32), index, 0)
+            paused = segment.ends_paragraph
+            for patch in range(len(segment.text) // 2):
+                time.sleep(self.pause())
+                self.stepped.set()
+                try:
+                    cancel.check()
+                except Cancelled:
+                    self.cancelled.set()
+                    raise
+                self.pieces += 1
+                yield Piece(self.audio(index, patch), index, patch + 1)
+
+
+def heard(text: str = TEXT, **options: object) -> list[tuple]:
+    with Session(Speaker(), RATE, **options) as session:
+        session.push_text(text)
+        session.flush()
+        return [as_tuple(chunk) for chunk in session]
+
+
+def as_tuple(chunk: AudioChunk) -> tuple:
+    return chunk.pcm.tobytes(), chunk.offset, chunk.sentence, chunk.state_id
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)

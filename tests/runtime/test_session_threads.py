@@ -1,0 +1,276 @@
+"""Sessions and their threads: one while there is something to speak, a turn with it, and an end from anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pytest
+
+from encoding_speaker import RATE, Speaker, as_tuple, heard, until
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.session.session import Session
+from voxcpm_runtime.session.threaded_speech import AudioChunk
+from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.results import Piece
+from voxcpm_runtime.text.segments import Segment
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("pushed", ["Hello. ", "Hello", "A very long sentence, " * 50 + "."])
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_cancelling_from_another_thread_wakes_the_reader_and_ends_the_speaker(pushed: str, end: str) -> None:
+    speaker = Speaker(pause=lambda: 0.005)
+    session = Session(speaker, RATE, buffer_seconds=100)
+    session.push_text(pushed)
+    read: list[AudioChunk] = []
+    reader = threading.Thread(target=lambda: read.extend(session))
+    reader.start()
+    time.sleep(0.05)
+    assert reader.is_alive()
+    started = time.monotonic()
+    getattr(session, end)()
+    reader.join(timeout=10)
+    session.close()
+    assert time.monotonic() - started < 1
+    assert session.finished
+    assert session.buffered_seconds == 0
+    assert session.next_audio_chunk() is None
+
+
+def test_leaving_a_session_cancels_in_the_middle_of_a_sentence() -> None:
+    speaker = Speaker(pause=lambda: 0.002)
+    with Session(speaker, RATE, buffer_seconds=100) as session:
+        session.push_text("word " * 10_000 + ". A")
+        speaker.stepped.wait(timeout=10)
+    assert speaker.cancelled.is_set()
+    assert speaker.pieces < 5000
+    session.close()
+
+
+def test_leaving_a_session_whose_buffer_is_full_does_not_hang() -> None:
+    with Session(Speaker(), RATE, buffer_seconds=0.02) as session:
+        session.push_text("A sentence that nobody hears.")
+        session.flush()
+        until(lambda: session.buffered_seconds == 0.02)
+
+
+def test_a_session_can_be_closed_by_what_it_calls() -> None:
+    sessions: list[Session] = []
+
+    def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
+        for index, _ in enumerate(segments):
+            sessions[0].close()
+            assert cancel.cancelled
+            yield Piece(np.zeros(3, np.float32), index, 1)
+
+    sessions.append(Session(narrate, RATE))
+    sessions[0].push_text("Hello.")
+    sessions[0].flush()
+    assert list(sessions[0]) == []
+    sessions[0].close()
+
+
+def test_a_turn_is_held_only_while_there_is_something_to_speak() -> None:
+    entered: list[str] = []
+    free = threading.Event()
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        entered.append("waits")
+        assert free.wait(10)
+        entered.append("speaks")
+        yield
+        entered.append("left")
+
+    with Session(Speaker(), RATE, turn=turn) as session:
+        session.push_text("One")
+        assert session.next_audio_chunk(0.1) is None
+        assert entered == []
+        session.push_text(" and two. Three and four. Fi")
+        until(lambda: entered == ["waits"])
+        assert session.next_audio_chunk(0.1) is None
+        free.set()
+        # Both sentences in one turn, and none while the third one is incomplete.
+        until(lambda: entered == ["waits", "speaks", "left"])
+        session.push_text("ve. ... ")
+        session.flush()
+        chunks = list(session)
+    assert entered == ["waits", "speaks", "left"] * 2
+    assert list(dict.fromkeys((c.sentence, c.text) for c in chunks)) == [
+        (0, "One and two. "),
+        (1, "Three and four. "),
+        (2, "Five. ... "),
+    ]
+
+
+def test_a_turn_is_left_after_an_error_and_after_a_cancellation() -> None:
+    held: list[bool] = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        held.append(True)
+        try:
+            yield
+        finally:
+            held.pop()
+
+    speaker = Speaker()
+    with Session(speaker, RATE, turn=turn) as session:
+        session.push_text("This is unspeakable. ")
+        session.flush()
+        with pytest.raises(InputError) as kept:
+            list(session)
+        # The error holds the frames in which it was raised.
+        assert held == []
+        assert kept.tb is not None
+
+    with Session(speaker, RATE, turn=turn, buffer_seconds=0.05) as session:
+        session.push_text("This one has far more to say than fits into the buffer. ")
+        session.flush()
+        until(lambda: session.buffered_seconds > 0)
+        assert held == [True]
+    assert held == []
+
+
+def speaking_threads() -> int:
+    return sum(thread.name == "voxcpm-session" for thread in threading.enumerate())
+
+
+def test_a_session_has_a_thread_only_while_it_has_a_sentence_to_speak() -> None:
+    free = threading.Event()
+    speaker = Speaker(pause=lambda: float(not free.wait(10)))
+    with Session(speaker, RATE) as session:
+        session.push_text("Not yet a sentence")
+        assert not session.finished
+        assert speaking_threads() == 0
+        session.flush()
+        assert speaking_threads() == 1
+        free.set()
+        assert len(list(session)) == 9
+        until(lambda: speaking_threads() == 0)
+        session.push_text("And one. And ano")
+        assert session.next_audio_chunk().sentence == 1
+        until(lambda: speaking_threads() == 0)
+        session.push_text("ther.")
+        session.flush()
+        assert [segment.text for segment in speaker.segments[1:]] == ["And one."]
+        assert {chunk.sentence for chunk in session} == {1, 2}
+
+
+def test_200_sessions_that_wait_for_more_text_hold_no_thread() -> None:
+    opened = [Session(Speaker(), RATE) for _ in range(200)]
+    for number, session in enumerate(opened):
+        session.push_text(f"This is session {number}. And it")
+        until(lambda session=session: session.buffered_seconds > 0.15)
+    until(lambda: speaking_threads() == 0)
+    assert not any(session.finished for session in opened)
+
+    for session in opened:
+        session.push_text(" goes on.")
+        session.flush()
+    for number, session in enumerate(opened):
+        chunks = [as_tuple(chunk) for chunk in session]
+        assert chunks == heard(f"This is session {number}. And it goes on.")
+        session.close()
+
+
+def test_what_an_idle_session_holds_is_freed_when_it_is_closed_or_dropped() -> None:
+    for ending in (Session.close, Session.cancel, lambda _: None):
+        speaker = Speaker()
+        kept = weakref.ref(speaker)
+        session = Session(speaker, RATE)
+        session.push_text("Hello. And")
+        until(lambda: speaking_threads() == 0)
+        ending(session)
+        gc.disable()
+        del session, speaker
+        assert kept() is None
+        gc.enable()
+
+
+def test_text_that_comes_just_before_the_thread_ends_is_spoken_by_it() -> None:
+    later = ["And more. ", "The end."]
+
+    class Pushing(Speaker):
+        def __call__(self, segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
+            def looked_at() -> Iterator[Segment | None]:
+                for segment in segments:
+                    if segment is None and later:
+                        session.push_text(later.pop(0))
+                        session.flush()
+                    yield segment
+
+            yield from super().__call__(looked_at(), cancel=cancel)
+
+    with Session(Pushing(), RATE) as session:
+        session.push_text("Hello. ")
+        session.flush()
+        chunks = [session.next_audio_chunk(5) for _ in range(3 + 4 + 4)]
+        assert None not in chunks
+        assert {chunk.sentence for chunk in chunks} == {0, 1, 2}
+        assert session.next_audio_chunk(5) is None
+        assert session.finished
+
+
+@pytest.fixture
+def _switching() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_switching")
+def test_text_that_comes_while_the_thread_ends_is_spoken() -> None:
+    """Whoever pushes just then either finds the thread, or begins the next one: nothing is lost and none is doubled."""
+    entered: list[int] = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        entered.append(1)
+        assert len(entered) == 1
+        yield
+        entered.pop()
+
+    def in_turn() -> float:
+        assert entered == [1]
+        return 0.0
+
+    rng = random.Random(0)
+    with Session(Speaker(in_turn, patch=1), RATE, turn=turn, buffer_seconds=100) as session:
+        for _ in range(1000):
+            session.push_text("Hi you. ")
+            time.sleep(rng.uniform(0, 2e-3))
+        session.flush()
+        chunks = list(session)
+
+    assert [chunk.sentence for chunk in chunks] == [number for number in range(1000) for _ in range(3)]
+    assert entered == []
+
+
+def test_sessions_that_are_dropped_without_being_closed_leave_no_threads() -> None:
+    before = speaking_threads()
+    for number in range(50):
+        session = Session(Speaker(), RATE, buffer_seconds=0.05)
+        session.push_text("This one has far more to say than fits into the buffer. ")
+        if number % 2:
+            session.flush()
+            assert session.next_audio_chunk() is not None
+    del session
+    gc.collect()
+    until(lambda: speaking_threads() == before)
