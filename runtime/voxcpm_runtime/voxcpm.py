@@ -32,7 +32,7 @@ from voxcpm_runtime.speech.jobs import completed_jobs, run_jobs
 from voxcpm_runtime.speech.narrator import Narrator
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.results import Piece, Speech
-from voxcpm_runtime.speech.streaming import DEFAULT_CHUNK_PATCHES, checked_chunking, stream
+from voxcpm_runtime.speech.streaming import DEFAULT_CHUNK_PATCHES, checked_chunking
 from voxcpm_runtime.speech.utterance import voice_lead
 from voxcpm_runtime.storage.process_memory import return_freed_memory
 from voxcpm_runtime.text.segments import Segment
@@ -326,12 +326,14 @@ class VoxCPM(UpstreamNames):
         *,
         buffer_seconds: float = BUFFER_SECONDS,
         turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+        batch: ContinuousBatch | None = None,
         **given: Unpack[Keywords],
     ) -> Session:
         """A `Session`, which speaks text while it is being written, in one chunk of 16-bit samples for each patch.
 
         Arguments are those of `speak`. buffer_seconds: seconds of audio that may wait to be read; then speaking pauses.
-        turn: makes the context manager in which the session speaks (see `Session`).
+        turn: makes the context manager in which the session speaks (see `Session`). batch: one of this voice, in whose
+        slots the session speaks, and shares the calls of others; by default it speaks beside them.
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         planned = self._checked(None, recordings, given)
@@ -339,8 +341,7 @@ class VoxCPM(UpstreamNames):
 
         def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
             either = replace(planned, voice=voice, cancel=CancelToken(cancel, planned.cancel))
-            narrator = Narrator(either, voice, BatchSlots(self.batch_driver, 1), self._prefix)
-            return stream(either, narrator, either.read(segments))
+            return (batch or self._batch_of(1)).narrate(either, segments)
 
         digest = voice.digest if voice else ""
         said = f"{self._key}|{digest}|{planned.description}|{planned.options}|{planned.randomness.seed}"

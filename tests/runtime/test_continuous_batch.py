@@ -299,3 +299,46 @@ def test_a_thread_that_gives_up_waiting_for_a_lock_leaves_it_to_the_next():
         second.result(20)
 
     assert order == ["b"]
+
+
+def test_a_session_speaks_in_the_slots_of_others_with_the_samples_it_has_alone(batched, batch_models):
+    """It shares their calls. It holds a slot while it speaks a sentence, and none while it waits for text."""
+    given = {"seed": 5, "min_len": 10, "max_len": 10, "retry_badcase": False}
+    calls, begun = batch_models["locdit_step"].calls, threading.Event()
+
+    def said(session) -> np.ndarray:
+        with session:
+            session.push_text("hello there. who are you?")
+            session.flush()
+            first = session.next_audio_chunk()
+            begun.set()
+            return np.concatenate([first.pcm, *(chunk.pcm for chunk in session)])
+
+    alone, other_alone = said(batched.session(**given)), batched.generate(**LONG, seed=0)
+    without_sharing = len(calls)
+    calls.clear()
+    begun.clear()
+
+    with batched.continuous_batch() as batch, ThreadPoolExecutor(1) as threads:
+        plan = batched.plan(**LONG, seed=0, progress=lambda _: begun.wait(20))
+        other = threads.submit(batch.speak_plan, plan)
+        np.testing.assert_array_equal(said(batched.session(**given, batch=batch)), alone)
+        np.testing.assert_array_equal(other.result().audio, other_alone)
+        assert len(calls) < 0.9 * without_sharing
+        with batched.session(**given, batch=batch) as waiting:
+            waiting.push_text("hello there.")
+            waiting.flush()
+            assert waiting.next_audio_chunk() is not None
+            until(lambda: waiting._speech._waiting)
+            assert batch._slots._free.qsize() == batch.slots
+
+
+def test_the_end_of_a_batch_ends_the_sessions_in_it(batched):
+    with batched.continuous_batch() as batch:
+        # So small a buffer is full after a part of the first patch.
+        session = batched.session(batch=batch, seed=1, min_len=10, max_len=10, buffer_seconds=0.01)
+        session.push_text("hello there.")
+        session.flush()
+        assert session.next_audio_chunk() is not None
+    with session, pytest.raises(Cancelled):
+        list(session)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -13,9 +13,10 @@ from voxcpm_runtime.model.batch_slots import BatchSlots
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.narrator import Narrator
 from voxcpm_runtime.speech.plan import Plan
-from voxcpm_runtime.speech.results import Speech
+from voxcpm_runtime.speech.results import Piece, Speech
 from voxcpm_runtime.speech.speaking import speak
 from voxcpm_runtime.speech.streaming import DEFAULT_CHUNK_PATCHES, checked_chunking, chunked, stream
+from voxcpm_runtime.text.segments import Segment
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,6 +28,8 @@ class ContinuousBatch:
         with tts.continuous_batch() as batch:
             for audio in batch.stream_plan(tts.plan("Hello.", seed=7)):  # and others, on threads of their own
                 play(audio)
+
+    Sessions join it, too: `tts.session(batch=batch)`.
 
     Each call speaks on the thread that makes it, and takes a slot for each of its segments in turn; while no slot is
     free, it waits for one. The samples are those of the same call without others. Speeches may differ in everything:
@@ -63,6 +66,14 @@ class ContinuousBatch:
         chunking = checked_chunking(chunk_patches, first_chunk_patches)
         plan, narrator = self._joined(plan)
         return chunked(stream(plan, narrator, plan.segments), *chunking)
+
+    def narrate(self, plan: Plan, segments: Iterable[Segment]) -> Iterator[Piece]:
+        """The speech of segments that come while it is made, as a session's do; a slot is taken only to speak one.
+
+        plan: one without a text. Errors and warnings: see `VoxCPM.generate_streaming`.
+        """
+        plan, narrator = self._joined(plan)
+        return stream(plan, narrator, plan.read(segments))
 
     def close(self) -> None:
         """End all that is being spoken, at the next Euler step: those calls raise Cancelled. Nothing new may begin."""
