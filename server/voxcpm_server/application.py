@@ -28,7 +28,8 @@ from voxcpm_server import (
     voice_routes,
 )
 from voxcpm_server.authentication import Guard, Keys, check_exposure, read_keys
-from voxcpm_server.bodies import BoundedBody, BoundedRequests
+from voxcpm_server.bounded_bodies import BoundedBody
+from voxcpm_server.bounded_requests import BoundedRequests
 from voxcpm_server.errors import answer_in_openais_shape
 from voxcpm_server.outcomes import Outcomes
 from voxcpm_server.page_files import page_router

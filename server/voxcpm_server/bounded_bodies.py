@@ -1,4 +1,4 @@
-"""Requests and their bodies: not too many, not too large, in UTF-8, and not waited for without end."""
+"""Bodies of requests: not too large, in UTF-8, and not waited for without end."""
 
 from __future__ import annotations
 
@@ -10,41 +10,12 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from voxcpm_server.errors import ApiError, refuse
+from voxcpm_server.errors import ApiError
 from voxcpm_server.settings import MEGABYTE, Settings
 
 LEAST_BYTES_PER_SECOND = 10_000
 """How fast a body must come, beyond the patience that every client has once."""
 _CHARSETS = (b"utf-8", b"utf8")
-_PROBES = frozenset({"/healthz", "/ready", "/metrics"})
-_RETRY_SECONDS = "5"
-
-
-class BoundedRequests:
-    """An app that answers a bounded number of requests and websockets at the same time, and probes in any case."""
-
-    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
-        self._app = app
-        self._most = settings.max_connections
-        self._running = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 503 to one more."""
-        if scope["type"] not in ("http", "websocket") or scope["path"] in _PROBES:
-            await self._app(scope, receive, send)
-        elif self._running >= self._most:
-            error = ApiError(
-                503,
-                f"{self._running} connections are open already, the most that may be; try again in {_RETRY_SECONDS} s",
-                headers={"Retry-After": _RETRY_SECONDS},
-            )
-            await refuse(error, scope, receive, send)
-        else:
-            self._running += 1
-            try:
-                await self._app(scope, receive, send)
-            finally:
-                self._running -= 1
 
 
 class BoundedBody:
