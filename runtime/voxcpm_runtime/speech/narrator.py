@@ -92,6 +92,7 @@ class Narrator:
                     stops=patch.stops,
                     reason=spoken.reason,
                     expected_seconds=asked.length.seconds,
+                    target_tokens=asked.target_tokens,
                 )
         if latents:
             self.continue_from(segment, np.stack(latents), reason)

@@ -28,6 +28,8 @@ class Progress:
     """Number of segments; None for a long text, which is read while it is spoken."""
     remaining_seconds: float | None = None
     """Estimated seconds of work left, from the segments finished so far; None before there is one."""
+    segment_tokens: int = 0
+    """Number of tokens of the text of the segment that is being spoken."""
 
     @property
     def real_time_factor(self) -> float:
@@ -102,4 +104,5 @@ class ProgressReporter:
             segment=piece.segment,
             segments=self._segments,
             remaining_seconds=remaining,
+            segment_tokens=piece.target_tokens,
         )

@@ -34,6 +34,8 @@ class Piece:
     """What is suspicious about the segment by now: "long", "short", "cut", or nothing."""
     expected_seconds: float | None = None
     """Seconds that the segment is expected to take; None without a `speech.json`."""
+    target_tokens: int = 0
+    """Number of tokens of the segment's text."""
 
 
 @dataclass(frozen=True)
