@@ -329,7 +329,7 @@ def test_a_session_speaks_in_the_slots_of_others_with_the_samples_it_has_alone(b
             waiting.push_text("hello there.")
             waiting.flush()
             assert waiting.next_audio_chunk() is not None
-            until(lambda: waiting._speech._waiting)
+            until(lambda: not waiting._speech._working)
             assert batch._slots._free.qsize() == batch.slots
 
 

@@ -67,10 +67,11 @@ class ContinuousBatch:
         plan, narrator = self._joined(plan)
         return chunked(stream(plan, narrator, plan.segments), *chunking)
 
-    def narrate(self, plan: Plan, segments: Iterable[Segment]) -> Iterator[Piece]:
+    def narrate(self, plan: Plan, segments: Iterable[Segment | None]) -> Iterator[Piece]:
         """The speech of segments that come while it is made, as a session's do; a slot is taken only to speak one.
 
-        plan: one without a text. Errors and warnings: see `VoxCPM.generate_streaming`.
+        plan: one without a text. None in place of a segment, where there is none yet, is a piece without samples.
+        Errors and warnings: see `VoxCPM.generate_streaming`.
         """
         plan, narrator = self._joined(plan)
         return stream(plan, narrator, plan.read(segments))
