@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from edited_manifest import edit_manifest
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ def edited(tiny_bundle: Path, tmp_path: Path) -> Callable[[Callable[[dict[str, A
     def edit(change: Callable[[dict[str, Any]], object]) -> Path:
         folder = tmp_path / "bundle"
         shutil.copytree(tiny_bundle, folder)
-        document = json.loads((folder / "manifest.json").read_text())
-        change(document["files"])
-        (folder / "manifest.json").write_text(json.dumps(document))
-        (folder / "manifest.sha256").unlink()
+        edit_manifest(folder, lambda document: change(document["files"]))
         return folder
 
     return edit

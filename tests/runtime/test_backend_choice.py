@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import plistlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edited_manifest import edit_manifest
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.backends import choice, core_ai
 from voxcpm_runtime.backends.choice import check_engine, choose_backend
@@ -41,16 +42,16 @@ def bundle_of(bundle_folder: Path) -> Callable[[str], Bundle]:
     """bundle_of(target): a bundle whose manifest names that target."""
 
     def make(target: str) -> Bundle:
-        path = bundle_folder / "manifest.json"
-        document = json.loads(path.read_text(encoding="utf-8"))
-        version = 4 if target == "macOS27" else 3
-        if target == "macOS27":
-            for package in sorted(bundle_folder.glob("*/*.mlpackage")):
-                package.rename(package.with_suffix(".aimodel"))
-            renamed = document["files"].items()
-            document["files"] = {name.replace(".mlpackage/", ".aimodel/"): file for name, file in renamed}
-        path.write_text(json.dumps({**document, "target": target, "schema_version": version}))
-        (bundle_folder / "manifest.sha256").unlink()
+        def change(document: dict[str, Any]) -> None:
+            version = 4 if target == "macOS27" else 3
+            if target == "macOS27":
+                for package in sorted(bundle_folder.glob("*/*.mlpackage")):
+                    package.rename(package.with_suffix(".aimodel"))
+                renamed = document["files"].items()
+                document["files"] = {name.replace(".mlpackage/", ".aimodel/"): file for name, file in renamed}
+            document.update(target=target, schema_version=version)
+
+        edit_manifest(bundle_folder, change)
         return open_bundle(bundle_folder)
 
     return make

@@ -217,7 +217,7 @@ def test_an_entry_after_one_that_a_full_disk_cut_off_is_read(tmp_path, monkeypat
 
 
 def killed_beside_it(*, renamed):
-    """In place of a rename: for an audio file, an end that no handler takes for an error of the line."""
+    """A rename that ends the process where an audio file would appear; no handler takes that for an error of the line."""
     replace = Path.replace
 
     def killed(path, target):

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from edited_manifest import edit_manifest
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.manifest import FileRecord, Manifest, MergedLora, Source
 from voxcpm_constants.speech_profile import SpeechProfile
@@ -124,11 +125,9 @@ def test_inspect_tells_what_a_bundle_is(bundle_folder, capsys, architecture):
 
 
 def test_a_checkpoints_name_is_not_markup(bundle_folder, capsys):
-    path = bundle_folder / "manifest.json"
-    document = json.loads(path.read_text())
-    document["source"]["checkpoint"] = "my[bold]voice :smile:"
-    path.write_text(json.dumps(document))
-    (bundle_folder / "manifest.sha256").unlink()
+    edit_manifest(
+        bundle_folder, lambda document: document["source"].update(checkpoint="my[bold]voice :smile:")
+    )
 
     assert "from my[bold]voice :smile: (Apache-2.0)" in inspected(bundle_folder, capsys)
 

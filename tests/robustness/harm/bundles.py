@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from edited_manifest import edit_manifest
 from robustness.harm.place import LARGE, Act, Place, Runs
 
 
@@ -33,10 +34,8 @@ def listed_as(name: str) -> Callable[[Place], Act]:
 
     def make(place: Place) -> Act:
         bundle = place.bundle()
-        document = json.loads((bundle / "manifest.json").read_text())
-        document["files"][name.format(secret=place.secret)] = {"bytes": 600, "sha256": "0" * 64}
-        (bundle / "manifest.json").write_text(json.dumps(document))
-        (bundle / "manifest.sha256").unlink()
+        listed = {name.format(secret=place.secret): {"bytes": 600, "sha256": "0" * 64}}
+        edit_manifest(bundle, lambda document: document["files"].update(listed))
         return opens(bundle)
 
     return make

@@ -1,0 +1,224 @@
+"""What a bundle's manifest may say of its files, and what is done about one that says something else."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from edited_manifest import edit_manifest
+from voxcpm_constants import manifest as manifests
+from voxcpm_constants.errors import BundleError
+from voxcpm_runtime.bundle.opening import open_bundle
+
+WEIGHTS = "int8/locdit_step.mlpackage/Manifest.json"
+
+
+def listed(bundle_folder, name):
+    """The bundle's manifest lists this path, too, with the record of a file that is there."""
+    edit_manifest(bundle_folder, lambda m: m["files"].update({name: m["files"][WEIGHTS]}))
+
+
+def test_a_manifest_that_lists_nothing_verifies_nothing(bundle_folder):
+    edit_manifest(bundle_folder, lambda document: document.update(files={}))
+
+    with pytest.raises(
+        BundleError, match=r"tokenizer/tokenizer\.json is not in its list of files; convert again"
+    ):
+        open_bundle(bundle_folder)
+
+
+@pytest.mark.parametrize(
+    "needed",
+    [
+        "tokenizer/tokenizer_config.json",
+        "constants/embed_tokens.npy",
+        "constants/res_to_dit_proj_b.npy",
+        WEIGHTS,
+    ],
+)
+def test_each_file_of_speech_must_be_listed(bundle_folder, needed):
+    edit_manifest(bundle_folder, lambda document: document["files"].pop(needed))
+
+    with pytest.raises(BundleError, match="is not in its list of files"):
+        open_bundle(bundle_folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/passwd", "constants/../../secret", "../secret/a", "constants//a", "./constants/a", "a", "constants\\a\\b",
+     "C:/a", "constants/a\n", "constants/\u202ea", ""],
+)  # fmt: skip
+def test_a_path_that_is_not_in_a_folder_of_the_bundle_is_refused(bundle_folder, name):
+    listed(bundle_folder, name)
+
+    with pytest.raises(BundleError, match="expected paths of files in folders of the bundle, got ") as caught:
+        open_bundle(bundle_folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_that_is_listed_twice_is_refused(bundle_folder):
+    path = bundle_folder / "manifest.json"
+    record = json.dumps({WEIGHTS: {"bytes": 1, "sha256": "0" * 64}})[1:-1]
+    path.write_text(path.read_text().replace('"files": {', f'"files": {{{record},', 1))
+
+    with pytest.raises(BundleError, match=f"it has the key '{WEIGHTS}' twice"):
+        open_bundle(bundle_folder)
+
+
+def altered(folder):
+    """A manifest in which one digit of a figure that nothing else checks is another."""
+    path = folder / "manifest.json"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"revision": null', b'"revision": "v"'))
+    assert path.read_bytes() != content
+
+
+def test_an_altered_manifest_is_refused(bundle_folder):
+    altered(bundle_folder)
+
+    with pytest.raises(
+        BundleError, match=r"manifest.json: content differs from the digest in manifest.sha256"
+    ):
+        open_bundle(bundle_folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"0" * 200, b"\xff"])
+def test_a_digest_of_the_manifest_that_is_damaged_itself_is_refused(bundle_folder, content):
+    (bundle_folder / "manifest.sha256").write_bytes(content)
+
+    with pytest.raises(BundleError, match=r"manifest.json: content differs from the digest"):
+        open_bundle(bundle_folder)
+
+
+def test_a_bundle_of_an_earlier_release_has_no_digest_of_its_manifest(bundle_folder):
+    """Whoever edits a manifest deletes its digest."""
+    (bundle_folder / "manifest.sha256").unlink()
+    altered(bundle_folder)
+
+    assert open_bundle(bundle_folder).manifest.source.revision == "v"
+
+
+def test_the_digest_of_the_manifest_is_what_sha256sum_reads(bundle_folder):
+    """The manual of sha256sum asks for the digest, two spaces and the name."""
+    digest = hashlib.sha256((bundle_folder / "manifest.json").read_bytes()).hexdigest()
+
+    assert (bundle_folder / "manifest.sha256").read_text() == f"{digest}  manifest.json\n"
+
+
+@pytest.mark.parametrize("change", [{"bytes": -1}, {"sha256": "?"}])
+def test_a_record_that_no_file_has_is_refused(bundle_folder, change):
+    edit_manifest(bundle_folder, lambda document: document["files"][WEIGHTS].update(change))
+
+    with pytest.raises(BundleError, match="not a bundle manifest: files"):
+        open_bundle(bundle_folder)
+
+
+def test_a_link_out_of_the_bundle_is_refused_although_its_target_has_the_digest(bundle_folder, tmp_path):
+    for moved in (WEIGHTS, "tokenizer"):
+        outside = (bundle_folder / moved).rename(tmp_path / "outside")
+        (bundle_folder / moved).symlink_to(outside)
+        with pytest.raises(BundleError, match="a link out of the bundle"):
+            open_bundle(bundle_folder)
+        (bundle_folder / moved).unlink()
+        outside.rename(bundle_folder / moved)
+
+    # Links within it, and to it, are not out of it.
+    (bundle_folder / WEIGHTS).rename(bundle_folder / "int8" / "weights")
+    (bundle_folder / WEIGHTS).symlink_to(bundle_folder / "int8" / "weights")
+    (tmp_path / "linked").symlink_to(bundle_folder)
+    assert open_bundle(tmp_path / "linked").precision == "int8"
+
+
+def test_the_hubs_cache_has_links_to_its_blobs(bundle_folder, tmp_path):
+    repository = tmp_path / "models--a--b"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "snapshots").mkdir()
+    snapshot = bundle_folder.rename(repository / "snapshots" / "0123")
+    (snapshot / WEIGHTS).rename(repository / "blobs" / "4567")
+    (snapshot / WEIGHTS).symlink_to("../../../../blobs/4567")
+    assert open_bundle(snapshot).precision == "int8"
+
+    (repository / "blobs" / "4567").rename(tmp_path / "4567")
+    (snapshot / WEIGHTS).unlink()
+    (snapshot / WEIGHTS).symlink_to(tmp_path / "4567")
+    with pytest.raises(BundleError, match="a link out of the bundle"):
+        open_bundle(snapshot)
+
+
+def npy(shape, descr="<f4", version=b"\x01\x00", data=b""):
+    header = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY" + version + len(header).to_bytes(2, "little") + header.encode() + data
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (npy("(120, 8)", "<U4", data=bytes(120 * 8 * 16)), "expected float32 or float16, got <U4"),
+        (npy("(120, 8)", "|O", data=b"cposix\nsystem\n."), "expected float32 or float16, got [|]O"),
+        (npy("(120, 8)", "<i4", data=bytes(120 * 8 * 4)), "expected float32 or float16, got <i4"),
+        (npy("(100000000000, 100000000000)"), r"expected shape \(120, 8\), got \(100000000000, 1000"),
+        (npy("(120, 8)", data=bytes(120 * 8 * 4 - 1)), "expected 3968 bytes, got 3967"),
+        (npy("(120, 8)", data=bytes(120 * 8 * 4 + 1)), "expected 3968 bytes, got 3969"),
+        (npy("(120, 8)", version=b"\x02\x00"), "does not begin as version 1.0 of the format"),
+        (npy("(" * 300 + "120"), "header is not as numpy writes it"),
+        (npy("-" * 480 + "1"), "header is not as numpy writes it"),
+        (b"", "cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_constant_is_compared_with_its_declaration_before_it_is_read(
+    bundle_folder, content, message, monkeypatch
+):
+    """Also where the digests agree, as in a bundle that somebody made up."""
+    (bundle_folder / "constants" / "embed_tokens.npy").write_bytes(content)
+    edit_manifest(bundle_folder, lambda m: m["files"].update(as_recorded(bundle_folder)))
+    loaded = []
+    monkeypatch.setattr(np, "load", lambda *given, **_: loaded.append(given))
+
+    with pytest.raises(BundleError, match=message) as caught:
+        open_bundle(bundle_folder)
+    assert not loaded
+    assert "\n" not in str(caught.value)
+
+
+def test_a_constant_with_nan_is_refused(bundle_folder):
+    path = bundle_folder / "constants" / "lm_to_dit_proj_b.npy"
+    array = np.load(path)
+    array[2] = np.nan
+    np.save(path, array)
+    edit_manifest(bundle_folder, lambda m: m["files"].update(as_recorded(bundle_folder)))
+
+    with pytest.raises(BundleError, match=r"lm_to_dit_proj_b\.npy: expected finite numbers"):
+        open_bundle(bundle_folder)
+
+
+def as_recorded(bundle_folder):
+    return {name: record.model_dump() for name, record in manifests.record_folder(bundle_folder).items()}
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        ("lm_config", "num_hidden_layers", 10**9),
+        ("encoder_config", "num_layers", 10**9),
+        ("dit_config", "hidden_dim", 10**9),
+        ("lm_config", "vocab_size", 10**12),
+        ("audio_vae_config", "encoder_rates", [2] * 10**5),
+        ("audio_vae_config", "decoder_rates", [10**9]),
+    ],
+)
+def test_an_architecture_beyond_all_bounds_is_refused_before_anything_is_declared(
+    bundle_folder, where, key, value
+):
+    edit_manifest(bundle_folder, lambda m: m["architecture"][where].update({key: value}))
+
+    with pytest.raises(BundleError, match=f"architecture.{where}.{key}"):
+        open_bundle(bundle_folder)
+
+
+def test_a_manifest_that_is_too_large_or_no_file_is_not_read(bundle_folder):
+    path = bundle_folder / "manifest.json"
+    with path.open("r+b") as file:
+        file.truncate(1 << 33)
+    with pytest.raises(BundleError, match=r"it has more than 67\.1089 MB"):
+        open_bundle(bundle_folder)
