@@ -217,7 +217,7 @@ def test_an_entry_after_one_that_a_full_disk_cut_off_is_read(tmp_path, monkeypat
 
 
 def killed_beside_it(*, renamed):
-    """A rename that ends the process where an audio file would appear; no handler takes that for an error of the line."""
+    """A rename that ends the process where an audio file would appear, in a way that no handler catches."""
     replace = Path.replace
 
     def killed(path, target):
