@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from voxcpm_constants.step_models import Precision
+from voxcpm_conversion.core_ai.convolutions import LinearConvolution
 from voxcpm_conversion.core_ai.toolchain import import_module
 from voxcpm_conversion.recipes import BLOCK, SMALLEST, Format, chosen_format
-
-_OUTPUT_CHANNELS: dict[type[nn.Module], int] = {nn.Linear: 0, nn.Conv1d: 0, nn.ConvTranspose1d: 1}
-"""The modules whose weights are compressed, and the axis of the weight that has its output channels."""
 
 
 def compress(step: nn.Module, step_model: str, precision: Precision, examples: tuple[Tensor, ...]) -> None:
@@ -28,8 +26,8 @@ def compress(step: nn.Module, step_model: str, precision: Precision, examples: t
         f"^{re.escape(name)}$": quantization.ModuleQuantizerConfig(
             op_input_spec=None, op_output_spec=None, op_state_spec={"weight": specification}
         )
-        for name, (form, axis) in weight_formats(step, step_model, precision).items()
-        if (specification := _specification(form, axis)) is not None
+        for name, form in weight_formats(step, step_model, precision).items()
+        if (specification := _specification(form)) is not None
     }
     config = quantization.QuantizerConfig(
         global_config=None, module_name_configs=specifications, execution_mode=mode
@@ -39,25 +37,27 @@ def compress(step: nn.Module, step_model: str, precision: Precision, examples: t
     quantizer.finalize(backend=backend)
 
 
-def weight_formats(step: nn.Module, step_model: str, precision: Precision) -> dict[str, tuple[Format, int]]:
-    """The format of each compressible weight and the axis of its output channels, by the name of its module."""
+def weight_formats(step: nn.Module, step_model: str, precision: Precision) -> dict[str, Format]:
+    """The format of each compressible weight, by the name of its module. All are convolutions by now."""
     formats = {}
     for name, module in step.named_modules():
-        axis = next((axis for kind, axis in _OUTPUT_CHANNELS.items() if isinstance(module, kind)), None)
-        if axis is not None and module.weight.numel() > SMALLEST:
+        if isinstance(module, nn.Conv1d) and module.weight.numel() > SMALLEST:
             weight = f"{name.replace('.', '_')}_weight"
-            formats[name] = (chosen_format(precision, step_model, weight, tuple(module.weight.shape)), axis)
+            shape = tuple(module.weight.shape)
+            # The rules know a linear layer's weight as a matrix.
+            shape = shape[:2] if isinstance(module, LinearConvolution) else shape
+            formats[name] = chosen_format(precision, step_model, weight, shape)
     return formats
 
 
-def _specification(form: Format, axis: int) -> Any | None:
-    """coreai-opt's description of a format; None for one that is not compressed."""
+def _specification(form: Format) -> Any | None:
+    """coreai-opt's description of a format for a weight (outputs, inputs, width); None if it is not compressed."""
     spec = import_module("coreai_opt.quantization.spec")
     if form == "int8":
         return spec.QuantizationSpec(
             dtype=torch.int8,
             qscheme=spec.QuantizationScheme.SYMMETRIC,
-            granularity=spec.PerChannelGranularity(axis=axis),
+            granularity=spec.PerChannelGranularity(axis=0),
         )
     if form == "int4":
         return spec.QuantizationSpec(

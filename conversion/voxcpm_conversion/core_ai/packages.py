@@ -18,6 +18,7 @@ from voxcpm_constants.targets import PackageForm, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ai.arithmetic import halve
 from voxcpm_conversion.core_ai.compression import compress
+from voxcpm_conversion.core_ai.convolutions import use_convolutions
 from voxcpm_conversion.core_ai.export import export_program
 from voxcpm_conversion.core_ai.toolchain import import_module, quiet
 from voxcpm_conversion.modules.voxcpm import VoxCPMModules
@@ -75,11 +76,13 @@ def _program(
     progress: Callable[[str, int], None],
 ) -> tuple[Any, int]:
     """The program, and the bytes of its weights."""
-    a = checkpoint.architecture
+    a, half = checkpoint.architecture, precision != "fp32"
+    if half:
+        use_convolutions(modules)
     steps = {
         name: build_step(declared, modules, a, sizes, form.state) for name, declared in form.functions.items()
     }
-    first, half = next(iter(form.functions)), precision != "fp32"
+    first = next(iter(form.functions))
     if precision in RECIPES:
         declared = form.functions[first]
         examples = example_inputs((*declared.inputs, *declared.state), 0)

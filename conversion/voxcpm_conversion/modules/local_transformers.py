@@ -47,7 +47,7 @@ class LocalDiT(nn.Module):
 
     def __init__(self, t: Transformer, feat_dim: int, patch_size: int, mu_tokens: int) -> None:
         super().__init__()
-        self.patch_size, self.mu_tokens = patch_size, mu_tokens
+        self.patch_size, self.mu_tokens, self.width = patch_size, mu_tokens, t.hidden_size
         self.in_proj = nn.Linear(feat_dim, t.hidden_size)
         self.cond_proj = nn.Linear(feat_dim, t.hidden_size)
         self.out_proj = nn.Linear(t.hidden_size, feat_dim)
@@ -74,7 +74,7 @@ class LocalDiT(nn.Module):
         """
         time = self.time_mlp(t_embedding) + self.delta_time_mlp(dt_embedding)
         time = time.unsqueeze(1)
-        tokens = mu.reshape(-1, self.mu_tokens, self.in_proj.out_features)
+        tokens = mu.reshape(-1, self.mu_tokens, self.width)
         prefix = [tokens + time] if self.mu_tokens == 1 else [tokens, time]
         sequence = (*prefix, self.cond_proj(cond.transpose(1, 2)), self.in_proj(x.transpose(1, 2)))
         hidden = self.decoder(torch.cat(sequence, dim=1), rope, keep=slice(-self.patch_size, None))
