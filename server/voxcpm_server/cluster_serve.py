@@ -31,7 +31,7 @@ from voxcpm_server.authentication import Keys
 from voxcpm_server.cluster import LOCAL, check_address, check_device, cluster, everywhere
 from voxcpm_server.metrics import suspicious_warnings_counted
 from voxcpm_server.settings import Replication, Settings
-from voxcpm_server.speaking import places
+from voxcpm_server.speaking import turns_of
 
 _APP = "voxcpm-coreml"
 _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
@@ -87,7 +87,7 @@ def serve_on_ray(
     settings = _for_machines(settings, address)
     bundle = opened(name, replace(engine, device="cpu", threads=None), shown=False)
     engine = replace(engine, precision=bundle.precision, verify=False)
-    concurrency = settings.concurrency or places(bundle.manifest.sizes.batch)
+    concurrency = settings.concurrency or turns_of(bundle.manifest.sizes.batch)
     settings = replace(settings, concurrency=concurrency)
     with contextlib.ExitStack() as stack:
         mark = None if address == LOCAL else stack.enter_context(_marked(settings.voices_folder))

@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from starlette.concurrency import run_in_threadpool
+
+from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import CLIENT_GONE, ApiError, as_api_error
 from voxcpm_server.open_conversations import server_ends
+from voxcpm_server.served_bundles import Served
 from voxcpm_server.service import Service
 from voxcpm_server.sessions import SessionStream
 
@@ -68,6 +72,20 @@ class Conversation(ABC):
                 with contextlib.suppress(Exception):
                     await self.in_time(self.end(error))
         return IN_ORDER if error is None else error.status_code
+
+    async def begun(
+        self, model: str | None, asked: Callable[[Served], tuple[dict[str, Any], Encoder]]
+    ) -> SessionStream:
+        """A new speech, to which text can be pushed.
+
+        model: the name of the bundle that speaks; None for the default one. asked: the arguments of `VoxCPM.session`
+        for that bundle, and the encoder; called on a thread. Raises what it raises, and ApiError if the queue is full
+        or the bundle cannot be loaded.
+        """
+        self.service.queue.check(self.owner)
+        with await self.service.bundles.lease(model) as served:
+            given, encoder = await run_in_threadpool(asked, served)
+            return await self.service.sessions.begin(served, self.owner, given, encoder)
 
     def speak(self, stream: SessionStream, sending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Send a stream as a task, which ends with the conversation; its error ends the conversation.

@@ -114,13 +114,12 @@ class _Contexts(JsonSocket):
             raise ApiError(
                 400, f"context_id: {MOST_CONTEXTS} contexts are open, the most that may", param="context_id"
             )
-        service, wishes = self.service, self._wishes
-        service.queue.check(self.owner)
-        speed = _speed(voice_settings)
-        with await service.bundles.lease(wishes.model) as served:
-            encoder = Encoder(wishes.codec, served.tts.sample_rate, wishes.sample_rate, speed)
-            stream = await service.sessions.begin(served.tts, self.owner, wishes.given, encoder)
-            stream.when_done(served.hold())
+        wishes, speed = self._wishes, _speed(voice_settings)
+
+        def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
+            return wishes.given, Encoder(wishes.codec, served.speeches.sample_rate, wishes.sample_rate, speed)
+
+        stream = await self.begun(wishes.model, wanted)
         context = self._open[name] = _Context(name, stream, Alignment(restarts=wishes.times_restart))
         self.speak(stream, self._speech(context))
         return context

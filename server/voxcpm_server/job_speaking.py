@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import math
 import shutil
+import time
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +24,7 @@ STORAGE = "storage"
 VOICE_FILE = "voice.voice"
 """The file of a job's voice in its folder."""
 _POLL_SECONDS = 0.05
+_SECONDS_BETWEEN_LOOKS = 5
 # Of speech, encoded at a time.
 _PIECE_SECONDS = 10
 
@@ -43,18 +46,21 @@ class RunningJob:
         return sum(self.seconds_of.values()) + self.current_seconds
 
 
-def spoken_job(store: JobStore, running: RunningJob, served: Served, settings: Settings, place: Place) -> int:
+def spoken_job(
+    store: JobStore, running: RunningJob, served: Served, settings: Settings, turn: JobTurn
+) -> int:
     """Speak a job on this thread, and return the size of its speech's file, which is then there.
 
-    place: where it speaks. Raises Cancelled, what `VoxCPM.speak` raises, OSError and sqlite3.Error for a disk that is
-    full, and ApiError for a speech that is too long, or whose files are too large.
+    turn: what it gives up to requests. Raises Cancelled, what `VoxCPM.speak` raises, OSError and sqlite3.Error for a
+    disk that is full, and ApiError for a speech that is too long, or whose files are too large.
     """
     job, folder, tts = running.job, store.path(running.job.id), served.tts
     asked = SpeechRequest.model_validate({**job.asked, "seed": job.seed})
     asked.attach({field: (folder / field).read_bytes() for field in RECORDINGS if (folder / field).is_file()})
-    given = asked.arguments(settings, served, settings.max_job_characters)
-    if (folder / VOICE_FILE).is_file():
-        given["voice"] = Voice.load(folder / VOICE_FILE)
+    voice = Voice.load(folder / VOICE_FILE) if (folder / VOICE_FILE).is_file() else None
+    given = asked.arguments(settings, served, settings.max_job_characters, voice)
+
+    bound = _SizeBound(store, settings)
 
     def heard(progress: Progress) -> None:
         seconds = progress.patches * tts.bundle.architecture.patch_seconds
@@ -67,7 +73,9 @@ def spoken_job(store: JobStore, running: RunningJob, served: Served, settings: S
                 param="input",
                 code="speech_too_long",
             )
-        place.give_up_if_wanted()
+        # Within a segment a job keeps its slot: without a turn it would be one that nobody speaks in.
+        if not served.speeches.shares_slots:
+            turn.give_up_if_wanted()
 
     def finished(index: int, samples: int, *, spoken: bool) -> None:
         running.seconds_of[index] = samples / tts.sample_rate
@@ -75,11 +83,12 @@ def spoken_job(store: JobStore, running: RunningJob, served: Served, settings: S
         if spoken:
             done = len(running.seconds_of)
             store.change(job.id, segments_done=done, audio_seconds=running.audio_seconds, starts=0)
-            check_size(store, settings)
+            bound.check()
+            turn.give_up_if_wanted()
 
     with _Segments(folder / job.audio_name, tts.bundle.digest, job.seed, finished) as saved:
         plan = tts.plan(**given, progress=heard, cancel=running.cancel, saved_segments=saved)
-        speech = tts.speak_plan(plan)
+        speech = served.speeches.speak_plan(plan)
     running.seconds_of, running.current_seconds = {0: speech.audio_seconds}, 0.0
     encoder = Encoder(asked.response_format, tts.sample_rate, asked.sample_rate, asked.speed)
     with appearing(folder / job.audio_name) as file:
@@ -93,6 +102,21 @@ def spoken_job(store: JobStore, running: RunningJob, served: Served, settings: S
         file.write(encoder.header(encoder.samples))
     store.change(job.id, segments_done=len(speech.segments), segments=len(speech.segments))
     return size
+
+
+class _SizeBound:
+    """The bound of all files, looked at every few seconds: a look walks through the files of all jobs."""
+
+    def __init__(self, store: JobStore, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+        self._looked = -math.inf
+
+    def check(self) -> None:
+        """Raises ApiError (507) if the files are larger than they may be."""
+        if time.monotonic() - self._looked >= _SECONDS_BETWEEN_LOOKS:
+            check_size(self._store, self._settings)
+            self._looked = time.monotonic()
 
 
 def check_size(store: JobStore, settings: Settings) -> None:
@@ -144,8 +168,8 @@ def discard_segments(store: JobStore, job: Job) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class Place:
-    """A job's place among those who are spoken to, which it gives up to requests."""
+class JobTurn:
+    """A job's turn, which it gives up to requests."""
 
     def __init__(self, queue: FairQueue, turn: Turn, cancel: CancelToken) -> None:
         self._queue = queue
@@ -154,11 +178,11 @@ class Place:
         self._loop = asyncio.get_running_loop()
 
     def leave(self) -> None:
-        """Make the place free."""
+        """Let the next request in."""
         self._turn.leave()
 
     def give_up_if_wanted(self) -> None:
-        """Called by the job's thread: if a request waits, let it in, and wait for a place that is free again."""
+        """Called by the job's thread: if a request waits, let it in, and wait for a turn that nobody else waits for."""
         if not self._turn.is_wanted:
             return
         again = asyncio.run_coroutine_threadsafe(self._again(), self._loop)

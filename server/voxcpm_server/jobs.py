@@ -1,7 +1,8 @@
 """Jobs: long texts that are spoken in the background, one after another, and wait on disk to be fetched.
 
-A job takes the last line of the queue: it speaks where a place is free that no request waits for, and gives the place
-up at its next patch when one does. Its finished segments are saved, and a job that was interrupted goes on behind them.
+A job takes the last line of the queue: it speaks when a turn is free that no request waits for, and gives the turn up
+when one does: at its next patch, or on a bundle for a batch at the end of its segment. Its finished segments are saved,
+and a job that was interrupted goes on behind them.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import logging
 import shutil
 import sqlite3
 import time
+from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
@@ -26,7 +28,7 @@ from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.job_speaking import (
     STORAGE,
     VOICE_FILE,
-    Place,
+    JobTurn,
     RunningJob,
     check_size,
     discard_segments,
@@ -48,6 +50,7 @@ from voxcpm_server.settings import Settings
 from voxcpm_server.speech_requests import RECORDINGS, SpeechRequest
 from voxcpm_server.stored_voices import StoredVoices
 
+Result = TypeVar("Result")
 _log = logging.getLogger("voxcpm_server")
 _DAY = 86_400
 # Between two looks for jobs that are old, and after an error of the disk.
@@ -134,11 +137,11 @@ class Jobs:
         with await self._bundles.lease(asked.model) as served:
             # Whatever can be refused is refused now.
             Encoder(asked.response_format, served.speeches.sample_rate, asked.sample_rate, asked.speed)
-            given = await run_in_threadpool(
-                asked.arguments, self._settings, served, self._settings.max_job_characters
-            )
             voice = await run_in_threadpool(self._voices.named, asked.voice_name)
-            seed, segments = await run_in_threadpool(_planned, served, {**given, "voice": voice})
+            given = await run_in_threadpool(
+                asked.arguments, self._settings, served, self._settings.max_job_characters, voice
+            )
+            seed, segments = await run_in_threadpool(_planned, served, given)
         add = partial(self._add, store, owner, asked, voice, seed, segments)
         try:
             async with self._submitting:
@@ -274,47 +277,52 @@ class Jobs:
         try:
             _check_starts(job)
             size = await self._spoken(store, running)
-            done = {"state": DONE, "ended": time.time(), "bytes": size, "error": None}
-            await run_in_threadpool(
-                partial(store.change, job.id, **done, audio_seconds=running.audio_seconds)
-            )
-            discard_segments(store, job)
+
+            def done() -> None:
+                ended = {"state": DONE, "ended": time.time(), "bytes": size, "error": None}
+                store.change(job.id, **ended, audio_seconds=running.audio_seconds)
+                discard_segments(store, job)
+
+            await _to_its_end(run_in_threadpool(done))
             self._metrics.jobs.labels(DONE).inc()
         except (asyncio.CancelledError, Cancelled):
             # The server ends, or the job is deleted. This is no attempt that has failed.
+            queued = partial(store.change, job.id, state=QUEUED, starts=job.starts - 1)
             with contextlib.suppress(sqlite3.Error):
-                store.change(job.id, state=QUEUED, starts=job.starts - 1)
+                await _to_its_end(run_in_threadpool(queued))
             raise asyncio.CancelledError from None
         except Exception as error:  # noqa: BLE001 - told as the job's error
             if isinstance(error, OSError | sqlite3.Error):
                 error = self._unstored(job.id, error)
-            told = as_api_error(error).document["error"]
-            # Room, above all if that was missing.
-            discard_segments(store, job)
+            told = json.dumps(as_api_error(error).document["error"])
+
+            def failed() -> None:
+                # Room, above all if that was missing.
+                discard_segments(store, job)
+                store.change(job.id, state=FAILED, ended=time.time(), error=told)
+
             self._metrics.jobs.labels(FAILED).inc()
             try:
-                store.change(job.id, state=FAILED, ended=time.time(), error=json.dumps(told))
+                await _to_its_end(run_in_threadpool(failed))
             except sqlite3.Error as unwritten:
                 _log.error("job %s has failed, which cannot be stored (%s)", job.id, unwritten)
 
     async def _spoken(self, store: JobStore, running: RunningJob) -> int:
         """Bytes of the file of the speech, which is then there."""
         with await self._leased(running.job.asked["model"]) as served:
-            place = Place(self._queue, await self._queue.enter_last(), running.cancel)
-            work = partial(spoken_job, store, running, served, self._settings, place)
+            turn = JobTurn(self._queue, await self._queue.enter_last(), running.cancel)
+            work = partial(spoken_job, store, running, served, self._settings, turn)
             working = asyncio.ensure_future(on_a_thread(work))
             try:
                 return await asyncio.shield(working)
             except asyncio.CancelledError:
                 running.cancel.cancel()
-                while not working.done():
-                    # However often it is cancelled: the bundle must stay until its thread has ended.
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.wait({working})
-                working.exception()
+                # The bundle must stay until its thread has ended.
+                with contextlib.suppress(Exception):
+                    await _to_its_end(working)
                 raise
             finally:
-                place.leave()
+                turn.leave()
 
     async def _leased(self, model: str) -> Served:
         while True:
@@ -328,6 +336,15 @@ class Jobs:
         """The error of a disk that is full or broken. Clients need not know its paths."""
         _log.error("job %s: %s", id_ or "that is new", error)
         return ApiError(507, "the server could not store the job; its log says why", code=STORAGE)
+
+
+async def _to_its_end(work: Awaitable[Result]) -> Result:
+    """The result of work that goes on however often whoever waits for it is cancelled."""
+    working = asyncio.ensure_future(work)
+    while not working.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({working})
+    return working.result()
 
 
 def _folder(chosen: Path | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,6 +16,8 @@ SWITCHED = 101
 
 class Outcomes:
     """An app whose errors are answered in one line, and whose requests are counted by route and status.
+
+    When a request came (`time.perf_counter`) is in `scope["state"]["began"]`.
 
     A websocket that has ended in order counts as 101, one that was refused or failed as the status of its error.
     """
@@ -29,6 +32,7 @@ class Outcomes:
             await self._app(scope, receive, send)
             return
         status: int | None = None
+        scope.setdefault("state", {})["began"] = time.perf_counter()
 
         async def noted(message: Message) -> None:
             nonlocal status

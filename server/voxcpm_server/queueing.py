@@ -1,14 +1,15 @@
 """A bounded queue before the step models, fair between keys.
 
-Each key has a line of its own. When a place is free, the lines take turns, so that a key with a hundred requests delays
+Each key has a line of its own. When a turn is free, the next line gets it, so that a key with a hundred requests delays
 another key's first request by one turn only. Work that can wait, such as a job, has the last line: it is called when
-all others are empty, and gives its place up as soon as one is not.
+all others are empty, and gives its turn up as soon as one is not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -21,38 +22,45 @@ _LATEST_SHARE = 0.2
 
 
 class Turn:
-    """A place among those who are spoken to; `leave` makes it free again."""
+    """The right to speak, which a bounded number of texts have at the same time; `leave` gives it to the next."""
 
-    def __init__(self, queue: FairQueue, *, counted: bool = True) -> None:
+    def __init__(self, queue: FairQueue, *, counted: bool = True, within: Turn | None = None) -> None:
         self._queue = queue
+        self._within = within
         self._began = time.perf_counter()
         self._counted = counted
         self._left = False
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a request waits for a place. Any thread may ask."""
+        """Whether a request waits for a turn. Any thread may ask."""
         return bool(self._queue._lines)  # noqa: SLF001 - its own module
 
     def leave(self) -> None:
-        """Make the place free for the next request. Calling it again does nothing."""
+        """Let the next request in. Calling it again does nothing."""
         if not self._left:
             self._left = True
             seconds = time.perf_counter() - self._began if self._counted else None
             self._queue._leave(seconds)  # noqa: SLF001 - its own module
+            if self._within is not None:
+                self._within.leave()
 
 
 class FairQueue:
-    """Lets `places` requests in at the same time, while at most `most_waiting` wait.
+    """Gives `turns` requests a turn at the same time, while at most `most_waiting` wait.
 
-    most_per_key: requests of one key that may wait. It belongs to one event loop.
+    most_per_key: requests of one key that may wait. within: a queue whose turn is needed as well, and is waited for
+    first. It belongs to one event loop.
     """
 
-    def __init__(self, places: int, most_waiting: int, most_per_key: int) -> None:
-        self._free = places
-        self._places = places
+    def __init__(
+        self, turns: int, most_waiting: int, most_per_key: int, within: FairQueue | None = None
+    ) -> None:
+        self._free = turns
+        self._turns = turns
         self._most_waiting = most_waiting
         self._most_per_key = most_per_key
+        self._within = within
         self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._last: deque[asyncio.Future[None]] = deque()
         self._mean_seconds = 1.0
@@ -64,31 +72,42 @@ class FairQueue:
 
     @property
     def busy(self) -> int:
-        """Number of places that are taken."""
-        return self._places - self._free
+        """Number of turns that are taken."""
+        return self._turns - self._free
 
-    def widen(self, places: int) -> None:
-        """Let in so many at the same time, if it was fewer."""
-        for _ in range(places - self._places):
-            self._places += 1
+    def widen(self, turns: int) -> None:
+        """Give so many turns at the same time, if it was fewer."""
+        for _ in range(turns - self._turns):
+            self._turns += 1
             self._call_next()
 
+    def narrowed(self, turns: int) -> FairQueue:
+        """A queue behind this one, for those of its requests of which only `turns` may speak at the same time."""
+        # Who is in it has waited in this one, which has its bounds.
+        return FairQueue(turns, sys.maxsize, sys.maxsize, self)
+
     async def enter(self, key: str) -> Turn:
-        """Wait for a place. key: whose request it is.
+        """Wait for a turn. key: whose request it is.
 
         Raises ApiError at once if too many wait: 429 if they are this key's own, otherwise 503, with Retry-After.
         """
-        self.check(key)
-        if self._has_room:
-            self._free -= 1
-            return Turn(self)
-        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(key, deque()).append(called)
-        await self._called(called, lambda: self._forget(key, called))
-        return Turn(self)
+        within = None if self._within is None else await self._within.enter(key)
+        try:
+            self.check(key)
+            if self._has_room:
+                self._free -= 1
+            else:
+                called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._lines.setdefault(key, deque()).append(called)
+                await self._called(called, lambda: self._forget(key, called))
+        except BaseException:
+            if within is not None:
+                within.leave()
+            raise
+        return Turn(self, within=within)
 
     async def enter_last(self) -> Turn:
-        """Wait for a place that no request waits for. Who has it looks at `is_wanted`, and leaves then."""
+        """Wait for a turn that no request waits for. Who has it looks at `is_wanted`, and leaves then."""
         if self._has_room and not self._last:
             self._free -= 1
         else:
@@ -123,7 +142,7 @@ class FairQueue:
         return self._free > 0 and not self._lines
 
     def _refusal(self, status: int, what: str) -> ApiError:
-        seconds = math.ceil(self._mean_seconds * (self.waiting + 1) / self._places)
+        seconds = math.ceil(self._mean_seconds * (self.waiting + 1) / self._turns)
         seconds = min(max(seconds, 1), _GREATEST_RETRY_AFTER)
         return ApiError(status, f"{what}; try again in {seconds} s", headers={"Retry-After": str(seconds)})
 
@@ -133,7 +152,7 @@ class FairQueue:
         self._call_next()
 
     def _call_next(self) -> None:
-        """Give a place that is free to the next line's first request."""
+        """Give a turn that is free to the next line's first request."""
         while self._lines:
             key, line = self._lines.popitem(last=False)
             called = line.popleft()

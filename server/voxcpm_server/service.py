@@ -53,7 +53,7 @@ class Service:
             when_default=self._widen,
             most_bytes=bytes_of(settings.max_memory, "--max-memory") if settings.max_memory else None,
         )
-        self.sessions = Sessions(settings, self.queue, self.metrics)
+        self.sessions = Sessions(settings, self.metrics)
         most = settings.max_conversations
         self.conversations = OpenConversations(most, max(1, most // 2) if several else most)
         self.metrics.conversations.set_function(lambda: len(self.conversations))
@@ -69,7 +69,7 @@ class Service:
     def _widen(self, speeches: Speeches) -> None:
         """The default bundle alone decides: others are closed again, and the queue is never narrowed."""
         if self.settings.concurrency is None:
-            self.queue.widen(speeches.places)
+            self.queue.widen(speeches.turns)
 
     def check_alone(self, what: str) -> None:
         """Raises ApiError (501) for what only one app at its address can do. what: the subject of the message."""

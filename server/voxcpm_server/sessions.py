@@ -18,18 +18,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
-from voxcpm_runtime import AudioChunk, Cancelled, Session, VoxCPM
+from voxcpm_runtime import AudioChunk, Cancelled, Session
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.metrics import Metrics
+from voxcpm_server.pipe import Pipe
 from voxcpm_server.queueing import FairQueue, Turn
+from voxcpm_server.served_bundles import Served
 from voxcpm_server.settings import Settings
 
 _SEED_BITS = 32
 # Encoded pieces that wait for the event loop; all others wait in the session's own buffer.
 _ROOM = 4
-# How often a thread that waits for its reader looks whether it was cancelled.
-_POLL_SECONDS = 0.05
 _FULL_SCALE = 32767
 
 
@@ -53,33 +53,31 @@ class CaughtUp(NamedTuple):
 class Sessions:
     """Speaks text in fragments for a server."""
 
-    def __init__(self, settings: Settings, queue: FairQueue, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
-        self._queue = queue
         self._metrics = metrics
         self._running: set[SessionStream] = set()
 
     async def begin(
-        self, tts: VoxCPM, owner: str, given: Mapping[str, Any], encoder: Encoder
+        self, served: Served, owner: str, given: Mapping[str, Any], encoder: Encoder
     ) -> SessionStream:
         """A stream that speaks what is pushed to it.
 
-        tts: the bundle that speaks. owner: whose turns it takes. given: arguments of `VoxCPM.session`. Raises what that
-        raises.
+        served: the bundle that speaks, which stays open until all is spoken. owner: whose turns it takes. given:
+        arguments of `VoxCPM.session`. Raises what that raises.
         """
         seed = given.get("seed")
         seed = secrets.randbits(_SEED_BITS) if seed is None else seed
-        stream = SessionStream(owner, seed, encoder, self._settings, self._queue, self._metrics)
+        speeches = served.speeches
+        stream = SessionStream(owner, seed, encoder, self._settings, speeches.queue, self._metrics)
 
         def opened() -> None:
-            stream.read(
-                tts.session(
-                    **{**given, "seed": seed}, buffer_seconds=self._settings.buffer_seconds, turn=stream.turn
-                )
-            )
+            arguments = {**given, "seed": seed, "buffer_seconds": self._settings.buffer_seconds}
+            stream.read(speeches.session(**arguments, turn=stream.turn))
 
         self._running.add(stream)
         stream.when_done(lambda: self._running.discard(stream))
+        stream.when_done(served.hold())
         try:
             await run_in_threadpool(opened)
         except BaseException:
@@ -113,10 +111,8 @@ class SessionStream:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None
-        self._made: asyncio.Queue[Spoken | CaughtUp | Exception | None] = asyncio.Queue()
-        self._room = threading.Semaphore(_ROOM)
-        self._callbacks: list[Callable[[], object]] = []
-        self._done = asyncio.Event()
+        self._pipe: Pipe[Spoken | CaughtUp] = Pipe(_ROOM)
+        self._pipe.when_done(self._leave)
         self._ended = False
         self.characters = 0
         """Characters that were pushed."""
@@ -159,10 +155,7 @@ class SessionStream:
 
     def when_done(self, callback: Callable[[], object]) -> None:
         """Call this on the event loop when nothing more is made: at once, if that is so already."""
-        if self._done.is_set():
-            callback()
-        else:
-            self._callbacks.append(callback)
+        self._pipe.when_done(callback)
 
     def __aiter__(self) -> SessionStream:
         """The stream itself."""
@@ -170,12 +163,9 @@ class SessionStream:
 
     async def __anext__(self) -> Spoken | CaughtUp:
         """The next piece. Raises what the session raised."""
-        piece = await self._made.get()
-        self._room.release()
+        piece = await self._pipe.take()
         if piece is None:
             raise StopAsyncIteration
-        if isinstance(piece, Exception):
-            raise piece
         return piece
 
     async def aclose(self) -> None:
@@ -183,14 +173,13 @@ class SessionStream:
         if not self._ended:
             self._ended = True
             if self._session is None:
-                self._end(None)
+                self._pipe.end()
             else:
                 self._session.cancel()
             self._more.set()
             if self._entering is not None:
                 self._entering.cancel()
-        # A second cancellation must not leave the threads unobserved: they end by themselves in any case.
-        await asyncio.shield(self._done.wait())
+        await self._pipe.done()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -210,7 +199,7 @@ class SessionStream:
             yield
             self._worked += time.perf_counter() - began
         finally:
-            self._give(self._leave)
+            self._pipe.on_the_loop(self._leave)
             self.speaking = False
 
     async def _enter(self) -> None:
@@ -245,7 +234,7 @@ class SessionStream:
             self._metrics.speeches.labels(outcome).inc()
         if outcome == "finished" and seconds and self._kept_up:
             self._metrics.real_time_factor.observe(self._worked / seconds)
-        self._give(self._end, last)
+        self._pipe.end(last)
 
     def _pieces(self, session: Session) -> float:
         """Give all pieces; the seconds of speech."""
@@ -253,8 +242,7 @@ class SessionStream:
         while True:
             flushes = self._flushes
             chunk = session.next_audio_chunk()
-            if self._ended:
-                raise Cancelled("the speech was cancelled")
+            self._check()
             if chunk is not None:
                 if not seconds and self._asked is not None:
                     self._metrics.first_audio.observe(time.perf_counter() - self._asked)
@@ -280,19 +268,8 @@ class SessionStream:
         return Spoken(self.encoder.encode(audio), chunk.sentence, chunk.text, seconds)
 
     def _put(self, piece: Spoken | CaughtUp) -> None:
-        while not self._room.acquire(timeout=_POLL_SECONDS):
-            if self._ended:
-                raise Cancelled("the speech was cancelled")
-        self._give(self._made.put_nowait, piece)
+        self._pipe.put(piece, self._check)
 
-    def _end(self, last: Exception | None) -> None:
-        self._leave()
-        self._made.put_nowait(last)
-        self._done.set()
-        for callback in self._callbacks:
-            callback()
-
-    def _give(self, function: Callable[..., object], *arguments: object) -> None:
-        # The loop may be closed: then nobody is there to take it.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *arguments)
+    def _check(self) -> None:
+        if self._ended:
+            raise Cancelled("the speech was cancelled")

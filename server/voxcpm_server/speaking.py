@@ -6,7 +6,6 @@ within one Euler step.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -16,40 +15,44 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress, VoxCPM
+from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress, Session, Speech, VoxCPM
 from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.metrics import Metrics
+from voxcpm_server.pipe import Pipe
 from voxcpm_server.queueing import FairQueue, Turn
 from voxcpm_server.settings import Settings
 
-# How often a thread that waits for its reader looks whether it was cancelled.
-_POLL_SECONDS = 0.05
 # Texts at the same time on a bundle without a batch: while one is encoded or sent, the other one is spoken.
-_PLACES_WITHOUT_BATCH = 2
+_TURNS_WITHOUT_BATCH = 2
 
 
-def places(slots: int) -> int:
+def turns_of(slots: int) -> int:
     """Texts that are spoken at the same time by a bundle of so many slots, unless `--concurrency` says otherwise."""
-    return max(_PLACES_WITHOUT_BATCH, slots)
+    return max(_TURNS_WITHOUT_BATCH, slots)
 
 
 class Speeches:
-    """Speaks for a server: plans, waits in the queue, and streams.
+    """Speaks for a server with one bundle: plans, waits in the queue, and streams.
 
-    On a bundle that was converted for a batch all speak in the slots of one batch, and share its calls.
+    On a bundle that was converted for a batch everything speaks in the slots of one batch, and shares its calls:
+    requests, sessions and jobs.
     """
 
     def __init__(self, tts: VoxCPM, settings: Settings, queue: FairQueue, metrics: Metrics) -> None:
         self._tts = tts
         self._settings = settings
-        self._queue = queue
         self._metrics = metrics
         self._running: set[SpeechStream] = set()
         slots = tts.bundle.manifest.sizes.batch
         self._batch = tts.continuous_batch() if slots > 1 else None
-        self._speaker = tts if self._batch is None else self._batch
-        self.places = places(slots)
+        self.shares_slots = self._batch is not None
+        """Whether whoever speaks has a slot, which it keeps to the end of its segment."""
+        self.turns = turns_of(slots)
         """Texts that it speaks at the same time, unless `--concurrency` says otherwise."""
+        # A default bundle for a batch may have widened the queue beyond what this one can use.
+        narrow = not self.shares_slots and settings.concurrency is None
+        self.queue = queue.narrowed(self.turns) if narrow else queue
+        """Where requests for this bundle wait for their turn."""
 
     @property
     def sample_rate(self) -> int:
@@ -71,7 +74,7 @@ class Speeches:
         plan = await run_in_threadpool(self._tts.plan, **given, progress=bound, cancel=bound.cancel)
         chunks = self._whole(plan) if whole else self._streamed(plan)
         room = max(1, int(self._settings.buffer_seconds / self._tts.bundle.architecture.patch_seconds))
-        turn = await self._queue.enter(owner)
+        turn = await self.queue.enter(owner)
         try:
             stream = SpeechStream(chunks, plan, bound, turn, self._metrics, room, began)
         except BaseException:
@@ -87,6 +90,14 @@ class Speeches:
             raise
         return stream
 
+    def speak_plan(self, plan: Plan) -> Speech:
+        """The whole speech of a plan, on this thread and without a turn. Errors: `VoxCPM.speak_plan`."""
+        return (self._batch or self._tts).speak_plan(plan)
+
+    def session(self, **given: Any) -> Session:
+        """A session, which speaks on a thread of its own. Arguments and errors: `VoxCPM.session`."""
+        return self._tts.session(**given, batch=self._batch)
+
     async def close(self) -> None:
         """Cancel what is still being spoken, and wait until it has ended."""
         for stream in list(self._running):
@@ -96,23 +107,26 @@ class Speeches:
 
     # Both are generators, so that recordings are encoded on the stream's thread, too.
     def _whole(self, plan: Plan) -> Iterator[Audio]:
-        yield self._speaker.speak_plan(plan).audio
+        yield self.speak_plan(plan).audio
 
     def _streamed(self, plan: Plan) -> Iterator[Audio]:
-        yield from self._speaker.stream_plan(plan, chunk_patches=1)
+        yield from (self._batch or self._tts).stream_plan(plan, chunk_patches=1)
 
 
 class _LengthBound:
-    """A progress callback that ends a speech which becomes too long."""
+    """A progress callback that counts, and ends a speech which becomes too long."""
 
     def __init__(self, most_seconds: float) -> None:
         self._most_seconds = most_seconds
         self.cancel = CancelToken()
         self.exceeded = False
         self.patches = 0
+        self.tokens_of: dict[int, int] = {}
+        """Number of text tokens of each segment so far, by its index."""
 
     def __call__(self, progress: Progress) -> None:
         self.patches += 1
+        self.tokens_of[progress.segment] = progress.segment_tokens
         if progress.audio_seconds > self._most_seconds:
             self.exceeded = True
             self.cancel.cancel()
@@ -161,17 +175,12 @@ class SpeechStream:
         self.plan = plan
         self._chunks = chunks
         self._bound = bound
-        self._turn = turn
         self._metrics = metrics
         self._began = began
         self._rate = plan.bundle.architecture.output_sample_rate
-        self._loop = asyncio.get_running_loop()
-        self._made: asyncio.Queue[Audio | Exception | None] = asyncio.Queue()
-        self._room = threading.Semaphore(room)
+        self._pipe: Pipe[Audio] = Pipe(room)
+        self._pipe.when_done(turn.leave)
         self._first: Audio | None = None
-        self._ended = False
-        self._done = asyncio.Event()
-        self._callbacks: list[Callable[[], object]] = [turn.leave]
         # Not of a pool: its end would wait for threads, and their number is the queue's business.
         threading.Thread(target=self._make, name="speech", daemon=True).start()
 
@@ -185,16 +194,18 @@ class SpeechStream:
         """Number of patches made so far."""
         return self._bound.patches
 
+    @property
+    def text_tokens(self) -> int:
+        """Number of tokens of the text that was spoken so far."""
+        return sum(self._bound.tokens_of.values())
+
     def when_done(self, callback: Callable[[], object]) -> None:
         """Call this on the event loop when nothing more is made: at once, if that is so already."""
-        if self._done.is_set():
-            callback()
-        else:
-            self._callbacks.append(callback)
+        self._pipe.when_done(callback)
 
     async def first(self) -> None:
         """Wait for the first piece, and keep it for the reader."""
-        self._first = await self._next()
+        self._first = await self._pipe.take()
         self._metrics.first_audio.observe(time.perf_counter() - self._began)
 
     def __aiter__(self) -> SpeechStream:
@@ -206,26 +217,16 @@ class SpeechStream:
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        piece = None if self._ended else await self._next()
+        piece = await self._pipe.take()
         if piece is None:
             raise StopAsyncIteration
         return piece
 
     async def aclose(self) -> None:
         """Cancel what is still to be made, and wait until it has ended."""
-        self._ended = True
+        self._pipe.close()
         self._bound.cancel.cancel()
-        # A second cancellation of the request must not leave the thread unobserved: it ends by itself in any case.
-        await asyncio.shield(self._done.wait())
-
-    async def _next(self) -> Audio | None:
-        piece = await self._made.get()
-        self._room.release()
-        if piece is None or isinstance(piece, Exception):
-            self._ended = True
-        if isinstance(piece, Exception):
-            raise piece
-        return piece
+        await self._pipe.done()
 
     def _make(self) -> None:
         """The thread's work."""
@@ -240,10 +241,8 @@ class SpeechStream:
                     seconds += len(chunk) / self._rate
                     playback.takes(len(chunk) / self._rate)
                     waited = time.perf_counter()
-                    while not self._room.acquire(timeout=_POLL_SECONDS):
-                        self._bound.cancel.check()
+                    self._pipe.put(chunk, self._bound.cancel.check)
                     playback.pauses(time.perf_counter() - waited)
-                    self._give(self._made.put_nowait, chunk)
                     started = time.perf_counter()
                 work += time.perf_counter() - started
         except Cancelled as error:
@@ -260,15 +259,4 @@ class SpeechStream:
         self._metrics.underruns.inc(playback.ran_out)
         if seconds and outcome == "finished":
             self._metrics.real_time_factor.observe(work / seconds)
-        self._give(self._end, last)
-
-    def _end(self, last: Exception | None) -> None:
-        self._made.put_nowait(last)
-        self._done.set()
-        for callback in self._callbacks:
-            callback()
-
-    def _give(self, function: Callable[..., object], *arguments: object) -> None:
-        # The loop may be closed: then nobody is there to take it.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *arguments)
+        self._pipe.end(last)

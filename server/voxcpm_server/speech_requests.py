@@ -14,6 +14,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 
+from voxcpm_runtime import Voice
 from voxcpm_server.encoding import GREATEST_RATE, LEAST_RATE
 from voxcpm_server.errors import CLIENT_GONE, ApiError
 from voxcpm_server.recordings import decoded_base64, decoded_recording
@@ -112,8 +113,10 @@ class SpeechRequest(BaseModel):
         ignored = sorted(self.model_extra or ())
         return [*ignored, "instructions"] if self.instructions and not served.takes_instructions else ignored
 
-    def arguments(self, settings: Settings, served: Served, most_characters: int) -> dict[str, Any]:
-        """The arguments of `VoxCPM.speak`, without the voice's name. Raises ApiError and InputError."""
+    def arguments(
+        self, settings: Settings, served: Served, most_characters: int, voice: Voice | None
+    ) -> dict[str, Any]:
+        """The arguments of `VoxCPM.speak`. voice: the one that is named. Raises ApiError and InputError."""
         if len(self.input) > most_characters:
             raise ApiError(
                 400,
@@ -128,7 +131,7 @@ class SpeechRequest(BaseModel):
             given[RECORDINGS[field]] = decoded_recording(content, field, settings.max_recording_seconds)
         if self.instructions and served.takes_instructions:
             given["control"] = self.instructions
-        return given
+        return given if voice is None else {**given, "voice": voice}
 
 
 async def speech_request(request: Request) -> SpeechRequest:

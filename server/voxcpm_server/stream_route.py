@@ -9,12 +9,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, WebSocket
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
-from starlette.concurrency import run_in_threadpool
 
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.json_sockets import JsonSocket, serve_websocket
-from voxcpm_server.openai_routes import arguments
 from voxcpm_server.served_bundles import Served
 from voxcpm_server.service import Service, service_of
 from voxcpm_server.sessions import CaughtUp, SessionStream
@@ -91,25 +89,24 @@ class _Speaker(JsonSocket):
     async def _start(self, asked: StartMessage) -> None:
         if self._stream is not None:
             raise ApiError(400, "start: one speech at a time; send the next start after done", param="type")
-        service = self.service
-        service.queue.check(self.owner)
-        with await service.bundles.lease(asked.model) as served:
-            await self._begin(asked, served)
-
-    async def _begin(self, asked: StartMessage, served: Served) -> None:
-        service = self.service
         ignored = sorted(asked.model_extra or ())
         ignored += sorted(asked.model_fields_set & set(_WITHOUT_EFFECT))
-        if asked.instructions and not served.takes_instructions:
-            ignored.append("instructions")
-        bare = asked.model_copy(update=dict.fromkeys(_WITHOUT_EFFECT))
-        given = await run_in_threadpool(arguments, bare.model_copy(update={"input": ""}), service, served)
-        del given["text"], given["prompt_text"]
-        encoder = Encoder(asked.response_format, served.tts.sample_rate, asked.sample_rate, asked.speed)
-        self._stream = await service.sessions.begin(served.tts, self.owner, given, encoder)
-        self._stream.when_done(served.hold())
+        bare = asked.model_copy(update={**dict.fromkeys(_WITHOUT_EFFECT), "input": ""})
+
+        def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
+            if asked.instructions and not served.takes_instructions:
+                ignored.append("instructions")
+            service = self.service
+            voice = service.voices.named(asked.voice_name)
+            given = bare.arguments(service.settings, served, service.settings.max_characters, voice)
+            del given["text"], given["prompt_text"]
+            rate = served.speeches.sample_rate
+            return given, Encoder(asked.response_format, rate, asked.sample_rate, asked.speed)
+
+        self._stream = await self.begun(asked.model, wanted)
         self._ended = False
         self._task = self.speak(self._stream, self._speech(self._stream, in_base64=asked.audio == "base64"))
+        encoder = self._stream.encoder
         started = {
             "type": "started",
             "seed": self._stream.seed,

@@ -70,7 +70,9 @@ class StreamedResponse(Response):
             scope.setdefault("state", {})["broken_off"] = status
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        # An earlier answer over the same connection may still wait for its reader.
+        await self._taken(send(start))
         async for part in self._parts:
             await self._taken(send({"type": "http.response.body", "body": part, "more_body": True}))
         await self._taken(send({"type": "http.response.body", "body": b"", "more_body": False}))

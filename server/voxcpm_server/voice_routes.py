@@ -14,10 +14,10 @@ from starlette.responses import Response
 from voxcpm_runtime import Voice
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import DOCUMENTED, ApiError
-from voxcpm_server.openai_routes import speak
 from voxcpm_server.recordings import decoded_recording
 from voxcpm_server.served_bundles import Served
 from voxcpm_server.service import Service, service_of
+from voxcpm_server.speech_answers import speak
 from voxcpm_server.streaming import unless_gone
 
 router = APIRouter(tags=["voices"])
@@ -77,7 +77,7 @@ async def _made(
         "prompt" if transcript else "reference": "upload",
         "sha256": hashlib.sha256(content).hexdigest(),
     }
-    turn = await service.queue.enter(owner)
+    turn = await served.speeches.queue.enter(owner)
     try:
         make = partial(
             served.tts.create_voice,

@@ -20,13 +20,13 @@ from voxcpm_server.authentication import is_loopback
 from voxcpm_server.conversations import Conversation
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import CLIENT_GONE, ApiError
+from voxcpm_server.served_bundles import Served
 from voxcpm_server.service import Service
 from voxcpm_server.sessions import SessionStream, Spoken
 from voxcpm_server.settings import DEFAULT_VOICE, Settings
 from voxcpm_server.wyoming_events import MOST_LINE_BYTES, EventStream
 
-OWNER = "wyoming"
-"""Whose turns its clients take: they have no keys."""
+_OWNER = "wyoming "
 _ROUTE = "wyoming"
 _LOOPBACK = "127.0.0.1"
 _WIDTH = 2
@@ -62,7 +62,7 @@ class WyomingServer:
         events = EventStream(reader, writer, settings.max_message_bytes, settings.client_timeout)
         status = 500
         try:
-            status = await _Talk(self._service, events).serve()
+            status = await _Talk(self._service, _owner(writer), events).serve()
         except ApiError as error:
             status = error.status_code
             with contextlib.suppress(OSError, asyncio.TimeoutError):
@@ -78,8 +78,8 @@ class WyomingServer:
 class _Talk(Conversation):
     """One connection."""
 
-    def __init__(self, service: Service, events: EventStream) -> None:
-        super().__init__(service, OWNER)
+    def __init__(self, service: Service, owner: str, events: EventStream) -> None:
+        super().__init__(service, owner)
         self._events = events
         # The speech that is not over, and whether it takes text.
         self._stream: SessionStream | None = None
@@ -128,19 +128,14 @@ class _Talk(Conversation):
         return self._stream
 
     async def _begin(self, message: Event) -> None:
-        service = self.service
         if message.data.get("text_format") not in (None, "text"):
             raise ApiError(400, "text_format: expected text")
-        service.queue.check(self.owner)
-        given: dict[str, Any] = {}
-        voice = await run_in_threadpool(service.voices.named, _voice_name(message))
-        if voice is not None:
-            given["voice"] = voice
-        with await service.bundles.lease() as served:
-            rate = served.tts.sample_rate
-            stream = await service.sessions.begin(served.tts, self.owner, given, Encoder("pcm", rate, rate))
-            stream.when_done(served.hold())
-        self._stream = stream
+
+        def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
+            voice, rate = self.service.voices.named(_voice_name(message)), served.speeches.sample_rate
+            return {} if voice is None else {"voice": voice}, Encoder("pcm", rate, rate)
+
+        self._stream = await self.begun(None, wanted)
         self._takes_text = True
         in_fragments = SynthesizeStart.is_type(message.type)
         self.speak(self._stream, self._speech(self._stream, in_fragments=in_fragments))
@@ -178,6 +173,12 @@ class _Talk(Conversation):
             **about,
         )
         return Info(tts=[program]).event()
+
+
+def _owner(writer: asyncio.StreamWriter) -> str:
+    """Whose turns and connections its are. Clients have no keys, so each machine counts as one."""
+    peer = writer.get_extra_info("peername")
+    return f"{_OWNER}{peer[0]}" if peer else _OWNER
 
 
 def _error(error: ApiError) -> Event:

@@ -1,4 +1,4 @@
-"""Many at once: silent connections, large bodies, places that nobody takes. No test here needs a bundle."""
+"""Many at once: silent connections, large bodies, turns that nobody takes. No test here needs a bundle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,15 +18,16 @@ import pytest
 
 from server_on_loopback import ServerOnLoopback
 from voxcpm_runtime import BundleError
-from voxcpm_server import jobs, speech_requests
+from voxcpm_server import job_speaking, jobs, speech_requests
 from voxcpm_server.application import create_app
 from voxcpm_server.authentication import Keys
-from voxcpm_server.errors import ApiError
+from voxcpm_server.errors import CLIENT_GONE, ApiError
 from voxcpm_server.job_store import JobStore
 from voxcpm_server.queueing import FairQueue
 from voxcpm_server.served_bundles import NoRoomError
 from voxcpm_server.settings import Settings
 from voxcpm_server.speaking import Speeches, SpeechStream
+from voxcpm_server.streaming import StreamedResponse
 
 Serving = Callable[..., ServerOnLoopback]
 SAID = {"model": "tts-1", "input": "Hello."}
@@ -181,13 +182,93 @@ def stand_in(slots: int) -> Any:
 def test_only_the_default_bundle_widens_the_queue(without_bundle: Serving) -> None:
     service = without_bundle().service
     service.bundles.default.speeches_of(stand_in(3))
-    assert service.queue._places == 3
+    assert service.queue._turns == 3
     next(iter(service.bundles.every)).speeches_of(stand_in(2))
     Speeches(stand_in(8), Settings(), service.queue, service.metrics)
-    assert service.queue._places == 3
+    assert service.queue._turns == 3
 
 
-def test_a_thread_that_cannot_start_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_without_a_batch_speaks_two_texts_however_wide_the_default_one_made_the_queue() -> None:
+    async def texts_at_the_same_time(slots: int, settings: Settings) -> int:
+        queue = FairQueue(5, 10, 10)
+        speeches = Speeches(stand_in(slots), settings, queue, None)  # type: ignore[arg-type]
+        entering = [asyncio.ensure_future(speeches.queue.enter("a")) for _ in range(5)]
+        await asyncio.sleep(0.01)
+        entered = sum(task.done() for task in entering)
+        for task in entering:
+            task.cancel()
+        return entered
+
+    assert asyncio.run(texts_at_the_same_time(1, Settings())) == 2
+    assert asyncio.run(texts_at_the_same_time(5, Settings())) == 5
+    # What the operator says holds for all bundles.
+    assert asyncio.run(texts_at_the_same_time(1, Settings(concurrency=5))) == 5
+
+
+def test_an_answer_whose_first_bytes_nobody_takes_is_given_up() -> None:
+    ended = []
+
+    async def parts() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"a"
+        finally:
+            ended.append(True)
+
+    async def never(*_: object) -> Any:
+        await asyncio.Event().wait()
+
+    async def answered() -> int:
+        scope: dict[str, Any] = {"type": "http"}
+        making = parts()
+        await making.__anext__()
+        response = StreamedResponse(making, "audio/pcm", {}, 0.05)
+        await asyncio.wait_for(response(scope, never, never), 10)
+        return scope["state"]["broken_off"]
+
+    assert asyncio.run(answered()) == CLIENT_GONE
+    assert ended
+
+
+def test_what_a_job_stores_at_its_end_is_stored_whoever_cancels() -> None:
+    async def cancelled_twice() -> str:
+        going = asyncio.Event()
+
+        async def work() -> str:
+            await going.wait()
+            return "stored"
+
+        ending = asyncio.ensure_future(jobs._to_its_end(work()))
+        for _ in range(2):
+            await asyncio.sleep(0.01)
+            ending.cancel()
+        await asyncio.sleep(0.01)
+        going.set()
+        return await asyncio.wait_for(ending, 10)
+
+    assert asyncio.run(cancelled_twice()) == "stored"
+
+
+def test_a_job_does_not_walk_through_all_files_for_each_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks, most = [100.0], [0], Settings().max_jobs_megabytes * 1e6
+    sizes = iter([0, most - 1, most])
+    monkeypatch.setattr("voxcpm_server.job_speaking.time.monotonic", lambda: now[0])
+
+    def size() -> float:
+        looks[0] += 1
+        return next(sizes)
+
+    bound = job_speaking._SizeBound(SimpleNamespace(size=size), Settings())  # type: ignore[arg-type]
+    for _ in range(2):
+        for _ in range(10):
+            bound.check()
+        now[0] += 10
+    assert looks == [2]
+    with pytest.raises(ApiError) as full:
+        bound.check()
+    assert full.value.status_code == 507
+
+
+def test_a_thread_that_cannot_start_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 

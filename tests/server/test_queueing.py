@@ -46,7 +46,7 @@ def test_keys_take_turns() -> None:
     assert asyncio.run(order()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-def test_a_request_that_goes_away_leaves_no_place_taken() -> None:
+def test_a_request_that_goes_away_leaves_no_turn_taken() -> None:
     async def scenario() -> None:
         queue = FairQueue(1, 10, 10)
         turn = await queue.enter("a")
@@ -56,10 +56,32 @@ def test_a_request_that_goes_away_leaves_no_place_taken() -> None:
         await asyncio.sleep(0)
         assert queue.waiting == 2
         turn.leave()
-        # It is called and goes away in the same moment: the next one gets the place.
+        # It is called and goes away in the same moment: the next one gets the turn.
         waiting[1].cancel()
         (await asyncio.wait_for(waiting[2], 5)).leave()
         assert (queue.waiting, queue.busy) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_some_of_a_queue_may_have_fewer_turns_and_take_none_from_others() -> None:
+    async def scenario() -> None:
+        queue = FairQueue(3, 10, 10)
+        narrow = queue.narrowed(1)
+        first = await narrow.enter("a")
+        waiting = [asyncio.create_task(narrow.enter("a")) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        # They have waited in the wider queue, and keep its turns.
+        assert (queue.busy, queue.waiting, narrow.busy, narrow.waiting) == (3, 0, 1, 2)
+        waiting[0].cancel()
+        await asyncio.gather(waiting[0], return_exceptions=True)
+        other = await asyncio.wait_for(queue.enter("b"), 5)
+        first.leave()
+        second = await asyncio.wait_for(waiting[1], 5)
+        other.leave()
+        second.leave()
+        assert (queue.busy, narrow.busy) == (0, 0)
 
     asyncio.run(scenario())
 
@@ -110,6 +132,20 @@ def speaking(running: Any, key: str = "none") -> Iterator[Any]:
 def outcomes(running: Any) -> dict[str, float]:
     samples = next(iter(running.service.metrics.speeches.collect())).samples
     return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total")}
+
+
+def test_the_wait_for_first_audio_counts_from_the_beginning_of_the_request(serve: Callable[..., Any]) -> None:
+    running, body = serve(), json.dumps({"model": "tts-1", "input": "Hi.", "response_format": "pcm"}).encode()
+    with socket.create_connection(running.address, timeout=60) as connection:
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        connection.sendall(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode())
+        time.sleep(1.5)
+        connection.sendall(body)
+        with connection.makefile("rb") as answer:
+            assert b" 200 " in answer.readline()
+            answer.read()
+    samples = next(iter(running.service.metrics.first_audio.collect())).samples
+    assert next(sample.value for sample in samples if sample.name.endswith("_sum")) > 1.5
 
 
 def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(

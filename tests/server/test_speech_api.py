@@ -16,9 +16,9 @@ import openai
 import pytest
 import soundfile
 
+from heard_words import SAID, SEED, wrong_words
 from voxcpm_runtime import pcm16
 from voxcpm_server.encoding import Encoder
-from voxcpm_server.openai_routes import arguments
 from voxcpm_server.settings import OPENAI_VOICES, Settings
 from voxcpm_server.speech_requests import SpeechRequest
 
@@ -55,6 +55,21 @@ def test_each_format_has_the_length_and_level_of_the_speech(
     assert len(audio) / rate == pytest.approx(spoken.audio_seconds, abs=0.1)
     assert rms_db(audio) == pytest.approx(rms_db(spoken.audio), abs=1.0)
     assert answer.headers["content-type"].startswith("audio/")
+
+
+@pytest.mark.parametrize(("form", "events"), [*((form, False) for form in FORMATS), ("mp3", True)])
+def test_what_comes_out_is_heard_as_what_was_said(form: str, events: bool, client: openai.OpenAI) -> None:
+    more = {"stream_format": "sse"} if events else {}
+    content = client.audio.speech.create(
+        model="tts-1", voice="alloy", input=SAID, response_format=form, extra_body={"seed": SEED}, **more
+    ).content
+    if events:
+        lines = [line.removeprefix("data: ") for line in content.decode().splitlines() if line]
+        told = [json.loads(line) for line in lines if line != "[DONE]"]
+        content = b"".join(base64.b64decode(event.get("audio", "")) for event in told)
+
+    audio, rate = decoded(content, form)
+    assert wrong_words(pcm16(audio.astype(np.float32)).tobytes(), rate) <= 3
 
 
 def test_plain_samples_are_those_of_the_runtime(client: openai.OpenAI, spoken: Any) -> None:
@@ -236,9 +251,9 @@ def test_the_list_of_ignored_fields_is_short(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("styled", [True, False])
 def test_instructions_are_the_control_where_there_is_one(styled: bool) -> None:
-    service = SimpleNamespace(settings=Settings(), voices=SimpleNamespace(named=lambda _: None))
-    served = SimpleNamespace(takes_instructions=styled)
-    given = arguments(SpeechRequest(model="tts-1", input="Hello.", instructions="warmly"), service, served)
+    served: Any = SimpleNamespace(takes_instructions=styled)
+    asked = SpeechRequest(model="tts-1", input="Hello.", instructions="warmly")
+    given = asked.arguments(Settings(), served, 100, None)
 
     assert given.get("control") == ("warmly" if styled else None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -54,6 +55,28 @@ def exchanged(server: Any, *events: Any, last: Callable[[str], bool] = AudioStop
         return answers
 
     return asyncio.run(talk())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one address of loopback")
+def test_idle_clients_of_one_machine_shut_out_no_other(serve: Callable[..., Any]) -> None:
+    """With several keys, whoever is counted as one may have half of the conversations."""
+    running = serve(keys=("a", "b"), max_conversations=4)
+
+    async def pinged(host: str) -> tuple[asyncio.StreamWriter, dict[str, Any]]:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", running.wyoming_port, local_addr=(host, 0)
+        )
+        writer.write(b'{"type": "ping"}\n')
+        return writer, json.loads(await asyncio.wait_for(reader.readline(), 20))
+
+    async def talk() -> list[str]:
+        hosts = ("127.0.0.1", "127.0.0.1", "127.0.0.1", "127.0.0.2")
+        connections = [await pinged(host) for host in hosts]
+        for writer, _ in connections:
+            writer.close()
+        return [answer["type"] for _, answer in connections]
+
+    assert asyncio.run(talk()) == ["pong", "pong", "error", "pong"]
 
 
 def pcm_of(events: list[Event]) -> bytes:
