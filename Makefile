@@ -50,7 +50,7 @@ test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 test-page: $(STAMP)  ## the server's page in Chromium; pictures of it in build/screenshots
 	@$(BIN)/python -m pytest -m browser -rs
 
-load: $(STAMP)  ## a server under 100 clients for a minute: figures, and an error if an answer is wrong or memory grows
+load: $(STAMP)  ## a server under 100 clients for a minute and a half: figures, and an error if an answer is wrong or memory grows
 	@$(BIN)/python benchmarks/load.py
 
 torture: $(STAMP)  ## tests/robustness: kills, failing calls, damage, fuzzing, a minute of soak; SEED=18, SHARE=0.1

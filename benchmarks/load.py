@@ -1,9 +1,11 @@
 """Many clients at once on a server of this checkout, over loopback, some of them slow, gone or wrong.
 
-    python benchmarks/load.py [BUNDLE] [--clients 100] [--seconds 60] [--seed 0] [--json FILE] [--serve OPTIONS]
+    python benchmarks/load.py [BUNDLE] [--clients 100] [--warm-up 30] [--seconds 60] [--seed 0] [--json FILE]
+                              [--serve OPTIONS]
 
 Without a bundle it is the built-in voice. The server is a process of its own (`voxcpm-coreml serve`). Each client asks
-for one speech after another until the time is over, and each of its requests is drawn with the seed:
+for one speech after another until the time is over: first for `--warm-up` seconds, in which the server takes the memory
+that this load needs, then for `--seconds` seconds, which are judged. Each request is drawn with the seed:
 
     reader        takes the speech as it comes
     slow reader   takes it at half the pace at which it would be heard
@@ -15,9 +17,10 @@ A client that is refused with 503 waits as long as the answer says, at most two 
 
 - no error but 503, and what is refused is refused with the right status;
 - every answer that was read to its end has the samples of the same call alone, computed before in this process;
-- the server's resident memory over the last two thirds of the time.
+- the server's resident memory after the warm-up.
 
-It prints figures, first audio and underruns among them, and ends with 1 if one of these does not hold.
+It prints figures, first audio and underruns after the warm-up among them, and ends with 1 if one of these does not
+hold.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ WRONG: tuple[tuple[int, dict[str, Any] | bytes], ...] = (
 )
 KINDS = {"reader": 0.55, "slow reader": 0.15, "whole": 0.1, "leaver": 0.1, "wrong": 0.1}
 LONGEST_WAIT = 2.0
-# Of what the server holds when two thirds of the time are left, how much more at the end is no leak.
+# Of what the server holds after the warm-up, how much more at the end is no leak.
 MEMORY_ALLOWANCE = 0.03
 Expected = dict[tuple[str, int, bool], bytes]
 """16-bit samples by text, seed, and whether the answer is whole."""
@@ -67,8 +70,10 @@ Expected = dict[tuple[str, int, bool], bytes]
 
 @dataclass
 class Outcome:
-    """What all clients saw."""
+    """What all clients saw. Errors and wrong samples count from the first request on, all figures after the warm-up."""
 
+    judged_from: float
+    """When the warm-up is over, by `time.perf_counter`."""
     statuses: Counter[int] = field(default_factory=Counter)
     """Answers by status; 0 is a connection that ended without one."""
     finished: Counter[str] = field(default_factory=Counter)
@@ -80,7 +85,12 @@ class Outcome:
     """Readers that had heard everything before the next audio came."""
     audio_seconds: float = 0.0
     memory: list[tuple[float, int]] = field(default_factory=list)
-    """Seconds since the beginning, and the server's resident bytes."""
+    """Seconds since the end of the warm-up, and the server's resident bytes."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the warm-up is over."""
+        return time.perf_counter() >= self.judged_from
 
 
 class Server:
@@ -165,7 +175,7 @@ class Client:
         async with self._answer(body if isinstance(body, bytes) else json.dumps(body).encode()) as answer:
             await answer.read()
         if answer.status == expected:
-            self._outcome.finished["wrong"] += 1
+            self._outcome.finished["wrong"] += self._outcome.is_judged
         elif answer.status != 503:
             self._outcome.wrong.append(f"expected {expected} for {body!r:.80}, got {answer.status}")
         return answer.retry_after
@@ -175,30 +185,32 @@ class Client:
         given = {"model": "tts-1", "input": text, "seed": seed, "stream": not whole}
         given |= {"response_format": "pcm", "sample_rate": self._rate}
         leaves_after = self._random.randrange(1, 40_000) if kind == "leaver" else None
-        began = time.perf_counter()
+        began, judged = time.perf_counter(), self._outcome.is_judged
         async with self._answer(json.dumps(given).encode()) as answer:
             if answer.status != 200:
                 await answer.read()
                 if answer.status != 503:
                     self._outcome.wrong.append(f"expected 200 or 503 for {given}, got {answer.status}")
                 return answer.retry_after
-            body = await self._body(answer, kind, leaves_after, began)
+            body = await self._body(answer, kind, leaves_after, began, judged=judged)
         wanted = self._expected[text, seed, whole]
         if leaves_after is not None:
             wanted = wanted[: len(body)]
         if body == wanted:
-            self._outcome.finished[kind] += 1
-            self._outcome.audio_seconds += len(body) / 2 / self._rate
+            self._outcome.finished[kind] += judged
+            self._outcome.audio_seconds += judged * len(body) / 2 / self._rate
         else:
             self._outcome.wrong.append(f"{kind}: other samples than alone for {given}")
         return 0.0
 
-    async def _body(self, answer: Answer, kind: str, leaves_after: int | None, began: float) -> bytes:
+    async def _body(
+        self, answer: Answer, kind: str, leaves_after: int | None, began: float, *, judged: bool
+    ) -> bytes:
         parts: list[bytes] = []
         size, heard_until, ran_out = 0, 0.0, False
         async for part in answer.parts():
             now = time.perf_counter()
-            if not parts and kind != "whole":
+            if judged and not parts and kind != "whole":
                 self._outcome.first_audio.append(now - began)
             ran_out = ran_out or (bool(parts) and now > heard_until)
             heard_until = max(heard_until, now) + len(part) / 2 / self._rate
@@ -208,7 +220,7 @@ class Client:
                 break
             if kind == "slow reader":
                 await asyncio.sleep(len(part) / self._rate)
-        self._outcome.underruns += ran_out and kind == "reader"
+        self._outcome.underruns += judged and ran_out and kind == "reader"
         return b"".join(parts)
 
     @contextlib.asynccontextmanager
@@ -261,40 +273,48 @@ class Answer:
         await self.reader.readline()
 
 
-async def load(server: Server, clients: int, seconds: float, seed: int, bundle: str | None) -> Outcome:
-    """Let the clients ask for so long."""
+async def load(
+    server: Server, clients: int, warm_up: float, seconds: float, seed: int, bundle: str | None
+) -> tuple[Outcome, str]:
+    """Let the clients ask for so long: what they saw, and the server's metrics at the end of the warm-up."""
     expected, rate = await asyncio.to_thread(expected_samples, bundle)
-    outcome, began = Outcome(), time.perf_counter()
-    until = began + seconds
+    outcome = Outcome(time.perf_counter() + warm_up)
+    exposition = ""
 
     async def watch() -> None:
         while True:
-            outcome.memory.append((time.perf_counter() - began, server.resident_bytes()))
+            outcome.memory.append((time.perf_counter() - outcome.judged_from, server.resident_bytes()))
             await asyncio.sleep(0.5)
+
+    async def look_after_the_warm_up() -> None:
+        nonlocal exposition
+        await asyncio.sleep(warm_up)
+        exposition = await asyncio.to_thread(server.get, "/metrics")
 
     watching = asyncio.ensure_future(watch())
     asking = [Client(number, seed, server.port, expected, rate, outcome) for number in range(clients)]
-    await asyncio.gather(*(client.work(until) for client in asking))
+    until = outcome.judged_from + seconds
+    await asyncio.gather(look_after_the_warm_up(), *(client.work(until) for client in asking))
     watching.cancel()
-    return outcome
+    return outcome, exposition
 
 
 def memory_growth(outcome: Outcome, seconds: float) -> float:
-    """Growth of resident memory over the last two thirds of the time, as a share: of medians of six seconds."""
-    late = [(at, size) for at, size in outcome.memory if seconds / 3 <= at <= seconds]
-    tenth = max(1, len(late) * 15 // 100)
-    if not late or not late[0][1]:
+    """Growth of resident memory in the judged time, as a share: of medians of its first and last tenth."""
+    judged = [size for at, size in outcome.memory if 0 <= at <= seconds]
+    tenth = max(1, len(judged) // 10)
+    if not judged or not judged[0]:
         return 0.0
-    first = statistics.median(size for _, size in late[:tenth])
-    return statistics.median(size for _, size in late[-tenth:]) / first - 1
+    return statistics.median(judged[-tenth:]) / statistics.median(judged[:tenth]) - 1
 
 
-def figures(outcome: Outcome, seconds: float, exposition: str) -> dict[str, Any]:
-    """The figures of a run, by name."""
-    late = [size for at, size in outcome.memory if seconds / 3 <= at <= seconds]
+def figures(outcome: Outcome, seconds: float, before: str, after: str) -> dict[str, Any]:
+    """The figures of a run, by name. before, after: the server's metrics around the judged time."""
+    judged = [size for at, size in outcome.memory if 0 <= at <= seconds]
     waits = sorted(outcome.first_audio)
+    underruns = "voxcpm_underruns_total"
     return {
-        "answers by status": dict(sorted(outcome.statuses.items())),
+        "answers by status, warm-up included": dict(sorted(outcome.statuses.items())),
         "finished, equal to the single run": dict(outcome.finished),
         "audio, s": round(outcome.audio_seconds, 1),
         "first audio of streams, s": {
@@ -303,13 +323,15 @@ def figures(outcome: Outcome, seconds: float, exposition: str) -> dict[str, Any]
         },
         "readers": outcome.finished["reader"],
         "underruns seen by readers": outcome.underruns,
-        "underruns counted by the server": int(_metric(exposition, "voxcpm_underruns_total")),
-        "resident MB, last two thirds, least and most": [
-            round(min(late, default=0) / 1e6, 1), round(max(late, default=0) / 1e6, 1),
+        "underruns counted by the server": int(_metric(after, underruns) - _metric(before, underruns)),
+        "resident MB after the warm-up, least and most": [
+            round(min(judged, default=0) / 1e6, 1), round(max(judged, default=0) / 1e6, 1),
         ],
-        "resident MB, every ten seconds": [round(size / 1e6, 1) for _, size in outcome.memory[::20]],
+        "resident MB, every ten seconds, warm-up included": [
+            round(size / 1e6, 1) for _, size in outcome.memory[::20]
+        ],
         "growth of resident memory": round(memory_growth(outcome, seconds), 4),
-        "wrong": len(outcome.wrong),
+        "wrong, warm-up included": len(outcome.wrong),
     }  # fmt: skip
 
 
@@ -339,6 +361,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", nargs="?")
     parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument(
+        "--warm-up", type=float, default=30, help="seconds of the same load before, not judged"
+    )
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -349,8 +374,9 @@ def main() -> None:
     server = Server(given.bundle, given.serve)
     try:
         server.wait_until_ready()
-        outcome = asyncio.run(load(server, given.clients, given.seconds, given.seed, given.bundle))
-        found = figures(outcome, given.seconds, server.get("/metrics"))
+        run = load(server, given.clients, given.warm_up, given.seconds, given.seed, given.bundle)
+        outcome, before = asyncio.run(run)
+        found = figures(outcome, given.seconds, before, server.get("/metrics"))
     finally:
         code = server.end()
     print(json.dumps(found, indent=1))
