@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Annotated, Any
 
@@ -25,6 +25,8 @@ COMMAND_GROUP = "voxcpm_coreml.commands"
 PROGRAM = "voxcpm-coreml"
 INTERRUPTED = 130
 _USAGE_ERROR = 2
+_STANDARD_ERROR = 2
+"""Number of the file."""
 
 _OWN = {
     "generate": "voxcpm_runtime.commands.generate:generate",
@@ -63,6 +65,7 @@ _EXTRAS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; exit code 2 after a user's error, with one line on standard error, and 130 after Ctrl-C."""
+    _open_closed_streams()
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if given[0] in _OWN:
         # numpy has little to multiply here, but its OpenBLAS starts a thread for every core, and these spin for 0.1 s
@@ -84,6 +87,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         except (KeyboardInterrupt, typer.Abort):
             return _complain("interrupted", INTERRUPTED)
+
+
+def _open_closed_streams() -> None:
+    """Give standard streams that the caller has closed (`2>&-`) their numbers back.
+
+    Otherwise files that are opened later get them, and what libraries print would be written into these.
+    """
+    with suppress(OSError):
+        while (number := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+            pass
+        os.close(number)
+    if sys.stderr is None:
+        # Standard output and input stay None: who needs them says so.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the program ends
 
 
 def commands() -> dict[str, EntryPoint]:
