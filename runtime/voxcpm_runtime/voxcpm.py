@@ -16,11 +16,10 @@ from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.choice import Backend, choose_backend, chosen_device
 from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits
-from voxcpm_runtime.backends.devices import AUTO_DEVICE, CPU_DEVICE, read_device
+from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
 from voxcpm_runtime.backends.measured_units import measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.bundle.pretrained import Pretrained, pretrained_bundle
 from voxcpm_runtime.model.batch_slots import BatchSlots, lone_slot
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.options import named_options
@@ -113,43 +112,6 @@ class VoxCPM(UpstreamNames):
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models, next_patch)
         return_freed_memory()
         return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}, device))
-
-    @classmethod
-    @system_errors_as(BundleError)
-    def from_pretrained(
-        cls,
-        hf_model_id: str = "openbmb/VoxCPM2",
-        load_denoiser: bool = True,  # noqa: ARG003 - upstream's; `denoise` says that there is none
-        zipenhancer_model_id: str | None = None,  # noqa: ARG003 - likewise
-        cache_dir: str | None = None,
-        local_files_only: bool = False,
-        optimize: bool = True,  # noqa: ARG003 - nothing is compiled by torch here
-        device: str | None = None,
-        lora_config: object = None,
-        lora_weights_path: str | None = None,
-        *,
-        precision: str | None = None,
-        **given: Any,
-    ) -> Self:
-        """Open a checkpoint as upstream does: converted once, into the user's cache, which takes minutes.
-
-        hf_model_id: a hub id (organisation/name), or the folder of a checkpoint or of a bundle. cache_dir: folder for
-        downloads. local_files_only: no network. lora_weights_path: a LoRA to merge. precision: that of the bundle, int8
-        by default. device and given: see `from_bundle`. load_denoiser, zipenhancer_model_id and optimize are accepted
-        and change nothing.
-
-        Raises InputError for a wrong argument, MissingExtraError if the extra `convert` is not installed, and what the
-        conversion and `from_bundle` raise.
-        """
-        if lora_config is not None:
-            raise InputError(
-                "lora_config is read from lora_config.json beside the LoRA's weights; leave it out"
-            )
-        # Before minutes of work.
-        read_device(device or AUTO_DEVICE)
-        asked = Pretrained(str(hf_model_id or ""), cache_dir, bool(local_files_only), lora_weights_path)
-        folder = pretrained_bundle(asked, precision)
-        return cls.from_bundle(folder, precision, device=device or AUTO_DEVICE, **given)
 
     def close(self) -> None:
         """Release the step models and their memory. Calls that are running finish normally."""
