@@ -84,7 +84,7 @@ def test_a_bundle_is_opened_as_it_is(converted, speaking):
         ({"hf_model_id": "absent"}, "expected a folder with a checkpoint"),
         ({"hf_model_id": ""}, "expected a folder with a checkpoint"),
         ({"hf_model_id": "a/b", "lora_config": {}}, r"read from lora_config\.json"),
-        ({"hf_model_id": "a/b", "device": "mps"}, "device must be cpu, cuda"),
+        ({"hf_model_id": "a/b", "device": "mps"}, "device must be auto, cpu, cuda"),
     ],
 )
 def test_what_cannot_be_opened_is_one_line(given, message):
