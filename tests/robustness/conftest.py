@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -115,6 +116,10 @@ def materials(
 ) -> Materials:
     """What the commands read."""
     folder = tmp_path_factory.mktemp("materials")
+    checkpoint = Path(shutil.copytree(tiny_checkpoint, folder / "checkpoint"))
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["lm_config"]["max_position_embeddings"] = config["max_length"] = 2048
+    (checkpoint / "config.json").write_text(json.dumps(config))
     cache, recording = folder / "cache", folder / "me.wav"
     cache.mkdir()
     given = (
@@ -133,7 +138,7 @@ def materials(
         Case(tuple(map(str, given)), folder=folder, environment={"VOXCPM_COREML_CACHE": str(cache)})
     )
     assert ended.code == 0, ended.err
-    return Materials(bundle=speaking_bundle, cache=cache, checkpoint=tiny_checkpoint, recording=recording)
+    return Materials(bundle=speaking_bundle, cache=cache, checkpoint=checkpoint, recording=recording)
 
 
 class Whole:

@@ -65,7 +65,11 @@ class _Scene:
             ended = self._outcome(kind, matching=case["matching"])
             return Ended(ended.outcome, f"{where}: {ended.detail}")
         finally:
-            self._restore()
+            try:
+                self._restore()
+            except OSError as error:
+                # Not to be taken for what the case came to.
+                raise RuntimeError(f"the scene cannot be restored: {error}") from error
 
     def _is_of(self, kind: str, path: Path) -> bool:
         name = path.relative_to(self.folder).as_posix()
@@ -322,6 +326,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Never in place: whoever has the earlier file mapped keeps it.
     part = path.with_name(f"{path.name}.new")
     part.write_bytes(content)

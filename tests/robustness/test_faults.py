@@ -35,7 +35,8 @@ def problems(scenario: Scenario, ended: Ended, folder: Path, whole: Any) -> list
     """What is wrong with how a command ended, and with what it left."""
     if ended.hung:
         return ["hung"]
-    said = lines_of(ended)
+    # A batch reports a line at once, and again at its end.
+    said = {line.removeprefix("failed: ") for line in lines_of(ended)}
     if ended.code == 0:
         wrong = scenario.missing(folder, whole.files) + scenario.half_files(folder, whole.files, whole.before)
         # What could not be removed just then goes with the next run.
@@ -43,8 +44,8 @@ def problems(scenario: Scenario, ended: Ended, folder: Path, whole: Any) -> list
     wrong = []
     if ended.code not in scenario.codes:
         wrong.append(f"exit code {ended.code}")
-    if len(said) != 1 or not said[0].startswith(("error: ", "failed: ")):
-        wrong.append(f"not one line: {said[-4:]}")
+    if len(said) != 1 or not min(said).startswith(("error: ", "line ")):
+        wrong.append(f"not one line: {sorted(said)[-4:]}")
     wrong += scenario.half_files(folder, whole.files, whole.before)
     return wrong + scenario.leftovers(folder, whole.files, whole.before)
 
@@ -64,7 +65,7 @@ def disturbed(whole: Any, folder: Path, count: int, seed: int) -> tuple[Counter[
         if ended.code or scenario.differences(folder, whole.files):
             again = scenario.run(whole.children, folder, whole.materials)
             found += [f"then {problem}" for problem in scenario.differences(folder, whole.files)]
-            found += [f"then exit code {again.code}: {again.err.strip()}"] if again.code else []
+            found += [f"then {problem}" for problem in scenario.failed(again, folder, whole.files)]
         kind, path = whole.calls[number]
         wrong += [f"{kind} {path} ({errno.errorcode[error]}, call {number}): {problem}" for problem in found]
     return outcomes, wrong

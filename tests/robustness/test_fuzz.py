@@ -1,13 +1,9 @@
-"""Changed inputs for every reader of what comes from outside, by seed, by hypothesis and by atheris."""
+"""Changed inputs for every reader of what comes from outside, by seed and by hypothesis."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,19 +28,6 @@ from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 _AT_ONCE = 100
 SOME = 60
-GUIDED = (
-    "npy",
-    "program",
-    "weights",
-    "voice",
-    "prefix",
-    "batch_lines",
-    "tokenizer_config",
-    "speech_form",
-    "wyoming",
-)
-"""The readers of bytes in Python, whose branches atheris sees."""
-
 CORPUS = Path(__file__).with_name("corpus")
 
 
@@ -94,29 +77,6 @@ def test_changed_inputs_are_refused_or_taken(
         counts, wrong, slowest = _fuzz(process, name, engine, torture_seed * 1_000_000, share(INPUTS))
     totals.record("Fuzz", f"{name}, {engine}", counts, slowest_seconds=round(slowest, 3))
     assert not wrong, f"{len(wrong)} inputs failed:\n" + "\n".join(wrong[:30])
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("name", GUIDED)
-def test_inputs_that_reach_new_code_are_refused_or_taken(
-    name: str, speaking_bundle: Path, totals: Totals, torture_seed: int, share: Callable[[int], int]
-) -> None:
-    if importlib.util.find_spec("atheris") is None:
-        pytest.skip("atheris is not installed: it has wheels for Linux on x86-64")
-    given = (name, speaking_bundle, share(INPUTS), torture_seed)
-    done = subprocess.run(
-        [sys.executable, "-m", "robustness.guided", *map(str, given)],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (counts,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
-    totals.record("Fuzz", f"{name}, atheris", counts)
-    assert sum(counts.values()) == share(INPUTS)
 
 
 @pytest.fixture(scope="module")

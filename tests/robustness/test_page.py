@@ -7,7 +7,7 @@ import re
 from documents import REPOSITORY
 from robustness.cases import DAMAGE, FAULTS, INPUTS, KILLS
 from robustness.fuzz import READERS, STRUCTURED
-from robustness.test_fuzz import GUIDED
+from robustness.test_guided import GUIDED
 
 PAGE = (REPOSITORY / "docs/reliability.md").read_text(encoding="utf-8")
 

@@ -215,6 +215,29 @@ def test_an_interrupted_chapter_goes_on_where_it_was(tts, models, book):
     assert not list(book.parent.iterdir())
 
 
+def test_segments_that_changed_places_are_not_taken(tts, book):
+    """Two whole files that were exchanged, and one of a speech with another seed."""
+    segments = tts.speak(CHAPTER, **GIVEN).segments
+    saved = SavedSegments(book, "d", 3, drawn=False)
+    for index in range(2):
+        saved.put(index, segments[index])
+    first, second = (saved.folder / f"0000{index}.segment" for index in range(2))
+    before = first.read_bytes()
+    assert saved.get(0).text == segments[0].text
+
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(before)
+
+    assert (saved.get(0), saved.get(1)) == (None, None)
+    saved.discard()
+    other = SavedSegments(book, "d", 4, drawn=False)
+    other.put(1, segments[1])
+    first.write_bytes(before)
+    assert other.get(0) is None
+    assert other.get(1) is not None
+    other.discard()
+
+
 @pytest.mark.usefixtures("stopping")
 def test_segments_of_another_speech_are_dropped(tts, book):
     def speak(digest, text):

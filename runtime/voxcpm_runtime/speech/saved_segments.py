@@ -23,7 +23,7 @@ from voxcpm_runtime.storage.whole_file import hidden_beside, whole_file
 
 _PLAN = "plan.json"
 _ARRAYS = ("audio", "latents")
-_METADATA_KEY = "segment"
+_METADATA_KEY, _PLACE_KEY = "segment", "place"
 
 
 class SavedSegments:
@@ -57,13 +57,14 @@ class SavedSegments:
         return len(list(self.folder.glob("*.segment"))) if self._is_same else 0
 
     def get(self, index: int) -> SpokenSegment | None:
-        """The saved segment of that index; None if it is missing or damaged."""
+        """The saved segment of that index; None if it is missing, damaged, or in another's place."""
         if not self._is_same:
             return None
         try:
             found, metadata, has_digest = unsealed(read_bounded(self._path(index), MOST_VOICE_BYTES))
             arrays: dict[str, Any] = {name: found[name] for name in _ARRAYS}
-            whole = has_digest and all(np.isfinite(array).all() for array in arrays.values())
+            whole = has_digest and metadata[_PLACE_KEY] == self._place(index)
+            whole = whole and all(np.isfinite(array).all() for array in arrays.values())
             fields: dict[str, Any] = parsed_json(metadata[_METADATA_KEY])
             return SpokenSegment(**fields, **arrays) if whole else None
         except (OSError, ValueError, KeyError, TypeError):
@@ -79,7 +80,9 @@ class SavedSegments:
                 if self._lock is None:
                     self._hold()
             with whole_file(self._path(index)) as file:
-                file.write(sealed(arrays, {_METADATA_KEY: json.dumps(fields)}))
+                file.write(
+                    sealed(arrays, {_METADATA_KEY: json.dumps(fields), _PLACE_KEY: self._place(index)})
+                )
         except OSError as error:
             raise InputError(f"{self.folder}: cannot be written ({os_reason(error)})") from None
 
@@ -123,6 +126,10 @@ class SavedSegments:
             ) from None
         except FileNotFoundError:
             return None
+
+    def _place(self, index: int) -> str:
+        """What a segment is: two whole files that were exchanged, or one of another speech, are not taken."""
+        return json.dumps({"digest": self._digest, "seed": self.seed, "index": index})
 
     def _path(self, index: int) -> Path:
         return self.folder / f"{index:05d}.segment"

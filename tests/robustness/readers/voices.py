@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -74,25 +75,32 @@ _PLAN = json.dumps({"digest": "d", "seed": 1}).encode()
 
 def segment(bundle: Path, folder: Path) -> Reader:
     """A saved segment, with the plan that it belongs to."""
-    content = _segment(bundle)
+    content = _segment(bundle, folder)
     read = _resumed(folder)
     return Reader((content,), lambda changed: read(_PLAN, changed), _changed_tensors)
 
 
 def saved_plan(bundle: Path, folder: Path) -> Reader:
     """The plan of saved segments, with a segment."""
-    content = _segment(bundle)
+    content = _segment(bundle, folder)
     read = _resumed(folder)
     return Reader((_PLAN,), lambda changed: read(changed, content), changed_json)
 
 
-def _segment(bundle: Path) -> bytes:
+def _segment(bundle: Path, folder: Path) -> bytes:
     from voxcpm_runtime.speech.results import SpokenSegment
-    from voxcpm_runtime.storage.sealed_tensors import sealed
+    from voxcpm_runtime.speech.saved_segments import SavedSegments
 
     prompt = _prompt(bundle)
-    fields = {field: 1 for field in SpokenSegment.__dataclass_fields__ if field not in ("audio", "latents")}
-    return sealed({"audio": prompt[0, 0], "latents": prompt}, {"segment": json.dumps(fields)})
+    fields: dict[str, Any] = {
+        field: 1 for field in SpokenSegment.__dataclass_fields__ if field not in ("audio", "latents")
+    }
+    saved = SavedSegments(folder / "first.wav", "d", 1, drawn=False)
+    saved.put(0, SpokenSegment(**fields, audio=prompt[0, 0], latents=prompt))
+    (path,) = saved.folder.glob("*.segment")
+    content = path.read_bytes()
+    saved.discard()
+    return content
 
 
 def _resumed(folder: Path):
