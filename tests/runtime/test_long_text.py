@@ -215,6 +215,7 @@ def test_an_interrupted_chapter_goes_on_where_it_was(tts, models, book):
     assert not list(book.parent.iterdir())
 
 
+@pytest.mark.usefixtures("stopping")
 def test_segments_that_changed_places_are_not_taken(tts, book):
     """Two whole files that were exchanged, and one of a speech with another seed."""
     segments = tts.speak(CHAPTER, **GIVEN).segments
