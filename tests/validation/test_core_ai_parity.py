@@ -68,18 +68,18 @@ def test_fp16_step_models_reach_their_floors_at_every_length(
 
 def test_floors_of_half_arithmetic_are_near_the_published_ones() -> None:
     for name, floor in STEP_FLOORS["fp16"].items():
-        assert 1 - CORE_AI_FLOORS["fp16"][name] < (1 - floor) + 5e-5
+        assert 1 - CORE_AI_FLOORS["fp16"][name] < (1 - floor) + 1.5e-5
 
 
 def test_speech_in_half_arithmetic_has_floors_of_its_own_on_core_ai() -> None:
     equal = agreement(np.arange(4.0), np.arange(4.0))
     speech = EndToEnd(
         case="zero-shot", precision="fp16", patches=4, upstream_patches=4, free_running_latents=equal,
-        waveform=equal, teacher_forced_worst=0.9985, teacher_forced_median=0.9998,
+        waveform=equal, teacher_forced_worst=0.99985, teacher_forced_median=0.99999,
     )  # fmt: skip
     assert not below_floors(speech, core_ai=True)
     assert len(below_floors(speech)) == 2
-    wrong = speech.model_copy(update={"teacher_forced_worst": 0.9975, "teacher_forced_median": 0.9995})
+    wrong = speech.model_copy(update={"teacher_forced_worst": 0.9997, "teacher_forced_median": 0.99997})
     assert len(below_floors(wrong, core_ai=True)) == 2
 
 

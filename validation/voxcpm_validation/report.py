@@ -30,18 +30,18 @@ STEP_FLOORS: dict[Precision, dict[str, float]] = {
         "locdit_step": 0.998,
     },
 }
-# Floors on Core AI's runtime, at every length. Off the Mac, sums in its matrix products are rounded to fp16 after every
-# addition, so that only the encoder reaches the published figure. The other floors are 1.5 times as far from 1 as the
-# worst length of the built-in voice (TRIALS.md).
+# Floors on Core AI's runtime, at every length: 1.5 times as far from 1 as the worst length of the built-in voice and of
+# the tests' small checkpoint. On the voice all but the language models reach the published figures: off the Mac, sums
+# in attention's matrix products are rounded to fp16 after every addition (TRIALS.md).
 CORE_AI_FLOORS: dict[Precision, dict[str, float]] = {
     "fp32": STEP_FLOORS["fp32"],
     "fp16": {
         "audio_vae_encoder": STEP_FLOORS["fp16"]["audio_vae_encoder"],
-        "audio_vae_decoder": 0.999973,
-        "feat_encoder": 0.999993,
-        "base_lm_step": 0.999964,
-        "residual_lm_step": 0.999984,
-        "locdit_step": 0.999982,
+        "audio_vae_decoder": 0.9999977,
+        "feat_encoder": 0.9999977,
+        "base_lm_step": 0.999986,
+        "residual_lm_step": 0.999999,
+        "locdit_step": 0.999998,
     },
 }
 # Floors of speech hold in each case. In a case in which upstream itself parts over small differences, those of fp16
@@ -54,8 +54,8 @@ BUILT_IN_MEDIAN_PATCH_FLOORS: dict[Precision, float] = {**MEDIAN_PATCH_FLOORS, "
 
 # Half arithmetic on Core AI: 1.5 times as far from 1 as the worst case of the built-in voice. Defects that fit into
 # these floors are found in fp32, and by those of step models.
-CORE_AI_FORCED_FLOORS: dict[Precision, float] = {**TEACHER_FORCED_FLOORS, "fp16": 0.998}
-CORE_AI_MEDIAN_FLOORS: dict[Precision, float] = {**MEDIAN_PATCH_FLOORS, "fp16": 0.9997}
+CORE_AI_FORCED_FLOORS: dict[Precision, float] = {**TEACHER_FORCED_FLOORS, "fp16": 0.9998}
+CORE_AI_MEDIAN_FLOORS: dict[Precision, float] = {**MEDIAN_PATCH_FLOORS, "fp16": 0.99998}
 
 _WORST = "teacher-forced, worst patch"
 _MEDIAN = "teacher-forced, median patch"

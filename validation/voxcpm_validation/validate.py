@@ -36,7 +36,7 @@ _TOOLS = ("voxcpm", "torch", "coremltools", "onnxruntime", "numpy")
 _CORE_AI_TOOLS = ("voxcpm", "torch", "coreai-core", "numpy")
 
 FEW_PATCHES = 4
-"""Patches of each utterance where half arithmetic is emulated: a second and a half for each step of the DiT."""
+"""Patches of each utterance where half arithmetic is emulated: the base LM takes a tenth of a second for a position."""
 
 # fp16-faithful arithmetic does not apply to an fp32 package, whose intermediate results are not fp16.
 ARITHMETICS: dict[Precision, tuple[Arithmetic, ...]] = {
