@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _SCRATCH_FOLDER = ".scratch"
 _TEMPORARY_FOLDER = ".temporary"
 _UNFINISHED = ".unfinished-"
+_FILE_ERROR = re.compile(r"(filesystem error|\[MIL FileWriter\]): (?P<reason>[^\[\n]*[^\[\n\s])")
+"""What coremltools' C++ says of a file that it could not write, before the paths."""
 _FULL_BYTES = 1 << 20
 """A disk with less space counts as full when something could not be written."""
 
@@ -81,6 +84,10 @@ class Workspace:
         if isinstance(error, RuntimeError) and self._is_full:
             raise InputError(
                 f"{self.bundle.parent}: no space left on device; free some, and the same command continues"
+            ) from error
+        if isinstance(error, RuntimeError) and (found := _FILE_ERROR.match(str(error))):
+            raise InputError(
+                f"{self.bundle.parent}: cannot be written ({found['reason']}); the same command continues"
             ) from error
 
     def has(self, part: str) -> bool:

@@ -190,10 +190,37 @@ def test_a_full_disk_that_a_library_does_not_name(tiny_checkpoint, tmp_path, mon
         raise RuntimeError("[MIL FileWriter]: Unknown error occurred while writing data to the file.")
 
     monkeypatch.setattr(conversion, "_add_step_model", full)
-    with pytest.raises(RuntimeError, match="Unknown error"):
+    with pytest.raises(
+        InputError, match=r"cannot be written \(Unknown error occurred .* to the file\.\); the same"
+    ):
         converted(tiny_checkpoint, tmp_path / "b")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5000))
     with pytest.raises(InputError, match="no space left on device; free some"):
+        converted(tiny_checkpoint, tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "message"),
+    [
+        (
+            "filesystem error: cannot copy: Interrupted system call [/a/tmp1] [/a/tmp2.mlpackage/Data/weights]",
+            InputError,
+            r"cannot be written \(cannot copy: Interrupted system call\); the same command continues$",
+        ),
+        ("expected scalar type Half", RuntimeError, "expected scalar type Half"),
+    ],
+)
+def test_a_file_that_a_library_cannot_write_is_one_line(
+    tiny_checkpoint, tmp_path, monkeypatch, said, kind, message
+):
+    """In coremltools' words (9.0); other errors of the same kind stay what they are."""
+
+    def refused(*_):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(conversion, "_add_step_model", refused)
+
+    with pytest.raises(kind, match=message):
         converted(tiny_checkpoint, tmp_path / "b")
 
 

@@ -34,6 +34,7 @@ SPEAKING = (
     "2",
     "--no-retry",
 )
+VECTORS = ".safetensors"
 CONVERSION = ("--precision", "int8", "--max-length", "64", "--prefill-chunk", "1")
 
 
@@ -75,6 +76,8 @@ class Scenario:
     replaced: dict[str, str] = field(default_factory=dict)
     codes: tuple[int, ...] = (2,)
     """Exit codes of a failure."""
+    named_by_content: tuple[str, ...] = ()
+    """Patterns of files whose names follow from what no two conversions have in common."""
     done: str = ""
     """What it says when it runs again after it has succeeded; nothing if it succeeds again."""
 
@@ -117,13 +120,17 @@ class Scenario:
             for path in files(folder)
             if path not in whole
             and path not in before
-            and not any(fnmatch(path, pattern) for pattern in self.saved)
+            and not any(fnmatch(path, pattern) for pattern in (*self.saved, *self.named_by_content))
         ]
 
     def differences(self, folder: Path, whole: dict[str, str]) -> list[str]:
         """What differs from a whole run after the command has succeeded. A cache may have less."""
         now = files(folder)
-        left = [f"left behind: {path}" for path in now.keys() - whole.keys() if not path.endswith("/")]
+        left = [
+            f"left behind: {path}"
+            for path in now.keys() - whole.keys()
+            if not path.endswith("/") and not any(fnmatch(path, pattern) for pattern in self.named_by_content)
+        ]
         return sorted(left) + self.missing(folder, whole)
 
     def missing(self, folder: Path, whole: dict[str, str]) -> list[str]:
@@ -164,17 +171,20 @@ def files(folder: Path) -> dict[str, str]:
 
 def _comparable(path: Path) -> bytes:
     """The content of a file without what no two conversions have in common: coremltools names the items of a package by
-    chance, and a bundle's manifest has the digest of that.
+    chance, test vectors of torch are compared by names and shapes, and a bundle's manifest has the digests of both.
     """
     content = path.read_bytes()
     try:
         if path.name == "Manifest.json":
             items = json.loads(content)["itemInfoEntries"].values()
             return json.dumps(sorted(json.dumps(item) for item in items)).encode()
+        if path.name.endswith(VECTORS):
+            return content[: 8 + int.from_bytes(content[:8], "little")]
         if path.name == "manifest.json":
             document = json.loads(content)
-            for name in [name for name in document["files"] if name.endswith(".mlpackage/Manifest.json")]:
-                del document["files"][name]
+            for name in list(document["files"]):
+                if name.endswith((".mlpackage/Manifest.json", VECTORS)):
+                    del document["files"][name]
             return json.dumps(document).encode()
     except (ValueError, KeyError):
         return content
@@ -304,6 +314,7 @@ SCENARIOS = {
             ),
             warm=False,
             converts=True,
+            named_by_content=("home/lowered/*.lowered", "home/verified/*.json"),
             replaced={"voxcpm_conversion.default_bundle:DEFAULT_CHECKPOINT": "checkpoint"},
         ),
     )

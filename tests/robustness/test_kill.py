@@ -25,7 +25,8 @@ from robustness.totals import Totals
 LONGEST_CHAIN = 4
 """Kills of one command before it may run to its end."""
 JOBS = "server jobs"
-KILLS_OF_A_JOB = 5
+KILLS_OF_A_JOB = 2
+"""Fewer than after which a job counts as what kills the server, and is given up."""
 
 
 def killed(whole: Any, folder: Path, kills: int, seed: int) -> tuple[Counter[str], list[str]]:
