@@ -71,6 +71,14 @@ def system_errors_as(kind: type[VoxCPMError]) -> Iterator[None]:
         raise kind(system_reason(error)) from error
 
 
+def is_refused_memory(error: ImportError) -> bool:
+    """Whether a library could not be loaded for want of memory, which the system's loader says in these words."""
+    return any(
+        sign in str(error)
+        for sign in ("failed to map segment", "Cannot allocate memory", "cannot allocate memory")
+    )
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error, or its class name if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -19,7 +19,13 @@ from typing import Annotated, Any
 
 import typer
 
-from voxcpm_constants.errors import SYSTEM_ERRORS, MissingExtraError, VoxCPMError, system_reason
+from voxcpm_constants.errors import (
+    SYSTEM_ERRORS,
+    MissingExtraError,
+    VoxCPMError,
+    is_refused_memory,
+    system_reason,
+)
 
 COMMAND_GROUP = "voxcpm_coreml.commands"
 PROGRAM = "voxcpm-coreml"
@@ -85,6 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _complain(
                 str(missing_extra(given[0], error.name or "", extra)), MissingExtraError.exit_code
             )
+        except ImportError as error:
+            if not is_refused_memory(error):
+                raise
+            return _complain(system_reason(MemoryError()), VoxCPMError.exit_code)
         except (KeyboardInterrupt, typer.Abort):
             return _complain("interrupted", INTERRUPTED)
 

@@ -6,7 +6,7 @@ From 1.31 on, importing it queues the processor, the program's path and a device
 
 import os
 
-from voxcpm_constants.errors import MissingExtraError, first_line
+from voxcpm_constants.errors import MissingExtraError, first_line, is_refused_memory
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -16,6 +16,8 @@ try:
 except ModuleNotFoundError:
     raise
 except ImportError as error:
+    if is_refused_memory(error):
+        raise MemoryError from error
     # onnxruntime and onnxruntime-gpu are one folder: removing one of them leaves half of the other.
     raise MissingExtraError(
         f"ONNX Runtime is installed in part ({first_line(error)}); pip install --force-reinstall --no-deps "

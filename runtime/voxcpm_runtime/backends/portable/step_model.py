@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -220,12 +221,27 @@ def open_on_device(
     return opened, captured
 
 
+_NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory")
+_NO_THREAD = "pthread_create failed"
+"""What ONNX Runtime says where the system has refused it something."""
+
+
 @contextmanager
 def _refusal_named(package: Path) -> Iterator[None]:
-    """A context in which an error of ONNX Runtime becomes a PackageError: its graph was lowered from the package."""
+    """A context in which an error of ONNX Runtime becomes a PackageError: its graph was lowered from the package.
+
+    Where the system has refused memory or a thread, it is a MemoryError or OSError, as Python's own refusals are.
+    """
     try:
         yield
-    except ERRORS as error:
+    # A thread that cannot be started is none of ERRORS.
+    except Exception as error:
+        if any(sign in str(error) for sign in _NO_MEMORY):
+            raise MemoryError from error
+        if _NO_THREAD in str(error):
+            raise OSError(errno.EAGAIN, "the system starts no more threads") from error
+        if not isinstance(error, ERRORS):
+            raise
         raise PackageError(
             f"{package} is damaged, or its entry in the cache: ONNX Runtime refuses it ({first_line(error)}); convert "
             "again, or clear the cache"

@@ -1,0 +1,52 @@
+"""What ONNX Runtime was refused by the system is said so: not that a package is damaged, and without a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from voxcpm_constants.errors import SYSTEM_ERRORS, BundleError, system_reason
+from voxcpm_runtime.backends.portable import step_model
+from voxcpm_runtime.backends.portable.onnx_runtime import errors
+
+PTHREAD = (
+    "/onnxruntime_src/onnxruntime/core/platform/posix/env.cc:327 PosixThread::PosixThread(...) pthread_create failed, "
+    "error code: {} error msg: {}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            errors.InvalidArgument("Failed to load model with error: std::bad_alloc"),
+            "the memory is not enough",
+        ),
+        (errors.RuntimeException("bad allocation"), "the memory is not enough"),
+        (
+            errors.RuntimeException("BFCArena: Failed to allocate memory for 7 bytes"),
+            "the memory is not enough",
+        ),
+        (RuntimeError(PTHREAD.format(12, "Cannot allocate memory")), "the memory is not enough"),
+        (
+            RuntimeError(PTHREAD.format(11, "Resource temporarily unavailable")),
+            "the system starts no more threads",
+        ),
+    ],
+)
+def test_memory_and_threads_that_are_refused_are_what_is_said(error: Exception, line: str) -> None:
+    with pytest.raises(SYSTEM_ERRORS) as raised, step_model._refusal_named(Path("a.mlpackage")):
+        raise error
+
+    assert system_reason(raised.value) == line
+
+
+def test_other_refusals_are_the_packages_and_other_errors_pass() -> None:
+    with (
+        pytest.raises(BundleError, match=r"a\.mlpackage is damaged"),
+        step_model._refusal_named(Path("a.mlpackage")),
+    ):
+        raise errors.InvalidGraph("no such operator")
+    with pytest.raises(RuntimeError, match="mine"), step_model._refusal_named(Path("a.mlpackage")):
+        raise RuntimeError("mine")
