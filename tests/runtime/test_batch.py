@@ -122,7 +122,7 @@ BAD_LINES = {
     '{"text": "a", "prompt": "nowhere.wav", "prompt_text": "b"}': "prompt audio nowhere.wav: no such file",
     '{"text": "a", "prompt": "lines.jsonl", "prompt_text": "b"}': "expected an audio file, but it cannot be read",
     '{"text": "a", "prompt_text": "b"}': "got the transcript without the audio",
-    '{"text": "a", "max_len": 50, "retry_badcase_ratio_threshold": 99.0}': "53 needed, but the KV cache has 48",
+    '{"text": "a", "min_len": 48, "retry_badcase_ratio_threshold": 99.0}': "53 needed, but the KV cache has 48",
     '{"text": "a", "output": "../x.wav"}': "expected a file name within the output folder, got '../x.wav'",
     '{"text": "a", "output": "a/../../x.wav"}': "expected a file name within the output folder",
     '{"text": "a", "output": "/x.wav"}': "expected a file name within the output folder",

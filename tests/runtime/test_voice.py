@@ -258,7 +258,7 @@ def test_a_damaged_prefix_is_made_again_without_a_word(
     path = tmp_path / "ada.voice"
     reference = {"reference": audio[1]} if is_second else {}
     tts.create_voice(audio[0], "so it is ", name="ada", **reference).save(path)
-    expected = tts.generate(TEXT, voice=path, **GIVEN)
+    expected = tts.generate("hi.", voice=path, **GIVEN)
     (prefix,) = prefix_files(path)
     content = prefix.read_bytes()
     tensors = unsealed(content).tensors
@@ -284,11 +284,11 @@ def test_a_damaged_prefix_is_made_again_without_a_word(
     again = VoxCPM(tts.bundle, tts.driver)
     before = len(models["base_lm_step"].calls)
 
-    np.testing.assert_array_equal(again.generate(TEXT, voice=path, **GIVEN), expected)
+    np.testing.assert_array_equal(again.generate("hi.", voice=path, **GIVEN), expected)
 
     assert prefix.read_bytes() == content
     assert len(models["base_lm_step"].calls) > before
-    assert not [w for w in recwarn if issubclass(w.category, UserWarning)]
+    assert not [str(w.message) for w in recwarn if issubclass(w.category, UserWarning)]
 
 
 def test_a_voice_of_another_audio_vae_is_refused(tts, audio):

@@ -338,7 +338,7 @@ def test_web_pages_of_others_are_refused(serve: Callable[..., Any]) -> None:
 def test_sessions_take_turns_with_requests_and_with_each_other(serve: Callable[..., Any]) -> None:
     running = serve(concurrency=1, queue=1)
     with socket_to(running) as first, socket_to(running) as second, socket_to(running) as third:
-        said(first, START, {"type": "text", "text": LONG * 4}, {"type": "end"})
+        said(first, START, {"type": "text", "text": LONG * 40}, {"type": "end"})
         until(lambda: running.service.queue.busy == 1)
         said(second, START, {"type": "text", "text": "Hello."}, {"type": "end"})
         until(lambda: running.service.queue.waiting == 1)

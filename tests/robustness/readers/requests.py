@@ -63,7 +63,7 @@ def _speech(kind: str) -> Callable[[bytes], str | None]:
         scope, receive = _posted("/v1/audio/speech", body, kind)
         request = await speech_request(Request({**scope, "app": app}, receive))
         request.ignored_fields(served)
-        request.arguments(settings, served, 4096)
+        request.arguments(settings, served, 4096, None)
 
     def read(body: bytes) -> str | None:
         try:
