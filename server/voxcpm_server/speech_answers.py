@@ -76,17 +76,23 @@ async def _audio(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes
 
 
 async def _events(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes, None]:
-    """Server-sent events as OpenAI's: deltas of audio in base64, then `done` with what was used."""
+    """Server-sent events as OpenAI's: deltas of audio in base64, then `done` with what was used and the length.
+
+    An error is told as an event, and then raised.
+    """
     try:
         async with aclosing(_audio(stream, encoder)) as parts:
             async for data in parts:
                 yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
     except Exception as error:  # noqa: BLE001 - the status is sent already, so it is told as an event
-        yield _event({"type": "error", **as_api_error(error).document})
-        return
+        answer = as_api_error(error)
+        yield _event({"type": "error", **answer.document})
+        # Clients that ignore events they do not know must not take a part for the whole.
+        raise answer from None
     tokens = stream.text_tokens
     usage = {"input_tokens": tokens, "output_tokens": stream.patches, "total_tokens": tokens + stream.patches}
-    yield _event({"type": "speech.audio.done", "usage": usage})
+    seconds = round(encoder.samples / encoder.sample_rate, 3)
+    yield _event({"type": "speech.audio.done", "usage": usage, "seconds": seconds})
     yield b"data: [DONE]\n\n"
 
 

@@ -213,14 +213,21 @@ def test_speech_that_becomes_too_long_ends(serve: Callable[..., Any]) -> None:
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "speech_too_long"
 
-    events = httpx2.post(f"{running.url}/v1/audio/speech", json={**said, "stream_format": "sse"}, timeout=60)
-    last = json.loads(events.text.strip().splitlines()[-1].removeprefix("data: "))
+    # The status is sent already, so the answer has no end, and events tell why.
+    lines: list[str] = []
+    asked = {**said, "stream_format": "sse"}
+    with (
+        pytest.raises(httpx2.RemoteProtocolError),
+        httpx2.stream("POST", f"{running.url}/v1/audio/speech", json=asked, timeout=60) as events,
+    ):
+        lines.extend(filter(None, events.iter_lines()))
+    last = json.loads(lines[-1].removeprefix("data: "))
     assert last["type"] == "error"
     assert last["error"]["code"] == "speech_too_long"
-
-    # Without events the only way to say so is an answer without an end.
     with pytest.raises(httpx2.RemoteProtocolError):
         httpx2.post(f"{running.url}/v1/audio/speech", json=said, timeout=60)
+    counted = httpx2.get(f"{running.url}/metrics").text
+    assert 'voxcpm_requests_total{route="/audio/speech",status="400"} 3.0' in counted
 
 
 def raw_answer(address: tuple[str, int], request: bytes) -> bytes:

@@ -122,6 +122,7 @@ def test_events_carry_the_same_audio(client: openai.OpenAI, spoken: Any) -> None
     assert len(events) > 5
     audio = b"".join(base64.b64decode(event["audio"]) for event in events[:-1])
     assert np.array_equal(np.frombuffer(audio, "<i2"), pcm16(spoken.audio))
+    assert events[-1]["seconds"] == pytest.approx(spoken.audio_seconds, abs=1e-3)
     usage = events[-1]["usage"]
     assert events[-1]["type"] == "speech.audio.done"
     assert usage["output_tokens"] == len(spoken.latents)
