@@ -23,6 +23,7 @@ from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.metrics import Metrics
 from voxcpm_server.pipe import Pipe
+from voxcpm_server.playback import Playback
 from voxcpm_server.queueing import FairQueue, Turn
 from voxcpm_server.served_bundles import Served
 from voxcpm_server.settings import Settings
@@ -121,10 +122,13 @@ class SessionStream:
         self._more = threading.Event()
         self._turn: Turn | None = None
         self._entering: concurrent.futures.Future[None] | None = None
-        # Used by the threads: when its first turn was asked for, seconds in turns, and whether its reader kept up.
+        # Used by the threads: when its first and its latest turn were asked for, which is when there was a sentence to
+        # speak, seconds in turns, whether its reader kept up, and what a listener would hear.
         self._asked: float | None = None
+        self._asked_last = 0.0
         self._worked = 0.0
         self._kept_up = True
+        self._playback = Playback()
 
     def push(self, text: str) -> None:
         """Speak this after what was pushed before. Raises ApiError (400) beyond the most characters of a speech."""
@@ -186,8 +190,9 @@ class SessionStream:
         """The turn in which the session speaks, on its thread. Raises ApiError if the queue is full, and Cancelled."""
         self.speaking = True
         try:
+            self._asked_last = time.perf_counter()
             if self._asked is None:
-                self._asked = time.perf_counter()
+                self._asked = self._asked_last
             self._entering = asyncio.run_coroutine_threadsafe(self._enter(), self._loop)
             if self._ended:
                 self._entering.cancel()
@@ -232,6 +237,7 @@ class SessionStream:
         session.close()
         if self._asked is not None:
             self._metrics.speeches.labels(outcome).inc()
+            self._metrics.underruns.inc(self._playback.ran_out)
         if outcome == "finished" and seconds and self._kept_up:
             self._metrics.real_time_factor.observe(self._worked / seconds)
         self._pipe.end(last)
@@ -251,7 +257,11 @@ class SessionStream:
                 if seconds > self._settings.max_audio_seconds:
                     raise speech_too_long(self._settings.max_audio_seconds)
                 self._kept_up = self._kept_up and session.buffered_seconds < self._settings.buffer_seconds / 2
-                self._put(self._spoken(chunk, session.sample_rate))
+                piece = self._spoken(chunk, session.sample_rate)
+                self._playback.takes(piece.seconds, self._asked_last)
+                waited = time.perf_counter()
+                self._put(piece)
+                self._playback.pauses(time.perf_counter() - waited)
             elif self._last_flush is not None and flushes >= self._last_flush:
                 self._put(Spoken(self.encoder.finish(), -1, "", 0.0))
                 return seconds

@@ -19,6 +19,7 @@ from voxcpm_runtime import Audio, Cancelled, CancelToken, Plan, Progress, Sessio
 from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.metrics import Metrics
 from voxcpm_server.pipe import Pipe
+from voxcpm_server.playback import Playback
 from voxcpm_server.queueing import FairQueue, Turn
 from voxcpm_server.settings import Settings
 
@@ -135,27 +136,6 @@ class _LengthBound:
         return speech_too_long(self._most_seconds)
 
 
-class _Playback:
-    """A player that begins with a stream's first piece and plays without a pause, as long as there is audio."""
-
-    def __init__(self) -> None:
-        self._heard_until: float | None = None
-        self.ran_out = False
-        """Whether a piece came when everything before it had been heard."""
-
-    def takes(self, seconds: float) -> None:
-        """A piece of so many seconds was made."""
-        now = time.perf_counter()
-        if self._heard_until is not None and now > self._heard_until:
-            self.ran_out = True
-        self._heard_until = max(now, self._heard_until or now) + seconds
-
-    def pauses(self, seconds: float) -> None:
-        """The reader took nothing for so long, and has audio that it has not heard."""
-        if self._heard_until is not None:
-            self._heard_until += seconds
-
-
 class SpeechStream:
     """Pieces of speech (samples,) as they are made; `async for` takes them, `aclose` ends it.
 
@@ -232,7 +212,7 @@ class SpeechStream:
         """The thread's work."""
         seconds, work, outcome = 0.0, 0.0, "finished"
         last: Exception | None = None
-        playback = _Playback()
+        playback = Playback()
         started = time.perf_counter()
         try:
             with contextlib.closing(self._chunks) as chunks:  # type: ignore[type-var]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,12 @@ def spoken(tts: VoxCPM) -> Any:
 
 
 class Watched:
-    """A step model that counts its calls, and waits for `go` if there is one."""
+    """A step model that counts its calls, takes `seconds` longer for each, and waits for `go` if there is one."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self.calls = 0
+        self.seconds = 0.0
         self.go: threading.Event | None = None
 
     def new_state(self) -> Any:
@@ -67,6 +69,7 @@ class Watched:
 
     def __call__(self, inputs: Any, state: Any = None) -> Any:
         self.calls += 1
+        time.sleep(self.seconds)
         if self.go is not None:
             self.go.wait(20)
         return self._model(inputs, state)

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import gc
 import json
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ from server_on_loopback import ServerOnLoopback
 from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_STEP
 from voxcpm_runtime import CancelToken, VoxCPM, pcm16
 from voxcpm_server.encoding import Encoder
-from voxcpm_server.speaking import _Playback
 
 ARRIVALS = 16
 FEW_STEPS: Any = {"inference_timesteps": 2}
@@ -300,51 +298,6 @@ def test_first_audio_comes_before_others_end(batch_server: ServerOnLoopback) -> 
         assert short.status_code == 200
         assert batch_server.service.queue.busy == 1
         assert sum(map(len, parts)) > len(short.content)
-
-
-def test_a_stream_that_falls_behind_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("voxcpm_server.speaking.time.perf_counter", lambda: now[0])
-
-    def played(*pieces: tuple[float, float, float]) -> bool:
-        """(seconds to make it, seconds of audio, seconds until the reader has room) for each piece."""
-        playback = _Playback()
-        for work, seconds, waited in pieces:
-            now[0] += work
-            playback.takes(seconds)
-            now[0] += waited
-            playback.pauses(waited)
-        return playback.ran_out
-
-    assert not played((5, 1, 0), (0.9, 1, 0), (1.0, 1, 0))
-    assert played((5, 1, 0), (1.1, 1, 0))
-    # Ahead by a second, then behind.
-    assert not played((0, 1, 0), (0, 1, 0), (1.9, 1, 0))
-    assert played((0, 1, 0), (0, 1, 0), (2.1, 1, 0), (0, 1, 0))
-    # A reader that takes nothing hears nothing.
-    assert not played((0, 1, 0), (0.5, 1, 30), (0.5, 1, 0))
-    assert not played()
-
-
-def test_a_late_stream_is_in_the_metrics(
-    serve: Callable[..., ServerOnLoopback], tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running, models = serve(), tts.batch_driver.models
-    step, slow = models[LOCDIT_STEP], threading.Event()
-
-    def delayed(inputs: Any, state: Any = None) -> Any:
-        time.sleep(0.05 if slow.is_set() else 0)
-        return step(inputs, state)
-
-    monkeypatch.setitem(models, LOCDIT_STEP, delayed)  # type: ignore[arg-type]
-    given = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "seed": 1}
-    slow.set()
-    httpx2.post(f"{running.url}/v1/audio/speech", json=given, timeout=60)
-
-    assert "voxcpm_underruns_total 1.0" in httpx2.get(f"{running.url}/metrics").text
-    # What is answered whole is not heard while it is made.
-    httpx2.post(f"{running.url}/v1/audio/speech", json={**given, "stream": False}, timeout=60)
-    assert "voxcpm_underruns_total 1.0" in httpx2.get(f"{running.url}/metrics").text
 
 
 def test_a_cancelled_speech_leaves_no_caches(
