@@ -37,11 +37,21 @@ class Traits:
     """Whether the AudioVAE's weight file holds `sr_bin_boundaries`."""
     upstream_class: str
     """Name of upstream's class for this generation."""
+    languages: tuple[str, ...]
+    """Languages that upstream's model cards list, as codes of ISO 639; a checkpoint's `speech.json` knows better."""
     config_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Upstream's defaults for keys missing from config.json, where they differ from those of 0.5B."""
     audio_vae_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Upstream's defaults for keys missing from `audio_vae_config`, where they differ from those of 0.5B."""
 
+
+# Arabic, Burmese, Chinese, Danish, Dutch, English, Finnish, French, German, Greek, Hebrew, Hindi, Indonesian, Italian,
+# Japanese, Khmer, Korean, Lao, Malay, Norwegian, Polish, Portuguese, Russian, Spanish, Swahili, Swedish, Tagalog, Thai,
+# Turkish, Vietnamese.
+_THIRTY_LANGUAGES = (
+    "ar", "my", "zh", "da", "nl", "en", "fi", "fr", "de", "el", "he", "hi", "id", "it", "ja",
+    "km", "ko", "lo", "ms", "no", "pl", "pt", "ru", "es", "sw", "sv", "tl", "th", "tr", "vi",
+)  # fmt: skip
 
 GENERATIONS: dict[Generation, Traits] = {
     "voxcpm": Traits(
@@ -55,6 +65,7 @@ GENERATIONS: dict[Generation, Traits] = {
         mean_mode_in_dit_config=False,
         stores_rate_boundaries=False,
         upstream_class="VoxCPMModel",
+        languages=("zh", "en"),
     ),
     "voxcpm2": Traits(
         modes=("zero-shot", "voice design", "style control", "reference", "continuation", "combined"),
@@ -67,6 +78,7 @@ GENERATIONS: dict[Generation, Traits] = {
         mean_mode_in_dit_config=True,
         stores_rate_boundaries=True,
         upstream_class="VoxCPM2Model",
+        languages=_THIRTY_LANGUAGES,
         config_defaults={
             "patch_size": 4,
             "residual_lm_num_layers": 8,

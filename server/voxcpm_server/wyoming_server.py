@@ -16,6 +16,7 @@ from wyoming.info import Attribution, Describe, Info, TtsProgram, TtsVoice
 from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
+from voxcpm_constants.manifest import Manifest
 from voxcpm_server.authentication import is_loopback
 from voxcpm_server.conversations import Conversation
 from voxcpm_server.encoding import Encoder
@@ -32,13 +33,18 @@ _LOOPBACK = "127.0.0.1"
 _WIDTH = 2
 _NAME = "voxcpm-coreml"
 _ATTRIBUTION = Attribution("OpenBMB", "https://github.com/OpenBMB/VoxCPM")
-_LANGUAGES = ["en"]
 
 
 def wyoming_host(settings: Settings, *, keys: bool) -> str:
     """The address to speak Wyoming on: the server's own if that is loopback or everyone is let in, else loopback."""
     everyone = settings.insecure_wyoming_without_key or (settings.insecure_serve_without_key and not keys)
     return settings.host if everyone or is_loopback(settings.host) else _LOOPBACK
+
+
+def languages_of(manifest: Manifest) -> list[str]:
+    """The languages of a bundle: the one that its checkpoint was made for, or those of its generation."""
+    own = manifest.speech.language if manifest.speech is not None else None
+    return [own] if own else list(manifest.architecture.traits.languages)
 
 
 class WyomingServer:
@@ -164,7 +170,9 @@ class _Talk(Conversation):
     async def _info(self) -> Event:
         about: dict[str, Any] = {"attribution": _ATTRIBUTION, "installed": True, "version": version(_NAME)}
         names = await run_in_threadpool(self.service.voices.names)
-        voices = [TtsVoice(name=n, description=n, languages=_LANGUAGES, **about) for n in names]
+        with await self.service.bundles.lease() as served:
+            languages = languages_of(served.tts.bundle.manifest)
+        voices = [TtsVoice(name=n, description=n, languages=languages, **about) for n in names]
         program = TtsProgram(
             name=_NAME,
             description=f"VoxCPM ({self.service.model_names[0]})",

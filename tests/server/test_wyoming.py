@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -30,9 +31,10 @@ from wyoming.tts import (
 )
 
 from heard_words import SAID, SEED, wrong_words
+from voxcpm_constants.generations import GENERATIONS
 from voxcpm_runtime import VoxCPM
 from voxcpm_server.settings import Settings
-from voxcpm_server.wyoming_server import wyoming_host
+from voxcpm_server.wyoming_server import languages_of, wyoming_host
 
 # Chance may give a voice that takes long; whether it does is not what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
@@ -102,9 +104,27 @@ def test_it_tells_what_it_is(server: Any) -> None:
     assert program.installed
     assert program.supports_synthesize_streaming
     assert {"default", "alloy"} <= {voice.name for voice in program.voices}
-    assert all(voice.installed and voice.languages for voice in program.voices)
+    assert all(voice.installed and voice.languages == ["en"] for voice in program.voices)
     (pong,) = exchanged(server, Ping("hello"), last=Pong.is_type)
     assert Pong.from_event(pong).text == "hello"
+
+
+@pytest.mark.parametrize(
+    ("language", "generation", "expected"),
+    [
+        ("sw", "voxcpm", "sw"),
+        (None, "voxcpm", "zh en"),
+        # The thirty of upstream's card.
+        (None, "voxcpm2", "ar my zh da nl en fi fr de el he hi id it ja km ko lo ms no pl pt ru es sw sv tl th tr vi"),
+    ],
+)  # fmt: skip
+def test_languages_are_those_of_the_checkpoint_or_of_its_generation(
+    language: str | None, generation: Any, expected: str
+) -> None:
+    architecture = SimpleNamespace(traits=GENERATIONS[generation])
+    for speech in (SimpleNamespace(language=language), *([] if language else [None])):
+        manifest: Any = SimpleNamespace(speech=speech, architecture=architecture)
+        assert languages_of(manifest) == expected.split()
 
 
 @pytest.mark.usefixtures("seeded")
