@@ -30,7 +30,14 @@ class BundleError(VoxCPMError):
 
 
 class InputError(VoxCPMError, ValueError):
-    """A text, audio file, option or output path that generation cannot use; a ValueError, too, as upstream raises."""
+    """A text, audio file, option or output path that generation cannot use; a ValueError, too, as upstream raises.
+
+    argument: the name of the argument of `VoxCPM.speak` that it is about, for programs; None if that is not known.
+    """
+
+    def __init__(self, message: str = "", *, argument: str | None = None) -> None:
+        super().__init__(message)
+        self.argument = argument
 
 
 class DeviceError(VoxCPMError):

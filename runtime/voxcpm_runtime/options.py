@@ -215,7 +215,7 @@ def whole_number(value: object, name: str, least: int, unit: str = "") -> int:
     """The value as an int. Raises InputError for anything except a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         of = f" of {unit}" if unit else ""
-        raise InputError(f"{name} must be a whole number{of} from {least}, got {value!r}")
+        raise InputError(f"{name} must be a whole number{of} from {least}, got {value!r}", argument=name)
     return int(value)
 
 
@@ -225,11 +225,12 @@ def _check(declared: Declared, value: object) -> None:
         return
     if option.bounds is None:
         if not (isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")):
-            raise InputError(f"{name} must be True or False, got {value!r}")
+            raise InputError(f"{name} must be True or False, got {value!r}", argument=name)
         return
     low, high = option.bounds
     whole = float not in (type_, *get_args(type_))
     kind = Integral if whole else Real
     if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:  # type: ignore[operator]
         word, unit = "a whole number" if whole else "a number", f" {option.unit}" if option.unit else ""
-        raise InputError(f"{name} must be {word} from {low:g} to {high:g}{unit}, got {value!r}")
+        message = f"{name} must be {word} from {low:g} to {high:g}{unit}, got {value!r}"
+        raise InputError(message, argument=name)

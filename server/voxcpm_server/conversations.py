@@ -63,7 +63,7 @@ class Conversation(ABC):
             try:
                 await self._talk()
             except Exception as raised:  # noqa: BLE001 - whatever it is, the server goes on
-                error = as_api_error(raised)
+                error = as_api_error(raised, "text")
             finally:
                 for task in list(self._speeches):
                     await self.hush(task)

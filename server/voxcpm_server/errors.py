@@ -153,8 +153,11 @@ async def _ended(receive: Receive) -> None:
         times += (await receive())["type"] == "websocket.disconnect"
 
 
-def as_api_error(error: BaseException) -> ApiError:
-    """The answer to any error. One that nobody expected is logged by its place, and only its class is told."""
+def as_api_error(error: BaseException, text: str = "input") -> ApiError:
+    """The answer to any error. One that nobody expected is logged by its place, and only its class is told.
+
+    text: the name of the field that has the text to say.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
@@ -165,7 +168,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(400, f"{where or 'body'}: {first['msg']}", param=where, code="invalid_value")
     for kind, status in _STATUSES.items():
         if isinstance(error, kind):
-            return ApiError(status, str(error))
+            argument = getattr(error, "argument", None)
+            return ApiError(status, str(error), param=text if argument == "text" else argument)
     _log.error("%s", place_of(error))
     return ApiError(500, f"the server has failed ({type(error).__name__}); the request may be tried again")
 

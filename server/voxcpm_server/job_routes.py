@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSatisfiable, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from voxcpm_server.encoding import FORMATS
-from voxcpm_server.errors import CLIENT_GONE, DOCUMENTED, ApiError, ErrorDetail
+from voxcpm_server.errors import CLIENT_GONE, DOCUMENTED, ApiError, ErrorDetail, ErrorDocument
 from voxcpm_server.job_store import Job
 from voxcpm_server.jobs import Jobs
 from voxcpm_server.service import service_of
@@ -105,7 +105,7 @@ async def show_job(id: str, request: Request) -> JobDocument:  # noqa: A002 - th
         **DOCUMENTED,
         200: {"content": {form.content_type: {} for form in FORMATS.values()}},
         206: {"description": "A part of it, as the header Range asks for."},
-        416: {"description": "There is no such part."},
+        416: {"model": ErrorDocument, "description": "There is no such part."},
     },
 )
 async def fetch_job(id: str, request: Request) -> Response:  # noqa: A002 - the name in the path
@@ -150,6 +150,19 @@ class _Download(FileResponse):
                 raise ApiError(CLIENT_GONE, f"the client took nothing for {self.patience:g} s") from None
 
         await super().__call__(scope, receive, taken)
+
+    @classmethod
+    def _parse_range_header(cls, http_range: str, file_size: int) -> list[tuple[int, int]]:
+        # Starlette would answer these itself, in plain text.
+        try:
+            return super()._parse_range_header(http_range, file_size)
+        except MalformedRangeHeader:
+            raise ApiError(400, "Range: expected one such as bytes=0-99", param="Range") from None
+        except RangeNotSatisfiable:
+            size = {"Content-Range": f"bytes */{file_size}"}
+            raise ApiError(
+                416, f"Range: the speech has {file_size} bytes", param="Range", headers=size
+            ) from None
 
 
 def _document(job: Job, jobs: Jobs) -> JobDocument:

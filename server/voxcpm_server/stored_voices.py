@@ -35,13 +35,13 @@ class StoredVoices:
         meant = self._aliases.get(name, name)
         if meant == DEFAULT_VOICE:
             return None
-        if meant in OPENAI_VOICES and not self._path(meant).is_file():
+        if meant in OPENAI_VOICES and not self._path(meant, "voice").is_file():
             return None
         return self.stored(meant)
 
     def stored(self, name: str) -> Voice:
         """The stored voice of that name. Raises ApiError: 404 for an unknown one, 400 for what cannot be a name."""
-        path = self._path(name)
+        path = self._path(name, "voice")
         if not path.is_file():
             raise ApiError(
                 404, f"voice: there is no voice {name!r}; GET /v1/audio/voices lists them", param="voice"
@@ -52,7 +52,7 @@ class StoredVoices:
         """Raises ApiError for a name that is taken, reserved or cannot be a file's, and if `most` voices are stored."""
         if name == DEFAULT_VOICE or name in self._aliases:
             raise ApiError(409, f"name: {name} is reserved; choose another", param="name")
-        if self._path(name).exists():
+        if self._path(name, "name").exists():
             raise ApiError(
                 409, f"name: there is a voice {name} already; delete it or choose another", param="name"
             )
@@ -64,13 +64,14 @@ class StoredVoices:
         self.stored(name)
         self.store.remove(name)
 
-    def _path(self, name: str) -> Path:
+    def _path(self, name: str, field: str) -> Path:
+        """The file of a voice. field: where the name stands in the request."""
         if len(name.encode("utf-8", "replace")) > _MOST_NAME_BYTES:
-            raise ApiError(400, f"name: expected at most {_MOST_NAME_BYTES} bytes", param="name")
+            raise ApiError(400, f"{field}: expected at most {_MOST_NAME_BYTES} bytes", param=field)
         try:
             return self.store.path(name)
         except InputError as error:
-            raise ApiError(400, str(error), param="name") from None
+            raise ApiError(400, str(error), param=field) from None
 
 
 def read_aliases(path: Path | None) -> dict[str, str]:

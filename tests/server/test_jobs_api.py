@@ -82,6 +82,10 @@ def test_the_life_of_a_job(serve: Callable[..., Any], tts: Any, tmp_path: Path) 
     assert done["audio_seconds"] == pytest.approx(len(expected) / tts.sample_rate, abs=0.001)
     part = httpx2.get(f"{jobs}/{job['id']}/audio", headers={"Range": "bytes=10-19"})
     assert (part.status_code, part.content) == (206, fetched.content[10:20])
+    for asked, status in (("seconds=1-2", 400), ("bytes=", 400), ("bytes=99999999-", 416)):
+        wrong = httpx2.get(f"{jobs}/{job['id']}/audio", headers={"Range": asked})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (status, "Range")
+    assert wrong.headers["content-range"] == f"bytes */{done['bytes']}"
 
     assert httpx2.delete(f"{jobs}/{job['id']}").json()["deleted"] is True
     for path in (job["id"], f"{job['id']}/audio"):

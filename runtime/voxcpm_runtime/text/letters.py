@@ -38,7 +38,7 @@ _TIDYING: tuple[Substitution, ...] = tuple(
 )
 
 
-def spelled(text: str, tokenizer: TextTokenizer) -> str:
+def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
     """The text as it is read aloud, for a vocabulary of letters; unchanged if the vocabulary has digits.
 
     The result has small letters and the vocabulary's marks. It is not to be read again, because the capitals are gone
@@ -52,10 +52,14 @@ def spelled(text: str, tokenizer: TextTokenizer) -> str:
     whole = " ".join(filter(None, said))
     if left := tokenizer.unknown_characters(_each_once(whole)):
         raise InputError(
-            f"this voice knows the letters a to z only, and cannot say {left!r}; write it in English letters"
+            f"this voice knows the letters a to z only, and cannot say {left!r}; write it in English letters",
+            argument=argument,
         )
     if not whole:
-        raise InputError(f"nothing is left to say of {text[:_MOST_SHOWN]!r}: this voice knows letters only")
+        raise InputError(
+            f"nothing is left to say of {text[:_MOST_SHOWN]!r}: this voice knows letters only",
+            argument=argument,
+        )
     return whole
 
 
@@ -69,7 +73,9 @@ def check_sayable(text: str, tokenizer: TextTokenizer) -> None:
 
 def spelled_transcript(transcript: str, tokenizer: TextTokenizer) -> str:
     """The transcript as `spelled` rewrites it, with a space to separate it from the text; empty if it was empty."""
-    return f"{spelled(transcript, tokenizer)} " if transcript and is_of_letters(tokenizer) else transcript
+    if not transcript or not is_of_letters(tokenizer):
+        return transcript
+    return f"{spelled(transcript, tokenizer, 'prompt_text')} "
 
 
 def continued_transcript(said: str, tokenizer: TextTokenizer) -> str:

@@ -10,28 +10,31 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.text.normalization import normalized
 
 
-def checked_text(text: object, what: str) -> str:
+def checked_text(text: object, what: str, argument: str = "text") -> str:
     """The text, unchanged. Raises InputError if it is blank, too long, not a str, or not valid Unicode.
 
-    what: the name of the text in the message, such as "text".
+    what: the name of the text in the message, such as "text". argument: its name among the arguments of `speak`.
     """
     if not isinstance(text, str):
-        raise InputError(f"the {what} is no text but {type(text).__name__}; expected a str")
+        raise InputError(
+            f"the {what} is no text but {type(text).__name__}; expected a str", argument=argument
+        )
     if len(text) > MOST_CHARACTERS:
         raise InputError(
-            f"the {what} has {len(text)} characters; expected at most {MOST_CHARACTERS}: give it in parts"
+            f"the {what} has {len(text)} characters; expected at most {MOST_CHARACTERS}: give it in parts",
+            argument=argument,
         )
     if not text.strip():
-        raise InputError(f"the {what} is empty; expected something to say")
-    return valid_unicode(text, what)
+        raise InputError(f"the {what} is empty; expected something to say", argument=argument)
+    return valid_unicode(text, what, argument)
 
 
-def valid_unicode(text: str, what: str) -> str:
+def valid_unicode(text: str, what: str, argument: str = "text") -> str:
     """The text, unchanged. Raises InputError for half of a surrogate pair, which no file in UTF-8 has."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(f"the {what} is not valid Unicode; expected UTF-8") from None
+        raise InputError(f"the {what} is not valid Unicode; expected UTF-8", argument=argument) from None
     return text
 
 
@@ -50,7 +53,8 @@ def said_text(text: str, *, normalize: bool) -> str:
     said = normalized(one_line(text))
     if not said.strip():
         raise InputError(
-            "nothing is left of the text without its emoji, code and markup; expected words to say"
+            "nothing is left of the text without its emoji, code and markup; expected words to say",
+            argument="text",
         )
     return said
 

@@ -55,7 +55,7 @@ class Recordings:
                 raise InputError(
                     "the prompt's transcript is empty; it must say what is said in the prompt audio"
                 )
-            checked_text(self.prompt_text, "prompt's transcript")
+            checked_text(self.prompt_text, "prompt's transcript", "prompt_text")
         if self.voice is not None and (self.prompt is not None or self.reference is not None):
             raise InputError("a voice takes the place of prompt and reference: give one of them")
 
