@@ -22,7 +22,9 @@ from voxcpm_server.speech_requests import GREATEST_SPEED, LEAST_SPEED
 
 router = APIRouter()
 MOST_CONTEXTS = 5
-"""Contexts that a connection may have open, as ElevenLabs has it."""
+"""Contexts that a connection may have open, as ElevenLabs has it. One that its client has closed is not open."""
+_MOST_CLOSED = 5
+"""Closed contexts that may still be spoken. An agent that is interrupted closes one, and hears no more of it."""
 _DEFAULT_CONTEXT = "default"
 _MOST_ID = 200
 _DEFAULT_FORMAT = "mp3_44100_128"
@@ -75,11 +77,12 @@ class _Contexts(JsonSocket):
     def __init__(self, websocket: WebSocket, service: Service, wishes: _Wishes) -> None:
         super().__init__(websocket, service, wishes.idle_seconds)
         self._wishes = wishes
-        self._open: dict[str, _Context] = {}
+        # By name: those that are spoken, closed ones too, in the order in which they were opened or closed.
+        self._contexts: dict[str, _Context] = {}
 
     @property
     def speaking(self) -> bool:
-        return any(context.stream.speaking for context in self._open.values())
+        return any(context.stream.speaking for context in self._contexts.values())
 
     async def handle(self, message: dict[str, Any]) -> bool:
         if message.get("close_socket"):
@@ -88,14 +91,14 @@ class _Contexts(JsonSocket):
         try:
             await self._handle(name, message)
         except Exception as raised:  # noqa: BLE001 - an error of one context leaves the others as they are
-            await self._failed(name, as_api_error(raised))
+            await self._failed(name, as_api_error(raised, "text"))
         return True
 
     async def _handle(self, name: str, message: dict[str, Any]) -> None:
         text = message.get("text") or ""
         if not isinstance(text, str):
             raise ApiError(400, "text: expected a string", param="text")
-        context = self._open.get(name)
+        context = self._contexts.get(name)
         # An empty text keeps the connection alive, and opens nothing.
         if context is None and text:
             context = await self._begin(name, message.get("voice_settings"))
@@ -106,11 +109,13 @@ class _Contexts(JsonSocket):
         if message.get("close_context"):
             context.closed = True
             context.stream.finish()
+            self._contexts[name] = self._contexts.pop(name)
+            await self._cancel_oldest_closed()
         elif message.get("flush"):
             context.stream.flush()
 
     async def _begin(self, name: str, voice_settings: Any) -> _Context:
-        if len(self._open) >= MOST_CONTEXTS:
+        if sum(not context.closed for context in self._contexts.values()) >= MOST_CONTEXTS:
             raise ApiError(
                 400, f"context_id: {MOST_CONTEXTS} contexts are open, the most that may", param="context_id"
             )
@@ -120,9 +125,17 @@ class _Contexts(JsonSocket):
             return wishes.given, Encoder(wishes.codec, served.speeches.sample_rate, wishes.sample_rate, speed)
 
         stream = await self.begun(wishes.model, wanted)
-        context = self._open[name] = _Context(name, stream, Alignment(restarts=wishes.times_restart))
+        context = self._contexts[name] = _Context(name, stream, Alignment(restarts=wishes.times_restart))
         self.speak(stream, self._speech(context))
         return context
+
+    async def _cancel_oldest_closed(self) -> None:
+        """End the context that was closed first, if too many closed ones are still spoken."""
+        closed = [context for context in self._contexts.values() if context.closed]
+        if len(closed) > _MOST_CLOSED:
+            del self._contexts[closed[0].id]
+            await asyncio.shield(closed[0].stream.aclose())
+            await self.send({"isFinal": True, "contextId": closed[0].id})
 
     async def _speech(self, context: _Context) -> None:
         """Send a context's speech to its end; its error ends it alone, unless the client has gone."""
@@ -141,15 +154,16 @@ class _Contexts(JsonSocket):
                 if data or not isinstance(piece, Spoken):
                     await self._send_audio(context, data)
         except Exception as raised:  # noqa: BLE001 - see above
-            # One that was closed because of an error elsewhere has been told that one.
-            if self._open.get(context.id) is context:
-                await self._failed(context.id, as_api_error(raised))
+            # The end of one that was cancelled has been told.
+            if self._contexts.get(context.id) is context:
+                await self._failed(context.id, as_api_error(raised, "text"))
         else:
-            await self._send_audio(context, b"")
-            await self.send({"isFinal": True, "contextId": context.id})
+            if self._contexts.get(context.id) is context:
+                await self._send_audio(context, b"")
+                await self.send({"isFinal": True, "contextId": context.id})
         finally:
-            if self._open.get(context.id) is context:
-                del self._open[context.id]
+            if self._contexts.get(context.id) is context:
+                del self._contexts[context.id]
 
     async def _send_audio(self, context: _Context, data: bytes) -> None:
         """A message of audio with its characters; nothing where there is neither."""
@@ -166,7 +180,7 @@ class _Contexts(JsonSocket):
 
     async def _failed(self, name: str, error: ApiError) -> None:
         """Tell the error of a context, and that it has ended; raises one that nobody is there to read."""
-        context = self._open.pop(name, None)
+        context = self._contexts.pop(name, None)
         if context is not None:
             context.closed = True
             await asyncio.shield(context.stream.aclose())

@@ -25,6 +25,8 @@ from voxcpm_server.alignment import Alignment
 # Chance may give a voice that takes long; whether it does is not what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 
+LONG = "one two three four five six seven eight nine ten, and on we go. "
+
 
 @contextlib.contextmanager
 def socket_to(
@@ -144,6 +146,21 @@ def test_no_more_contexts_than_elevenlabs_has(server: Any) -> None:
         assert received(connection) == [{"isFinal": True, "contextId": "0"}]
         sends(connection, {"text": "Hello.", "context_id": "6"}, {"context_id": "6", "close_context": True})
         assert audio_of(received(connection), "6")
+
+
+def test_an_agent_may_be_interrupted_again_and_again(server: Any) -> None:
+    """Closed contexts that are still spoken leave room for the next answer; the first of too many is cancelled."""
+    with socket_to(server, query=f"output_format=pcm_24000&seed={SEED}") as connection:
+        for number in range(6):
+            sends(connection, {"text": LONG * 20, "context_id": f"{number}"})
+            sends(connection, {"context_id": f"{number}", "close_context": True})
+        sends(connection, {"text": "Hello.", "context_id": "last"})
+        messages = received(connection)
+        assert messages[-1]["contextId"] == "0"
+        assert not [message for message in messages if "error" in message]
+        # It takes text: it is not one of those.
+        sends(connection, {"text": 5, "context_id": "last"})
+        assert "expected a string" in next(m["error"] for m in received(connection) if "error" in m)
 
 
 @pytest.mark.parametrize(
