@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -31,6 +30,7 @@ from voxcpm_server.authentication import Guard, Keys, check_exposure, read_keys
 from voxcpm_server.bounded_bodies import BoundedBody
 from voxcpm_server.bounded_requests import BoundedRequests
 from voxcpm_server.errors import answer_in_openais_shape
+from voxcpm_server.openapi import DescribedApp
 from voxcpm_server.outcomes import Outcomes
 from voxcpm_server.page_files import page_router
 from voxcpm_server.served_bundles import Source
@@ -45,19 +45,6 @@ _SEEN_BY_PAGES = [
     "X-Ignored-Fields",
     "Retry-After",
 ]
-
-
-class _App(FastAPI):
-    """An app whose OpenAPI document has no 422, which FastAPI answers to wrong fields: here that is a 400."""
-
-    def openapi(self) -> dict[str, Any]:
-        document = super().openapi()
-        for operations in document["paths"].values():
-            for operation in operations.values():
-                operation["responses"].pop("422", None)
-        for unused in ("HTTPValidationError", "ValidationError"):
-            document["components"]["schemas"].pop(unused, None)
-        return document
 
 
 def create_app(
@@ -75,6 +62,10 @@ def create_app(
     those that the settings and the environment name. named: more bundles, loaded when they are first asked for (the
     settings' `bundles` are the command's to open). when_begun: called when the default bundle is loaded, or with the
     error that prevents it. replicated: it is one of several at the same address.
+
+    Under another server than the command's, run it within `suspicious_warnings_counted(app.state.service.metrics)` of
+    `metrics.py`: otherwise Python prints the runtime's warnings, which may quote a text, and none is counted. The app
+    does not do so by itself, because that is a setting of the whole process.
 
     Raises InputError for settings that contradict each other, and for a server without a key that other machines could
     reach.
@@ -99,7 +90,7 @@ def create_app(
         await service.bundles.close()
 
     # Its own pages of documentation load scripts from elsewhere; the document itself stays.
-    app = _App(
+    app = DescribedApp(
         title="voxcpm-coreml",
         version=version("voxcpm-coreml"),
         docs_url=None,
@@ -107,6 +98,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.service = service
+    app.state.needs_key = service.needs_key
     answer_in_openais_shape(app)
     # Clients are given a URL with or without /v1.
     for prefix in ("/v1", ""):

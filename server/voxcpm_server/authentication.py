@@ -104,7 +104,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, with its owner in `scope["state"]["owner"]`, or answer 401 or 403."""
-        if scope["type"] in ("http", "websocket") and not _is_open(scope["path"]):
+        if scope["type"] in ("http", "websocket") and not needs_no_key(scope["path"]):
             try:
                 scope.setdefault("state", {})["owner"] = self._owner(
                     Headers(scope=scope), scope.get("subprotocols", ())
@@ -156,7 +156,8 @@ def _given(headers: Headers, protocols: Iterable[str]) -> str | None:
     return headers.get("xi-api-key") or next(offered, None)
 
 
-def _is_open(path: str) -> bool:
+def needs_no_key(path: str) -> bool:
+    """Whether a path is answered to everyone."""
     return path in OPEN_PATHS or path.startswith(PAGE_FOLDER)
 
 

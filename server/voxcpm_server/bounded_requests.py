@@ -7,7 +7,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from voxcpm_server.errors import ApiError, refuse
 from voxcpm_server.settings import Settings
 
-_PROBES = frozenset({"/healthz", "/ready", "/metrics"})
+PROBES = frozenset({"/healthz", "/ready", "/metrics"})
+"""What is always answered."""
 _RETRY_SECONDS = "5"
 
 
@@ -21,7 +22,7 @@ class BoundedRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 503 to one more."""
-        if scope["type"] not in ("http", "websocket") or scope["path"] in _PROBES:
+        if scope["type"] not in ("http", "websocket") or scope["path"] in PROBES:
             await self._app(scope, receive, send)
         elif self._running >= self._most:
             error = ApiError(

@@ -101,8 +101,15 @@ class ErrorDocument(BaseModel):
     error: ErrorDetail
 
 
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds until to come again.", "schema": {"type": "integer"}}}
+_CHALLENGE = {"WWW-Authenticate": {"description": "Bearer.", "schema": {"type": "string"}}}
+_HEADERS_OF = {401: _CHALLENGE, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorDocument, "description": description}
+    status: {
+        "model": ErrorDocument,
+        "description": description,
+        **({"headers": _HEADERS_OF[status]} if status in _HEADERS_OF else {}),
+    }
     for status, description in (
         (400, "The request cannot be carried out; the message says why."),
         (401, "The key is missing or wrong."),
@@ -112,7 +119,10 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
         (409, "The name is taken, or the job is not done."),
         (413, "The body is too large."),
         (429, "This key has too many requests waiting; Retry-After says when to come again."),
-        (501, "An optional package is not installed on the server."),
+        (
+            501,
+            "An optional package is not installed on the server, or one of several servers cannot answer this.",
+        ),
         (
             503,
             "Too many requests are waiting, or the bundle cannot be loaded; Retry-After says when to come again.",

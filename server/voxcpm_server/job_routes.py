@@ -22,6 +22,8 @@ from voxcpm_server.speech_requests import DOCUMENTED_BODY, SpeechRequest, speech
 
 router = APIRouter(tags=["jobs"])
 _MOST_LISTED = 1000
+_LOCATION = {"Location": {"description": "The path of the job.", "schema": {"type": "string"}}}
+_PART = {"Content-Range": {"description": "Which bytes, of how many.", "schema": {"type": "string"}}}
 
 
 State = Literal["queued", "running", "done", "failed"]
@@ -63,7 +65,7 @@ class JobList(BaseModel):
 @router.post(
     "/audio/jobs",
     status_code=202,
-    responses={**DOCUMENTED, 202: {"model": JobDocument}},
+    responses={**DOCUMENTED, 202: {"model": JobDocument, "headers": _LOCATION}},
     openapi_extra=DOCUMENTED_BODY,
 )
 async def submit_job(
@@ -104,8 +106,8 @@ async def show_job(id: str, request: Request) -> JobDocument:  # noqa: A002 - th
     responses={
         **DOCUMENTED,
         200: {"content": {form.content_type: {} for form in FORMATS.values()}},
-        206: {"description": "A part of it, as the header Range asks for."},
-        416: {"model": ErrorDocument, "description": "There is no such part."},
+        206: {"description": "A part of it, as the header Range asks for.", "headers": _PART},
+        416: {"model": ErrorDocument, "description": "There is no such part.", "headers": _PART},
     },
 )
 async def fetch_job(id: str, request: Request) -> Response:  # noqa: A002 - the name in the path

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from voxcpm_server.encoding import FORMATS, Encoder
 from voxcpm_server.errors import DOCUMENTED
+from voxcpm_server.openapi import SPEECH_HEADERS
 from voxcpm_server.service import service_of
 from voxcpm_server.speech_answers import speak
 from voxcpm_server.speech_requests import DOCUMENTED_BODY, SpeechRequest, speech_request
@@ -33,6 +34,7 @@ async def _room_in_the_queue(request: Request) -> None:
         **DOCUMENTED,
         200: {
             "description": "The speech, as it is made.",
+            "headers": SPEECH_HEADERS,
             "content": {form.content_type: {} for form in FORMATS.values()} | {"text/event-stream": {}},
         },
     },

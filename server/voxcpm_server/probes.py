@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from voxcpm_server.errors import DOCUMENTED
 from voxcpm_server.metrics import CONTENT_TYPE
 from voxcpm_server.service import service_of
 
@@ -29,7 +30,11 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": "ready", **state})
 
 
-@router.get("/metrics", response_class=Response)
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, 501: DOCUMENTED[501]},
+)
 async def metrics(request: Request) -> Response:
     """Counters in Prometheus' text format."""
     service_of(request).check_alone("metrics count what one process does")

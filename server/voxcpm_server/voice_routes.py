@@ -14,6 +14,7 @@ from starlette.responses import Response
 from voxcpm_runtime import Voice
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import DOCUMENTED, ApiError
+from voxcpm_server.openapi import SPEECH_HEADERS
 from voxcpm_server.recordings import decoded_recording
 from voxcpm_server.served_bundles import Served
 from voxcpm_server.service import Service, service_of
@@ -110,7 +111,7 @@ async def delete_voice(name: str, request: Request) -> dict[str, Any]:
 @router.get(
     "/audio/voices/{name}/preview",
     response_class=Response,
-    responses={**DOCUMENTED, 200: {"content": {"audio/mpeg": {}}}},
+    responses={**DOCUMENTED, 200: {"content": {"audio/mpeg": {}}, "headers": SPEECH_HEADERS}},
 )
 async def preview_voice(
     name: str,
