@@ -28,9 +28,10 @@ export class Speech {
     return this.samples ? this.samples / this.rate : 0;
   }
 
-  /** Seconds of waiting and work for a second of speech; the queue counts, too. */
+  /** Seconds for a second of the speech that came after its first samples: waiting in the queue does not count. */
   get realTimeFactor() {
-    return this.samples ? this.elapsed / this.seconds : null;
+    const samples = this.samples - (this.pieces[0]?.length ?? 0);
+    return samples ? ((this.elapsed - this.firstAudio) * this.rate) / samples : null;
   }
 
   /**

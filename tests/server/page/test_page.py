@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,21 @@ def test_every_sample_of_a_speech_is_heard_drawn_and_saved(
     with av.open(io.BytesIO(content)) as file:
         flac = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
     np.testing.assert_array_equal(flac, said)
+
+
+def test_the_real_time_factor_leaves_out_the_wait_for_the_first_audio(
+    visit: Callable[..., Any], serve: Callable[..., Any], euler_steps: Any, said: np.ndarray
+) -> None:
+    there = visit(serve().url)
+    euler_steps.go = threading.Event()
+    there.say(TEXT, seed=7)
+    there.page.wait_for_timeout(3000)
+    euler_steps.go.set()
+    there.status(f"{len(said) / 24000:.1f} s of speech.")
+
+    first = float(there.page.inner_text("#first-audio").removesuffix(" s"))
+    assert first > 2.5
+    assert 0 < float(there.page.inner_text("#real-time-factor")) < first / (len(said) / 24_000)
 
 
 def test_it_is_driven_from_the_keyboard(visit: Callable[..., Any], server: Any, said: np.ndarray) -> None:
