@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
@@ -60,19 +60,26 @@ class Speeches:
         """Hz of the speech."""
         return self._tts.sample_rate
 
-    async def begin(
-        self, owner: str, given: Mapping[str, Any], *, whole: bool = False, began: float | None = None
-    ) -> SpeechStream:
+    async def planned(self, given: Mapping[str, Any]) -> Planned:
+        """A speech to begin, of which all is checked that can be before it has its turn.
+
+        given: arguments of `VoxCPM.speak`. Raises what `VoxCPM.plan` raises.
+        """
+        bound = _LengthBound(self._settings.max_audio_seconds)
+        return Planned(
+            await run_in_threadpool(self._tts.plan, **given, progress=bound, cancel=bound.cancel), bound
+        )
+
+    async def begin(self, owner: str, planned: Planned, *, whole: bool, began: float) -> SpeechStream:
         """A stream of speech whose first piece is there, so that all that can be refused has been refused.
 
-        owner: whose turn it takes. given: arguments of `VoxCPM.speak`. whole: one piece, spoken again if its length
-        does not fit its text. began: when the request came (`time.perf_counter`).
+        owner: whose turn it takes. whole: one piece, spoken again if its length does not fit its text. began: when the
+        request came (`time.perf_counter`).
 
-        Raises what `VoxCPM.speak` raises, and ApiError if the queue is full or the speech becomes too long.
+        Raises what `VoxCPM.speak_plan` raises, and ApiError if the queue is full, which is known at once, or the speech
+        becomes too long.
         """
-        began = time.perf_counter() if began is None else began
-        bound = _LengthBound(self._settings.max_audio_seconds)
-        plan = await run_in_threadpool(self._tts.plan, **given, progress=bound, cancel=bound.cancel)
+        plan, bound = planned
         chunks = self._whole(plan) if whole else self._streamed(plan)
         room = max(1, int(self._settings.buffer_seconds / self._tts.bundle.architecture.patch_seconds))
         turn = await self.queue.enter(owner)
@@ -136,6 +143,18 @@ class _LengthBound:
         return speech_too_long(self._most_seconds)
 
 
+class Planned(NamedTuple):
+    """A speech that has not begun."""
+
+    plan: Plan
+    bound: _LengthBound
+
+    @property
+    def seed(self) -> int:
+        """The seed that reproduces this speech."""
+        return self.plan.randomness.seed or 0
+
+
 class SpeechStream:
     """Pieces of speech (samples,) as they are made; `async for` takes them, `aclose` ends it.
 
@@ -163,11 +182,6 @@ class SpeechStream:
         self._first: Audio | None = None
         # Not of a pool: its end would wait for threads, and their number is the queue's business.
         threading.Thread(target=self._make, name="speech", daemon=True).start()
-
-    @property
-    def seed(self) -> int:
-        """The seed that reproduces this speech."""
-        return self.plan.randomness.seed or 0
 
     @property
     def patches(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -17,7 +19,11 @@ from voxcpm_server.errors import as_api_error
 from voxcpm_server.served_bundles import Served
 from voxcpm_server.service import service_of
 from voxcpm_server.speaking import SpeechStream
-from voxcpm_server.streaming import StreamedResponse, unless_gone
+from voxcpm_server.streaming import StreamedResponse, ended, unless_gone
+
+_EVENTS = "text/event-stream"
+# Clients of voice agents give up when nothing comes for 5 seconds.
+_SILENT_SECONDS = 3.0
 
 
 async def speak(
@@ -32,26 +38,58 @@ async def speak(
     """The answer that speaks, as server-sent events, or as the audio itself; `whole`: when all is spoken.
 
     served: the bundle, which stays open until all is spoken. given: arguments of `VoxCPM.speak`.
-    Raises ApiError and what `VoxCPM.speak` raises, as long as no audio was sent.
+    Raises ApiError and what `VoxCPM.speak` raises, as long as nothing was sent.
     """
     service = service_of(request)
-    speech = served.speeches.begin(request.state.owner, given, whole=whole, began=request.state.began)
-    stream = await unless_gone(request, speech)
-    stream.when_done(served.hold())
+    planned = await unless_gone(request, served.speeches.planned(given))
+    beginning = asyncio.ensure_future(
+        served.speeches.begin(request.state.owner, planned, whole=whole, began=request.state.began)
+    )
+    _hold(served, beginning)
     headers = {
-        "X-Seed": str(stream.seed),
+        "X-Seed": str(planned.seed),
         "X-Sample-Rate": str(encoder.sample_rate),
         "Cache-Control": "no-store",
     }
+    patience = service.settings.client_timeout
+    end = partial(_end, beginning)
+    try:
+        await unless_gone(request, asyncio.wait({beginning}, timeout=_SILENT_SECONDS if events else None))
+        if events and not beginning.done():
+            # What is wrong with the request would have been found by now.
+            return StreamedResponse(_events(beginning, encoder), _EVENTS, headers, patience, end)
+        stream = beginning.result()
+    except BaseException:
+        await end()
+        raise
     if events:
-        parts = _events(stream, encoder)
-        return StreamedResponse(parts, "text/event-stream", headers, service.settings.client_timeout)
+        return StreamedResponse(_events(beginning, encoder), _EVENTS, headers, patience, end)
     if not whole:
         parts = _audio(stream, encoder)
-        return StreamedResponse(parts, encoder.format.content_type, headers, service.settings.client_timeout)
+        return StreamedResponse(parts, encoder.format.content_type, headers, patience, end)
     body = b"".join([part async for part in _encoded(stream, encoder)])
     headers["X-Audio-Duration"] = f"{encoder.samples / encoder.sample_rate:.3f}"
     return Response(encoder.header(encoder.samples) + body, 200, headers, encoder.format.content_type)
+
+
+def _hold(served: Served, beginning: asyncio.Task[SpeechStream]) -> None:
+    """Keep the bundle open until the speech has ended."""
+    release = served.hold()
+
+    def begun(task: asyncio.Task[SpeechStream]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            release()
+        else:
+            task.result().when_done(release)
+
+    beginning.add_done_callback(begun)
+
+
+async def _end(beginning: asyncio.Task[SpeechStream]) -> None:
+    """End a speech, wherever it is."""
+    await ended(beginning)
+    if not beginning.cancelled() and beginning.exception() is None:
+        await beginning.result().aclose()
 
 
 async def _encoded(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes, None]:
@@ -75,12 +113,16 @@ async def _audio(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes
             header = b""
 
 
-async def _events(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes, None]:
+async def _events(beginning: asyncio.Task[SpeechStream], encoder: Encoder) -> AsyncGenerator[bytes, None]:
     """Server-sent events as OpenAI's: deltas of audio in base64, then `done` with what was used and the length.
 
-    An error is told as an event, and then raised.
+    Until the speech has begun there are comments. An error is told as an event, and then raised.
     """
     try:
+        while not beginning.done():
+            yield b": waiting\n\n"
+            await asyncio.wait({beginning}, timeout=_SILENT_SECONDS)
+        stream = beginning.result()
         async with aclosing(_audio(stream, encoder)) as parts:
             async for data in parts:
                 yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})

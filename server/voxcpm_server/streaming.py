@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -29,15 +29,16 @@ async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
             raise ApiError(CLIENT_GONE, "the client has gone away")
         return working.result()
     finally:
-        await _ended(gone)
-        await _ended(working)
+        await ended(gone)
+        await ended(working)
 
 
 class StreamedResponse(Response):
     """An answer of parts as they are made. The parts' generator is closed in any case.
 
     A client that goes away, or takes nothing for `patience` seconds, ends it. After an error the connection ends
-    without the end of the body, so that the client does not take a part for the whole.
+    without the end of the body, so that the client does not take a part for the whole. end: called in any case, too,
+    since a generator that was never asked for a part does nothing when it is closed.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class StreamedResponse(Response):
         media_type: str,
         headers: Mapping[str, str],
         patience: float,
+        end: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(media_type=media_type, headers=dict(headers))
         del self.headers["content-length"]
         self._parts = parts
         self._patience = patience
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the parts."""
@@ -62,9 +65,10 @@ class StreamedResponse(Response):
                 sending.exception() if sending.done() else ApiError(CLIENT_GONE, "the client has gone away")
             )
         finally:
-            await _ended(gone)
-            await _ended(sending)
+            await ended(gone)
+            await ended(sending)
             await self._parts.aclose()
+            await self._end()
         if error is not None:
             status = CLIENT_GONE if isinstance(error, OSError) else as_api_error(error).status_code
             scope.setdefault("state", {})["broken_off"] = status
@@ -89,7 +93,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _ended(task: asyncio.Future[Result]) -> None:
+async def ended(task: asyncio.Future[Result]) -> None:
     """Cancel a task unless it is done, and wait until it has ended."""
     if not task.done():
         task.cancel()

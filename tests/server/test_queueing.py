@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import socket
@@ -16,7 +17,7 @@ import numpy as np
 import openai
 import pytest
 
-from voxcpm_runtime import CancelToken, VoxCPM
+from voxcpm_runtime import CancelToken, InputError, VoxCPM, pcm16
 from voxcpm_server.errors import ApiError
 from voxcpm_server.queueing import FairQueue
 
@@ -221,6 +222,74 @@ def test_a_full_queue_answers_503_and_a_key_with_too_many_429(
     for thread in waiting:
         thread.join(30)
     assert served == ["a", "b"]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("voxcpm_server.speech_answers._SILENT_SECONDS", 0.2)
+
+
+EVENTS = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "stream_format": "sse", "seed": 7}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_events_tell_that_they_wait_for_their_turn(serve: Callable[..., Any], tts: VoxCPM) -> None:
+    running = serve(concurrency=1, queue=1)
+    url, lines = f"{running.url}/v1/audio/speech", []
+    with contextlib.ExitStack() as asked:
+        with speaking(running):
+            answer = asked.enter_context(httpx2.stream("POST", url, json=EVENTS, timeout=20))
+            assert (answer.status_code, answer.headers["x-seed"]) == (200, "7")
+            rest = answer.iter_lines()
+            assert [next(rest) for _ in range(4)] == [": waiting", ""] * 2
+            # What can be refused has a status still.
+            assert httpx2.post(url, json=EVENTS).status_code == 503
+            running.service.queue._most_waiting = running.service.queue._most_per_key = 2
+            assert httpx2.post(url, json={**EVENTS, "cfg_value": 99}).status_code == 400
+        lines += [line.removeprefix("data: ") for line in rest if line.startswith("data: ")]
+    audio = b"".join(base64.b64decode(json.loads(line).get("audio", "")) for line in lines[:-1])
+    assert lines[-1] == "[DONE]"
+    assert np.array_equal(
+        np.frombuffer(audio, "<i2"), pcm16(tts.speak("Hello.", seed=7, retry_badcase=False).audio)
+    )
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_error_after_the_wait_is_an_event_and_counts(
+    serve: Callable[..., Any], tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve()
+
+    def late(*_: object, **__: object) -> Any:
+        time.sleep(0.7)
+        raise InputError("it is late")
+        yield
+
+    monkeypatch.setattr(tts, "stream_plan", late)
+    lines: list[str] = []
+    url = f"{running.url}/v1/audio/speech"
+    with (
+        pytest.raises(httpx2.RemoteProtocolError),
+        httpx2.stream("POST", url, json=EVENTS, timeout=20) as answer,
+    ):
+        lines.extend(answer.iter_lines())
+    assert lines[0] == ": waiting"
+    assert "it is late" in next(line for line in lines if line.startswith("data: "))
+    text = httpx2.get(f"{running.url}/metrics").text
+    assert 'voxcpm_requests_total{route="/audio/speech",status="400"} 1.0' in text
+    assert running.service.bundles.default.users == 0
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_client_of_events_that_goes_away_leaves_the_queue(serve: Callable[..., Any]) -> None:
+    running = serve(concurrency=1)
+    with speaking(running):
+        with httpx2.stream("POST", f"{running.url}/v1/audio/speech", json=EVENTS, timeout=5) as answer:
+            next(answer.iter_lines())
+            assert running.service.queue.waiting == 1
+        until(lambda: running.service.queue.waiting == 0)
+    until(lambda: running.service.queue.busy == 0)
+    assert running.service.bundles.default.users == 0
 
 
 def test_a_reader_that_takes_nothing_is_given_up(serve: Callable[..., Any], euler_steps: Any) -> None:
