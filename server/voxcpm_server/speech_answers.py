@@ -105,12 +105,13 @@ async def _encoded(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[byt
 
 
 async def _audio(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes, None]:
-    header = encoder.header()
     # The generator within is closed when this one is, and not when it is collected.
     async with aclosing(_encoded(stream, encoder)) as parts:
+        # Not with the first audio, which comes later than the first patch at other speeds than 1.
+        if header := encoder.header():
+            yield header
         async for data in parts:
-            yield header + data
-            header = b""
+            yield data
 
 
 async def _events(beginning: asyncio.Task[SpeechStream], encoder: Encoder) -> AsyncGenerator[bytes, None]:
