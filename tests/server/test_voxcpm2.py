@@ -1,0 +1,85 @@
+"""What only VoxCPM2 can, over HTTP: a style in words, a reference, a voice without a transcript."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+
+from server_on_loopback import ServerOnLoopback
+from voxcpm_runtime import VoxCPM, pcm16
+
+# Random weights say nothing, and do not stop before their cache is full.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning"),
+    pytest.mark.filterwarnings("ignore:segment 1. the speech was cut off"),
+]
+TEXT = "Hello there."
+GIVEN = {"seed": 5, "inference_timesteps": 2}
+
+
+@pytest.fixture(scope="module")
+def second(second_bundle: Path) -> Iterator[VoxCPM]:
+    with VoxCPM.from_bundle(second_bundle, precision="fp32") as opened:
+        yield opened
+
+
+@pytest.fixture
+def running(second: VoxCPM, tmp_path: Path) -> Iterator[ServerOnLoopback]:
+    with ServerOnLoopback.of(second, voices_folder=tmp_path / "voices") as server:
+        yield server
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """A quarter of a second of noise: a file."""
+    path = tmp_path / "me.wav"
+    noise = np.random.default_rng(0).normal(0, 0.1, 4_000)
+    soundfile.write(path, noise, 16_000, subtype="FLOAT")
+    return path
+
+
+def said(running: ServerOnLoopback, second: VoxCPM, **fields: Any) -> np.ndarray:
+    asked = {"model": "tts-1", "input": TEXT, "response_format": "pcm", "sample_rate": second.sample_rate}
+    answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**asked, **GIVEN, **fields}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert "x-ignored-fields" not in answer.headers
+    return np.frombuffer(answer.content, "<i2")
+
+
+def spoken(second: VoxCPM, **given: Any) -> np.ndarray:
+    return pcm16(second.speak(TEXT, retry_badcase=False, **GIVEN, **given).audio)
+
+
+def test_instructions_a_reference_and_a_voice_of_one_are_those_of_the_runtime(
+    running: ServerOnLoopback, second: VoxCPM, recording: Path
+) -> None:
+    content = recording.read_bytes()
+    form = {"name": "ada", "consent": "true"}
+    made = httpx2.post(
+        f"{running.url}/v1/audio/voices", data=form, files={"audio_sample": content}, timeout=60
+    )
+    assert made.status_code == 201, made.text
+    assert made.json()["prompt_seconds"] == 0 < made.json()["reference_seconds"]
+
+    plain = spoken(second)
+    styled = spoken(second, control="warm, slow")
+    referred = spoken(second, reference_wav_path=recording)
+    voiced = spoken(second, voice=second.create_voice(recording, None, name="ada"))
+    both = spoken(second, control="warm, slow", reference_wav_path=recording)
+
+    for other in (styled, referred, both):
+        assert not np.array_equal(plain, other)
+    encoded = base64.b64encode(content).decode()
+    np.testing.assert_array_equal(said(running, second, instructions="warm, slow"), styled)
+    np.testing.assert_array_equal(said(running, second, reference_audio=encoded), referred)
+    np.testing.assert_array_equal(said(running, second, voice="ada"), voiced)
+    np.testing.assert_array_equal(
+        said(running, second, instructions="warm, slow", reference_audio=encoded), both
+    )
