@@ -177,12 +177,12 @@ START = {"type": "start"}
         ([START, {"type": "text", "text": 5}], "expected a string", "text"),
         ([START, {"type": "text", "text": "a" * 4097}], "at most 4096 characters", "text"),
         ([{**START, "voice": "nobody"}], "no voice 'nobody'", "voice"),
-        ([{**START, "voice": "../etc"}], "letters, digits", "name"),
+        ([{**START, "voice": "../etc"}], "letters, digits", "voice"),
         ([{**START, "model": "tts-9"}], "expected one of voxcpm", "model"),
         ([{**START, "response_format": "wma"}], "'mp3', 'opus'", "response_format"),
         ([{**START, "speed": 9}], "less than or equal to 4", "speed"),
         ([{**START, "sample_rate": 12_345, "response_format": "mp3"}], "mp3 has 8000", "sample_rate"),
-        ([{**START, "cfg_value": 99}], "cfg_value must be", None),
+        ([{**START, "cfg_value": 99}], "cfg_value must be", "cfg_value"),
         ([{**START, "audio": "paper"}], "'binary' or 'base64'", "audio"),
     ],
 )
@@ -203,7 +203,7 @@ def test_a_sentence_that_cannot_be_spoken_ends_the_connection(server: Any) -> No
     with socket_to(server) as connection:
         said(connection, START, {"type": "text", "text": "漢字漢字漢字。"}, {"type": "end"})
         error, code = refusal(connection)
-    assert error["type"] == "invalid_request_error"
+    assert (error["type"], error["param"]) == ("invalid_request_error", "text")
     assert code == 1008
     until(lambda: idle(server))
 
