@@ -19,7 +19,6 @@ from voxcpm_server.served_bundles import Served
 from voxcpm_server.settings import MEGABYTE, Settings
 from voxcpm_server.speech_requests import RECORDINGS, SpeechRequest
 
-STORAGE = "storage"
 """The error code of what there is no room for."""
 VOICE_FILE = "voice.voice"
 """The file of a job's voice in its folder."""
@@ -123,7 +122,7 @@ def check_size(store: JobStore, settings: Settings) -> None:
     """Raises ApiError (507) if the files of all jobs are larger than they may be."""
     most = settings.max_jobs_megabytes
     if store.size() >= most * MEGABYTE:
-        raise ApiError(507, f"the jobs take {most:g} MB, the most that they may; delete one", code=STORAGE)
+        raise ApiError(507, f"the jobs take {most:g} MB, the most that they may; delete one")
 
 
 class _Finished(Protocol):

@@ -26,7 +26,6 @@ from voxcpm_runtime import Cancelled, InputError, Voice
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.job_speaking import (
-    STORAGE,
     VOICE_FILE,
     JobTurn,
     RunningJob,
@@ -335,7 +334,7 @@ class Jobs:
     def _unstored(self, id_: str, error: Exception) -> ApiError:
         """The error of a disk that is full or broken. Clients need not know its paths."""
         _log.error("job %s: %s", id_ or "that is new", error)
-        return ApiError(507, "the server could not store the job; its log says why", code=STORAGE)
+        return ApiError(507, "the server could not store the job; its log says why")
 
 
 async def _to_its_end(work: Awaitable[Result]) -> Result:

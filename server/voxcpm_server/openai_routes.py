@@ -92,5 +92,5 @@ async def list_speech_models(request: Request) -> dict[str, Any]:
 async def list_voices(request: Request) -> dict[str, Any]:
     """All names that `voice` may have: the checkpoint's own voice, those stored, and aliases."""
     voices = service_of(request).voices
-    names, stored = await run_in_threadpool(lambda: (voices.names(), voices.store.names()))
+    names, stored = await run_in_threadpool(lambda: (voices.names(), voices.stored_names()))
     return {"voices": [{"id": name, "name": name, "stored": name in stored} for name in names]}

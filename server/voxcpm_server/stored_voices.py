@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from voxcpm_constants.errors import os_reason
@@ -11,24 +14,31 @@ from voxcpm_runtime import InputError, Voice, VoiceStore
 from voxcpm_server.errors import ApiError
 from voxcpm_server.settings import DEFAULT_VOICE, OPENAI_VOICES
 
+_log = logging.getLogger("voxcpm_server")
 _MOST_NAME_BYTES = 100
 
 
 class StoredVoices:
     """Voices by name. An alias of the configuration comes first, then a stored voice, then OpenAI's names.
 
-    aliases: names and the voices they mean, `default` among them.
+    aliases: names and the voices they mean, `default` among them. Raises InputError for a folder that is none.
     """
 
     def __init__(self, store: VoiceStore, aliases: Mapping[str, str]) -> None:
-        self.store = store
+        _check_folder(store.folder)
+        self._store = store
         self._aliases = dict(aliases)
 
     def names(self) -> list[str]:
         """Every name that a request may use, the checkpoint's own voice first."""
         return list(
-            dict.fromkeys([DEFAULT_VOICE, *self.store.names(), *sorted(self._aliases), *OPENAI_VOICES])
+            dict.fromkeys([DEFAULT_VOICE, *self.stored_names(), *sorted(self._aliases), *OPENAI_VOICES])
         )
+
+    def stored_names(self) -> list[str]:
+        """The names of the stored voices. Raises ApiError (507) if the disk refuses."""
+        with _disk():
+            return self._store.names()
 
     def named(self, name: str) -> Voice | None:
         """The voice of a name or alias; None for the checkpoint's own. Raises ApiError (404) for an unknown one."""
@@ -40,13 +50,22 @@ class StoredVoices:
         return self.stored(meant)
 
     def stored(self, name: str) -> Voice:
-        """The stored voice of that name. Raises ApiError: 404 for an unknown one, 400 for what cannot be a name."""
-        path = self._path(name, "voice")
-        if not path.is_file():
+        """The stored voice of that name.
+
+        Raises ApiError: 404 for an unknown one, 400 for what cannot be a name, 409 for a file that is damaged.
+        """
+        path = self._present(name)
+        try:
+            return Voice.load(path)
+        except (InputError, OSError) as error:
+            # Clients need not know the server's paths.
+            _log.error("voice %s: %s", name, error)
             raise ApiError(
-                404, f"voice: there is no voice {name!r}; GET /v1/audio/voices lists them", param="voice"
-            )
-        return Voice.load(path)
+                409,
+                f"voice: the file of the voice {name!r} is damaged; delete it and make it again",
+                param="voice",
+                code="voice_damaged",
+            ) from None
 
     def check_new(self, name: str, most: int) -> None:
         """Raises ApiError for a name that is taken, reserved or cannot be a file's, and if `most` voices are stored."""
@@ -56,22 +75,60 @@ class StoredVoices:
             raise ApiError(
                 409, f"name: there is a voice {name} already; delete it or choose another", param="name"
             )
-        if len(self.store.names()) >= most:
+        if len(self.stored_names()) >= most:
             raise ApiError(409, f"{most} voices are stored, the most that may be; delete one first")
 
+    def add(self, voice: Voice, most: int) -> Voice:
+        """Store a new voice; returns it with its path. Raises ApiError: as `check_new`, and 507 if the disk refuses."""
+        self.check_new(voice.name, most)
+        try:
+            with _disk():
+                return self._store.add(voice)
+        except ApiError:
+            # Another server of the same folder may have stored one of that name meanwhile.
+            self.check_new(voice.name, most)
+            raise
+
     def remove(self, name: str) -> None:
-        """Delete a stored voice. Raises ApiError (404) for an unknown one."""
-        self.stored(name)
-        self.store.remove(name)
+        """Delete a stored voice, also a damaged one. Raises ApiError: 404 for an unknown one, 507 as `add`."""
+        self._present(name)
+        with _disk():
+            self._store.remove(name)
+
+    def _present(self, name: str) -> Path:
+        """The path of a stored voice. Raises ApiError: 404 for an unknown one, 400 for what cannot be a name."""
+        path = self._path(name, "voice")
+        if not path.is_file():
+            raise ApiError(
+                404, f"voice: there is no voice {name!r}; GET /v1/audio/voices lists them", param="voice"
+            )
+        return path
 
     def _path(self, name: str, field: str) -> Path:
         """The file of a voice. field: where the name stands in the request."""
         if len(name.encode("utf-8", "replace")) > _MOST_NAME_BYTES:
             raise ApiError(400, f"{field}: expected at most {_MOST_NAME_BYTES} bytes", param=field)
         try:
-            return self.store.path(name)
+            return self._store.path(name)
         except InputError as error:
             raise ApiError(400, str(error), param=field) from None
+
+
+@contextmanager
+def _disk() -> Iterator[None]:
+    """A context in which what the disk refuses is a 507, and its paths are in the log alone."""
+    try:
+        yield
+    except (InputError, OSError) as error:
+        _log.error("voices: %s", error)
+        raise ApiError(507, "the server cannot use its folder of voices; its log says why") from None
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises InputError if a file stands where the folder is or would be made."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise InputError(f"{nearest}: expected a folder, for voices; name another one with --voices-folder")
 
 
 def read_aliases(path: Path | None) -> dict[str, str]:

@@ -88,8 +88,7 @@ async def _made(
             provenance={**origin, _CONSENT: "stated"},
         )
         voice = await run_in_threadpool(make)
-        service.voices.check_new(name, service.settings.max_voices)
-        return await run_in_threadpool(service.voices.store.add, voice)
+        return await run_in_threadpool(service.voices.add, voice, service.settings.max_voices)
     finally:
         turn.leave()
 

@@ -57,6 +57,8 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.Captu
         (("--bundle", "calm=absent"), "absent: no such folder"),
         (("--bundle", "calm=~nobody-of-this-name/calm"), "no such folder"),
         (("--max-memory", "8", "--port", "0"), "with its unit"),
+        (("absent-bundle", "--voices-folder", "file", "--port", "0"), "file: expected a folder"),
+        (("absent-bundle", "--voices-folder", "file/voices", "--port", "0"), "file: expected a folder"),
         (("--jobs-folder", "~nobody-of-this-name", "--port", "0"), "no such user"),
     ],
 )
@@ -66,6 +68,7 @@ def test_wrong_options_are_one_line(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
+    (tmp_path / "file").touch()
     assert words in refusal(capsys, *arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from collections.abc import Callable
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime import InputError, Voice, pcm16
-from voxcpm_server.stored_voices import read_aliases
+from voxcpm_runtime import InputError, Voice, VoiceStore, pcm16
+from voxcpm_server.errors import ApiError
+from voxcpm_server.stored_voices import StoredVoices, read_aliases
 
 TRANSCRIPT = "Hello there, this is a test of the server."
 SAID = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "seed": 5}
@@ -160,6 +162,74 @@ def test_aliases_are_names_of_stored_voices(
     assert said("narrator").content == said("default").content == said("echo").content
     assert said("alloy").content != said("echo").content
     assert said("lost").status_code == 404
+
+
+def refused(answer: httpx2.Response, folder: Path) -> tuple[int, str]:
+    """Status and code of an error that names no path of the server."""
+    assert str(folder) not in answer.text
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def test_a_disk_that_refuses_is_the_servers_fault(
+    serve: Callable[..., Any],
+    recording: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running = serve()
+    assert upload(running.url, recording).status_code == 201
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Voice, "save", lambda _, path: full(path))
+        assert refused(upload(running.url, recording, name="ben"), tmp_path) == (507, "storage")
+        patched.setattr(Path, "unlink", full)
+        assert refused(httpx2.delete(f"{running.url}/v1/audio/voices/ada"), tmp_path) == (507, "storage")
+        patched.setattr(Path, "glob", full)
+        assert refused(httpx2.get(f"{running.url}/v1/audio/voices"), tmp_path) == (507, "storage")
+
+    assert f"{tmp_path / 'voices'}" in caplog.text
+    assert upload(running.url, recording, name="ben").status_code == 201
+
+
+def test_a_damaged_voice_is_no_mistake_of_the_client_and_can_be_deleted(
+    serve: Callable[..., Any], recording: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = serve()
+    upload(running.url, recording)
+    path = tmp_path / "voices" / "ada.voice"
+    path.write_bytes(path.read_bytes()[:-1])
+    voice = f"{running.url}/v1/audio/voices/ada"
+
+    damaged = (409, "voice_damaged")
+    said = httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": "ada"}, timeout=60)
+    assert refused(said, tmp_path) == damaged
+    assert refused(httpx2.get(voice), tmp_path) == damaged
+    assert refused(httpx2.get(f"{voice}/preview"), tmp_path) == damaged
+    assert str(path) in caplog.text
+
+    assert httpx2.delete(voice).json()["deleted"] is True
+    assert upload(running.url, recording).status_code == 201
+
+
+def test_a_name_that_another_server_took_meanwhile_is_taken(
+    recording: bytes, tts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voices = StoredVoices(VoiceStore(tmp_path), {})
+    voice = tts.create_voice(io.BytesIO(recording), TRANSCRIPT, name="ada")
+    free_path = VoiceStore.free_path
+
+    def late(store: VoiceStore, *given: Any, **more: Any) -> Path:
+        (tmp_path / "ada.voice").touch()
+        return free_path(store, *given, **more)
+
+    monkeypatch.setattr(VoiceStore, "free_path", late)
+    with pytest.raises(ApiError, match="there is a voice ada") as caught:
+        voices.add(voice, 10)
+    assert caught.value.status_code == 409
 
 
 @pytest.mark.parametrize("content", ["[]", '{"alloy": 1}', "{", None])
