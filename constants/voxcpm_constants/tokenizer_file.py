@@ -1,14 +1,156 @@
-"""`tokenizer.json`: what a conversion and a bundle both expect of it."""
+"""The tokenizer's files, opened in the same way by a conversion and by the runtime: what converts also opens.
+
+Upstream (`model/utils.py`) wraps `LlamaTokenizerFast`: no BOS. What LlamaTokenizerFast does depends on the release of
+transformers: 4 runs `tokenizer.json` as it is, 5 takes only its vocabulary and merges and builds Llama's own pipeline
+around them.
+
+- Published checkpoints have Llama's normaliser. For them both agree except for leading spaces; this follows 5.
+- If a file has another normaliser (lower-casing, for example), 5 drops it, and then loses every letter without a
+  token. For such a file this follows 4: the file as it is, which is what such a checkpoint was trained with.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+from tokenizers import AddedToken, Tokenizer
+
+from voxcpm_constants.errors import first_line, first_wrong_field
 from voxcpm_constants.json_files import read_json
+
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+WORD_START = "▁"
 
 _WORKING_ON_TEXT = ("normalizer", "pre_tokenizer")
 """Parts of the file that rewrite or split a text, and may do so by regular expressions."""
+_LLAMA_NORMALIZER = {
+    "type": "Sequence",
+    "normalizers": [
+        {"type": "Prepend", "prepend": WORD_START},
+        {"type": "Replace", "pattern": {"String": " "}, "content": WORD_START},
+    ],
+}
+_UNKNOWN = "<unk>"
+
+_T = TypeVar("_T")
+
+
+class _AddedToken(BaseModel):
+    """A token that is cut out of a text before BPE; what is not given is the library's default."""
+
+    model_config = ConfigDict(strict=True)
+
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+    special: bool = False
+
+
+class _NamedToken(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    content: str
+
+
+_Named = str | _NamedToken
+
+
+class _Config(BaseModel):
+    """What is used of `tokenizer_config.json`, with the defaults of transformers where a key is absent."""
+
+    model_config = ConfigDict(strict=True)
+
+    bos_token: _Named | None = "<s>"  # noqa: S105 - no password
+    eos_token: _Named | None = "</s>"  # noqa: S105 - likewise
+    unk_token: _Named | None = _UNKNOWN
+    sep_token: _Named | None = None
+    pad_token: _Named | None = None
+    cls_token: _Named | None = None
+    mask_token: _Named | None = None
+    extra_special_tokens: list[_Named] | dict[str, _Named] | None = None
+    additional_special_tokens: list[_Named] | None = None
+    added_tokens_decoder: dict[str, _AddedToken] | None = None
+    add_prefix_space: bool | None = None
+    legacy: bool | None = None
+    split_special_tokens: bool | None = None
+
+    def unknown(self) -> str:
+        """The token of what is in no other."""
+        return _content(self.unk_token or _UNKNOWN)
+
+    def named(self) -> list[str]:
+        """The special tokens that have names, in the order in which transformers adds them."""
+        own = [
+            self.bos_token,
+            self.eos_token,
+            self.unk_token,
+            self.sep_token,
+            self.pad_token,
+            self.cls_token,
+            self.mask_token,
+        ]
+        extra = self.extra_special_tokens or self.additional_special_tokens or []
+        values = [*own, *(extra.values() if isinstance(extra, dict) else extra)]
+        return [_content(value) for value in values if value is not None]
+
+
+def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenizer, str]:
+    """The tokeniser of a folder, and its unknown token.
+
+    needs_config: False opens a folder without `tokenizer_config.json`, which a checkpoint need not have; a bundle has
+    one. Raises ValueError, one line with the path, when a file is absent, damaged, or not of a BPE tokeniser.
+    """
+    config_path, path = folder / TOKENIZER_CONFIG_FILE, folder / TOKENIZER_FILE
+    settings: Any = {}
+    if needs_config or config_path.exists():
+        settings = _read(config_path, read_json)
+    document = _read(path, read_tokenizer)
+    if not isinstance(settings, dict):
+        raise ValueError(f"{config_path}: expected a JSON object")  # noqa: TRY004 - of the file, not of the argument
+    try:
+        config = _Config.model_validate(settings)
+        if config.added_tokens_decoder is not None:
+            _by_id(config.added_tokens_decoder)
+    except ValidationError as error:
+        raise ValueError(f"{config_path}: not a tokeniser file ({first_wrong_field(error)})") from None
+    except ValueError as error:
+        raise ValueError(
+            f"{config_path}: not a tokeniser file (added_tokens_decoder: {first_line(error)})"
+        ) from None
+    try:
+        with panics_told("not a tokeniser file"):
+            if document.get("normalizer") == _LLAMA_NORMALIZER:
+                return _llama_tokenizer(document, config), config.unknown()
+            return _tokenizer_of_file(document), config.unknown()
+    except PanickedError as error:
+        raise ValueError(f"{path}: {error}") from None
+    except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception for a bad file
+        raise ValueError(f"{path}: not a tokeniser file ({first_line(error)})") from None
+
+
+class PanickedError(Exception):
+    """A panic of the library's Rust code, which itself is no Exception."""
+
+
+@contextmanager
+def panics_told(what: str) -> Iterator[None]:
+    """A context in which a panic of the library's Rust code becomes a PanickedError of one line."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise PanickedError(
+            f"{what} ({first_line(error)}); convert again with another tokenizer.json"
+        ) from None
 
 
 def read_tokenizer(path: Path) -> dict[str, Any]:
@@ -39,3 +181,75 @@ def _has_pattern(value: object) -> bool:
         elif isinstance(outer, list):
             inner.extend(outer)
     return False
+
+
+def _tokenizer_of_file(document: dict[str, Any]) -> Tokenizer:
+    unused = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
+    return Tokenizer.from_str(json.dumps({**document, **unused}))
+
+
+def _llama_tokenizer(document: dict[str, Any], config: _Config) -> Tokenizer:
+    """The file's vocabulary in Llama's pipeline (transformers 5, `models/llama/tokenization_llama.py`)."""
+    always = "always" if config.legacy else "first"
+    pre_tokenizer = {
+        "type": "Metaspace",
+        "replacement": WORD_START,
+        "prepend_scheme": "never" if config.add_prefix_space is False else always,
+        "split": False,
+    }
+    model = {
+        "type": "BPE",
+        "vocab": document["model"]["vocab"],
+        "merges": document["model"].get("merges", []),
+        "fuse_unk": True,
+        "byte_fallback": True,
+    }
+    tokenizer = Tokenizer.from_str(
+        json.dumps(
+            {
+                "version": "1.0",
+                "truncation": None,
+                "padding": None,
+                "added_tokens": [],
+                "normalizer": None,
+                "pre_tokenizer": pre_tokenizer,
+                "post_processor": None,
+                "decoder": None,
+                "model": model,
+            }
+        )
+    )
+    tokenizer.add_tokens(_added_tokens(document, config))
+    tokenizer.encode_special_tokens = bool(config.split_special_tokens)
+    return tokenizer
+
+
+def _added_tokens(document: dict[str, Any], config: _Config) -> list[AddedToken]:
+    """Tokens cut out before BPE, by id: the configuration's list, or the file's if it has none, then named ones."""
+    if config.added_tokens_decoder is None:
+        listed = sorted(document.get("added_tokens") or (), key=lambda record: record["id"])
+        records = [_AddedToken.model_validate(record) for record in listed]
+    else:
+        records = _by_id(config.added_tokens_decoder)
+    added = [AddedToken(**record.model_dump(exclude_unset=True)) for record in records]
+    known = {record.content for record in records}
+    for name in config.named():
+        if name not in known:
+            known.add(name)
+            added.append(AddedToken(name, special=True))
+    return added
+
+
+def _by_id(listed: dict[str, _AddedToken]) -> list[_AddedToken]:
+    return [record for _, record in sorted(listed.items(), key=lambda item: int(item[0]))]
+
+
+def _content(token: _Named) -> str:
+    return token if isinstance(token, str) else token.content
+
+
+def _read(path: Path, read: Callable[[Path], _T]) -> _T:
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: expected a tokeniser file, but it cannot be read ({error})") from None

@@ -13,7 +13,6 @@ weight norm into it and merges the LoRA, if the checkpoint was opened with one.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from tokenizers import Tokenizer
 from torch import nn
 
 from voxcpm_constants.architecture import Architecture
@@ -30,7 +28,7 @@ from voxcpm_constants.errors import CheckpointError, first_line
 from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import Source
 from voxcpm_constants.speech_profile import DEFAULT_LICENCE, SPEECH_FILE, SpeechProfile
-from voxcpm_constants.tokenizer_file import read_tokenizer
+from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, open_tokenizer
 from voxcpm_conversion.lora import WEIGHT_FILES as LORA_FILES
 from voxcpm_conversion.lora import Lora
 from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
@@ -39,8 +37,7 @@ CONFIG_FILE = "config.json"
 # In upstream's order of preference (`from_local`); the sharded form occurs on the hub.
 MODEL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 VAE_FILES = ("audiovae.safetensors", "audiovae.pth")
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER_COMPANIONS = (TOKENIZER_CONFIG_FILE, "special_tokens_map.json")
 VAE_PREFIX = "audio_vae."
 
 # No VoxCPM weight begins with these: wrappers of training (DistributedDataParallel, torch.compile) add them.
@@ -147,7 +144,11 @@ class Checkpoint:
         architecture = Architecture.from_file(config)
         if not (folder / TOKENIZER_FILE).is_file():
             raise CheckpointError(f"{folder}: expected the tokenizer, but there is no {TOKENIZER_FILE}")
-        _check_tokenizer(folder / TOKENIZER_FILE)
+        try:
+            # As the runtime will, so that what would not open is not converted.
+            open_tokenizer(folder, needs_config=False)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
         files = (open_weight_file(_first(folder, MODEL_FILES)), open_weight_file(_first(folder, VAE_FILES)))
         merged = None if lora is None else Lora.open(lora, architecture)
         return cls(folder, architecture, files, name, revision, SpeechProfile.beside(folder), merged)
@@ -281,14 +282,6 @@ def _without_wrappers(key: str) -> str:
     while prefix := next((prefix for prefix in _WRAPPER_PREFIXES if key.startswith(prefix)), None):
         key = key.removeprefix(prefix)
     return key
-
-
-def _check_tokenizer(path: Path) -> None:
-    """Raises CheckpointError for a tokenizer with which the bundle would not open."""
-    try:
-        Tokenizer.from_str(json.dumps(read_tokenizer(path)))
-    except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception for a bad file
-        raise CheckpointError(f"{path}: not a tokeniser file ({first_line(error)})") from None
 
 
 def _first(folder: Path, names: tuple[str, ...]) -> Path:

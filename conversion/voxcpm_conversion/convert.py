@@ -33,6 +33,7 @@ from voxcpm_constants.step_models import (
     declare_step_models,
 )
 from voxcpm_constants.targets import CORE_AI, KVCache, Target, package_form
+from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE
 from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint, check_weights
@@ -212,6 +213,9 @@ def _add_constants(workspace: Workspace, checkpoint: Checkpoint) -> None:
         folder.mkdir()
         for name, path in checkpoint.tokenizer_files().items():
             shutil.copyfile(path, folder / name)
+        # Upstream opens a checkpoint without one with its defaults, which an empty one has, too.
+        if not (folder / TOKENIZER_CONFIG_FILE).exists():
+            (folder / TOKENIZER_CONFIG_FILE).write_text("{}\n", encoding="utf-8")
 
     for part, write in ((CONSTANTS_FOLDER, write_constants), (TOKENIZER_FOLDER, write_tokenizer)):
         if not workspace.has(part):

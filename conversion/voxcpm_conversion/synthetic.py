@@ -26,11 +26,11 @@ from torch import Tensor
 
 from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.tokenizer_file import TOKENIZER_FILE
 from voxcpm_conversion.checkpoint import (
     CONFIG_FILE,
     MODEL_FILES,
     TOKENIZER_COMPANIONS,
-    TOKENIZER_FILE,
     VAE_FILES,
     VAE_PREFIX,
 )
