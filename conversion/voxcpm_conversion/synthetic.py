@@ -9,6 +9,7 @@ damps small errors.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -25,7 +26,8 @@ import torch
 from torch import Tensor
 
 from voxcpm_constants.architecture import Architecture, Transformer
-from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.errors import CheckpointError, os_reason
+from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.tokenizer_file import TOKENIZER_FILE
 from voxcpm_conversion.checkpoint import (
     CONFIG_FILE,
@@ -71,9 +73,9 @@ def write_synthetic_checkpoint(
 
     architecture_json: a `config.json` document, a preset's or a published one.
     tokenizer: the folder of a tokenizer, or its tokenizer.json, to copy.
-    Returns the folder. Raises CheckpointError for a config that is not VoxCPM's, an absent tokenizer, or a folder
-    that already has a file of these names. config.json is written last, so that an interrupted write leaves no
-    checkpoint.
+    Returns the folder. Raises CheckpointError for a config that is not VoxCPM's, an absent tokenizer, a folder that
+    already has a file of these names or that another process writes, and for what the system refuses, such as space.
+    All is written into a hidden folder beside it, so that an error or an interruption leaves nothing half.
     """
     architecture = Architecture.from_document(dict(architecture_json))
     source = tokenizer if tokenizer.is_dir() else tokenizer.parent
@@ -85,18 +87,55 @@ def write_synthetic_checkpoint(
     written = [CONFIG_FILE, MODEL_FILES[0], VAE_FILES[0], *copied]
     if present := [name for name in written if os.path.lexists(folder / name)]:
         raise CheckpointError(f"{folder}: there is a {present[0]} here already; choose another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: expected a folder to write into ({error.strerror})") from None
     weights = _Weights(architecture, seed)
-    model, vae = weights.stored(DTYPES[dtype])
-    write_safetensors(folder / MODEL_FILES[0], model)
-    write_safetensors(folder / VAE_FILES[0], vae)
-    for name in copied:
-        shutil.copyfile(source / name, folder / name)
-    (folder / CONFIG_FILE).write_text(json.dumps(dict(architecture_json), indent=1) + "\n", encoding="utf-8")
+
+    def write(into: Path) -> None:
+        model, vae = weights.stored(DTYPES[dtype])
+        write_safetensors(into / MODEL_FILES[0], model)
+        write_safetensors(into / VAE_FILES[0], vae)
+        for name in copied:
+            shutil.copyfile(source / name, into / name)
+        document = json.dumps(dict(architecture_json), indent=1) + "\n"
+        (into / CONFIG_FILE).write_text(document, encoding="utf-8")
+
+    _write_whole(folder, write)
     return folder
+
+
+def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write(hidden)` make files in a hidden folder beside `folder`, then give them their place.
+
+    A hidden folder that a killed run left is emptied first. Raises CheckpointError.
+    """
+    place = Path(os.path.abspath(folder))  # noqa: PTH100 - without following links
+    hidden = place.with_name(f".{place.name}.unfinished")
+    try:
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        hidden.mkdir(parents=True, exist_ok=True)
+        lock = lock_folder(hidden)
+    except BlockingIOError:
+        raise CheckpointError(
+            f"{folder}: another process is writing it; wait, or choose another folder"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{folder}: expected a folder to write into ({os_reason(error)})") from None
+    try:
+        for left in hidden.iterdir():
+            left.unlink()
+        write(hidden)
+        if not folder.is_dir():
+            hidden.rename(folder)
+            return
+        # Last the file without which it is no checkpoint.
+        for made in sorted(hidden.iterdir(), key=lambda path: path.name == CONFIG_FILE):
+            made.rename(folder / made.name)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: the checkpoint cannot be written ({os_reason(error)})") from None
+    finally:
+        if os.path.lexists(hidden):
+            shutil.rmtree(hidden, ignore_errors=True)
+        lock.release()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from typer.testing import CliRunner
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.file_locks import lock_folder
 from voxcpm_conversion.checkpoint import Checkpoint, check_weights
 from voxcpm_conversion.modules.minicpm4 import rope_table
 from voxcpm_conversion.modules.voxcpm import expected_shapes
@@ -175,6 +179,54 @@ def test_refuses_a_file_for_a_folder(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "a").write_text("kept")
     with pytest.raises(CheckpointError, match="expected a folder"):
         write_synthetic_checkpoint(tmp_path / "a", presets()["tiny"], seed=0, tokenizer=tokenizer)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A context in which the system refuses to write more than `size` bytes into a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_what_the_disk_refuses_leaves_nothing_and_the_same_command_succeeds(
+    tmp_path: Path, exists: bool
+) -> None:
+    folder = tmp_path / "made"
+    if exists:
+        folder.mkdir()
+    with largest_file(10_000):
+        _, error = command("tiny", "-o", str(folder))
+    assert isinstance(error, CheckpointError)
+    assert str(error) == f"{folder}: the checkpoint cannot be written (File too large)"
+    assert list(tmp_path.rglob("*")) == ([folder] if exists else [])
+
+    assert command("tiny", "-o", str(folder))[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert Checkpoint.open(folder).sha256()
+
+
+def test_what_a_killed_run_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / ".made.unfinished").mkdir()
+    (tmp_path / ".made.unfinished" / "model.safetensors").write_text("half")
+    (tmp_path / ".made.unfinished" / "special_tokens_map.json").write_text("another tokenizer's")
+
+    assert command("tiny", "-o", str(tmp_path / "made"))[0] == 0
+
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert Checkpoint.open(tmp_path / "made").sha256()
+
+
+def test_a_folder_that_another_process_writes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".made.unfinished").mkdir()
+    lock = lock_folder(tmp_path / ".made.unfinished")
+    _, error = command("tiny", "-o", str(tmp_path / "made"))
+    assert "another process is writing it" in str(error)
+    lock.release()
 
 
 def test_tokenizer_has_the_special_ids_bytes_and_chinese_words(tokenizer: Path) -> None:
