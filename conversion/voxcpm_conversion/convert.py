@@ -94,6 +94,8 @@ def convert(
         "vectors": VECTORS_FORMAT,
     }
     with Workspace(folder, plan) as workspace:
+        # A bundle that an interrupted run had renamed away is back.
+        bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         # An interrupted run may have been asked for others.
         for other in set(PRECISIONS) - set(ordered):
             shutil.rmtree(workspace.folder / other, ignore_errors=True)

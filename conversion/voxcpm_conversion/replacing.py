@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.json_files import read_json
-from voxcpm_constants.manifest import MANIFEST_FILE, Manifest
+from voxcpm_constants.manifest import MANIFEST_FILE, Manifest, check_files
 
 PLAN_FILE = "plan.json"
 
@@ -74,6 +74,30 @@ def empty_leftover(folder: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
+def put_back(bundle: Path) -> None:
+    """Give an earlier bundle its name again if a run ended between the two renames that replace it.
+
+    Raises OSError. A leftover whose removal was interrupted is no bundle any more, and stays where it is.
+    """
+    old = replaced_folder(bundle)
+    if not os.path.lexists(bundle) and _is_whole_bundle(old):
+        old.replace(bundle)
+
+
+def is_finished(folder: Path, plan: Mapping[str, object]) -> bool:
+    """Whether a conversion by this plan was interrupted when only the rename of its folder was missing.
+
+    The plan is gone by then: the manifest, which is written last, says what was planned.
+    """
+    if not _is_whole_bundle(folder):
+        return False
+    made = Manifest.read(folder).model_dump(mode="json")
+    source = made["source"]
+    found = {"schema": made["schema_version"], "source": source["sha256"], "lora": source["lora"]}
+    found |= {name: made[name] for name in ("sizes", "target", "kv_cache", "tools")}
+    return all(name in plan and plan[name] == value for name, value in found.items())
+
+
 def _located(output: Path) -> Path:
     """The absolute path; a link in its last part is not followed."""
     return output.resolve() if output.name in {"", ".."} else output.parent.resolve() / output.name
@@ -116,6 +140,15 @@ def _is_bundle(folder: Path) -> bool:
     try:
         Manifest.read(folder)
     except BundleError:
+        return False
+    return True
+
+
+def _is_whole_bundle(folder: Path) -> bool:
+    """Whether a folder is a bundle of which no file is missing, by their sizes."""
+    try:
+        check_files(folder, dict(Manifest.read(folder).files), digests=False)
+    except (BundleError, OSError):
         return False
     return True
 

@@ -17,7 +17,9 @@ from voxcpm_constants.file_locks import Lock, lock_folder
 from voxcpm_conversion.replacing import (
     PLAN_FILE,
     empty_leftover,
+    is_finished,
     partial_folder,
+    put_back,
     remove_leftover,
     replaced_folder,
 )
@@ -56,9 +58,14 @@ class Workspace:
         plan_file = self.folder / PLAN_FILE
         try:
             self._lock = _locked(self.folder)
-            if not (plan_file.is_file() and plan_file.read_text(encoding="utf-8") == text):
+            put_back(bundle)
+            if plan_file.is_file():
+                continues = plan_file.read_text(encoding="utf-8") == text
+            else:
+                continues = is_finished(self.folder, plan)
+            if not continues:
                 empty_leftover(self.folder)
-                plan_file.write_text(text, encoding="utf-8")
+            plan_file.write_text(text, encoding="utf-8")
             for folder in (_SCRATCH_FOLDER, _TEMPORARY_FOLDER):
                 shutil.rmtree(self.folder / folder, ignore_errors=True)
             for unfinished in self.folder.rglob(f"{_UNFINISHED}*"):
@@ -138,13 +145,24 @@ class Workspace:
             shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self) -> None:
-        """Rename the finished folder to the bundle's name; an existing bundle is removed only now."""
-        (self.folder / PLAN_FILE).unlink()
+        """Rename the finished folder to the bundle's name; an existing bundle is removed only now.
+
+        Raises OSError if it cannot be renamed; the existing bundle has its name again then.
+        """
         old = replaced_folder(self.bundle)
         remove_leftover(old)
-        if self.bundle.exists():
-            self.bundle.replace(old)
-        self.folder.replace(self.bundle)
+        # A run that is killed from here on is known by its manifest (`is_finished`).
+        (self.folder / PLAN_FILE).unlink()
+        try:
+            if self.bundle.exists():
+                self.bundle.replace(old)
+            self.folder.replace(self.bundle)
+        except BaseException:
+            # Whatever ended it, Ctrl-C too; the first error is the one to show.
+            with contextlib.suppress(OSError):
+                if not self.bundle.exists():
+                    old.replace(self.bundle)
+            raise
         self.close()
         remove_leftover(old)
 

@@ -1,0 +1,175 @@
+"""The last steps of a conversion, each refused by the system, or the process killed there: no bundle is lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.manifest import Manifest, Source, record_folder
+from voxcpm_constants.step_models import StepSizes
+from voxcpm_conversion.workspace import Workspace
+
+SIZES = StepSizes(kv_length=64)
+PLAN: dict[str, object] = {
+    "schema": 1,
+    "source": "digest",
+    "lora": None,
+    "sizes": SIZES.model_dump(mode="json"),
+    "target": "macOS14",
+    "kv_cache": "scatter",
+    "tools": {"coremltools": "9.0"},
+    "vectors": "1",
+}
+STEPS = ("unlink", "rename of the old", "rename of the new", "removal of the old")
+PLACES = [(step, True) for step in STEPS] + [(step, False) for step in STEPS if "old" not in step]
+"""Each step, and whether an earlier bundle is there."""
+
+
+@pytest.fixture
+def architecture(tiny_checkpoint: Path) -> Architecture:
+    return Architecture.from_file(tiny_checkpoint / "config.json")
+
+
+@pytest.fixture
+def finish(architecture: Architecture) -> Callable[[Path, str], None]:
+    """finish(folder, content): put all that a bundle has there: one package, and the manifest."""
+
+    def make(folder: Path, content: str) -> None:
+        (folder / "fp16").mkdir(parents=True, exist_ok=True)
+        (folder / "fp16" / "a.mlpackage").write_text(content)
+        Manifest(
+            schema_version=1,
+            architecture=architecture,
+            sizes=SIZES,
+            step_models={},
+            precisions=("fp16",),
+            source=Source(checkpoint="tiny", sha256="digest"),
+            tools={"coremltools": "9.0"},
+            files={name: file for name, file in record_folder(folder).items() if "/" in name},
+        ).write(folder)
+
+    return make
+
+
+def content(bundle: Path) -> str | None:
+    package = bundle / "fp16" / "a.mlpackage"
+    return package.read_text() if package.is_file() else None
+
+
+def disturb(step: str, bundle: Path, act: Callable[[], None]) -> None:
+    """Have `act` called just before a step of `publish`."""
+    replace, unlink = Path.replace, Path.unlink
+    done: list[str] = []
+
+    def at(name: str) -> None:
+        if name == step and name not in done:
+            done.append(name)
+            act()
+
+    def replaced(path: Path, target: Path) -> Path:
+        if target == bundle.with_name(f".{bundle.name}.replaced"):
+            at("rename of the old")
+        elif target == bundle:
+            at("rename of the new")
+        return replace(path, target)
+
+    def unlinked(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "plan.json":
+            at("unlink")
+        elif path.parent.name.endswith(".replaced"):
+            at("removal of the old")
+        unlink(path, missing_ok=missing_ok)
+
+    Path.replace, Path.unlink = replaced, unlinked  # type: ignore[method-assign, assignment]
+
+
+@pytest.fixture
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `disturb` replaces is restored at the end."""
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(Path, name, getattr(Path, name))
+
+
+@pytest.mark.parametrize(("step", "has_old"), PLACES)
+def test_a_conversion_that_is_killed_at_a_last_step_is_continued(
+    finish: Callable[[Path, str], None], tmp_path: Path, step: str, has_old: bool
+) -> None:
+    bundle = tmp_path / "b"
+    if has_old:
+        finish(bundle, "old")
+    child = os.fork()
+    if not child:
+        disturb(step, bundle, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        workspace = Workspace(bundle, PLAN)
+        finish(workspace.folder, "new")
+        workspace.publish()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    if step == "removal of the old":
+        assert content(bundle) == "new"
+        return
+    with Workspace(bundle, PLAN) as workspace:
+        # The old one has its name, and what was finished is there.
+        assert content(bundle) == ("old" if has_old else None)
+        assert content(workspace.folder) == "new"
+        workspace.publish()
+    assert content(bundle) == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert not (bundle / "plan.json").exists()
+
+
+@pytest.mark.usefixtures("undisturbed")
+@pytest.mark.parametrize(("step", "has_old"), [place for place in PLACES if place[0] != STEPS[3]])
+def test_a_last_step_that_is_refused_leaves_the_old_bundle(
+    finish: Callable[[Path, str], None], tmp_path: Path, step: str, has_old: bool
+) -> None:
+    bundle = tmp_path / "b"
+    if has_old:
+        finish(bundle, "old")
+
+    def refuse() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    disturb(step, bundle, refuse)
+    with Workspace(bundle, PLAN) as workspace:
+        finish(workspace.folder, "new")
+        with pytest.raises(OSError, match="Input/output"):
+            workspace.publish()
+    assert content(bundle) == ("old" if has_old else None)
+
+    with Workspace(bundle, PLAN) as workspace:
+        assert content(workspace.folder) == "new"
+        workspace.publish()
+    assert content(bundle) == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "other", [{"source": "another"}, {"sizes": {}}, {"tools": {"coremltools": "9.1"}}, {"target": "macOS15"}]
+)
+def test_a_finished_folder_of_another_plan_is_not_taken(
+    finish: Callable[[Path, str], None], tmp_path: Path, other: dict[str, object]
+) -> None:
+    finish(tmp_path / ".b.partial", "new")
+    with Workspace(tmp_path / "b", {**PLAN, **other}) as workspace:
+        assert content(workspace.folder) is None
+
+
+def test_a_leftover_whose_removal_was_interrupted_is_not_put_back(
+    finish: Callable[[Path, str], None], tmp_path: Path
+) -> None:
+    old = tmp_path / ".b.replaced"
+    finish(old, "old")
+    (old / "fp16" / "a.mlpackage").unlink()
+
+    with Workspace(tmp_path / "b", PLAN):
+        assert not (tmp_path / "b").exists()
+    assert json.loads((old / "manifest.json").read_text())["files"]
