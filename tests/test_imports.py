@@ -119,8 +119,8 @@ def test_an_allowed_import_is_allowed(package: str, source: str) -> None:
     assert not forbidden(package, source)
 
 
-# A command is made of what all commands are made of: options, opening a bundle, the line of status. So is what it does on
-# other machines. None of this is the runtime's public API, so each module of the server says here what it takes.
+# A command is made of what all commands are made of: options, opening a bundle, the line of status. So is what it does
+# on other machines. None of this is the runtime's public API, so each module of the server says here what it takes.
 OF_COMMANDS = {
     "command": {"engine", "parameters", "shared_arguments", "status_line"},
     "cluster_serve": {"engine", "shared_arguments"},
