@@ -13,15 +13,12 @@ KILLS = {
 }
 """Command → how often it is killed."""
 
-FAULTS = {
-    "generate": 60,
-    "generate, empty cache": 60,
-    "batch": 60,
-    "voices add": 48,
-    "convert": 24,
-    "default bundle": 12,
-}
-"""Command → how many of its calls to the system fail."""
+EVERY_CALL = ("generate", "generate, empty cache", "batch", "voices add")
+"""Commands of which every call to the system fails once."""
+EACH_ROLE = ("convert",)
+"""Commands with thousands of calls, of which one of each kind fails in each role of a folder."""
+SOME_ROLES = {"default bundle": 12}
+"""Commands whose roles are mostly those of `EACH_ROLE` → how many of them."""
 
 # With digests that match, a flipped byte of a weight is another weight: only that nothing crashes, hangs or takes
 # memory is asked then.

@@ -16,12 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from robustness.mutations import damaged, mutated_document
+from robustness.mutations import DAMAGES, damaged, mutated_document
 from robustness.watched import LINES, OTHER, REFUSED, SAME, Ended
 
 SPEAKING = {"seed": 1, "retry_badcase": False, "inference_timesteps": 2, "max_len": 3}
 TEXT = "Yes."
 UNNOTICED = "other, with matching digests or none"
+
+
+def case_of(number: int, files: int) -> tuple[int, str]:
+    """The file, of so many, and the damage of a case: three times as many cases give each file each damage."""
+    file = number % files
+    return file, DAMAGES[(number // files + file) % len(DAMAGES)]
 
 
 def scene(bundle: str, kinds: list[str]) -> Callable[[dict[str, Any]], Ended]:
@@ -59,11 +65,11 @@ class _Scene:
         chance = random.Random(json.dumps(case, sort_keys=True))
         kind = case["kind"]
         files = [path for path in self._before if self._is_of(kind, path)]
-        path = files[case["number"] % len(files)]
+        file, damage = case_of(case["number"], len(files))
         try:
-            where = self._damage(path, files, case["damage"], case["matching"], chance)
+            where = self._damage(files[file], files, damage, case["matching"], chance)
             ended = self._outcome(kind, matching=case["matching"])
-            return Ended(ended.outcome, f"{where}: {ended.detail}")
+            return Ended(ended.outcome, f"{damage} of {where}: {ended.detail}")
         finally:
             try:
                 self._restore()
@@ -256,14 +262,15 @@ def checkpoint(folder: str) -> Callable[[dict[str, Any]], Ended]:
     def run(case: dict[str, Any]) -> Ended:
         chance = random.Random(json.dumps(case, sort_keys=True))
         files = sorted(before)
-        path = files[case["number"] % len(files)]
+        file, damage = case_of(case["number"], len(files))
+        path = files[file]
         try:
-            if case["damage"] == "swap" and chance.random() < 0.5:
+            if damage == "swap" and chance.random() < 0.5:
                 other = chance.choice([each for each in files if each != path])
                 _replace(path, before[other])
                 _replace(other, before[path])
             else:
-                _replace(path, damaged(before[path], case["damage"], chance))
+                _replace(path, damaged(before[path], damage, chance))
             # Nothing in a checkpoint says what its weights were.
             return Ended(SAME if read() == whole else UNNOTICED, path.name)
         finally:

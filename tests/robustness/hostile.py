@@ -1,7 +1,7 @@
 """Content that was made to do harm, and what may come of it: an error of one line, and nothing outside touched.
 
-The process that runs it has an audit hook, which sees every file that Python opens, and every program that it starts.
-The content is made in `harm/`.
+The process that runs it has an audit hook, which sees every file that Python opens, and every program that it starts;
+what C libraries open by themselves it does not see. The content is made in `harm/`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ _STARTS = (
     "os.posix_spawn",
     "os.startfile",
     "socket.connect",
-    "pickle.find_class",
 )
 _WRITES = (
     "os.remove",
@@ -51,7 +50,7 @@ def scene(bundle: str, checkpoint: str = "") -> Callable[[str], Ended]:
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if watching.outside is None:
             return
-        if event in _STARTS and event != "pickle.find_class":
+        if event in _STARTS:
             seen.append(f"{event} {arguments[:1]}")
         elif event in ("open", *_WRITES):
             for path in arguments[:2]:

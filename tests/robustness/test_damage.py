@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from robustness.cases import DAMAGE
+from robustness.damage import case_of
 from robustness.mutations import DAMAGES
 from robustness.totals import Totals
 from robustness.watched import OTHER, Counted, Watched, watched
@@ -19,11 +20,8 @@ def _cases(counts: dict[str, tuple[int, int]], seed: int, share: float = 1.0) ->
     made: list[dict[str, object]] = []
     for kind, both in counts.items():
         for matching, count in zip((False, True), both, strict=True):
-            for number in range(max(1, round(count * share)) if count else 0):
-                damage = DAMAGES[(number + number // 7) % len(DAMAGES)]
-                made.append(
-                    {"kind": kind, "number": number, "damage": damage, "matching": matching, "seed": seed}
-                )
+            numbers = range(max(1, round(count * share)) if count else 0)
+            made += [{"kind": kind, "number": n, "matching": matching, "seed": seed} for n in numbers]
     return made
 
 
@@ -94,7 +92,7 @@ def test_damage_to_a_checkpoint(
 
 def test_damage_that_changes_the_speech_is_seen(speaking_bundle: Path) -> None:
     """The harness can fail: a bundle whose digests are not compared speaks with other samples."""
-    case = {"kind": "bundle", "number": 2, "damage": "flip", "matching": False, "seed": 1}
+    case = {"kind": "bundle", "matching": False, "seed": 1}
     with watched("robustness.test_damage:unchecked", bundle=speaking_bundle) as process:
         outcomes = {process.run({**case, "number": number}).outcome for number in range(1, 7)}
     assert OTHER in outcomes
@@ -107,6 +105,13 @@ def unchecked(bundle: str) -> object:
 
     opening.check_digests = lambda *_: None  # type: ignore[assignment]
     return scene(bundle, [])
+
+
+@pytest.mark.parametrize("files", [1, 2, 3, 6, 7, 9])
+def test_each_file_gets_each_damage(files: int) -> None:
+    seen = {case_of(number, files) for number in range(3 * files)}
+
+    assert seen == {(file, damage) for file in range(files) for damage in DAMAGES}
 
 
 def test_damage_is_never_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -12,23 +13,34 @@ from typing import Any
 
 import pytest
 
-from robustness.cases import FAULTS
+from robustness.cases import EACH_ROLE, EVERY_CALL, SOME_ROLES
 from robustness.children import Ended
 from robustness.scenarios import Judge, Scenario, lines_of
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EINTR)
 
 
+# What no two conversions have in common, and which step model or precision a file is of.
+_NAMES = re.compile(
+    r"tmp\w+|(\.unfinished-)?\w+\.mlpackage|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?<=/)(fp16|int8)(?=/|$)|default-\w{16}"
+)
+
+
+def role(path: str) -> str:
+    """What the folder of a file is for: the folders of all packages are one."""
+    return _NAMES.sub("*", path.rpartition("/")[0])
+
+
 def chosen(calls: list[tuple[str, str]], count: int, chance: random.Random) -> list[tuple[int, int]]:
-    """`count` calls by their number, each with an error: one of each kind at each place first, then any."""
+    """`count` calls by their number, each with an error: first one of each kind in each role, then every other once."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, (kind, path) in enumerate(calls):
-        groups[kind, str(Path(path).parent)].append(number)
-    first = [(chance.choice(numbers), chance.choice(ERRORS)) for numbers in groups.values()]
-    pairs = [(number, error) for number in range(len(calls)) for error in ERRORS]
+        groups[kind, role(path)].append(number)
+    first = [chance.choice(numbers) for numbers in groups.values()]
+    others = sorted(set(range(len(calls))) - set(first))
     chance.shuffle(first)
-    chance.shuffle(pairs)
-    return list(dict.fromkeys([*first, *pairs]))[:count]
+    chance.shuffle(others)
+    return [(number, chance.choice(ERRORS)) for number in (first + others)[:count]]
 
 
 def problems(scenario: Scenario, ended: Ended, folder: Path, whole: Any) -> list[str]:
@@ -79,8 +91,27 @@ def test_a_call_that_fails_is_one_line_and_the_old_state(judged: Judge, name: st
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("name", FAULTS)
-def test_every_kind_of_call_fails_once_at_every_place(
-    judged: Judge, share: Callable[[int], int], name: str
+@pytest.mark.parametrize("name", EVERY_CALL)
+def test_every_call_fails_once(
+    whole: Callable[[str], Any], judged: Judge, share: Callable[[int], int], name: str
 ) -> None:
-    judged("Faults", disturbed, name, share(FAULTS[name]))
+    judged("Faults", disturbed, name, share(len(whole(name).calls)))
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("name", [*EACH_ROLE, *SOME_ROLES])
+def test_one_call_of_each_kind_fails_in_each_role_of_a_folder(
+    whole: Callable[[str], Any], judged: Judge, share: Callable[[int], int], name: str
+) -> None:
+    roles = {(kind, role(path)) for kind, path in whole(name).calls}
+    judged("Faults", disturbed, name, share(SOME_ROLES.get(name, len(roles))))
+
+
+def test_a_fault_is_of_each_role_first_and_then_of_each_call() -> None:
+    packages = [("write", f".b.partial/fp16/{name}.mlpackage/a") for name in "abc"]
+    calls = [*packages, ("rename", "b"), ("open", "c")]
+
+    for seed in range(20):
+        numbers = [number for number, _ in chosen(calls, 99, random.Random(seed))]
+        assert sorted(numbers) == [0, 1, 2, 3, 4]
+        assert {max(number, 2) for number in numbers[:3]} == {2, 3, 4}

@@ -57,6 +57,8 @@ def _fuzz(
             counts[ended.outcome] += 1
             if ended.outcome in FAILURES:
                 wrong.append(f"{name} {seed}: {ended.outcome}: {ended.detail}")
+    # One that ended the process hides how many came before it: it fails anyway.
+    assert wrong or counts.total() == count, f"{counts.total()} of {count} inputs were read"
     return counts, wrong, slowest
 
 

@@ -24,9 +24,9 @@ HANG_SECONDS = 20.0
 MEMORY_ABOVE = 2 << 30
 """Address space that a case may take beyond what the process has when it begins."""
 
-REFUSED, SYSTEM, SAME, OTHER = "refused", "refused by the system", "same samples", "other samples"
+REFUSED, SYSTEM, SAME, OTHER = "refused", "an error of the system", "same samples", "other samples"
 TRACEBACK, CRASH, HANG, MEMORY, LINES = "traceback", "crash", "hang", "memory", "not one line"
-FAILURES = frozenset({OTHER, TRACEBACK, CRASH, HANG, MEMORY, LINES})
+FAILURES = frozenset({OTHER, SYSTEM, TRACEBACK, CRASH, HANG, MEMORY, LINES})
 
 
 class Ended(NamedTuple):

@@ -120,8 +120,10 @@ def _make(made_by: EntryPoint, folder: Path, damage: BundleError | None) -> None
                     f"the built-in voice's bundle is damaged and is made again ({damage})", stacklevel=2
                 )
             fresh = folder.with_name(f"{folder.name}.new")
-            shutil.rmtree(fresh, ignore_errors=True)
-            make(fresh)
+            # A run that was killed after its conversion has left a whole one.
+            if not _whole(fresh):
+                shutil.rmtree(fresh, ignore_errors=True)
+                make(fresh)
             if folder.is_dir():
                 shutil.rmtree(folder)
             fresh.replace(folder)
