@@ -32,8 +32,12 @@ if TYPE_CHECKING:
 _SCRATCH_FOLDER = ".scratch"
 _TEMPORARY_FOLDER = ".temporary"
 _UNFINISHED = ".unfinished-"
-_FILE_ERROR = re.compile(r"(filesystem error|\[MIL FileWriter\]): (?P<reason>[^\[\n]*[^\[\n\s])")
-"""What coremltools' C++ says of a file that it could not write, before the paths."""
+_FILE_ERROR = re.compile(
+    r"(filesystem error|\[MIL FileWriter\]): (?P<reason>[^\[\n]*[^\[\n\s])"
+    r"|(?P<lost>A valid manifest does not exist|Unable to read file)\b"
+)
+"""What coremltools' C++ says, before the paths, of a file that it could not write, or not read again: it does not
+notice at once when a small file is not written."""
 _FULL_BYTES = 1 << 20
 """A disk with less space counts as full when something could not be written."""
 
@@ -93,8 +97,9 @@ class Workspace:
                 f"{self.bundle.parent}: no space left on device; free some, and the same command continues"
             ) from error
         if isinstance(error, RuntimeError) and (found := _FILE_ERROR.match(str(error))):
+            reason = found["reason"] or found["lost"]
             raise InputError(
-                f"{self.bundle.parent}: cannot be written ({found['reason']}); the same command continues"
+                f"{self.bundle.parent}: cannot be written ({reason}); the same command continues"
             ) from error
 
     def has(self, part: str) -> bool:

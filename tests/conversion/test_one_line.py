@@ -242,6 +242,16 @@ def test_a_full_disk_that_a_library_does_not_name(tiny_checkpoint, tmp_path, mon
             InputError,
             r"cannot be written \(cannot copy: Interrupted system call\); the same command continues$",
         ),
+        (
+            "A valid manifest does not exist at path: /a/tmp1.mlpackage/Manifest.json",
+            InputError,
+            r"cannot be written \(A valid manifest does not exist\); the same command continues$",
+        ),
+        (
+            "Unable to read file /a/tmp1.mlpackage/Data/com.apple.CoreML/weights/weight.bin",
+            InputError,
+            r"cannot be written \(Unable to read file\); the same command continues$",
+        ),
         ("expected scalar type Half", RuntimeError, "expected scalar type Half"),
     ],
 )
