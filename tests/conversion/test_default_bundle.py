@@ -91,6 +91,17 @@ def test_the_first_call_makes_the_bundle_where_the_next_ones_find_it(tmp_path, m
     assert sorted(path.suffix for path in (tmp_path / "bundles").iterdir()) == ["", ".lock"]
 
 
+def test_a_finished_bundle_of_a_killed_run_is_not_made_again(tmp_path, monkeypatch, default_cache, copied):
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
+    (whole,) = default_cache.glob("bundles/*/manifest.json")
+    folder = cached_folder(maker())
+    shutil.copytree(whole.parent, folder.with_name(f"{folder.name}.new"))
+
+    assert default_bundle() == folder
+    assert not copied
+    assert sorted(path.suffix for path in (tmp_path / "bundles").iterdir()) == ["", ".lock"]
+
+
 def test_a_new_bundle_removes_the_earlier_ones_that_are_not_in_use(tmp_path, monkeypatch, copied):
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     bundles = tmp_path / "bundles"
