@@ -44,6 +44,7 @@ _SEEN_BY_PAGES = [
     "X-Audio-Duration",
     "X-Ignored-Fields",
     "Retry-After",
+    "Content-Range",
 ]
 
 
@@ -122,7 +123,8 @@ def create_app(
             CORSMiddleware,
             allow_origins=settings.cors_origin,
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type"],
+            # OpenAI's client in a browser sends a dozen of its own (x-stainless-os, …), others xi-api-key or Range.
+            allow_headers=["*"],
             expose_headers=_SEEN_BY_PAGES,
         )
     app.add_middleware(Outcomes, metrics=service.metrics)

@@ -431,6 +431,27 @@ def test_a_web_page_may_be_allowed(serve: Callable[..., Any]) -> None:
     assert httpx2.get(f"{running.url}/v1/models", headers={"Origin": "https://a.org"}).status_code == 403
 
 
+def test_an_allowed_page_may_send_the_headers_of_the_clients(serve: Callable[..., Any]) -> None:
+    running = serve(cors_origin=["https://example.org"])
+    client = running.client()
+    # What OpenAI's client sends in a browser, too, and ElevenLabs' key.
+    headers = {*map(str.lower, client.default_headers), "x-stainless-retry-count", "range", "xi-api-key"}
+    assert "x-stainless-os" in headers
+    asked = {
+        "Origin": "https://example.org",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": ",".join(sorted(headers)),
+    }
+
+    allowed = httpx2.options(f"{running.url}/v1/audio/speech", headers=asked)
+    assert allowed.status_code == 200, allowed.text
+    assert headers <= set(allowed.headers["access-control-allow-headers"].split(","))
+    answer = httpx2.get(f"{running.url}/v1/models", headers={"Origin": "https://example.org"})
+    assert "Content-Range" in answer.headers["access-control-expose-headers"]
+    foreign = httpx2.options(f"{running.url}/v1/audio/speech", headers=asked | {"Origin": "https://a.org"})
+    assert foreign.status_code == 400
+
+
 def test_an_error_that_nobody_expected_is_one_line_without_the_text(
     serve: Callable[..., Any], tts: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
