@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from voxcpm_server.errors import ApiError, refuse
+from voxcpm_server.errors import RETRY_SECONDS, ApiError, refuse
 from voxcpm_server.settings import Settings
 
 PROBES = frozenset({"/healthz", "/ready", "/metrics"})
 """What is always answered."""
-_RETRY_SECONDS = "5"
 
 
 class BoundedRequests:
@@ -27,8 +26,8 @@ class BoundedRequests:
         elif self._running >= self._most:
             error = ApiError(
                 503,
-                f"{self._running} connections are open already, the most that may be; try again in {_RETRY_SECONDS} s",
-                headers={"Retry-After": _RETRY_SECONDS},
+                f"{self._running} connections are open already, the most that may be; try again in {RETRY_SECONDS} s",
+                headers={"Retry-After": RETRY_SECONDS},
             )
             await refuse(error, scope, receive, send)
         else:

@@ -28,11 +28,17 @@ _STATUSES: dict[type[VoxCPMError], int] = {
     InputError: 400,
     Cancelled: CLIENT_GONE,
     MissingExtraError: 501,
-    BundleError: 503,
-    DeviceError: 503,
     VoxCPMError: 500,
 }
 """The runtime's errors and their statuses; of several that fit, the first one counts."""
+MODEL_UNAVAILABLE = "model_unavailable"
+_UNAVAILABLE: dict[type[VoxCPMError], tuple[str, str]] = {
+    BundleError: ("bundle", MODEL_UNAVAILABLE),
+    DeviceError: ("device", "device_unavailable"),
+}
+"""What may be there again later, for the runtime's error: its name and a word for programs."""
+RETRY_SECONDS = "5"
+"""Retry-After of what may work in a moment."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
     401: "invalid_api_key",
@@ -122,11 +128,11 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
         (429, "This key has too many requests waiting; Retry-After says when to come again."),
         (
             501,
-            "An optional package is not installed on the server, or one of several servers cannot answer this.",
+            "The server does not offer it, lacks an optional package, or is one of several, which cannot answer it.",
         ),
         (
             503,
-            "Too many requests are waiting, or the bundle cannot be loaded; Retry-After says when to come again.",
+            "Too many requests are waiting, or bundle or device cannot be used; Retry-After says when to come again.",
         ),
         (507, "The server has no room to store it."),
     )
@@ -177,6 +183,16 @@ def as_api_error(error: BaseException, text: str = "input") -> ApiError:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or None
         return ApiError(400, f"{where or 'body'}: {first['msg']}", param=where, code="invalid_value")
+    for kind, (what, code) in _UNAVAILABLE.items():
+        if isinstance(error, kind):
+            # Clients need not know paths of this machine.
+            _log.error("%s: %s", what, error)
+            return ApiError(
+                503,
+                f"the {what} cannot be used now; the server's log says why",
+                code=code,
+                headers={"Retry-After": RETRY_SECONDS},
+            )
     for kind, status in _STATUSES.items():
         if isinstance(error, kind):
             argument = getattr(error, "argument", None)

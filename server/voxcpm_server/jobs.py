@@ -184,7 +184,7 @@ class Jobs:
     @property
     def _store(self) -> JobStore:
         if self._opened is None:
-            raise ApiError(503, self._why_not, code="no_jobs")
+            raise ApiError(501, self._why_not, code="no_jobs")
         return self._opened
 
     def _check_room(self, store: JobStore, owner: str) -> None:

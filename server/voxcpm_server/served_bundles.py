@@ -15,15 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from voxcpm_runtime import InputError, VoxCPM, VoxCPMError
-from voxcpm_server.errors import ApiError, place_of
+from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY_SECONDS, ApiError, place_of
 from voxcpm_server.memory import resident_bytes
 from voxcpm_server.settings import OPENAI_MODELS
 from voxcpm_server.speaking import Speeches
 
 Result = TypeVar("Result")
 _log = logging.getLogger("voxcpm_server")
-_RETRY_SECONDS = "5"
-_UNAVAILABLE = "model_unavailable"
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Served:
                 503,
                 "the server is loading its voice; come again in a moment",
                 code="loading",
-                headers={"Retry-After": _RETRY_SECONDS},
+                headers={"Retry-After": RETRY_SECONDS},
             )
         return self.opened
 
@@ -259,8 +257,8 @@ class Bundles:
                 503,
                 f"model: the bundle {name} cannot be loaded; the server's log says why",
                 param="model",
-                code=_UNAVAILABLE,
-                headers={"Retry-After": _RETRY_SECONDS},
+                code=MODEL_UNAVAILABLE,
+                headers={"Retry-After": RETRY_SECONDS},
             ) from None
         finally:
             served.loading = None
@@ -278,8 +276,8 @@ class Bundles:
                     f"model: the bundle {wanted.name} needs about {gigabytes[0]} GB beside {gigabytes[1]} GB that are "
                     f"in use, and --max-memory is {gigabytes[2]} GB; come again when the others are silent",
                     param="model",
-                    code=_UNAVAILABLE,
-                    headers={"Retry-After": _RETRY_SECONDS},
+                    code=MODEL_UNAVAILABLE,
+                    headers={"Retry-After": RETRY_SECONDS},
                 )
             await self._close(min(idle, key=lambda s: s.used))
 

@@ -18,7 +18,7 @@ import openai
 import pytest
 import soundfile
 
-from voxcpm_runtime import InputError
+from voxcpm_runtime import BundleError, DeviceError, InputError
 from voxcpm_server.application import create_app
 from voxcpm_server.authentication import Keys, is_loopback, read_keys
 from voxcpm_server.errors import ApiError
@@ -450,6 +450,30 @@ def test_an_allowed_page_may_send_the_headers_of_the_clients(serve: Callable[...
     assert "Content-Range" in answer.headers["access-control-expose-headers"]
     foreign = httpx2.options(f"{running.url}/v1/audio/speech", headers=asked | {"Origin": "https://a.org"})
     assert foreign.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(BundleError, "model_unavailable"), (DeviceError, "device_unavailable")],
+)
+def test_a_bundle_or_device_that_fails_later_says_when_to_try_again(
+    error: type[Exception],
+    code: str,
+    serve: Callable[..., Any],
+    tts: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(**_: object) -> Any:
+        raise error("/secret/bundle: the memory is not enough")
+
+    monkeypatch.setattr(tts, "plan", failing)
+    answer = httpx2.post(f"{serve().url}/v1/audio/speech", json=SAID)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, code)
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "secret" not in answer.text
+    assert "/secret/bundle: the memory is not enough" in caplog.text
 
 
 def test_an_error_that_nobody_expected_is_one_line_without_the_text(
