@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.config import AutoscalingConfig, HTTPOptions, ProxyLocation
+from ray.serve.config import AutoscalingConfig, BackpressureConfig, HTTPOptions, ProxyLocation
 from ray.serve.schema import LoggingConfig
 
 from voxcpm_constants.errors import first_line, os_reason
@@ -29,6 +29,7 @@ from voxcpm_runtime.commands.shared_arguments import Engine
 from voxcpm_server.application import create_app
 from voxcpm_server.authentication import Keys
 from voxcpm_server.cluster import LOCAL, check_address, check_device, cluster, everywhere
+from voxcpm_server.errors import RETRY_SECONDS
 from voxcpm_server.metrics import suspicious_warnings_counted
 from voxcpm_server.settings import Replication, Settings
 from voxcpm_server.speaking import turns_of
@@ -222,8 +223,11 @@ def _deployment(engine: Engine, settings: Settings, replication: Replication, co
         serve.ingress()(Replica),
         name="speech",
         ray_actor_options=_needs(engine),
-        max_ongoing_requests=concurrency + settings.queue + _SPARE_REQUESTS,
+        # A websocket is a request for as long as it is open.
+        max_ongoing_requests=concurrency + settings.queue + settings.max_conversations + _SPARE_REQUESTS,
         max_queued_requests=settings.queue + _SPARE_REQUESTS,
+        # What the proxy refuses never comes to the app; its answer has a text of Ray's own.
+        backpressure_config=BackpressureConfig(retry_after_s=float(RETRY_SECONDS)),
         graceful_shutdown_timeout_s=settings.drain_seconds,
         graceful_shutdown_wait_loop_s=0.5,
         max_constructor_retry_count=_ATTEMPTS,

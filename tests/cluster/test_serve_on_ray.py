@@ -119,6 +119,25 @@ def test_a_client_that_goes_away_frees_its_place_and_sigterm_lets_a_speech_end(
     assert answers == [expected]
 
 
+def test_what_the_proxy_itself_refuses_is_told_when_to_come_again(
+    serve: Callable[..., tuple[subprocess.Popen[str], str]],
+) -> None:
+    process, url = serve("--concurrency", 1, "--queue", 0, "--max-conversations", 1)
+    (replica,) = _replicas(process)
+    replica.suspend()
+    try:
+        # More than it may have and than may wait for it, which are about 35.
+        with ThreadPoolExecutor(80) as threads:
+            asking = [threads.submit(httpx2.get, f"{url}/v1/models", timeout=60) for _ in range(80)]
+            until(lambda: sum(answer.done() for answer in asking) >= 20, 20)
+            refused = [answer.result() for answer in asking if answer.done()]
+            replica.resume()
+    finally:
+        replica.resume()
+    assert {answer.status_code for answer in refused} == {503}
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+
+
 def test_two_replicas_share_the_speeches_and_one_that_dies_is_replaced(
     serve: Callable[..., tuple[subprocess.Popen[str], str]], expected: bytes
 ) -> None:
