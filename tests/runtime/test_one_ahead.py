@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -40,6 +41,17 @@ def test_an_error_comes_in_its_items_place() -> None:
     assert next(ahead) == 0
     with pytest.raises(RuntimeError, match="no second item"):
         next(ahead)
+
+
+def test_a_caller_that_takes_nothing_holds_no_thread_and_goes_on_later() -> None:
+    before = threading.active_count()
+    ahead = one_ahead(iter(range(5)))
+    assert next(ahead) == 0
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert list(ahead) == [1, 2, 3, 4]
 
 
 def test_closing_early_ends_the_thread() -> None:

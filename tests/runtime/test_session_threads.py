@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pytest
 
-from encoding_speaker import RATE, Speaker, as_tuple, heard, until
+from encoding_speaker import RATE, TEXT, Speaker, as_tuple, heard, until
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.session import threaded_speech
 from voxcpm_runtime.session.session import Session
 from voxcpm_runtime.session.threaded_speech import AudioChunk
 from voxcpm_runtime.speech.cancellation import CancelToken
@@ -186,6 +187,96 @@ def test_200_sessions_that_wait_for_more_text_hold_no_thread() -> None:
         chunks = [as_tuple(chunk) for chunk in session]
         assert chunks == heard(f"This is session {number}. And it goes on.")
         session.close()
+
+
+def test_200_sessions_that_nobody_reads_hold_no_thread_and_go_on_where_they_were() -> None:
+    text = "This one has far more to say than fits into the buffer. And here it goes on."
+    expected = heard(text)
+    opened = [Session(Speaker(), RATE, buffer_seconds=0.05) for _ in range(200)]
+    for session in opened:
+        session.push_text(text)
+        session.flush()
+    until(lambda: all(session.buffered_seconds > 0.02 for session in opened))
+    until(lambda: speaking_threads() == 0)
+    assert not any(session.finished for session in opened)
+
+    for session in opened[::2]:
+        assert [as_tuple(chunk) for chunk in session] == expected
+        session.close()
+    # The others are cancelled, or nothing refers to them any more: neither leaves anything.
+    for session in opened[1::4]:
+        session.cancel()
+        assert session.finished
+    until(lambda: speaking_threads() == 0)
+
+
+def test_a_turn_is_left_when_a_session_that_nobody_reads_is_cancelled() -> None:
+    held: list[bool] = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        held.append(True)
+        yield
+        held.pop()
+
+    session = Session(Speaker(), RATE, buffer_seconds=0.05, turn=turn)
+    session.push_text("This one has far more to say than fits into the buffer. ")
+    session.flush()
+    until(lambda: session.buffered_seconds > 0.02)
+    until(lambda: speaking_threads() == 0)
+    assert held == [True]
+    session.cancel()
+    assert held == []
+
+
+BOOK = "It was a bright cold day in April. " * 300_000
+"""10.5 million characters: 7 s of cutting."""
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_a_push_of_ten_megabytes_and_its_end_are_immediate(end: str) -> None:
+    session = Session(Speaker(), RATE, buffer_seconds=0.05)
+    started = time.monotonic()
+    session.push_text(BOOK)
+    session.flush()
+    assert session.next_audio_chunk(5) is not None
+    getattr(session, end)()
+    assert time.monotonic() - started < 1
+    session.close()
+    assert time.monotonic() - started < 1
+
+
+def test_a_text_that_is_cut_while_it_is_spoken_has_the_same_samples() -> None:
+    text = TEXT * 200
+    expected = heard(text)
+    with Session(Speaker(), RATE) as session:
+        for start in range(0, len(text), 100):
+            session.push_text(text[start : start + 100])
+        session.flush()
+        assert [as_tuple(chunk) for chunk in session] == expected
+
+
+def test_what_is_pushed_behind_a_long_text_is_spoken_in_order() -> None:
+    with Session(Speaker(), RATE) as session:
+        session.push_text("One sentence. " * 1000 + "An unfinished one")
+        session.flush()
+        session.push_text("Another. ")
+        session.push_text("The last")
+        session.flush()
+        texts = list(dict.fromkeys((chunk.sentence, chunk.text) for chunk in session))
+    assert texts[1000:] == [(1000, "An unfinished one"), (1001, "Another. "), (1002, "The last")]
+
+
+def test_text_that_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threaded_speech, "MOST_CHARACTERS", 100)
+    with Session(Speaker(), RATE) as session:
+        session.push_text("x" * 60)
+        with pytest.raises(InputError, match="60 characters wait to be spoken, and 41 more were pushed"):
+            session.push_text("x" * 41)
+        session.push_text("y" * 40)
+        session.flush()
+        assert len(list(session)) == 50
+        session.push_text("z" * 100)
 
 
 def test_what_an_idle_session_holds_is_freed_when_it_is_closed_or_dropped() -> None:

@@ -35,16 +35,16 @@ class Session:
                 play(chunk.pcm)
 
     The session speaks on its own thread, which it has while there is a complete sentence to speak: one that waits for
-    text holds none. Audio waits in a ring buffer of `buffer_seconds`; while it is full, the thread waits until a chunk
-    is read, the session is closed, or nothing refers to it any more. There is no limit to the text that waits. One
-    thread may push text while another one reads; any thread may cancel. Leaving the `with` block closes the session and
-    drops audio that was not read.
+    text holds none. Audio waits in a ring buffer of `buffer_seconds`. While it is full, speaking pauses until a chunk
+    is read; if none is read for a second, no thread is held. At most MOST_CHARACTERS of text wait. A long text is cut
+    into sentences on the session's thread, while it is spoken. One thread may push text while another one reads; any
+    thread may cancel. Leaving the `with` block closes the session and drops audio that was not read.
 
     narrate: the function that speaks. split: cuts a sentence into segments, none if there is nothing to say. seed:
     identifies all that the sound depends on except for the text, for `state_id`. turn: makes the context manager in
     which the thread speaks. It enters one when a sentence is complete, which may wait, and leaves it when all complete
-    sentences are spoken, so that several sessions can share step models in turns. Raises InputError for a buffer of
-    less than one sample or more than an hour.
+    sentences are spoken, so that several sessions can share step models in turns. The thread that leaves it may be
+    another than the one that entered. Raises InputError for a buffer of less than one sample or more than an hour.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Session:
         """Speak this after the text that was pushed before. A fragment may end anywhere, even within a word.
 
         After an error, which `next_audio_chunk` raises, text is not spoken. Raises InputError if `text` is no str or
-        not valid Unicode, and after `cancel` or `close`.
+        not valid Unicode, if more than MOST_CHARACTERS would wait, and after `cancel` or `close`.
         """
         if not isinstance(text, str):
             raise InputError(f"push_text takes text, got {type(text).__name__}")

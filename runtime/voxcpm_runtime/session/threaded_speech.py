@@ -10,15 +10,18 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from voxcpm_constants.bounds import MOST_CHARACTERS
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.pcm import Pcm, pcm16
 from voxcpm_runtime.session.ring_buffer import RingBuffer
+from voxcpm_runtime.session.text_queue import TextQueue
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.text.segments import Segment
-from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
 
 _STATE_DIGITS = 16
+LINGER_SECONDS = 0.5
+"""Seconds that the thread waits for room in a full buffer before it ends; a reader that plays takes a chunk sooner."""
 
 
 class Narrate(Protocol):
@@ -62,8 +65,9 @@ class _Chunk(NamedTuple):
 class ThreadedSpeech:
     """What a session has in common with its thread, which thus does not refer to the session itself.
 
-    A thread begins when a sentence is complete, and ends when all complete ones are spoken. The next thread goes on
-    where it ended: the speech is one iterator, which each thread takes pieces from.
+    A thread begins when there is text to cut or a sentence to speak, and ends when all complete sentences are spoken,
+    or when nobody reads the full buffer. The next thread goes on where it ended: the speech is one iterator, which each
+    thread takes pieces from.
     """
 
     narrate: Narrate
@@ -91,14 +95,15 @@ class ThreadedSpeech:
 
         # Used by all threads under this lock, which signals every change.
         self._changed = threading.Condition()
-        self._cutter = SentenceCutter()
-        self._sentences: deque[str] = deque()
+        self._waiting = TextQueue()
         self._flushed = False
         self._working = False
         self._ended = False
         self._error: Exception | None = None
         self._ring = RingBuffer(self.capacity)
         self._chunks: deque[_Chunk] = deque()
+        self._unwritten: deque[tuple[_Chunk, Pcm]] = deque()
+        """What is spoken and has no room in the ring buffer."""
 
         self._thread: threading.Thread | None = None
         """The last one."""
@@ -108,15 +113,22 @@ class ThreadedSpeech:
         with self._changed:
             self._require_open()
             if text and not self._ended:
+                if self._waiting.characters + len(text) > MOST_CHARACTERS:
+                    raise InputError(
+                        f"{self._waiting.characters} characters wait to be spoken, and {len(text)} more were pushed; "
+                        f"expected at most {MOST_CHARACTERS}: push them when more is spoken"
+                    )
                 self._flushed = False
-                self._add(self._cutter.push(text))
+                self._waiting.push(text)
+                self._go_on()
 
     def flush(self) -> None:
         """Speak the unfinished sentence, too."""
         with self._changed:
             self._require_open()
             self._flushed = True
-            self._add(self._cutter.flush())
+            self._waiting.flush()
+            self._go_on()
 
     def next_audio_chunk(self, most_seconds: float | None) -> AudioChunk | None:
         """The next chunk, waited for."""
@@ -125,7 +137,7 @@ class ThreadedSpeech:
             if self._chunks:
                 chunk = self._chunks.popleft()
                 pcm = self._ring.read(chunk.samples)
-                self._changed.notify_all()
+                self._go_on()
                 return AudioChunk(pcm, chunk.offset, chunk.sentence, chunk.state_id, chunk.text)
             if self._error is not None:
                 raise self._error
@@ -145,15 +157,22 @@ class ThreadedSpeech:
 
     def cancel(self) -> None:
         """End the speech, and drop what was not read."""
+        pieces = None
         with self._changed:
             self._cancel.cancel()
-            self._sentences.clear()
+            self._waiting.clear()
             self._chunks.clear()
+            self._unwritten.clear()
             self._ring = RingBuffer(0)
-            if not self._working:
+            idle = not self._working
+            if idle:
                 # With it goes a cycle of references, and all that it holds for text to come.
-                self._pieces = None
+                pieces, self._pieces = self._pieces, None
             self._changed.notify_all()
+        if idle:
+            # Outside the lock: what speaks is closed, which may wait.
+            del pieces
+            self._leave_turn()
 
     def close(self) -> None:
         """Cancel, and wait for the thread."""
@@ -165,30 +184,41 @@ class ThreadedSpeech:
         if self._cancel.cancelled:
             raise InputError("the session is closed; text can be pushed to an open one only")
 
-    def _add(self, sentences: list[Sentence]) -> None:
-        self._sentences.extend(sentence.text for sentence in sentences)
-        if self._sentences and not self._working and not self._ended:
+    def _go_on(self) -> None:
+        """Begin a thread if there is something to do and none does it, and signal the change."""
+        work = self._has_room() if self._unwritten else bool(self._waiting)
+        if work and not self._working and not self._ended and not self._cancel.cancelled:
             # A daemon: a session that nobody closes must not prevent the program from ending.
             self._thread = threading.Thread(target=self._work, name="voxcpm-session", daemon=True)
             self._thread.start()
             self._working = True
         self._changed.notify_all()
 
+    def _has_room(self) -> bool:
+        """Whether the next chunk fits into the ring buffer, or all is cancelled."""
+        return self._cancel.cancelled or self._ring.free >= self._unwritten[0][0].samples
+
     def _is_finished(self) -> bool:
-        spoken = self._ended or (self._flushed and not self._working and not self._sentences)
+        waits = self._working or self._waiting or self._unwritten
+        spoken = self._ended or (self._flushed and not waits)
         return self._cancel.cancelled or (spoken and not self._chunks and self._error is None)
 
     def _work(self) -> None:
         """Speak until there is nothing more to say for now, or ever."""
         error = None
         try:
+            # When one of these says that the thread ends, all of this may already be the next thread's.
+            if not self._write():
+                return
             if self._pieces is None:
                 self._pieces = self.narrate(self._segments(), cancel=self._cancel)
             for piece in self._pieces:
-                if not self._rests:
-                    self._write(piece)
-                elif self._leaves():
-                    # From now on all of this may be the next thread's.
+                if self._rests:
+                    if self._leaves():
+                        return
+                    continue
+                self._add(piece)
+                if not self._write():
                     return
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised where the audio is read
             error = raised
@@ -203,7 +233,7 @@ class ThreadedSpeech:
         """Whether the thread ends, as no sentence is complete. The turn is left in any case."""
         self._leave_turn()
         with self._changed:
-            if self._sentences or self._cancel.cancelled:
+            if self._waiting or self._cancel.cancelled:
                 return False
             self._working = False
             self._changed.notify_all()
@@ -233,31 +263,42 @@ class ThreadedSpeech:
             yield from segments
 
     def _next_sentence(self) -> str | None:
-        with self._changed:
-            return self._sentences.popleft() if self._sentences else None
+        """The next complete sentence. Text that waits is cut in slices, between which others get the lock."""
+        while True:
+            with self._changed:
+                part = self._waiting.take()
+            if part is None or isinstance(part, str):
+                return part
+            done = part.cut()
+            with self._changed:
+                self._waiting.put(done)
 
     def _leave_turn(self) -> None:
         self._speaking = False
         self._held.close()
 
-    def _write(self, piece: Piece) -> None:
-        """Put a piece into the ring buffer as one chunk, or as several if it is larger than the whole buffer."""
+    def _add(self, piece: Piece) -> None:
+        """Put a piece before the ring buffer as one chunk, or as several if it is larger than the whole buffer."""
         pcm = pcm16(piece.audio)
         for start in range(0, len(pcm), self.capacity):
             part = pcm[start : start + self.capacity]
-            place = hashlib.sha256(self.chain + self._offset.to_bytes(8, "big"))
-            self._put(
-                _Chunk(
-                    len(part), self._offset, self._sentence, place.hexdigest()[:_STATE_DIGITS], self._text
-                ),
-                part,
-            )
+            place = hashlib.sha256(self.chain + self._offset.to_bytes(8, "big")).hexdigest()[:_STATE_DIGITS]
+            chunk = _Chunk(len(part), self._offset, self._sentence, place, self._text)
             self._offset += len(part)
+            with self._changed:
+                self._unwritten.append((chunk, part))
 
-    def _put(self, chunk: _Chunk, pcm: Pcm) -> None:
+    def _write(self) -> bool:
+        """Write what is spoken into the ring buffer; False if the thread ends, as nobody reads the full buffer."""
         with self._changed:
-            self._changed.wait_for(lambda: self._cancel.cancelled or self._ring.free >= chunk.samples)
-            self._cancel.check()
-            self._ring.write(pcm)
-            self._chunks.append(chunk)
-            self._changed.notify_all()
+            while self._unwritten:
+                room = self._changed.wait_for(self._has_room, LINGER_SECONDS)
+                self._cancel.check()
+                if not room:
+                    self._working = False
+                    return False
+                chunk, pcm = self._unwritten.popleft()
+                self._ring.write(pcm)
+                self._chunks.append(chunk)
+                self._changed.notify_all()
+            return True
