@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ def json_content(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
 
 
 def parsed_json(content: str | bytes) -> Any:
-    """The document of a text. Raises ValueError, one line, for what is not JSON in UTF-8, is nested too deeply, or
-    has a key of an object twice.
+    """The document of a text. Raises ValueError, one line, for what is not JSON in UTF-8, is nested too deeply, has a
+    key of an object twice, or a string that is not valid Unicode.
     """
     try:
         text = content if isinstance(content, str) else content.decode()
@@ -37,7 +38,20 @@ def parsed_json(content: str | bytes) -> Any:
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     _check_depth(document)
+    if _SURROGATE.search(text):
+        _check_unicode(document)
     return document
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _check_unicode(document: object) -> None:
+    """Half of a pair of surrogates can be escaped in JSON, but not be written anywhere else."""
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("a string in it is not valid Unicode: half of a pair of surrogates") from None
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -366,3 +366,15 @@ def driver_sequence(tts, text):
     """The sequence of the segment that begins a text, whose decoder has no context."""
     planned = tts.plan(text, seed=3)
     return utterance(planned, 0, planned.segments[0], None).sequence
+
+
+def test_a_folder_of_segments_that_cannot_be_locked_is_not_left_behind(tts, book, monkeypatch):
+    def refused(_):
+        raise OSError(5, "Input/output error")
+
+    segments = tts.speak("hello there.", seed=1, max_len=4).segments
+    saved = SavedSegments(book, "d", 3, drawn=False)
+    monkeypatch.setattr("voxcpm_runtime.speech.saved_segments.lock_folder", refused)
+    with pytest.raises(InputError, match="cannot be written"):
+        saved.put(0, segments[0])
+    assert not saved.folder.exists()

@@ -222,3 +222,12 @@ def test_a_manifest_that_is_too_large_or_no_file_is_not_read(bundle_folder):
         file.truncate(1 << 33)
     with pytest.raises(BundleError, match=r"it has more than 67\.1089 MB"):
         open_bundle(bundle_folder)
+
+
+def test_half_a_pair_of_surrogates_is_refused(bundle_folder):
+    """It can be escaped in JSON, and written nowhere else; a whole pair is a character."""
+    edit_manifest(bundle_folder, lambda document: document["source"].update(checkpoint="smile \U0001f600"))
+    assert open_bundle(bundle_folder).manifest.source.checkpoint == "smile \U0001f600"
+    edit_manifest(bundle_folder, lambda document: document["source"].update(checkpoint="\ud800"))
+    with pytest.raises(BundleError, match="not valid Unicode"):
+        open_bundle(bundle_folder)

@@ -151,7 +151,9 @@ def test_a_speech_that_outlasts_the_drain_is_cut_off(started: Callable[..., Any]
     body = {"model": "tts-1", "input": "one two three four five six seven. " * 100, "response_format": "pcm"}
 
     with httpx2.stream("POST", f"{url}/v1/audio/speech", json=body, timeout=60) as answer:
-        next(answer.iter_raw())
+        # Kept: with the iterator the answer would be closed.
+        parts = answer.iter_raw()
+        next(parts)
         began = time.perf_counter()
         process.send_signal(signal.SIGTERM)
         rest = process.communicate(timeout=30)[1]

@@ -84,6 +84,9 @@ class SavedSegments:
                     sealed(arrays, {_METADATA_KEY: json.dumps(fields), _PLACE_KEY: self._place(index)})
                 )
         except OSError as error:
+            # It may have been made for nothing.
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
             raise InputError(f"{self.folder}: cannot be written ({os_reason(error)})") from None
 
     def discard(self) -> None:
