@@ -183,6 +183,8 @@ def as_api_error(error: BaseException, text: str = "input") -> ApiError:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or None
         return ApiError(400, f"{where or 'body'}: {first['msg']}", param=where, code="invalid_value")
+    if isinstance(error, asyncio.CancelledError):
+        return ApiError(503, "the server has ended; try again", headers={"Retry-After": RETRY_SECONDS})
     for kind, (what, code) in _UNAVAILABLE.items():
         if isinstance(error, kind):
             # Clients need not know paths of this machine.

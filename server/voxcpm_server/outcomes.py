@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 
@@ -44,7 +45,8 @@ class Outcomes:
 
         try:
             await self._app(scope, receive, noted)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the server goes on
+        # Whatever it is, the server goes on. Nothing but its own end cancels a request as a whole.
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
             answer = as_api_error(error)
             if status is None and answer.status_code != CLIENT_GONE:
                 await refuse(answer, scope, receive, noted)
