@@ -251,7 +251,7 @@ def checkpoint(folder: str) -> Callable[[dict[str, Any]], Ended]:
 
         opened = Checkpoint.open(scratch)
         whole = hashlib.sha256(repr((opened.architecture, opened.source())).encode())
-        for name in sorted(opened.shapes):
+        for name in sorted(opened.shapes()):
             whole.update(opened.tensor(name).numpy().tobytes())
         for name, path in sorted(opened.tokenizer_files().items()):
             whole.update(name.encode() + path.read_bytes())

@@ -38,6 +38,8 @@ def _run(process: Watched, cases: list[dict[str, object]], what: str, totals: To
 
 
 VOICE = DAMAGE["built-in voice"]
+PICKLES = {"model.safetensors": "pytorch_model.bin", "audiovae.safetensors": "audiovae.pth"}
+"""The files of weights, and what they are called as pickles."""
 
 
 def test_some_damage_to_what_a_voice_speaks_with(
@@ -65,29 +67,38 @@ def test_damage_to_what_a_voice_speaks_with(
         _run(process, _cases(DAMAGE[name], torture_seed, share(1000) / 1000), name, totals)
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("form", DAMAGE["checkpoint"])
-def test_damage_to_a_checkpoint(
-    tiny_checkpoint: Path,
-    tmp_path: Path,
-    totals: Totals,
-    torture_seed: int,
-    share: Callable[[int], int],
-    form: str,
-) -> None:
+@pytest.fixture(params=DAMAGE["checkpoint"])
+def checkpoint_of_a_form(request: pytest.FixtureRequest, tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """A folder of that form's name, with a checkpoint."""
     import torch
     from safetensors.torch import load_file
 
-    folder = tmp_path / form / "checkpoint"
-    folder.mkdir(parents=True)
+    form: str = request.param
+    folder = tmp_path / form
+    folder.mkdir()
     for path in tiny_checkpoint.iterdir():
-        if form == "pickle" and path.suffix == ".safetensors":
-            torch.save({"state_dict": load_file(path)}, folder / "pytorch_model.bin")
+        if form == "pickle" and path.name in PICKLES:
+            torch.save({"state_dict": load_file(path)}, folder / PICKLES[path.name])
         else:
             (folder / path.name).write_bytes(path.read_bytes())
-    cases = _cases({form: DAMAGE["checkpoint"][form]}, torture_seed, share(1000) / 1000)
+    return folder
+
+
+def test_some_damage_to_a_checkpoint(checkpoint_of_a_form: Path, totals: Totals, torture_seed: int) -> None:
+    _damage_to_a_checkpoint(checkpoint_of_a_form, "checkpoint, some", totals, torture_seed, 0.05)
+
+
+@pytest.mark.torture
+def test_damage_to_a_checkpoint(
+    checkpoint_of_a_form: Path, totals: Totals, torture_seed: int, share: Callable[[int], int]
+) -> None:
+    _damage_to_a_checkpoint(checkpoint_of_a_form, "checkpoint", totals, torture_seed, share(1000) / 1000)
+
+
+def _damage_to_a_checkpoint(folder: Path, what: str, totals: Totals, seed: int, part: float) -> None:
+    cases = _cases({folder.name: DAMAGE["checkpoint"][folder.name]}, seed, part)
     with watched("robustness.damage:checkpoint", folder=folder) as process:
-        _run(process, cases, "checkpoint", totals)
+        _run(process, cases, what, totals)
 
 
 def test_damage_that_changes_the_speech_is_seen(speaking_bundle: Path) -> None:
