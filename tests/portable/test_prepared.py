@@ -93,6 +93,19 @@ def test_an_altered_weight_is_found(package: Path, private_cache: Path) -> None:
     np.testing.assert_array_equal(result(package), plain)
 
 
+def test_the_form_of_another_graph_is_made_again(package: Path, private_cache: Path, lab: Any) -> None:
+    plain = result(package)
+    (entry,) = entries(private_cache)
+    build: Callable[[Any], Any] = lambda z: lab.mb.linear(x=z, weight=np.ones((64, 96), np.float32))  # noqa: E731
+    other = quantized(lab.convert(build, {"z": ("float32", (1, 5, 96))}))
+    PortableStepModel(lab.save(other, "other"), cache_key="other", threads=1)
+    (another,) = set(entries(private_cache)) - {entry}
+    for file in another.iterdir():
+        shutil.copy(file, entry / file.name)
+
+    np.testing.assert_array_equal(result(package), plain)
+
+
 def test_two_versions_of_onnx_runtime_keep_a_form_each_and_an_unused_one_goes(
     package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

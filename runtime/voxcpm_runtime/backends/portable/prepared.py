@@ -95,10 +95,10 @@ def open_prepared(
     try:
         entry, _ = form.cached()
         try:
-            return _opened(entry, options, session)
+            return _opened(entry, lowered, options, session)
         except _DAMAGED:
             entry, _ = form.cached(damaged=mark(entry))
-            return _opened(entry, options, session)
+            return _opened(entry, lowered, options, session)
     except _NOT_SAVED as error:
         reason = os_reason(error) if isinstance(error, OSError) else first_line(error)
         warnings.warn(
@@ -109,8 +109,12 @@ def open_prepared(
         return None
 
 
-def _opened(entry: Path, options: Callable[[], ort.SessionOptions], session: Session) -> ort.InferenceSession:
-    """A session of an entry. Its files are hashed once. Raises BundleError where they have changed."""
+def _opened(
+    entry: Path, lowered: Lowered, options: Callable[[], ort.SessionOptions], session: Session
+) -> ort.InferenceSession:
+    """A session of an entry. Its files are hashed once. Raises BundleError where they have changed, and for the form of
+    another graph.
+    """
     try:
         record = read_json(entry / RECORD)
         check_digests(entry, {name: FileRecord.model_validate(file) for name, file in record.items()})
@@ -118,7 +122,11 @@ def _opened(entry: Path, options: Callable[[], ort.SessionOptions], session: Ses
         raise BundleError(f"{entry / RECORD}: {first_line(error)}") from None
     with contextlib.suppress(OSError):
         os.utime(entry / RECORD)
-    return session(str(entry / MODEL), options())
+    opened = session(str(entry / MODEL), options())
+    for found, expected in ((opened.get_inputs(), lowered.inputs), (opened.get_outputs(), lowered.outputs)):
+        if {each.name for each in found} != {each.name for each in expected}:
+            raise BundleError(f"{entry / MODEL}: it is the form of another graph")
+    return opened
 
 
 def _remove_unused(folder: Path) -> None:
