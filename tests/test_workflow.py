@@ -33,9 +33,14 @@ coverage = runpy.run_path(str(REPOSITORY / SCRIPT))["coverage"]
 
 
 def lines() -> list[list[str]]:
-    """The words of each line of each step; the loop's own words and variables of paths are taken away."""
-    joined = "\n".join(step.get("run", "") for step in STEPS)
-    return [shlex.split(line) for line in joined.splitlines() if line.strip()]
+    """The words of each line of each step, of those that a matrix has several of each."""
+    scripts = [
+        step.get("run", "").replace("${{ matrix.group }}", group)
+        for job in WORKFLOW["jobs"].values()
+        for group in job["strategy"]["matrix"].get("group", [""])
+        for step in job["steps"]
+    ]
+    return [shlex.split(line) for line in "\n".join(scripts).splitlines() if line.strip()]
 
 
 PROGRAMS = (".venv/bin/voxcpm-coreml", "$commands")
@@ -44,7 +49,7 @@ UNITS = [step for step in STEPS if "COREML_COMPUTE_UNITS" in step.get("env", {})
 
 
 def test_every_line_is_one_that_is_checked_here() -> None:
-    shell = {"commands=.venv/bin/voxcpm-coreml", "for", "done", "echo", "code=0", "exit", "command"}
+    shell = {"commands=.venv/bin/voxcpm-coreml", "for", "done", "echo", "code=0", "exit", "command", "sudo"}
     known = {*PROGRAMS, "make", ".venv/bin/python", "swiftc", *shell}
     assert {words[0] for words in lines()} <= known
 
@@ -70,6 +75,52 @@ def test_every_target_of_make_exists() -> None:
     called = [word for words in lines() if words[0] == "make" for word in words[1:] if "=" not in word]
     assert called
     assert set(called) <= targets
+
+
+def test_each_step_has_a_limit_and_together_they_fit_into_their_jobs() -> None:
+    for name, job in WORKFLOW["jobs"].items():
+        limits = [step["timeout-minutes"] for step in job["steps"] if "run" in step]
+        # Some minutes for the checkout and Python.
+        assert sum(limits) <= job["timeout-minutes"] - 5, name
+
+
+@pytest.mark.parametrize(("ci", "code", "told"), [("true", 1, "1 error"), ("", 0, "1 skipped")])
+def test_a_group_without_what_it_needs_fails_in_continuous_integration(
+    ci: str, code: int, told: str, tmp_path: Path
+) -> None:
+    """pytest itself, on a test of Ray's without Ray."""
+    arguments = ["-m", "ray", "-n", "0", "--basetemp", str(tmp_path / "runs"), "-k", "ends_every_process"]
+    program = (
+        "import sys, pytest; sys.modules['ray'] = None; "
+        f"sys.exit(pytest.main({['tests/cluster/test_batch_on_ray.py', *arguments]!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        env=os.environ | {"CI": ci},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, told in done.stdout) == (code, True), done.stdout + done.stderr
+    assert not ci or "needs the extra ray" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("ci", ["true", ""])
+def test_clients_that_cannot_be_installed_fail_in_continuous_integration(ci: str, tmp_path: Path) -> None:
+    """The target itself, without packages. Its environment is another, and .venv is taken as it is."""
+    places = [f"CLIENTS={tmp_path / 'clients'}", f"PYTHON={sys.executable}"]
+    done = subprocess.run(
+        ["make", "-o", ".venv/.installed", "test-clients", *places],  # noqa: S607 - the one of the path
+        cwd=REPOSITORY,
+        env=os.environ | {"CI": ci, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) == (ci == ""), done.stdout + done.stderr
+    assert "1 skipped: the tests with Pipecat and LiveKit" in done.stdout
 
 
 def test_what_python_runs_exists() -> None:
