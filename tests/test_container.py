@@ -1,4 +1,6 @@
-"""Containerfile and compose.yaml, as far as that can be checked without a container engine."""
+"""Containerfile and compose.yaml, as far as that can be checked without a container engine; its balancer is tried in
+tests/server/test_balancer.py.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,18 @@ def instructions() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def speech() -> dict[str, Any]:
-    """The service of compose.yaml."""
+def services() -> dict[str, dict[str, Any]]:
+    """The services of compose.yaml."""
     document = yaml.safe_load((REPOSITORY / "compose.yaml").read_text(encoding="utf-8"))
     assert set(document["volumes"]) == {"data"}
-    return dict(document["services"]["speech"])
+    assert set(document["services"]) == {"balancer", "speech", "jobs"}
+    return dict(document["services"])
+
+
+@pytest.fixture(scope="module", params=["speech", "jobs"])
+def server(request: pytest.FixtureRequest, services: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Each service that speaks."""
+    return services[request.param]
 
 
 def the(instructions: list[tuple[str, str]], name: str) -> str:
@@ -53,17 +62,17 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
 
 
 def test_commands_exist_and_need_keys_on_every_address(
-    instructions: list[tuple[str, str]], speech: dict[str, Any]
+    instructions: list[tuple[str, str]], server: dict[str, Any]
 ) -> None:
     assert json.loads(the(instructions, "ENTRYPOINT")) == ["voxcpm-coreml"]
     text = (REPOSITORY / "compose.yaml").read_text(encoding="utf-8")
     (with_bundles,) = re.findall(r"# command: (\[.*\])", text)
-    for arguments in (json.loads(the(instructions, "CMD")), speech["command"], yaml.safe_load(with_bundles)):
+    for arguments in (json.loads(the(instructions, "CMD")), server["command"], yaml.safe_load(with_bundles)):
         given = parsed(arguments)
         assert (given["host"], given["port"]) == ("0.0.0.0", 8000)  # noqa: S104 - inside a container
         check_exposure(Settings(host=given["host"]), Keys(("key",)))
         assert not given["insecure_serve_without_key"]
-    assert KEYS_VARIABLE in speech["environment"]
+    assert KEYS_VARIABLE in server["environment"]
     with pytest.raises(Exception, match="--nothing"):
         parsed(["serve", "--nothing"])
 
@@ -78,7 +87,7 @@ def test_the_health_check_asks_what_the_server_answers(instructions: list[tuple[
 
 
 def test_it_runs_without_rights_and_writes_where_its_volume_is(
-    instructions: list[tuple[str, str]], speech: dict[str, Any]
+    instructions: list[tuple[str, str]], server: dict[str, Any]
 ) -> None:
     names = [name for name, _ in instructions]
     user = the(instructions, "USER")
@@ -87,9 +96,10 @@ def test_it_runs_without_rights_and_writes_where_its_volume_is(
     assert names.index("USER") > names.index("RUN")
     environment = dict(pair.split("=", 1) for pair in shlex.split(the(instructions, "ENV")))
     assert environment[CACHE_VARIABLE] == the(instructions, "VOLUME") == "/data"
-    assert "data:/data" in speech["volumes"]
-    assert speech["read_only"] is True
-    assert speech["build"]["dockerfile"] == "Containerfile"
+    assert "data:/data" in server["volumes"]
+    assert server["read_only"] is True
+    assert server["cap_drop"] == ["ALL"]
+    assert server["build"]["dockerfile"] == "Containerfile"
 
 
 def test_its_python_and_its_extra_are_this_projects(instructions: list[tuple[str, str]]) -> None:
@@ -104,6 +114,33 @@ def test_its_python_and_its_extra_are_this_projects(instructions: list[tuple[str
     assert (REPOSITORY / "constraints.txt").is_file()
 
 
-def test_the_server_has_longer_to_end_than_it_drains(speech: dict[str, Any]) -> None:
-    seconds = int(speech["stop_grace_period"].removesuffix("s"))
-    assert seconds > parsed(speech["command"])["drain_seconds"]
+def test_the_server_has_longer_to_end_than_it_drains(server: dict[str, Any]) -> None:
+    seconds = int(server["stop_grace_period"].removesuffix("s"))
+    assert seconds > parsed(server["command"])["drain_seconds"]
+
+
+def test_jobs_are_taken_by_one_server_and_only_the_balancer_is_reached_from_outside(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    assert services["speech"]["deploy"]["replicas"] > 1
+    assert parsed(services["speech"]["command"])["max_jobs"] == 0
+    assert "deploy" not in services["jobs"]
+    assert str(parsed(services["jobs"]["command"])["jobs_folder"]).startswith("/data/")
+    assert parsed(services["jobs"]["command"])["max_jobs"] > 0
+    assert [name for name, service in services.items() if "ports" in service] == ["balancer"]
+
+
+def test_the_balancer_asks_for_services_that_exist_and_ends_after_them(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    (mounted,) = services["balancer"]["volumes"]
+    configuration = (REPOSITORY / mounted.partition(":")[0]).read_text(encoding="utf-8")
+    assert mounted.endswith(":/usr/local/etc/haproxy/haproxy.cfg:ro")
+    asked = set(re.findall(r"^ +server(?:-template)? \w+ (?:\d+ )?(\w+):8000", configuration, re.MULTILINE))
+    assert asked == {"speech", "jobs"} == set(services["balancer"]["depends_on"])
+    # Longer than the servers drain, and not so long that it would be killed.
+    (seconds,) = map(int, re.findall(r"hard-stop-after (\d+)s", configuration))
+    longest = int(services["balancer"]["stop_grace_period"].removesuffix("s"))
+    assert parsed(services["speech"]["command"])["drain_seconds"] < seconds < longest
+    assert services["balancer"]["ports"] == ["8000:8000"]
+    assert re.findall(r"bind :(\d+)", configuration) == ["8000"]

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -14,6 +18,7 @@ from server_on_loopback import ServerOnLoopback
 from voxcpm_constants.step_models import LOCDIT_STEP
 from voxcpm_runtime import VoxCPM
 
+PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 TEXT = "Hello there, this is a test of the server."
 
 
@@ -47,6 +52,45 @@ def server(tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 @pytest.fixture
 def client(server: ServerOnLoopback) -> openai.OpenAI:
     return server.client()
+
+
+@pytest.fixture
+def started(
+    speaking_bundle: Path, tmp_path: Path
+) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """started(*options): the process of a server that takes no jobs unless told otherwise, and its URL."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> tuple[subprocess.Popen[str], str]:
+        given = [
+            "serve",
+            str(speaking_bundle),
+            "--port",
+            "0",
+            "--voices-folder",
+            str(tmp_path),
+            "--max-jobs",
+            "0",
+            *options,
+        ]
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *given],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "VOXCPM_COREML_API_KEYS": ""},
+        )
+        processes.append(process)
+        line = process.stderr.readline() if process.stderr else ""
+        assert line.startswith("listening on http://127.0.0.1:"), line
+        url = line.split()[2]
+        # It listens already; until it answers, the connection waits.
+        assert httpx2.get(f"{url}/ready", timeout=30).status_code == 200
+        return process, url
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture(scope="session")

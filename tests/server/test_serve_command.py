@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import socket
@@ -82,43 +81,6 @@ def test_without_its_packages_it_names_the_extra() -> None:
     assert done.stderr.strip() == (
         'error: serve needs uvicorn; install it with: pip install "voxcpm-coreml[serve]"'
     )
-
-
-@pytest.fixture
-def started(speaking_bundle: Path, tmp_path: Path) -> Any:
-    """started(*options): the process of a server, and its URL."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(*options: str) -> tuple[subprocess.Popen[str], str]:
-        given = [
-            "serve",
-            str(speaking_bundle),
-            "--port",
-            "0",
-            "--voices-folder",
-            str(tmp_path),
-            "--max-jobs",
-            "0",
-            *options,
-        ]
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *given],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "VOXCPM_COREML_API_KEYS": ""},
-        )
-        processes.append(process)
-        line = process.stderr.readline() if process.stderr else ""
-        assert line.startswith("listening on http://127.0.0.1:"), line
-        url = line.split()[2]
-        # It listens already; until it answers, the connection waits.
-        assert httpx2.get(f"{url}/ready", timeout=30).status_code == 200
-        return process, url
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
 
 
 def test_sigterm_lets_a_speech_end_and_leaves_without_an_error(started: Callable[..., Any]) -> None:

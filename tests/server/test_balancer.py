@@ -1,0 +1,237 @@
+"""haproxy.cfg, the balancer of compose.yaml, before two servers on loopback: the same file with their addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from websockets.sync.client import connect
+
+from voxcpm_runtime import VoxCPM, pcm16
+from waiting import until
+
+CONFIGURATION = Path(__file__).resolve().parents[2] / "haproxy.cfg"
+HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
+pytestmark = pytest.mark.skipif(
+    HAPROXY is None, reason="needs haproxy (Debian, Ubuntu: apt-get install haproxy)"
+)
+BODY = {"model": "tts-1", "input": "One two three.", "response_format": "pcm", "seed": 7}
+LONG = "one two three four five six seven. " * 8
+
+
+@dataclass
+class Balanced:
+    """A balancer and the two servers behind it: one speaks, without a queue, the other takes jobs as well."""
+
+    url: str
+    speaking: tuple[subprocess.Popen[str], str]
+    jobs: tuple[subprocess.Popen[str], str]
+
+    def ready(self, count: int) -> bool:
+        """Whether the balancer has so many servers that are ready."""
+        return self._counts("speech") == count
+
+    def _counts(self, backend: str) -> int:
+        rows = httpx2.get(f"{self.url}/stats;csv").text.splitlines()
+        names = rows[0].removeprefix("# ").split(",")
+        found = (dict(zip(names, row.split(","), strict=False)) for row in rows[1:])
+        return sum(
+            row["pxname"] == backend and row["svname"] != "BACKEND" and row["status"] == "UP" for row in found
+        )
+
+
+@pytest.fixture
+def balanced(started: Callable[..., Any], tmp_path: Path) -> Iterator[Balanced]:
+    speaking = started("--concurrency", "2", "--queue", "0")
+    jobs = started("--max-jobs", "20", "--jobs-folder", str(tmp_path / "jobs"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    text = CONFIGURATION.read_text(encoding="utf-8")
+    for pattern, new, count in (
+        (r"bind :8000", f"bind 127.0.0.1:{port}\n    stats enable\n    stats uri /stats", 1),
+        (r"server-template speech .*", f"server speech {speaking[1].removeprefix('http://')}", 1),
+        (r"server jobs .*", f"server jobs {jobs[1].removeprefix('http://')}", 2),
+    ):
+        text, found = re.subn(pattern, new, text)
+        assert found == count
+    (tmp_path / "haproxy.cfg").write_text(text)
+    process = subprocess.Popen(
+        [str(HAPROXY), "-db", "-f", tmp_path / "haproxy.cfg"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        made = Balanced(f"http://127.0.0.1:{port}", speaking, jobs)
+        until(lambda: answers(made.url), 20)
+        until(lambda: made.ready(2), 20)
+        yield made
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx2.get(f"{url}/ready").status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+def speak(url: str, **fields: Any) -> httpx2.Response:
+    return httpx2.post(f"{url}/v1/audio/speech", json=BODY | fields, timeout=120)
+
+
+def speaking(server: tuple[subprocess.Popen[str], str]) -> int:
+    return int(httpx2.get(f"{server[1]}/ready").json()["speaking"])
+
+
+def test_the_file_is_valid_as_it_is() -> None:
+    done = subprocess.run(
+        [str(HAPROXY), "-c", "-f", CONFIGURATION], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+
+
+def test_what_passes_through_it(balanced: Balanced) -> None:
+    # Audio comes as it is made, and the server that has less to do is asked.
+    given = {"json": BODY | {"input": LONG}, "timeout": 120}
+    began = time.perf_counter()
+    with httpx2.stream("POST", f"{balanced.url}/v1/audio/speech", **given) as answer:
+        parts = answer.iter_raw()
+        next(parts)
+        first = time.perf_counter() - began
+        with httpx2.stream("POST", f"{balanced.url}/v1/audio/speech", **given) as other:
+            # Kept: with the iterator the answer would be closed.
+            others = other.iter_raw()
+            next(others)
+            busy = [speaking(server) for server in (balanced.speaking, balanced.jobs)]
+        for _ in parts:
+            pass
+    assert first < (time.perf_counter() - began) / 2
+    assert busy == [1, 1]
+
+    # A websocket speaks.
+    with connect(f"{balanced.url.replace('http', 'ws')}/v1/audio/stream") as websocket:
+        for message in (
+            {"type": "start", "seed": 7},
+            {"type": "text", "text": BODY["input"]},
+            {"type": "end"},
+        ):
+            websocket.send(json.dumps(message))
+        sizes = [len(message) for message in websocket_messages(websocket)]
+    assert sum(sizes) > 10_000
+
+    # A page of the address itself is let in, another's is not.
+    own = httpx2.get(f"{balanced.url}/v1/models", headers={"Origin": balanced.url})
+    foreign = httpx2.get(f"{balanced.url}/v1/models", headers={"Origin": "https://example.org"})
+    assert (own.status_code, foreign.status_code) == (200, 403)
+
+    # Jobs go to the server that takes them, and the page is told so.
+    for _ in range(4):
+        job = httpx2.post(f"{balanced.url}/v1/audio/jobs", json=BODY)
+        assert job.status_code == 202, job.text
+        assert httpx2.get(f"{balanced.url}{job.headers['location']}").status_code == 200
+        assert httpx2.get(f"{balanced.url}/v1/about").json()["jobs"] is True
+    assert len(httpx2.get(f"{balanced.url}/audio/jobs").json()["data"]) == 4
+    assert httpx2.get(f"{balanced.url}/metrics").status_code == 501
+
+
+def websocket_messages(websocket: Any) -> Iterator[bytes]:
+    """The audio of a speech."""
+    for message in websocket:
+        if isinstance(message, bytes):
+            yield message
+        elif json.loads(message)["type"] in {"done", "error"}:
+            return
+
+
+def test_a_client_that_goes_away_before_its_first_audio_frees_its_place(balanced: Balanced) -> None:
+    host, _, port = balanced.url.removeprefix("http://").partition(":")
+    body = json.dumps(BODY | {"input": LONG * 4, "stream": False}).encode()
+    head = (
+        f"POST /v1/audio/speech HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(head.encode() + body)
+        until(lambda: speaking(balanced.speaking) + speaking(balanced.jobs) == 1, 20)
+    # All of it would take many times as long.
+    until(lambda: speaking(balanced.speaking) + speaking(balanced.jobs) == 0, 3)
+
+
+def test_what_a_full_server_refuses_another_one_speaks(balanced: Balanced) -> None:
+    with contextlib.ExitStack() as stack:
+        streams = []
+        for _ in range(2):
+            given = {"json": BODY | {"input": LONG * 8}, "timeout": 120}
+            answer = stack.enter_context(
+                httpx2.stream("POST", f"{balanced.speaking[1]}/v1/audio/speech", **given)
+            )
+            # Kept: with the iterator the answer would be closed.
+            streams.append(answer.iter_raw())
+            next(streams[-1])
+        # Servers with as few connections are asked in turn.
+        given_back = [speak(balanced.url, input="One.").status_code for _ in range(4)]
+        assert speaking(balanced.speaking) == 2
+    assert given_back == [200] * 4
+
+
+def test_while_one_server_ends_no_request_fails(balanced: Balanced, tts: VoxCPM) -> None:
+    expected = {
+        text: pcm16(tts.generate(text, seed=7, retry_badcase=False)).tobytes()
+        for text in (str(BODY["input"]), LONG)
+    }
+    stop = threading.Event()
+
+    def ask(once: Callable[[], httpx2.Response]) -> list[httpx2.Response]:
+        given = []
+        while not stop.is_set():
+            given.append(once())
+        return given
+
+    with ThreadPoolExecutor(4) as threads:
+        long = threads.submit(speak, balanced.url, input=LONG)
+        both = (balanced.speaking, balanced.jobs)
+        until(lambda: any(map(speaking, both)), 20)
+        ends, stays = both if speaking(balanced.speaking) else both[::-1]
+        asking = threads.submit(ask, lambda: speak(balanced.url))
+        # So many that some come between the end and the balancer's next look.
+        listing = [threads.submit(ask, lambda: httpx2.get(f"{balanced.url}/v1/models")) for _ in range(2)]
+        try:
+            time.sleep(0.5)
+            ends[0].send_signal(signal.SIGTERM)
+            until(lambda: ends[0].poll() is not None, 60)
+            until(lambda: balanced.ready(1), 10)
+            time.sleep(0.5)
+        finally:
+            stop.set()
+        listed = [answer for each in listing for answer in each.result()]
+
+    assert {
+        (answer.status_code, answer.content == expected[str(BODY["input"])]) for answer in asking.result()
+    } == {(200, True)}
+    assert {answer.status_code for answer in listed} == {200}
+    # What the server that ends had begun to speak.
+    assert long.result().content == expected[LONG]
+
+    # Without any server its own answer has the shape of the servers' errors.
+    stays[0].send_signal(signal.SIGTERM)
+    stays[0].wait(30)
+    refused = speak(balanced.url)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_server")
+    assert int(refused.headers["retry-after"]) >= 1
