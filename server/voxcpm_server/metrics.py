@@ -47,7 +47,8 @@ class Metrics:
         self.jobs = Counter("voxcpm_jobs", "Jobs: done or failed.", ["outcome"], registry=self._registry)
         self.first_audio = Histogram(
             "voxcpm_first_audio_seconds",
-            "Seconds from the request to its first audio, its body, loading and waiting included.",
+            "Seconds from a request to its first audio, its body, loading and waiting included; "
+            "of text in fragments, from its first complete sentence.",
             buckets=_SECONDS,
             registry=self._registry,
         )

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from voxcpm_runtime import pcm16
+
 BROWSERS = (
     "chromium",
     "chromium-browser",
@@ -91,6 +93,12 @@ class Visit:
                 break
             self.page.wait_for_timeout(100)
         np.testing.assert_array_equal(self.heard(), samples[samples != 0])
+
+
+@pytest.fixture(scope="module")
+def said(tts: Any) -> np.ndarray:
+    """What the runtime itself says with seed 7: "Hello there." in 16 bits (samples,)."""
+    return pcm16(tts.generate("Hello there.", seed=7, retry_badcase=False))
 
 
 @pytest.fixture(scope="module")
