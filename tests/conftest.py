@@ -5,13 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
 
+from never_skipped import pytest_runtest_makereport  # noqa: F401 - a hook, which pytest finds by its name
 from voxcpm_constants.step_models import Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KVCache, Target
 
@@ -29,8 +30,6 @@ CONVERSIONS = {
     "default_cache",
     "some_packages",
 }
-# Groups with steps of their own in continuous integration, which must not be green because all of them were skipped.
-NEVER_SKIPPED_THERE = ("browser", "clients", "ray")
 CONVERTING_FOLDERS = {"conversion", "portable", "training", "validation"}
 
 
@@ -54,16 +53,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         item.config.stash[MODULES] = len(sys.modules)
         gc.collect()
         gc.freeze()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Let a test of some groups fail where it would be skipped, if `CI` is set, as GitHub does."""
-    report = yield
-    if report.skipped and os.environ.get("CI") and any(map(item.get_closest_marker, NEVER_SKIPPED_THERE)):
-        report.outcome = "failed"
-        report.longrepr = f"skipped, which is a failure in continuous integration: {report.longrepr}"
-    return report
 
 
 @pytest.fixture(scope="session")
