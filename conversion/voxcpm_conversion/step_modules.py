@@ -72,7 +72,7 @@ class FeatEncoderStep(nn.Module):
         return self.projection(self.encoder(patches, self.rope.all()))
 
 
-class _CachedStack(nn.Module):
+class CachedStack(nn.Module):
     """A language model, or some of its layers, with explicit caches: the common part of both LM steps.
 
     Hardware refuses a `select` that broadcasts, and tensors whose shape is a value (`shape`, `range_1d`): the masks are
@@ -82,6 +82,8 @@ class _CachedStack(nn.Module):
     cache_positions: Tensor
     cache_starts: Tensor
     offsets: Tensor
+    past: type[Past] = Past
+    """The form in which attention to the caches is computed."""
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class _CachedStack(nn.Module):
         else:
             places = positions if self.batch == 1 else (self.cache_starts + positions).reshape(-1)
             mask = _masked(self.cache_positions > rows[..., None], embeddings.dtype)
-            pasts = [Past(cached, places.long(), mask, self.batch) for cached in caches]
+            pasts = [self.past(cached, places.long(), mask, self.batch) for cached in caches]
         rope = None if self.rope is None else self.rope.at(turned)
         hidden, presents = embeddings, []
         for layer, past in zip(self.layers, pasts, strict=True):
@@ -157,7 +159,7 @@ class BaseLMStep(nn.Module):
     """The base language model, the scalar quantiser and the stop head."""
 
     def __init__(
-        self, lm: _CachedStack, quantizer: ScalarQuantizer, stop_proj: nn.Linear, stop_head: nn.Linear
+        self, lm: CachedStack, quantizer: ScalarQuantizer, stop_proj: nn.Linear, stop_head: nn.Linear
     ) -> None:
         super().__init__()
         self.lm, self.quantizer, self.stop_proj, self.stop_head = lm, quantizer, stop_proj, stop_head
@@ -176,7 +178,7 @@ class BaseLMStep(nn.Module):
 class LMStep(nn.Module):
     """Layers of a language model alone: the residual language model, or a part of the base one."""
 
-    def __init__(self, lm: _CachedStack) -> None:
+    def __init__(self, lm: CachedStack) -> None:
         super().__init__()
         self.lm = lm
 
@@ -279,8 +281,8 @@ class _Plan(NamedTuple):
     sizes: StepSizes
     state: StateForm
 
-    def language_model(self, stack: Stack, t: Transformer) -> _CachedStack:
-        return _CachedStack(stack, self.a, t, self.sizes, self.declared, self.state)
+    def language_model(self, stack: Stack, t: Transformer) -> CachedStack:
+        return CachedStack(stack, self.a, t, self.sizes, self.declared, self.state)
 
 
 def _base_lm(plan: _Plan) -> nn.Module:

@@ -17,6 +17,7 @@ from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.targets import PackageForm, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ai.arithmetic import halve
+from voxcpm_conversion.core_ai.attention import use_blocks
 from voxcpm_conversion.core_ai.compression import compress
 from voxcpm_conversion.core_ai.convolutions import use_convolutions
 from voxcpm_conversion.core_ai.export import export_program
@@ -82,6 +83,9 @@ def _program(
     steps = {
         name: build_step(declared, modules, a, sizes, form.state) for name, declared in form.functions.items()
     }
+    if precision == "fp16":
+        # What blocks gain is lost in the rounding of compressed weights.
+        use_blocks(steps.values())
     first = next(iter(form.functions))
     if precision in RECIPES:
         declared = form.functions[first]

@@ -77,14 +77,18 @@ class Past:
         keys, values (1, kv_heads, B · S, head_dim). In a traced graph, writing to an input makes a new value, and
         writing to a buffer updates a Core ML state.
         """
+        cached_keys, cached_values = self.written(keys, values)
+        k, v = (by_utterance(tensor, self.batch) for tensor in (cached_keys, cached_values))
+        weights = torch.softmax(queries @ k.transpose(-1, -2) + self.mask, dim=-1)
+        return weights @ v, (cached_keys, cached_values)
+
+    def written(self, keys: Tensor, values: Tensor) -> Cached:
+        """The cache after the step's keys and values, (1, kv_heads, B · S, head_dim), are written to it."""
         cached_keys, cached_values = self.cached
-        updated = (
+        return (
             cached_keys.index_copy_(2, self.places, keys),
             cached_values.index_copy_(2, self.places, values),
         )
-        k, v = (_by_utterance(tensor, self.batch) for tensor in updated)
-        weights = torch.softmax(queries @ k.transpose(-1, -2) + self.mask, dim=-1)
-        return weights @ v, updated
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class ReadOnlyPast:
     def attended(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Cached]:
         """The values that the queries attend to, and the step's own keys and values; shapes as in `Past.attended`."""
         k, v, cached_k, cached_v = (
-            _by_utterance(tensor, self.batch) for tensor in (keys, values, *self.cached)
+            by_utterance(tensor, self.batch) for tensor in (keys, values, *self.cached)
         )
         scores = torch.cat(
             (queries @ cached_k.transpose(-1, -2) + self.mask, queries @ k.transpose(-1, -2) + self.own_mask),
@@ -111,7 +115,7 @@ class ReadOnlyPast:
         return weights[..., :length] @ cached_v + weights[..., length:] @ v, (keys, values)
 
 
-def _by_utterance(rows: Tensor, batch: int) -> Tensor:
+def by_utterance(rows: Tensor, batch: int) -> Tensor:
     """A cache, or rows of one, (1, kv_heads, B · positions, head_dim), as (kv_heads, B, positions, head_dim)."""
     return rows if batch == 1 else rows.reshape(rows.size(1), batch, -1, rows.size(3))
 
