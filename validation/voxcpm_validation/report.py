@@ -31,15 +31,15 @@ STEP_FLOORS: dict[Precision, dict[str, float]] = {
     },
 }
 # Floors on Core AI's runtime, at every length: 1.5 times as far from 1 as the worst length of the built-in voice and of
-# the tests' small checkpoint. On the voice all but the language models reach the published figures: off the Mac, sums
-# in attention's matrix products are rounded to fp16 after every addition (TRIALS.md).
+# the tests' small checkpoint; of the language models with two texts, since few positions of one text may be worse than
+# the published figures in any half arithmetic (TRIALS.md).
 CORE_AI_FLOORS: dict[Precision, dict[str, float]] = {
     "fp32": STEP_FLOORS["fp32"],
     "fp16": {
         "audio_vae_encoder": STEP_FLOORS["fp16"]["audio_vae_encoder"],
         "audio_vae_decoder": 0.9999977,
         "feat_encoder": 0.9999977,
-        "base_lm_step": 0.999986,
+        "base_lm_step": 0.999988,
         "residual_lm_step": 0.999999,
         "locdit_step": 0.999998,
     },
