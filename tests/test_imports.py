@@ -179,6 +179,7 @@ def test_a_private_name_of_the_runtime_is_found(name: str, source: str) -> None:
 # those before it.
 ROOMS = (
     "storage",
+    "argument_types",
     "options",
     "text",
     "audio",

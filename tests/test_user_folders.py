@@ -8,10 +8,11 @@ import platformdirs
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.user_folders import cache_folder, voices_folder
+from voxcpm_constants.user_folders import cache_folder, user_path, voices_folder
 from voxcpm_runtime.backends.portable.cache import load_lowered
 from voxcpm_runtime.commands import cli
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 KINDS = ("compiled", "lowered", "verified", "measured", "bundles")
 
 
@@ -76,3 +77,45 @@ def test_lowered_graphs_are_refused_a_file_too(tmp_path: Path, monkeypatch: pyte
 
     with pytest.raises(InputError, match=r"VOXCPM_COREML_CACHE=.*: expected a folder, but it is a file"):
         load_lowered(tmp_path / "some.mlpackage", cache_key="key")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("~nobody-of-this-name/a", "there is no user of this name"),
+        ("a\0b", "a path has no null character"),
+        ("\ud800", "a path of the system's has no such characters"),
+    ],
+)
+def test_a_name_that_no_file_has_is_one_line(path: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        user_path(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect"],
+        ["publish", "a/b", "--bundle"],
+        ["batch", "--input"],
+        ["design", "--text", "hi.", "--model-path"],
+        ["generate", "--text-file"],
+        ["convert", "-o", "bundle"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_the_home_of_nobody_is_one_line_in_each_command(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python raises a RuntimeError for it, which no command shows as one line."""
+    assert cli.main([*arguments, "~nobody-of-this-name/a.txt"]) == 2
+
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_one_function_alone_expands_a_home() -> None:
+    roots = ("constants", "runtime", "conversion", "server")
+    files = [path for root in roots for path in (REPOSITORY / root).rglob("*.py")]
+
+    assert [path.name for path in files if "expanduser(" in path.read_text()] == ["user_folders.py"]

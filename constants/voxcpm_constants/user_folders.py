@@ -52,14 +52,27 @@ def _data_folder(kind: str) -> Path:
     return Path(platformdirs.user_data_dir(_APPLICATION)) / kind
 
 
+def user_path(path: str | os.PathLike[str]) -> Path:
+    """The path, with a user's home folder for its `~`. Raises InputError for a name that no file can have."""
+    try:
+        # Python's functions raise different errors for both.
+        if b"\0" in os.fsencode(path):
+            raise InputError(f"{path!r}: a path has no null character")
+        return Path(path).expanduser()
+    except UnicodeEncodeError:
+        raise InputError(f"{path!r}: a path of the system's has no such characters") from None
+    except RuntimeError:
+        raise InputError(f"{path}: there is no user of this name, whose home folder ~ would be") from None
+
+
 def _chosen(variable: str) -> Path | None:
     """The folder that an environment variable names."""
     if not (value := os.environ.get(variable, "").strip()):
         return None
     try:
-        folder = Path(value).expanduser()
-    except RuntimeError:
-        raise InputError(f"{variable}={value}: there is no such user; name a folder") from None
+        folder = user_path(value)
+    except InputError as error:
+        raise InputError(f"{variable}={error}") from None
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{variable}={value}: expected a folder, but it is a file; name another or unset it")
     return folder.absolute()

@@ -29,6 +29,7 @@ from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import Source
 from voxcpm_constants.speech_profile import DEFAULT_LICENCE, SPEECH_FILE, SpeechProfile
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, open_tokenizer
+from voxcpm_constants.user_folders import user_path
 from voxcpm_conversion.lora import WEIGHT_FILES as LORA_FILES
 from voxcpm_conversion.lora import Lora
 from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
@@ -123,7 +124,7 @@ class Checkpoint:
         architecture is not VoxCPM's, or the LoRA does not fit it.
         """
         name = str(folder_or_hub_id)
-        folder = Path(folder_or_hub_id).expanduser()
+        folder = user_path(folder_or_hub_id)
         if not folder.exists() and is_hub_id(name):
             folder = _download(name, revision, cache_dir, local_files_only)
             # The hub's cache names a snapshot's folder by its commit; the given revision may be a branch.

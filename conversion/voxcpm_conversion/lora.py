@@ -22,6 +22,7 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import CheckpointError
 from voxcpm_constants.json_files import read_json
 from voxcpm_constants.manifest import MergedLora, record_file
+from voxcpm_constants.user_folders import user_path
 from voxcpm_conversion.modules.voxcpm import empty_modules
 from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
 
@@ -100,7 +101,7 @@ class Lora:
         Without lora_config.json, upstream's defaults apply (`remarks` says so). Raises CheckpointError if there is no
         LoRA, a file cannot be read, or a weight is not this architecture's or does not fit its layer.
         """
-        path = Path(path).expanduser()
+        path = user_path(path)
         weights = _weight_file(path)
         config = weights.with_name(CONFIG_FILE)
         file = open_weight_file(weights)

@@ -10,6 +10,7 @@ from pathlib import Path
 from voxcpm_constants.errors import BundleError, InputError
 from voxcpm_constants.json_files import read_json
 from voxcpm_constants.manifest import MANIFEST_FILE, Manifest, check_files
+from voxcpm_constants.user_folders import user_path
 
 PLAN_FILE = "plan.json"
 
@@ -23,7 +24,7 @@ def bundle_folder(output: Path, inputs: Iterable[str | Path], *, overwrite: bool
     conversion left.
     """
     folder = _located(output)
-    read = [place for given in inputs for place in _places(Path(given).expanduser())]
+    read = [place for given in inputs for place in _places(user_path(given))]
     if os.path.lexists(folder):
         if not overwrite:
             raise InputError(f"{output}: already exists; choose another name, or replace it with --overwrite")

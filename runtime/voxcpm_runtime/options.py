@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.euler_steps import MOST_EULER_STEPS
 from voxcpm_constants.generations import GENERATIONS, Generation
+from voxcpm_runtime.argument_types import switch, wrong_type
 
 WITH_REFERENCE = tuple(name for name, traits in GENERATIONS.items() if traits.takes_reference)
 """The generations that have references and controls."""
@@ -201,22 +202,18 @@ def named_options(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[s
 def checked_options(given: Mapping[str, Any]) -> GenerationOptions:
     """The options of a call, from keywords. Raises InputError for a wrong value, TypeError for an unknown name.
 
-    Upstream's `denoise` is accepted only if it is off.
+    Upstream's `denoise` is accepted only if it is off, its `streaming`, which chooses between two methods, never.
     """
     options = dict(given)
-    if options.pop("denoise", False):
+    if switch(options.pop("denoise", False), "denoise"):
         raise InputError(
             "denoise is a model of upstream's own and is not part of a bundle; clean the prompt audio beforehand"
         )
+    if "streaming" in options:
+        raise InputError(
+            "streaming is not offered: generate gives the whole speech, generate_streaming its chunks"
+        )
     return GenerationOptions(**options)
-
-
-def whole_number(value: object, name: str, least: int, unit: str = "") -> int:
-    """The value as an int. Raises InputError for anything except a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        of = f" of {unit}" if unit else ""
-        raise InputError(f"{name} must be a whole number{of} from {least}, got {value!r}", argument=name)
-    return int(value)
 
 
 def _check(declared: Declared, value: object) -> None:
@@ -224,13 +221,11 @@ def _check(declared: Declared, value: object) -> None:
     if value is None and get_origin(type_) is not None:
         return
     if option.bounds is None:
-        if not (isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")):
-            raise InputError(f"{name} must be True or False, got {value!r}", argument=name)
+        switch(value, name)
         return
     low, high = option.bounds
     whole = float not in (type_, *get_args(type_))
     kind = Integral if whole else Real
     if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:  # type: ignore[operator]
         word, unit = "a whole number" if whole else "a number", f" {option.unit}" if option.unit else ""
-        message = f"{name} must be {word} from {low:g} to {high:g}{unit}, got {value!r}"
-        raise InputError(message, argument=name)
+        raise wrong_type(value, name, f"{word} from {low:g} to {high:g}{unit}")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from voxcpm_constants.errors import BundleError, InputError, system_errors_as
+from voxcpm_runtime.argument_types import path_argument, shown, switch
 from voxcpm_runtime.backends.devices import AUTO_DEVICE, read_device
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.bundle.pretrained import Pretrained, pretrained_bundle
@@ -17,6 +18,13 @@ _MERGED = (
     "a LoRA is merged when a checkpoint is converted, and cannot be changed in a bundle; give it as "
     "from_pretrained(…, lora_weights_path=…), or with `convert --lora`, and open another bundle without it"
 )
+
+
+_ATTRIBUTES = {
+    "text_normalizer": "normalize=True reads numbers, dates and symbols in words",
+    "denoiser": "clean the prompt audio beforehand",
+}
+"""Attributes of upstream's that are not offered, and what there is."""
 
 
 class UpstreamNames:
@@ -59,11 +67,29 @@ class UpstreamNames:
                 "lora_config is read from lora_config.json beside the LoRA's weights; leave it out"
             )
         # Before minutes of work.
-        read_device(device or AUTO_DEVICE)
-        asked = Pretrained(str(hf_model_id or ""), cache_dir, bool(local_files_only), lora_weights_path)
+        device = AUTO_DEVICE if device is None else device
+        read_device(device)
+        path_argument(hf_model_id, "hf_model_id")
+        for name, path in (("cache_dir", cache_dir), ("lora_weights_path", lora_weights_path)):
+            if path is not None:
+                path_argument(path, name)
+        asked = Pretrained(
+            str(hf_model_id), cache_dir, switch(local_files_only, "local_files_only"), lora_weights_path
+        )
         folder = pretrained_bundle(asked, precision)
-        opened: Self = cls.from_bundle(folder, precision, device=device or AUTO_DEVICE, **given)
+        opened: Self = cls.from_bundle(folder, precision, device=device, **given)
         return opened
+
+    # Type checkers would take every name for an attribute.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """No attribute. Raises AttributeError, which says what there is in place of one of upstream's."""
+            instead = _ATTRIBUTES.get(name)
+            said = (
+                f"has no attribute {name!r}" if instead is None else f"has no {name} of upstream's: {instead}"
+            )
+            raise AttributeError(f"{type(self).__name__!r} object {said}", name=name, obj=self)
 
     @property
     def tts_model(self) -> Self:
@@ -77,7 +103,7 @@ class UpstreamNames:
 
     def load_lora(self, lora_weights_path: str) -> NoReturn:
         """Not offered. Raises InputError, which says how a bundle gets a LoRA."""
-        raise InputError(f"load_lora({lora_weights_path!r}): {_MERGED}")
+        raise InputError(f"load_lora({shown(lora_weights_path)}): {_MERGED}")
 
     def unload_lora(self) -> NoReturn:
         """Not offered. Raises InputError."""
@@ -85,7 +111,7 @@ class UpstreamNames:
 
     def set_lora_enabled(self, enabled: bool) -> NoReturn:
         """Not offered. Raises InputError."""
-        raise InputError(f"set_lora_enabled({enabled!r}): {_MERGED}")
+        raise InputError(f"set_lora_enabled({shown(enabled)}): {_MERGED}")
 
     def get_lora_state_dict(self) -> NoReturn:
         """Not offered. Raises InputError."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system_errors_as
+from voxcpm_runtime.argument_types import instance, switch, text_argument
 from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.choice import Backend, choose_backend, chosen_device
@@ -24,7 +25,7 @@ from voxcpm_runtime.model.batch_slots import BatchSlots, lone_slot
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.options import named_options
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
-from voxcpm_runtime.speech.arguments import Arguments, Keywords
+from voxcpm_runtime.speech.arguments import AnyArguments, Arguments, Keywords, named_arguments, several
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.continuous_batch import ContinuousBatch
 from voxcpm_runtime.speech.jobs import completed_jobs, run_jobs
@@ -35,19 +36,16 @@ from voxcpm_runtime.speech.streaming import DEFAULT_CHUNK_PATCHES, checked_chunk
 from voxcpm_runtime.speech.utterance import voice_lead
 from voxcpm_runtime.storage.process_memory import return_freed_memory
 from voxcpm_runtime.text.segments import Segment
+from voxcpm_runtime.text.words import checked_text, valid_unicode
 from voxcpm_runtime.upstream_names import UpstreamNames
 from voxcpm_runtime.voices.prefix_cache import cached_prefixes
 from voxcpm_runtime.voices.recordings import Recordings
-from voxcpm_runtime.voices.voice import Voice
+from voxcpm_runtime.voices.voice import Voice, checked_provenance
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self, Unpack
-
-_RECORDINGS = ("prompt_wav_path", "prompt_text", "reference_wav_path")
-AnyArguments = str | Mapping[str, Any] | Arguments
-"""One utterance of several: its text, arguments of `speak` by name, or `Arguments`."""
 
 
 class VoxCPM(UpstreamNames):
@@ -56,18 +54,25 @@ class VoxCPM(UpstreamNames):
     Any number of threads may use it at the same time: each call has its own caches, and nothing else is written.
     """
 
-    def __init__(self, bundle: Bundle, driver: Driver | None = None, arithmetic: str = "") -> None:
+    def __init__(
+        self,
+        bundle: Bundle | None = None,
+        driver: Driver | None = None,
+        arithmetic: str = "",
+        *of_upstream: object,
+        **named: object,
+    ) -> None:
         """Make one from loaded step models. driver: over them. arithmetic: `arithmetic_key` of their units.
 
-        Raises InputError without a driver: upstream's constructor takes a folder, as `from_pretrained` does here.
+        Raises InputError for anything else: upstream's constructor takes a folder, as `from_pretrained` does here.
         """
-        if driver is None:
+        if of_upstream or named or not isinstance(bundle, Bundle) or not isinstance(driver, Driver):
             raise InputError(
                 "open a bundle with VoxCPM.from_bundle(folder), or a checkpoint with VoxCPM.from_pretrained(folder)"
             )
         self.bundle = bundle
         self._batch_driver: Driver | None = driver
-        self._key = f"{bundle.digest}|{arithmetic}"
+        self._key = f"{bundle.digest}|{text_argument(arithmetic, 'arithmetic')}"
         self._prefix = cached_prefixes(self._make_prefix, self._key, self._prefix_fits)
 
     @classmethod
@@ -95,6 +100,7 @@ class VoxCPM(UpstreamNames):
         Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument, DeviceError
         for a GPU that cannot be used.
         """
+        switch(verify, "verify")
         if isinstance(path, Bundle) and (precision not in (None, path.precision) or verify):
             raise InputError(
                 f"an open bundle has its precision already ({path.precision}) and was verified when it was opened; "
@@ -193,10 +199,11 @@ class VoxCPM(UpstreamNames):
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         # Without a text there would be nothing to refuse: that is a session's plan.
-        return self._checked("" if text is None else text, recordings, named_options(options, given))
+        return self._checked(checked_text(text, "text"), recordings, named_options(options, given))
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
+        instance(plan, Plan, "plan", "a Plan")
         try:
             return self._batch_of(plan.parallel_segments).speak_plan(plan)
         finally:
@@ -212,8 +219,9 @@ class VoxCPM(UpstreamNames):
         Raises what `speak` raises: InputError for any utterance before work begins, other errors when all have ended.
         """
         plans: list[Plan] = []
+        given = several(utterances)
         try:
-            plans += map(self._planned, utterances)
+            plans += map(self._planned, given)
         except InputError as error:
             raise InputError(f"utterance {len(plans) + 1}: {error}") from None
         together = self.continuous_batch()
@@ -224,14 +232,14 @@ class VoxCPM(UpstreamNames):
 
         utterances: see `batch`. An utterance is planned, and its recordings are read, when its turn comes.
         """
-        together = self.continuous_batch()
+        jobs, together = several(utterances), self.continuous_batch()
 
         def job(given: AnyArguments) -> Speech:
             # One utterance of many is not to end the others.
             with system_errors_as(InputError):
                 return self._spoken(self._planned(given), together)
 
-        for index, result in completed_jobs([partial(job, given) for given in utterances], together.slots):
+        for index, result in completed_jobs([partial(job, given) for given in jobs], together.slots):
             error = result.exception()
             if error is not None and not isinstance(error, VoxCPMError):
                 raise error
@@ -299,6 +307,8 @@ class VoxCPM(UpstreamNames):
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         planned = self._checked(None, recordings, given)
+        if batch is not None:
+            instance(batch, ContinuousBatch, "batch", "a ContinuousBatch")
         voice = planned.encoded_voice(self.batch_driver)
 
         def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
@@ -335,9 +345,11 @@ class VoxCPM(UpstreamNames):
 
         Raises InputError for recordings that are missing, cannot be read or are too short, or need VoxCPM2.
         """
+        valid_unicode(text_argument(name, "name"), "name", "name")
+        switch(trim_silence_vad, "trim_silence_vad")
         recordings = Recordings.of_a_new_voice(audio, transcript, reference)
         unencoded = recordings.decoded(self.bundle.architecture, trimmed=trim_silence_vad)
-        origin = {**recordings.provenance(self.bundle.manifest.source), **(provenance or {})}
+        origin = {**recordings.provenance(self.bundle.manifest.source), **checked_provenance(provenance)}
         return unencoded.encoded(self.batch_driver, name, origin)
 
     @system_errors_as(InputError)
@@ -347,13 +359,7 @@ class VoxCPM(UpstreamNames):
     def _planned(self, given: AnyArguments) -> Plan:
         if isinstance(given, Arguments):
             return plan(self.bundle, given)
-        named: dict[str, Any] = {"text": given} if isinstance(given, str) else dict(given)
-        known = ("text", *_RECORDINGS, *Keywords.__annotations__)
-        if unknown := [name for name in named if name not in known]:
-            raise InputError(
-                f"an utterance has no argument {unknown[0]!r}; expected some of {', '.join(known)}"
-            )
-        return self.plan(named.pop("text", None), **named)
+        return self.plan(**named_arguments(given))
 
     def _batch_of(self, slots: int) -> ContinuousBatch:
         return ContinuousBatch(BatchSlots(self.batch_driver, slots), self._narrator)

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from voxcpm_constants.errors import os_reason
+from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError
 from voxcpm_server.errors import ApiError, refuse
 from voxcpm_server.page_files import PAGE_FOLDER
@@ -57,7 +58,7 @@ def read_keys(settings: Settings) -> Keys:
     keys = list(settings.api_key or ())
     if settings.api_key_file is not None:
         try:
-            lines = settings.api_key_file.expanduser().read_text(encoding="utf-8").splitlines()
+            lines = user_path(settings.api_key_file).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = os_reason(error) if isinstance(error, OSError) else "no UTF-8 text"
             raise InputError(f"{settings.api_key_file}: the keys cannot be read ({reason})") from None

@@ -7,12 +7,12 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import ray
 from ray._private.services import find_gcs_addresses
 
 from voxcpm_constants.errors import first_line
+from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError
 
 LOCAL, RUNNING_HERE = "local", "auto"
@@ -92,9 +92,9 @@ def check_device(device: str) -> None:
 
 def everywhere(bundle: str | None) -> str | None:
     """The name of a bundle for other machines: the whole path of a folder, otherwise its hub id."""
-    if bundle is None or not Path(bundle).expanduser().is_dir():
+    if bundle is None or not user_path(bundle).is_dir():
         return bundle
-    return str(Path(bundle).expanduser().resolve())
+    return str(user_path(bundle).resolve())
 
 
 def machine_name(node_id: str) -> str:

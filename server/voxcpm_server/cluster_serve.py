@@ -23,6 +23,7 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig, HTTPOptions,
 from ray.serve.schema import LoggingConfig
 
 from voxcpm_constants.errors import first_line, os_reason
+from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError, VoxCPMError
 from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.shared_arguments import Engine
@@ -132,8 +133,8 @@ def _for_machines(settings: Settings, address: str) -> Settings:
         # The keys themselves are not sent to the machines.
         api_key=None,
         api_key_file=None,
-        voices_folder=None if folder is None else folder.expanduser().absolute(),
-        voice_aliases=settings.voice_aliases and settings.voice_aliases.expanduser().absolute(),
+        voices_folder=None if folder is None else user_path(folder).absolute(),
+        voice_aliases=settings.voice_aliases and user_path(settings.voice_aliases).absolute(),
     )
 
 

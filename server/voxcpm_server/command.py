@@ -7,12 +7,12 @@ import signal
 import socket
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import typer
 
 from voxcpm_constants.errors import os_reason
 from voxcpm_constants.hub import is_hub_id
+from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError
 from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.parameters import takes_groups
@@ -115,7 +115,7 @@ def _source(path: str | None, engine: Engine) -> Source:
 def _check_present(path: str) -> None:
     """Raises InputError for a bundle that is neither a folder nor a hub id, at the start and not with a request."""
     with contextlib.suppress(RuntimeError):  # ~somebody, whom there is not
-        if is_hub_id(path) or Path(path).expanduser().is_dir():
+        if is_hub_id(path) or user_path(path).is_dir():
             return
     raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from voxcpm_constants.user_folders import jobs_folder
+from voxcpm_constants.user_folders import jobs_folder, user_path
 from voxcpm_runtime import Cancelled, InputError, Voice
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import ApiError, as_api_error
@@ -348,7 +348,7 @@ async def _to_its_end(work: Awaitable[Result]) -> Result:
 
 def _folder(chosen: Path | None) -> Path:
     try:
-        return jobs_folder() if chosen is None else chosen.expanduser().absolute()
+        return jobs_folder() if chosen is None else user_path(chosen).absolute()
     except RuntimeError:
         raise InputError(f"{chosen}: there is no such user; name a folder") from None
 

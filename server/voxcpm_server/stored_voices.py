@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from voxcpm_constants.errors import os_reason
+from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError, Voice, VoiceStore
 from voxcpm_server.errors import ApiError
 from voxcpm_server.settings import DEFAULT_VOICE, OPENAI_VOICES
@@ -136,7 +137,7 @@ def read_aliases(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     try:
-        document = json.loads(path.expanduser().read_text(encoding="utf-8"))
+        document = json.loads(user_path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: the aliases cannot be read ({os_reason(error)})") from None
     except ValueError:

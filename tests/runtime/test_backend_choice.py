@@ -145,7 +145,7 @@ def test_compute_units_are_core_mls_and_threads_do_no_harm(bundle_of: Callable[[
         InputError, match="compute units are Core ML's; Core AI chooses by itself: leave them out"
     ):
         check_engine("auto", None, "cpu", bundle)
-    with pytest.raises(InputError, match="threads must be from 1 to "):
+    with pytest.raises(InputError, match="threads must be a whole number from 1 to "):
         check_engine("auto", 0, "auto", bundle)
 
 
@@ -166,7 +166,8 @@ def test_there_are_no_more_threads_than_cores_this_process_may_use(
 
     assert check_engine("auto", 3, "auto", bundle) == backend
     with pytest.raises(
-        InputError, match=r"^threads must be from 1 to 3 \(the cores that this process may use\), got 4$"
+        InputError,
+        match=r"^threads must be a whole number from 1 to 3 \(the cores that this process may use\), got 4$",
     ):
         check_engine("auto", 4, "auto", bundle)
 

@@ -138,10 +138,11 @@ def test_portable_step_models_are_opened_at_the_same_time(bundle_folder, monkeyp
 def test_options_of_the_backends_are_checked(bundle_folder):
     bundle = open_bundle(bundle_folder)
 
-    with pytest.raises(InputError, match="threads must be from 1 to"):
+    with pytest.raises(InputError, match="threads must be a whole number from 1 to"):
         load_step_models(bundle, "portable", threads=0)
     with pytest.raises(
-        InputError, match=r"threads must be from 1 to \d+ \(the cores that this process may use\), got 100000"
+        InputError,
+        match=r"threads must be a whole number from 1 to \d+ \(the cores that this process may use\), got 100000",
     ):
         load_step_models(bundle, "portable", threads=100_000)
     with pytest.raises(InputError, match="compute units must be one of auto, all, cpu"):

@@ -37,7 +37,7 @@ def refused(speaking, folder, loads, capsys):
 
 @pytest.mark.parametrize("threads", [0, -1, 5000, 10**9])
 def test_threads_beyond_the_cores_are_refused(refused, threads):
-    assert "threads must be from 1 to " in refused("--text", "hi.", "--threads", threads)
+    assert "threads must be a whole number from 1 to " in refused("--text", "hi.", "--threads", threads)
 
 
 @needs_devices

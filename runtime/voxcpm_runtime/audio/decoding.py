@@ -11,6 +11,7 @@ import soundfile
 
 from voxcpm_constants.bounds import GREATEST_RATE, MOST_CHANNELS, MOST_RECORDING_SECONDS
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.argument_types import real_number, text_argument, whole_number, wrong_type
 from voxcpm_runtime.audio.pcm import Audio
 
 _BLOCK_FRAMES = 1 << 16
@@ -41,6 +42,19 @@ def decode_audio(
     is decoded, and if the header is wrong or without a length, as what is written to a pipe has, as soon as that is
     known –, and for one that was cut off.
     """
+    if not isinstance(content, bytes | bytearray | memoryview):
+        raise wrong_type(content, "content", "the bytes of an audio file")
+    content = bytes(content)
+    text_argument(name, "name")
+    most = real_number(most_seconds)
+    if not 0 < most <= MOST_RECORDING_SECONDS:
+        raise wrong_type(
+            most_seconds, "most_seconds", f"a number of seconds up to {MOST_RECORDING_SECONDS:g}"
+        )
+    if not isinstance(rates, tuple) or len(rates) != 2:
+        raise wrong_type(rates, "rates", "the lowest and the highest sample rate in Hz")
+    for rate in rates:
+        whole_number(rate, "a rate", 1, "Hz")
     if not content:
         raise InputError(f"{name}: expected an audio file, but it is empty, or read to its end already")
     known = True
@@ -48,7 +62,7 @@ def decode_audio(
         with _InOnePass(io.BytesIO(_with_data_to_the_end(content))) as file:
             _check_form(file, name, rates)
             rate, frames, known = file.samplerate, file.frames, file.frames < _UNKNOWN_FRAMES
-            blocks = list(_blocks(file, int(most_seconds * rate), name))
+            blocks = list(_blocks(file, int(most * rate), name))
             slack = _MP3_SLACK_FRAMES if file.format == "MP3" else 0
             noted = file.extra_info
     except InputError:

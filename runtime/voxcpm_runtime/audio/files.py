@@ -17,6 +17,7 @@ import soundfile
 from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import GREATEST_RATE, MOST_RECORDING_BYTES, MOST_RECORDING_SECONDS
 from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.decoding import decode_audio
 from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16, require_finite
 from voxcpm_runtime.storage.whole_file import whole_file
@@ -116,7 +117,7 @@ def check_output_path(path: str | Path) -> Path:
 
     Missing folders are made for the test, as names too long show only then, and removed again.
     """
-    path = _expanded(path)
+    path = user_path(path)
     _format(path)
     made: list[Path] = []
     try:
@@ -170,7 +171,7 @@ def audio_file(path: str | Path, audio: Audio, sample_rate: int) -> tuple[bytes,
 
     path: its name; nothing is written there. Raises InputError for NaN or infinite samples.
     """
-    path = _expanded(path)
+    path = user_path(path)
     form = _format(path)
     require_finite(audio, str(path))
     if form.rates and sample_rate not in form.rates:
@@ -193,7 +194,7 @@ def write_audio_file(path: str | Path, content: bytes, *, record: Callable[[], N
 
     record: called when all is written, just before the file appears under its name; an error of it leaves no file.
     """
-    path = _expanded(path)
+    path = user_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
@@ -217,16 +218,9 @@ def _format(path: Path) -> _Format:
     return form
 
 
-def _expanded(path: str | Path) -> Path:
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise InputError(f"{path}: there is no user of this name, whose home folder ~ would be") from None
-
-
 def check_audio_exists(path: str | Path, name: str) -> None:
     """Raises InputError for a path where nothing is. name: the words for it in the message."""
-    if not _expanded(path).exists():
+    if not user_path(path).exists():
         raise _missing(name)
 
 
@@ -242,7 +236,7 @@ def audio_content(source: object, name: str) -> bytes:
         raise InputError(
             f"{name}: expected a path, bytes, an open binary file or (samples, sample rate), got {kind}"
         )
-    path = _expanded(source) if isinstance(source, str | Path) else None
+    path = user_path(source) if isinstance(source, str | Path) else None
     try:
         if path is not None:
             content = read_bounded(path, MOST_RECORDING_BYTES)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.argument_types import wrong_type
 
 Audio = npt.NDArray[np.float32]
 """Mono audio (samples,) in [-1, 1]."""
@@ -48,10 +49,13 @@ class Levels:
 def pcm16(audio: Audio) -> Pcm:
     """16-bit samples (samples,): audio clipped to [-1, 1], times 32767, rounded to the nearest integer.
 
-    Raises InputError for samples that are NaN or infinite.
+    Raises InputError for samples that are NaN or infinite, and for what are no samples.
     """
-    require_finite(audio, "audio")
-    return np.round(np.clip(audio, -1.0, 1.0) * _PEAK).astype(np.int16)
+    samples = np.asarray(audio)
+    if samples.dtype.kind not in "fiu":
+        raise wrong_type(audio, "audio", "an array of numbers")
+    require_finite(samples, "audio")
+    return np.round(np.clip(samples, -1.0, 1.0) * _PEAK).astype(np.int16)
 
 
 def clipped_samples(audio: Audio) -> int:

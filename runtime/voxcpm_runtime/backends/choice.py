@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Literal
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import LOCDIT_SOLVE, STEP_MODEL_NAMES
 from voxcpm_constants.targets import CORE_AI, TARGETS
+from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits, chosen_units
 from voxcpm_runtime.backends.core_ai import check_installed
-from voxcpm_runtime.backends.devices import AUTO_DEVICE, CPU_DEVICE, read_device
+from voxcpm_runtime.backends.devices import CPU_DEVICE, read_device
 from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.bundle.opening import Bundle
 
@@ -48,10 +50,12 @@ def check_engine(
 
         check_device(gpu)
     # Core AI takes none. Core ML does not either, but the portable backend may take its place.
-    if threads is not None and (threads < 1 or (threads > cores() and chosen != "coreai")):
-        raise InputError(
-            f"threads must be from 1 to {cores()} (the cores that this process may use), got {threads}"
-        )
+    if threads is not None:
+        most = cores()
+        whole = isinstance(threads, Integral) and not isinstance(threads, bool)
+        if not whole or threads < 1 or (threads > most and chosen != "coreai"):
+            expected = f"a whole number from 1 to {most} (the cores that this process may use)"
+            raise wrong_type(threads, "threads", expected)
     # Which bundle it is for is not known yet: the optional step model is taken, but not offered.
     named = isinstance(compute_units, Mapping) and LOCDIT_SOLVE in compute_units
     chosen_units(compute_units, (*STEP_MODEL_NAMES, *((LOCDIT_SOLVE,) if named else ())))
@@ -65,7 +69,7 @@ def chosen_device(device: str, chosen: Chosen) -> str:
 
     chosen: the backend. One that chooses its units itself has no device of its own.
     """
-    if device != AUTO_DEVICE:
+    if read_device(device) is not None or device == CPU_DEVICE:
         return device
     if chosen != "portable":
         return CPU_DEVICE
@@ -79,8 +83,8 @@ def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:
 
     Raises InputError for a backend that does not run here, or that cannot run the bundle.
     """
-    if backend not in BACKENDS:
-        raise InputError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise wrong_type(backend, "backend", f"one of {', '.join(BACKENDS)}")
     on_mac = macos() is not None
     if backend == "coreml" and not on_mac:
         raise InputError(

@@ -14,6 +14,7 @@ from voxcpm_constants.step_models import (
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
 )
+from voxcpm_runtime.argument_types import shown, wrong_type
 
 COMPUTE_UNITS = {"all": "ALL", "cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", "cpu_and_ne": "CPU_AND_NE"}
 """The names used here -> names in `coremltools.ComputeUnit`."""
@@ -60,13 +61,12 @@ def chosen_units(
     wanted = asked if isinstance(asked, Mapping) else {OTHERS: asked}
     for name, unit in wanted.items():
         if name not in (*names, OTHERS):
+            said = name if isinstance(name, str) else shown(name)
             raise InputError(
-                f"unknown step model {name} for compute units: expected one of {', '.join(names)}"
+                f"unknown step model {said} for compute units: expected one of {', '.join(names)}"
             )
-        if unit not in (AUTO, *COMPUTE_UNITS):
-            raise InputError(
-                f"compute units must be one of {', '.join((AUTO, *COMPUTE_UNITS))}, got {unit!r}"
-            )
+        if not isinstance(unit, str) or unit not in (AUTO, *COMPUTE_UNITS):
+            raise wrong_type(unit, "compute units", f"one of {', '.join((AUTO, *COMPUTE_UNITS))}")
     units = {name: wanted.get(name, wanted.get(OTHERS, AUTO)) for name in names}
     known = measured or {}
     return {name: (known.get(name) or USUAL[name]) if u == AUTO else u for name, u in units.items()}

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from voxcpm_constants.errors import DeviceError, InputError
+from voxcpm_constants.errors import DeviceError
+from voxcpm_runtime.argument_types import wrong_type
 
 CPU_DEVICE = "cpu"
 AUTO_DEVICE = "auto"
@@ -94,11 +95,11 @@ def read_device(name: str) -> Device | None:
 
     Raises InputError for a name that means nothing.
     """
-    if name in (CPU_DEVICE, AUTO_DEVICE):
+    said = name if isinstance(name, str) else ""
+    if said in (CPU_DEVICE, AUTO_DEVICE):
         return None
-    match = re.fullmatch(rf"({'|'.join(PROVIDERS)})(?::([0-9]+))?", name) if isinstance(name, str) else None
+    match = re.fullmatch(rf"({'|'.join(PROVIDERS)})(?::([0-9]{{1,9}}))?", said)
     if match is None:
-        raise InputError(
-            f"device must be auto, cpu, cuda, cuda:N, tensorrt or tensorrt:N, N a GPU's number from 0, got {name!r}"
-        )
+        expected = "auto, cpu, cuda, cuda:N, tensorrt or tensorrt:N, N a GPU's number from 0"
+        raise wrong_type(name, "device", expected)
     return Device(match[1], int(match[2] or 0))

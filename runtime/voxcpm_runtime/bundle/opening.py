@@ -24,6 +24,7 @@ from voxcpm_constants.manifest import (
     check_files,
 )
 from voxcpm_constants.step_models import PRECISIONS, Precision, declare_step_models
+from voxcpm_runtime.argument_types import path_argument, wrong_type
 from voxcpm_runtime.bundle.default import default_bundle, repaired_default_bundle
 from voxcpm_runtime.bundle.verified_files import check_digests
 from voxcpm_runtime.text.tokenizer import TextTokenizer
@@ -94,14 +95,12 @@ def _opened(folder: Path, precision: str | None, *, verify: bool) -> Bundle:
 
 def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Precision:
     """The precision asked for, or the first of DEFAULT_ORDER in the bundle. Raises InputError if it is not there."""
+    if asked is not None and (not isinstance(asked, str) or asked not in PRECISIONS):
+        raise wrong_type(asked, "precision", f"one of {', '.join(PRECISIONS)}")
     for precision in DEFAULT_ORDER:
         if precision in manifest.precisions and asked in (None, precision):
             return precision
     present = ", ".join(manifest.precisions) or "none"
-    if asked is not None and asked not in PRECISIONS:
-        raise InputError(
-            f"precision must be one of {', '.join(PRECISIONS)}, got {asked!r} ({folder} has {present})"
-        )
     raise InputError(
         f"{folder} has no {asked or 'step models of any'} precision (it has {present}); convert again"
     )
@@ -124,7 +123,7 @@ def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path
         except BundleError as error:
             return repaired_default_bundle(error)
         return folder
-    folder = Path(path).expanduser()
+    folder = path_argument(path, "path")
     if folder.exists() or not is_hub_id(str(path)):
         return folder
     manifest_only = _download(str(path), [MANIFEST_FILE, MANIFEST_DIGEST_FILE])

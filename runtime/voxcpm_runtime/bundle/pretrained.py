@@ -17,7 +17,7 @@ from typing import Any
 from voxcpm_constants.errors import InputError, MissingExtraError
 from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import MANIFEST_FILE
-from voxcpm_constants.user_folders import cache_folder
+from voxcpm_constants.user_folders import cache_folder, user_path
 
 DEFAULT_PRECISION = "int8"
 _GROUP, _COMMAND = "voxcpm_coreml.commands", "convert"
@@ -48,7 +48,7 @@ def pretrained_bundle(asked: Pretrained, precision: str | None = None) -> Path:
     """
     from filelock import FileLock, Timeout  # takes time to import, and only this needs it
 
-    given = Path(asked.model).expanduser()
+    given = user_path(asked.model)
     if (given / MANIFEST_FILE).is_file():
         if asked.lora is not None:
             raise InputError(
@@ -72,8 +72,8 @@ def pretrained_bundle(asked: Pretrained, precision: str | None = None) -> Path:
                     checkpoint=asked.model,
                     output=folder,
                     precision=[chosen],
-                    lora=None if asked.lora is None else Path(asked.lora).expanduser(),
-                    cache_dir=None if asked.cache_dir is None else Path(asked.cache_dir).expanduser(),
+                    lora=None if asked.lora is None else user_path(asked.lora),
+                    cache_dir=None if asked.cache_dir is None else user_path(asked.cache_dir),
                     local_files_only=asked.local_files_only,
                 )
     except Timeout:
@@ -101,7 +101,7 @@ def _name(asked: Pretrained, precision: str) -> str:
     """The name of the bundle in the cache, which changes with all that it is made from and with the tools' versions."""
     parts: list[Any] = [precision, *(version(tool) for tool in _TOOLS)]
     for given in (asked.model, asked.lora):
-        path = None if given is None else Path(given).expanduser()
+        path = None if given is None else user_path(given)
         # A hub id stands for itself: what it named first is kept.
         parts.append(given if path is None or not path.exists() else _marks(path.resolve()))
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

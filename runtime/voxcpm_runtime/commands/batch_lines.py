@@ -17,6 +17,8 @@ from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import MOST_TEXT_BYTES
 from voxcpm_constants.errors import InputError, VoxCPMError, os_reason, system_errors_as
 from voxcpm_constants.json_files import parsed_json
+from voxcpm_constants.user_folders import user_path
+from voxcpm_runtime.argument_types import whole_number
 from voxcpm_runtime.audio.files import FORMATS
 from voxcpm_runtime.commands.shared_arguments import (
     STANDARD_INPUT,
@@ -24,7 +26,7 @@ from voxcpm_runtime.commands.shared_arguments import (
     standard_input,
     stored_voice,
 )
-from voxcpm_runtime.options import GenerationOptions, option_table, whole_number
+from voxcpm_runtime.options import GenerationOptions, option_table
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.plan import checked_control
 from voxcpm_runtime.text.words import one_line
@@ -121,7 +123,7 @@ class Lines:
         if is_standard_input:
             folder, is_jsonl = Path(), first[1].lstrip().startswith(b"{")
         else:
-            folder = Path(source).expanduser().parent
+            folder = user_path(source).parent
             is_jsonl = Path(source).suffix.lower() == _JSONL
         self._folder = folder if is_jsonl else None
 
@@ -155,7 +157,7 @@ class Lines:
 
 def _opened(source: str) -> BinaryIO:
     """The file, which can be read again; a pipe is read now."""
-    path = Path(source).expanduser()
+    path = user_path(source)
     if path.suffix.lower() not in (_TEXT, _JSONL):
         raise InputError(
             f"{source}: expected a name that ends in {_TEXT} (a text on each line) or {_JSONL} "
@@ -239,7 +241,7 @@ def _recordings(given: dict[str, Any], defaults: Recordings, folder: Path) -> Re
 
 def _path(given: dict[str, Any], name: str, folder: Path) -> str | None:
     value: str | None = given.get(name)
-    return value if value is None or name == "prompt_text" else str(folder / Path(value).expanduser())
+    return value if value is None or name == "prompt_text" else str(folder / user_path(value))
 
 
 def _output_name(name: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import typer
 
 from voxcpm_constants.errors import InputError, VoxCPMError, system_errors_as
+from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.files import check_output_path, write_audio_file
 from voxcpm_runtime.commands.batch_execution import Executor, SpokenFile, Task
 from voxcpm_runtime.commands.batch_lines import BatchLine, Failure
@@ -159,9 +160,9 @@ def count_lines(lines: Iterable[BatchLine | Failure]) -> int:
 
 def output_folder(folder: str, source: str) -> Path:
     """The folder, created if needed. Raises InputError if that fails, and if the input is the folder's record."""
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     make_folder(path)
-    if Path(source).expanduser().resolve() == (path / RECORD_FILE).resolve():
+    if user_path(source).resolve() == (path / RECORD_FILE).resolve():
         raise InputError(f"{source}: a batch keeps its own record under this name; give the input another")
     return path
 

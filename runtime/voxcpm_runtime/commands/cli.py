@@ -26,6 +26,7 @@ from voxcpm_constants.errors import (
     is_refused_memory,
     system_reason,
 )
+from voxcpm_runtime.commands.not_offered import why_not_offered
 
 COMMAND_GROUP = "voxcpm_coreml.commands"
 PROGRAM = "voxcpm-coreml"
@@ -160,6 +161,8 @@ def _run(arguments: list[str]) -> int:
         # Usage errors; newer releases of typer carry their own copy of click, so the class has two homes.
         if not hasattr(error, "format_message"):
             raise
+        if (why := why_not_offered(getattr(error, "option_name", ""), arguments[0])) is not None:
+            return _complain(why, _USAGE_ERROR)
         # The message is empty if a group was called without a verb: its help has been shown.
         message = error.format_message().strip()
         return _complain(f"{message} (see {PROGRAM} --help)", _USAGE_ERROR) if message else _USAGE_ERROR

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from voxcpm_constants.manifest import FileRecord, Manifest, check_files
 from voxcpm_constants.step_models import StepModel
+from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.bundle.opening import choose_precision
 from voxcpm_runtime.commands.engine import located
 from voxcpm_runtime.commands.shared_arguments import BundleArgument
@@ -75,7 +76,7 @@ def describe_manifest(manifest: Manifest) -> dict[str, Any]:
 
 def _files_here(bundle: str | None, folder: Path, manifest: Manifest) -> dict[str, FileRecord]:
     """All files of the bundle; if it came from the hub, those of the precision that was downloaded."""
-    downloaded = bundle is not None and folder != Path(bundle).expanduser()
+    downloaded = bundle is not None and folder != user_path(bundle)
     return manifest.files_of(choose_precision(folder, manifest, None)) if downloaded else manifest.files
 
 

@@ -10,6 +10,7 @@ import typer
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.hub import is_branch, is_hub_id
 from voxcpm_constants.manifest import MODEL_CARD_FILE
+from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.bundle.publishing import publishable_files, upload
 
@@ -35,7 +36,7 @@ def publish(
         raise InputError(f"{repository}: expected a hub id to upload to, organisation/name")
     if branch is not None and not is_branch(branch):
         raise InputError(f"--branch {branch!r}: expected a name that git allows for a branch, such as v2")
-    if not bundle.expanduser().is_dir():
+    if not user_path(bundle).is_dir():
         raise InputError(f"{bundle}: expected the folder of a bundle")
     opened = open_bundle(bundle, verify=True)
     files = publishable_files(opened.folder, opened.manifest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ import typer
 from voxcpm_constants.bounded_files import bounded, read_bounded
 from voxcpm_constants.bounds import MOST_TEXT_BYTES
 from voxcpm_constants.errors import InputError, os_reason
+from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.backends.compute_units import ComputeUnits, read_compute_units
 from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.bundle.pretrained import Pretrained
@@ -209,7 +209,7 @@ class CheckpointArguments:
                     f"{lonely[0]} belongs to --model-path or --hf-model-id; give one of them, too"
                 )
             return None
-        if self.model_path is not None and not Path(self.model_path).expanduser().is_dir():
+        if self.model_path is not None and not user_path(self.model_path).is_dir():
             raise InputError(f"--model-path {self.model_path}: no such folder; a hub id is --hf-model-id's")
         return Pretrained(model, self.cache_dir, self.local_files_only, self.lora_path)
 
@@ -229,11 +229,7 @@ def standard_input() -> bytes:
 
 def _utf8_file(path: str) -> str:
     try:
-        raw = (
-            standard_input()
-            if path == STANDARD_INPUT
-            else read_bounded(Path(path).expanduser(), MOST_TEXT_BYTES)
-        )
+        raw = standard_input() if path == STANDARD_INPUT else read_bounded(user_path(path), MOST_TEXT_BYTES)
         return raw.decode("utf-8-sig").strip()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({os_reason(error)})") from None

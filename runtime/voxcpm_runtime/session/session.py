@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from voxcpm_constants.bounds import MOST_BUFFER_SECONDS
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.argument_types import real_number, wrong_type
 from voxcpm_runtime.session.threaded_speech import AudioChunk, Narrate, ThreadedSpeech
 from voxcpm_runtime.text.segments import Segment, one_segment
 from voxcpm_runtime.text.words import valid_unicode
@@ -59,6 +58,8 @@ class Session:
     ) -> None:
         self.sample_rate = sample_rate
         capacity = _buffer_samples(buffer_seconds, sample_rate)
+        if not callable(turn):
+            raise wrong_type(turn, "turn", "a function that makes a context manager")
         chain = hashlib.sha256(seed).digest()
         self._speech = ThreadedSpeech(narrate, sample_rate, capacity, split, turn, chain)
         # A session that was dropped without being closed ends its thread. An interpreter that ends does so anyway.
@@ -71,7 +72,7 @@ class Session:
         not valid Unicode, if more than MOST_CHARACTERS would wait, and after `cancel` or `close`.
         """
         if not isinstance(text, str):
-            raise InputError(f"push_text takes text, got {type(text).__name__}")
+            raise InputError(f"push_text takes text, got {type(text).__name__}", argument="text")
         valid_unicode(text, "text")
         self._speech.push_text(text)
 
@@ -127,23 +128,16 @@ class Session:
 
 
 def _buffer_samples(seconds: object, sample_rate: int) -> int:
-    number = _number(seconds)
+    number = real_number(seconds)
     if not 1 / sample_rate <= number <= MOST_BUFFER_SECONDS:
-        raise InputError(
-            f"buffer_seconds must be a number from one sample to {MOST_BUFFER_SECONDS} s, got {seconds!r}"
-        )
+        raise wrong_type(seconds, "buffer_seconds", f"a number from one sample to {MOST_BUFFER_SECONDS} s")
     return int(number * sample_rate)
 
 
 def _timeout(seconds: object) -> float | None:
     if seconds is None:
         return None
-    number = _number(seconds)
+    number = real_number(seconds)
     if not 0 <= number <= threading.TIMEOUT_MAX:
-        raise InputError(f"timeout must be a number of seconds from 0, or None for no limit, got {seconds!r}")
+        raise wrong_type(seconds, "timeout", "a number of seconds from 0, or None for no limit")
     return number
-
-
-def _number(value: object) -> float:
-    """The value as a float; NaN, which no range contains, for what is no number."""
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan

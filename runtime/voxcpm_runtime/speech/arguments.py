@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.argument_types import instance, shown, switch, text_argument, wrong_type
 from voxcpm_runtime.model.driver import NoiseSource
 from voxcpm_runtime.options import GenerationOptions, checked_options
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.progress import ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import controlled, described
-from voxcpm_runtime.text.words import checked_text
+from voxcpm_runtime.text.words import checked_text, valid_unicode
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 
 
@@ -47,6 +49,15 @@ class Arguments:
     def __post_init__(self) -> None:
         if self.text is not None:
             checked_text(self.text, "text")
+        if self.control is not None:
+            valid_unicode(text_argument(self.control, "control"), "control", "control")
+        if self.progress is not None and not callable(self.progress):
+            raise wrong_type(self.progress, "progress", "a function")
+        if self.cancel is not None:
+            instance(self.cancel, CancelToken, "cancel", "a CancelToken")
+        switch(self.keep_partial, "keep_partial")
+        if self.saved_segments is not None:
+            instance(self.saved_segments, SavedSegments, "saved_segments", "a SavedSegments")
 
     @classmethod
     def of(cls, text: str | None, recordings: Recordings, given: Mapping[str, Any]) -> Arguments:
@@ -77,6 +88,33 @@ class Arguments:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+AnyArguments = str | Mapping[str, Any] | Arguments
+"""One utterance of several: its text, arguments of `speak` by name, or `Arguments`."""
+
+
+def several(utterances: object) -> list[AnyArguments]:
+    """Utterances as a list. Raises InputError for what has none, or is one by itself, such as a text."""
+    if isinstance(utterances, str | bytes | Mapping) or not isinstance(utterances, Iterable):
+        raise wrong_type(utterances, "utterances", "a list of texts, or of arguments by name")
+    return list(utterances)
+
+
+def named_arguments(given: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `VoxCPM.plan` for an utterance, by name. Raises InputError for a name that it does not have."""
+    if not isinstance(given, str | Mapping):
+        raise wrong_type(given, "an utterance", "a text or a mapping of arguments by name")
+    named: dict[str, Any] = {"text": given} if isinstance(given, str) else dict(given)
+    known = ("text", *_RECORDINGS, *Keywords.__annotations__)
+    if unknown := [name for name in named if name not in known]:
+        raise InputError(
+            f"an utterance has no argument {shown(unknown[0])}; expected some of {', '.join(known)}"
+        )
+    if "text" not in named:
+        raise InputError("an utterance has no text; expected something to say", argument="text")
+    return named
+
+
+_RECORDINGS = ("prompt_wav_path", "prompt_text", "reference_wav_path")
 _OWN = tuple(f.name for f in fields(Arguments) if f.name not in ("text", "recordings", "options"))
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 
 from voxcpm_constants.errors import VoxCPMError
+from voxcpm_runtime.argument_types import instance
 from voxcpm_runtime.backends.step_function import Array, NextPatch, StepFunction, StepState
 
 
@@ -26,7 +27,7 @@ class CancelToken:
 
     def __init__(self, *parents: CancelToken) -> None:
         self._event = threading.Event()
-        self._parents = parents
+        self._parents = tuple(instance(token, CancelToken, "a parent", "a CancelToken") for token in parents)
 
     def cancel(self) -> None:
         """End the generation at its next step. This cannot be undone; calling it again does nothing."""

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.argument_types import instance, wrong_type
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.model.batch_slots import BatchSlots
 from voxcpm_runtime.speech.cancellation import CancelToken
@@ -74,6 +75,8 @@ class ContinuousBatch:
         Errors and warnings: see `VoxCPM.generate_streaming`.
         """
         plan, narrator = self._joined(plan)
+        if isinstance(segments, str | bytes) or not isinstance(segments, Iterable):
+            raise wrong_type(segments, "segments", "an iterable of segments")
         return stream(plan, narrator, plan.read(segments))
 
     def close(self) -> None:
@@ -91,6 +94,7 @@ class ContinuousBatch:
 
     def _joined(self, plan: Plan) -> tuple[Plan, Narrator]:
         """The plan, which the batch's end cancels, too, and its narrator."""
+        instance(plan, Plan, "plan", "a Plan")
         slots = self._slots
         if slots is None:
             raise InputError("this batch was closed; make another one")

@@ -18,9 +18,10 @@ from typing import overload
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.bounds import MOST_READ_AT_ONCE
 from voxcpm_constants.errors import InputError, system_errors_as
+from voxcpm_runtime.argument_types import instance, whole_number
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.options import GenerationOptions, whole_number
+from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.expected_length import letters_in
@@ -177,7 +178,11 @@ class Plan:
         the extra `normalize` is missing.
         """
         reader = _Reader(self)
-        return (None if segment is None else reader.read(segment) for segment in segments)
+        kind = "a segment of a text, or None"
+        return (
+            None if segment is None else reader.read(instance(segment, Segment, "a segment", kind))
+            for segment in segments
+        )
 
     def limit(self, segment: PlannedSegment, voice: Voice | UnencodedVoice | None) -> int:
         """Largest number of patches of a segment in a voice. Raises InputError if not even the shortest speech fits."""
@@ -311,7 +316,7 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         randomness=randomness(arguments.seed, arguments.rng),
         progress=arguments.progress,
         cancel=cancel,
-        keep_partial=bool(arguments.keep_partial),
+        keep_partial=arguments.keep_partial,
         parallel_segments=whole_number(parallel, "parallel_segments", 1),
         saved_segments=arguments.saved_segments,
     )

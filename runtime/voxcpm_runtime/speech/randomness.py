@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.argument_types import whole_number, wrong_type
 from voxcpm_runtime.model.driver import NoiseSource
-from voxcpm_runtime.options import whole_number
 
 SEED_BITS = 32
 """Length of a fresh seed."""
@@ -43,10 +43,13 @@ class Randomness:
 def randomness(seed: object, rng: NoiseSource | None) -> Randomness:
     """A call's randomness; without a seed a fresh one is drawn, so that every speech can be reproduced.
 
-    Raises InputError for a seed that is no whole number of at least 0, and for a seed together with an rng.
+    Raises InputError for a seed that is no whole number of at least 0, for an rng that is no source of noise, and for
+    both together.
     """
     if rng is None:
         return Randomness(secrets.randbits(SEED_BITS) if seed is None else whole_number(seed, "seed", 0))
     if seed is not None:
         raise InputError("give a seed or an rng, not both")
+    if not callable(getattr(rng, "standard_normal", None)):
+        raise wrong_type(rng, "rng", "a source of noise with the method standard_normal")
     return Randomness(None, rng)

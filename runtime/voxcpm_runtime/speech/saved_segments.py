@@ -17,6 +17,7 @@ from voxcpm_constants.bounds import MOST_VOICE_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.file_locks import Lock, lock_folder
 from voxcpm_constants.json_files import parsed_json, read_json
+from voxcpm_runtime.argument_types import file_argument, instance, switch, text_argument, whole_number
 from voxcpm_runtime.speech.results import SpokenSegment
 from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.storage.whole_file import hidden_beside, whole_file
@@ -37,10 +38,12 @@ class SavedSegments:
     """
 
     def __init__(self, output: Path, digest: str, seed: int, *, drawn: bool) -> None:
+        output = file_argument(output, "output")
         self.folder = hidden_beside(output, "segments")
-        self.seed = seed
+        self.seed = whole_number(seed, "seed", 0)
+        drawn = switch(drawn, "drawn")
         self._output = output
-        self._digest = digest
+        self._digest = text_argument(digest, "digest")
         self._lock: Lock | None = None
         self._one_thread = threading.Lock()
         # Refused now if another run has it, before any work. It is held from the first segment that is saved on.
@@ -58,6 +61,7 @@ class SavedSegments:
 
     def get(self, index: int) -> SpokenSegment | None:
         """The saved segment of that index; None if it is missing, damaged, or in another's place."""
+        whole_number(index, "index", 0)
         if not self._is_same:
             return None
         try:
@@ -72,7 +76,8 @@ class SavedSegments:
 
     def put(self, index: int, segment: SpokenSegment) -> None:
         """Save a segment. Raises InputError if it cannot be written."""
-        fields: dict[str, Any] = asdict(segment)
+        whole_number(index, "index", 0)
+        fields: dict[str, Any] = asdict(instance(segment, SpokenSegment, "segment", "a SpokenSegment"))
         arrays = {name: fields.pop(name) for name in _ARRAYS}
         try:
             # Segments of a batch end in threads of their own.

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from voxcpm_runtime.argument_types import whole_number
 from voxcpm_runtime.audio.pcm import Audio
-from voxcpm_runtime.options import whole_number
 from voxcpm_runtime.speech.cancellation import Cancelled
 from voxcpm_runtime.speech.narrator import Narrator
 from voxcpm_runtime.speech.plan import Plan, PlannedSegment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import numpy as np
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Source
+from voxcpm_constants.user_folders import user_path
+from voxcpm_runtime.argument_types import text_argument, wrong_type
 from voxcpm_runtime.audio.files import AudioSource, audio_content, check_audio_exists, read_audio
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.silence import trim_silence
@@ -51,7 +54,7 @@ class Recordings:
                 f"a prompt is audio and its transcript together: got the {given} without the {lacking}"
             )
         if self.prompt_text is not None:
-            if not self.prompt_text.strip():
+            if not text_argument(self.prompt_text, "prompt_text").strip():
                 raise InputError(
                     "the prompt's transcript is empty; it must say what is said in the prompt audio"
                 )
@@ -80,6 +83,8 @@ class Recordings:
         """This with a voice, if one is given. Raises InputError for both kinds, and for a file that is no voice."""
         if source is None:
             return self
+        if not isinstance(source, Voice | str | os.PathLike):
+            raise wrong_type(source, "voice", "a Voice or the path of its file")
         return replace(self, voice=source if isinstance(source, Voice) else Voice.load(source))
 
     @property
@@ -197,7 +202,7 @@ def _provenance(source: AudioSource | None, what: str) -> dict[str, str]:
     said = {"created": dt.datetime.now(dt.timezone.utc).date().isoformat()}
     content = source
     if isinstance(source, str | Path):
-        path = Path(source).expanduser()
+        path = user_path(source)
         said[what] = path.name
         # A pipe has been read already, and a second read would wait forever.
         content = path.read_bytes() if path.is_file() else source

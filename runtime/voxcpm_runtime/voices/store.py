@@ -8,6 +8,7 @@ from pathlib import Path
 
 from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.user_folders import voices_folder
+from voxcpm_runtime.argument_types import instance, path_argument, switch, text_argument
 from voxcpm_runtime.storage.whole_file import make_folder, remove_leftovers
 from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.voice import SUFFIX, Voice
@@ -21,8 +22,8 @@ class VoiceStore:
     folder: by default the user's own (`voxcpm_constants.user_folders`). Raises InputError if that is a file.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or voices_folder()
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.folder = voices_folder() if folder is None else path_argument(folder, "folder")
 
     @system_errors_as(InputError)
     def names(self) -> list[str]:
@@ -35,6 +36,7 @@ class VoiceStore:
 
         Raises InputError for a name that is taken, unless `overwrite`, and for a name that cannot be a file name.
         """
+        instance(voice, Voice, "voice", "a Voice")
         path = self.free_path(voice.name, overwrite=overwrite)
         make_folder(self.folder)
         _forget_prefixes(path)
@@ -44,14 +46,14 @@ class VoiceStore:
     def free_path(self, name: str, *, overwrite: bool = False) -> Path:
         """The path of a voice to be saved under a name. Raises InputError for what `add` refuses."""
         path = self.path(name)
-        if path.exists() and not overwrite:
+        if not switch(overwrite, "overwrite") and path.exists():
             raise InputError(f"a voice {name} is there already; choose another name, or give --overwrite")
         return path
 
     @system_errors_as(InputError)
     def load(self, name: str) -> Voice:
         """The voice of that name, or from the file of that path. Raises InputError, listing the voices that exist."""
-        if name.endswith(SUFFIX) or os.sep in name:
+        if text_argument(name, "name").endswith(SUFFIX) or os.sep in name:
             return Voice.load(name)
         path = self.path(name)
         if not path.is_file():
@@ -72,7 +74,7 @@ class VoiceStore:
 
     def path(self, name: str) -> Path:
         """The path of the file for a voice of that name. Raises InputError for a name that cannot be a file name."""
-        if not _NAME.fullmatch(name) or name != name.strip():
+        if not _NAME.fullmatch(text_argument(name, "name")) or name != name.strip():
             raise InputError(f"voice name: expected letters, digits, spaces, dots and dashes, got {name!r}")
         if name.endswith(SUFFIX):
             raise InputError(

@@ -8,6 +8,7 @@ and so serves every bundle of a generation, in any precision and on any backend.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +21,19 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import MOST_VOICE_BYTES
 from voxcpm_constants.errors import InputError, first_line, first_wrong_field, os_reason, system_errors_as
+from voxcpm_runtime.argument_types import (
+    file_argument,
+    instance,
+    path_argument,
+    text_argument,
+    whole_number,
+    wrong_type,
+)
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.text.control import require_references
+from voxcpm_runtime.text.words import valid_unicode
 
 SUFFIX = ".voice"
 FORMAT = 2
@@ -111,8 +121,13 @@ class Voice:
 
         As in upstream's `merge_prompt_cache`, the text is joined verbatim, so it must end with the space that separates
         it from the next text. window_patches: largest length of the prompt; the oldest turns are dropped first, but the
-        original recording stays. If the new turn does not fit even then, the voice is returned unchanged.
+        original recording stays. If the new turn does not fit even then, the voice is returned unchanged. Raises
+        InputError for latents that are no patches of this voice.
         """
+        valid_unicode(text_argument(text, "text"), "text")
+        self._check_turn(latents)
+        if window_patches is not None:
+            whole_number(window_patches, "window_patches", 0, "patches")
         turns = [*self.header.turns, Turn(text=text, patches=len(latents))]
         prompt = latents if self.prompt is None else np.concatenate([self.prompt, latents])
         kept = 0 if self.prompt is None else 1
@@ -129,6 +144,7 @@ class Voice:
         """Raises InputError if the voice was made for another AudioVAE than the bundle's, if it has patches of another
         shape, and for a reference on a generation before VoxCPM2.
         """
+        instance(a, Architecture, "a", "the architecture of a bundle")
         if self.header.latent_space != latent_space(a):
             raise InputError(
                 f"voice {self.name} was made for another AudioVAE ({self.header.generation}, "
@@ -147,7 +163,7 @@ class Voice:
     @system_errors_as(InputError)
     def save(self, path: str | Path) -> Voice:
         """Write the voice to a file, completely or not at all, and return it with its path. Raises InputError."""
-        path = Path(path).expanduser()
+        path = file_argument(path, "path")
         header = self.header.model_copy(update={"format": FORMAT})
         metadata = {_METADATA_KEY: header.model_dump_json()}
         try:
@@ -161,7 +177,7 @@ class Voice:
     @system_errors_as(InputError)
     def load(cls, path: str | Path) -> Voice:
         """Read a voice from its file. Raises InputError for a file that is missing, damaged or no voice."""
-        path = Path(path).expanduser()
+        path = path_argument(path, "path")
         if not path.is_file():
             raise InputError(f"voice {path}: no such file")
         try:
@@ -174,6 +190,14 @@ class Voice:
             ) from None
         return cls(header, tensors.get(_PROMPT), tensors.get(_REFERENCE), path)
 
+    def _check_turn(self, latents: Latents) -> None:
+        given = np.asarray(latents)
+        shapes = {known.shape[1:] for known in self._tensors().values()} or {given.shape[1:]}
+        if given.dtype.kind != "f" or given.ndim != 3 or not len(given) or given.shape[1:] not in shapes:
+            raise wrong_type(
+                latents, "latents", "patches (patches, frames, latent_dim), as Speech.latents are"
+            )
+
     def _tensors(self) -> dict[str, Latents]:
         given = {_PROMPT: self.prompt, _REFERENCE: self.reference}
         return {
@@ -181,6 +205,17 @@ class Voice:
             for name, latents in given.items()
             if latents is not None
         }
+
+
+def checked_provenance(given: object) -> dict[str, str]:
+    """What a caller says about a voice's origin; nothing for None. Raises InputError for what is no text by name."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(part, str) for part in (*given, *given.values())):
+        raise wrong_type(given, "provenance", "a mapping of texts by name")
+    return {
+        valid_unicode(name, "provenance"): valid_unicode(text, "provenance") for name, text in given.items()
+    }
 
 
 def latent_space(a: Architecture) -> str:
