@@ -96,7 +96,7 @@ class Source(_Record):
 class Manifest(_Record):
     """The contents of `manifest.json`."""
 
-    schema_version: int = _SCHEMA_BEFORE_CORE_AI
+    schema_version: int = Field(default=_SCHEMA_BEFORE_CORE_AI, ge=1)
     architecture: Architecture
     sizes: StepSizes
     step_models: dict[str, StepModel]

@@ -230,6 +230,9 @@ class JobStore:
         ((version,),) = self._rows.execute("PRAGMA user_version").fetchall()
         if version > _SCHEMA:
             raise sqlite3.DatabaseError("a newer release wrote it")
+        columns = {name for _, name, *_ in self._rows.execute("PRAGMA table_info(jobs)").fetchall()}
+        if columns and columns != {field.name for field in fields(Job)}:
+            raise sqlite3.DatabaseError("another release wrote it")
         declared = ", ".join(f"{field.name} {_COLUMNS[str(field.type)]}" for field in fields(Job))
         self._rows.execute(f"CREATE TABLE IF NOT EXISTS jobs ({declared}, PRIMARY KEY (id))")
         self._rows.execute(f"PRAGMA user_version = {_SCHEMA}")

@@ -173,3 +173,16 @@ def test_a_leftover_whose_removal_was_interrupted_is_not_put_back(
     with Workspace(tmp_path / "b", PLAN):
         assert not (tmp_path / "b").exists()
     assert json.loads((old / "manifest.json").read_text())["files"]
+
+
+@pytest.mark.parametrize("changed", ["tools", "sizes", "source"])
+def test_what_another_plan_has_begun_is_not_continued(tmp_path: Path, changed: str) -> None:
+    def begun(plan: dict[str, object]) -> bool:
+        with Workspace(tmp_path / "bundle", plan) as workspace:
+            return workspace.has("fp16/a.mlpackage")
+
+    with Workspace(tmp_path / "bundle", PLAN) as workspace:
+        workspace.add("fp16/a.mlpackage", lambda path: path.write_text("content"))
+    assert begun(PLAN)
+
+    assert not begun({**PLAN, changed: "other"})

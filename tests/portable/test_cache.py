@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_runtime.backends.portable import PortableStepModel
+from voxcpm_runtime.backends.portable import PortableStepModel, cache
 from voxcpm_runtime.backends.portable.cache import content_key, load_lowered, read_entry, write_entry
 
 X = np.ones((1, 64), np.float32)
@@ -62,6 +62,17 @@ def test_a_damaged_entry_is_rebuilt(package: Path, private_cache: Path, damage: 
     assert read_entry(entry) is None
     assert y(package) == 128
     assert read_entry(the_entry(private_cache)) == load_lowered(package)
+
+
+def test_a_graph_of_an_earlier_lowering_is_made_again(package: Path, private_cache: Path) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cache, "LOWERING_VERSION", cache.LOWERING_VERSION - 1)
+        assert y(package) == 128
+    earlier = the_entry(private_cache)
+
+    assert y(package) == 128
+
+    assert len(list(earlier.parent.iterdir())) == 2
 
 
 def test_a_warm_start_imports_neither_coremltools_nor_onnx(package: Path, private_cache: Path) -> None:

@@ -358,6 +358,17 @@ def test_a_folder_of_jobs_is_one_servers_alone(tmp_path: Path) -> None:
         JobStore(newer)
 
 
+def test_a_database_with_other_columns_is_refused_in_one_line(tmp_path: Path) -> None:
+    JobStore(tmp_path).close()
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as rows:
+        rows.execute("ALTER TABLE jobs DROP COLUMN starts")
+    rows.close()
+
+    with pytest.raises(InputError, match="another release wrote it") as caught:
+        JobStore(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_server_without_jobs_says_so(serve: Callable[..., Any]) -> None:
     running = serve(max_jobs=0)
 
