@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import re
 import shutil
@@ -38,6 +39,7 @@ _FILE_ERROR = re.compile(
 )
 """What coremltools' C++ says, before the paths, of a file that it could not write, or not read again: it does not
 notice at once when a small file is not written."""
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _FULL_BYTES = 1 << 20
 """A disk with less space counts as full when something could not be written."""
 
@@ -92,6 +94,11 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        # A write that fails does not name its file, as opening one does.
+        if isinstance(error, OSError) and error.filename is None and error.errno in _OF_THE_DISK:
+            raise InputError(
+                f"{self.folder}: cannot be written ({os_reason(error)}); the same command continues"
+            ) from error
         if isinstance(error, RuntimeError) and self._is_full:
             raise InputError(
                 f"{self.bundle.parent}: no space left on device; free some, and the same command continues"

@@ -1,6 +1,8 @@
 """Conversions that cannot end well say so in one line, and leave nothing: two at once, full disks, bad checkpoints."""
 
+import errno
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -232,6 +234,23 @@ def test_a_full_disk_that_a_library_does_not_name(tiny_checkpoint, tmp_path, mon
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5000))
     with pytest.raises(InputError, match="no space left on device; free some"):
         converted(tiny_checkpoint, tmp_path / "b")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_write_that_a_full_disk_refuses_names_the_folder(
+    capsys, tiny_checkpoint, tmp_path, monkeypatch, number
+):
+    def full(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(conversion, "_add_step_model", full)
+
+    assert cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b")]) == 2
+
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == (
+        f"error: {tmp_path / '.b.partial'}: cannot be written ({os.strerror(number)}); the same command continues"
+    )
 
 
 @pytest.mark.parametrize(
