@@ -7,10 +7,11 @@ import os
 import select
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from voxcpm_constants.bounds import MOST_PIPE_SECONDS
+from voxcpm_constants.bounds import MOST_PIPE_SECONDS, MOST_WHOLE_PIPE_SECONDS
 
 _BLOCK_BYTES = 1 << 20
 
@@ -19,7 +20,8 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
     """The content of a file, or all that comes from a pipe.
 
     Raises OSError, whose `strerror` says why: more than `most_bytes`, a pipe from which nothing comes for
-    MOST_PIPE_SECONDS, and what is neither file nor pipe, such as a device, which may have no end.
+    MOST_PIPE_SECONDS or that has not ended after MOST_WHOLE_PIPE_SECONDS, and what is neither file nor pipe, such as a
+    device, which may have no end.
     """
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -27,41 +29,65 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if stat.S_ISREG(status.st_mode):
-            if status.st_size > most_bytes:
-                raise _too_large(most_bytes, status.st_size)
-        elif not stat.S_ISFIFO(status.st_mode):
+        if stat.S_ISFIFO(status.st_mode):
+            return _joined(_blocks_of_pipe(descriptor, MOST_PIPE_SECONDS), most_bytes)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is neither a file nor a pipe")
-        content = bytearray()
-        while block := _block(descriptor, status.st_mode, begun=bool(content)):
-            content += block
-            if len(content) > most_bytes:
-                raise _too_large(most_bytes)
-        return bytes(content)
+        if status.st_size > most_bytes:
+            raise _too_large(most_bytes, status.st_size)
+        return _joined(iter(lambda: os.read(descriptor, _BLOCK_BYTES), b""), most_bytes)
 
 
 def bounded(file: BinaryIO, most_bytes: int) -> bytes:
-    """All that an open file has left. Raises OSError if that is more than `most_bytes`."""
+    """All that an open file has left.
+
+    Raises OSError if that is more than `most_bytes`, and for a pipe that has not ended after MOST_WHOLE_PIPE_SECONDS.
+    """
+    if (descriptor := _pipe_of(file)) is not None:
+        return _joined(_blocks_of_pipe(descriptor, MOST_WHOLE_PIPE_SECONDS), most_bytes)
     content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise _too_large(most_bytes)
     return content
 
 
-def _block(descriptor: int, mode: int, *, begun: bool) -> bytes:
-    """The next bytes; empty at the end. A pipe that nobody has opened for writing yet seems to be at its end, too."""
-    if stat.S_ISREG(mode):
-        return os.read(descriptor, _BLOCK_BYTES)
-    latest = time.monotonic() + MOST_PIPE_SECONDS
+def _joined(blocks: Iterator[bytes], most_bytes: int) -> bytes:
+    content = bytearray()
+    for block in blocks:
+        content += block
+        if len(content) > most_bytes:
+            raise _too_large(most_bytes)
+    return bytes(content)
+
+
+def _pipe_of(file: BinaryIO) -> int | None:
+    """The descriptor of a file that is a pipe, of which nothing was read yet; None for another file."""
+    try:
+        descriptor = file.fileno()
+    except OSError:
+        return None
+    return descriptor if hasattr(select, "poll") and stat.S_ISFIFO(os.fstat(descriptor).st_mode) else None
+
+
+def _blocks_of_pipe(descriptor: int, most_silent: float) -> Iterator[bytes]:
+    """What comes from a pipe, until it ends. One that nobody has opened for writing yet seems to be at its end, too.
+
+    most_silent: seconds in which something must come. Raises TimeoutError.
+    """
+    end = time.monotonic() + MOST_WHOLE_PIPE_SECONDS
+    latest, begun = time.monotonic() + most_silent, False
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    while (left := latest - time.monotonic()) > 0:
+    while (left := min(latest, end) - time.monotonic()) > 0:
         for _, event in poll.poll(left * 1000):
             if block := os.read(descriptor, _BLOCK_BYTES):
-                return block
-            if begun or event & select.POLLHUP:
-                return b""
-    raise TimeoutError(errno.ETIMEDOUT, f"nothing came from the pipe for {MOST_PIPE_SECONDS:g} seconds")
+                yield block
+                latest, begun = time.monotonic() + most_silent, True
+            elif begun or event & select.POLLHUP:
+                return
+    if latest < end:
+        raise TimeoutError(errno.ETIMEDOUT, f"nothing came from the pipe for {most_silent:g} seconds")
+    raise TimeoutError(errno.ETIMEDOUT, f"the pipe had not ended after {MOST_WHOLE_PIPE_SECONDS:g} seconds")
 
 
 def _too_large(most_bytes: int, size: int | None = None) -> OSError:

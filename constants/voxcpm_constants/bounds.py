@@ -29,6 +29,8 @@ GREATEST_RATE = 1_000_000
 """Sample rate in Hz, above that of any converter."""
 MOST_PIPE_SECONDS = 15.0
 """Seconds without a byte after which a pipe is given up."""
+MOST_WHOLE_PIPE_SECONDS = 600.0
+"""Seconds after which a pipe is given up that has not ended, however much still comes; standard input, too."""
 
 # Sessions.
 MOST_BUFFER_SECONDS = 3600
