@@ -94,7 +94,9 @@ def first_line(error: BaseException) -> str:
 def first_wrong_field(error: ValidationError) -> str:
     """The first field of a JSON document that is not as declared, with its dotted name, and what is wrong with it."""
     first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or "the file"
+    # A key may have any characters, ends of lines among them.
+    keys = (key if (key := str(part)).isprintable() else ascii(key) for part in first["loc"])
+    where = ".".join(keys) or "the file"
     return f"{where}: {first['msg']}"
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from robustness.mutations import document_bytes
 from robustness.reader import Maker, Reader
 from robustness.readers import bundles, programs, requests, texts, voices
 from robustness.watched import FAILURES, Ended, ending
@@ -45,7 +46,18 @@ READERS: dict[str, Maker] = {
         requests.wyoming,
     )
 }
-STRUCTURED = ("manifest", "tokenizer", "batch_lines", "text", "speech_json", "speech_form", "voice_upload")
+STRUCTURED = (
+    "manifest",
+    "tokenizer",
+    "lowering_of_a_transformer",
+    "lowering_of_convolutions",
+    "batch_lines",
+    "recording",
+    "text",
+    "speech_json",
+    "speech_form",
+    "voice_upload",
+)
 """The readers that hypothesis makes inputs for."""
 
 
@@ -68,7 +80,8 @@ def outcome(reader: Reader, content: bytes) -> Ended:
 
 
 def scene(bundle: str) -> Callable[[dict[str, Any]], Ended]:
-    """What runs a case: {"reader", "engine", "first", "count"}; "given" has "content", in hexadecimal, instead.
+    """What runs a case: {"reader", "engine", "first", "count"}. Two engines have one input: "given" has "content", in
+    hexadecimal, and "edited" an "edit" of the first valid input.
 
     The other engines are "valid" (the inputs as they are), "seeds" and "hypothesis". A case of one input ends as that
     input; a longer one as BATCH, with the counts and failures as JSON.
@@ -82,6 +95,8 @@ def scene(bundle: str) -> Callable[[dict[str, Any]], Ended]:
         reader = readers[name]
         if case["engine"] == "given":
             return outcome(reader, bytes.fromhex(case["content"]))
+        if case["engine"] == "edited":
+            return outcome(reader, edited(reader.valid[0], case["edit"]))
         batch = _Batch(reader)
         if case["engine"] == "valid":
             for content in reader.valid:
@@ -98,6 +113,17 @@ def scene(bundle: str) -> Callable[[dict[str, Any]], Ended]:
         return batch.ended()
 
     return run
+
+
+def edited(content: bytes, edit: dict[str, Any]) -> bytes:
+    """A JSON document with `edit["value"]` in the place `edit["path"]`, the keys that lead there."""
+    document = json.loads(content)
+    *path, last = edit["path"]
+    holder = document
+    for key in path:
+        holder = holder[key]
+    holder[last] = edit["value"]
+    return document_bytes(document)
 
 
 class _Batch:

@@ -27,7 +27,7 @@ from voxcpm_runtime.backends.portable.step_model import PortableStepModel
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 _AT_ONCE = 100
-SOME = 60
+SOME = 20
 CORPUS = Path(__file__).with_name("corpus")
 
 
@@ -107,10 +107,16 @@ def test_inputs_that_are_not_changed_are_taken(readers: Watched) -> None:
 
 
 def test_inputs_that_once_failed(readers: Watched) -> None:
-    for path in sorted(CORPUS.glob("*.*.*")):
+    found = sorted(CORPUS.glob("*.*.*"))
+    assert len(found) > 5
+    for path in found:
         name = path.name.partition(".")[0]
-        ended = readers.run({"reader": name, "engine": "given", "content": path.read_bytes().hex()})
-        assert ended.outcome not in FAILURES, (path.name, ended)
+        if path.name.endswith(".edit.json"):
+            case = {"engine": "edited", "edit": json.loads(path.read_bytes())}
+        else:
+            case = {"engine": "given", "content": path.read_bytes().hex()}
+        ended = readers.run({"reader": name, **case})
+        assert ended.outcome not in (*FAILURES, TAKEN), (path.name, ended)
 
 
 def test_an_input_that_fails_is_seen(speaking_bundle: Path) -> None:
@@ -151,7 +157,7 @@ def test_tokenizers_that_once_failed(path: Path, tmp_path: Path) -> None:
 
     write_tokenizer(tmp_path)
     shutil.copy(path, tmp_path / "tokenizer_config.json")
-    with pytest.raises(BundleError, match="not a tokeniser file"):
+    with pytest.raises(BundleError, match="tokeniser file"):
         TextTokenizer.from_folder(tmp_path)
 
 

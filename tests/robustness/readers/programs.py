@@ -48,8 +48,15 @@ def _lowering(bundle: Path, folder: Path, name: str) -> Reader:
         (package / MODEL_FILE).write_bytes(content)
         lower(package, signed_products=True)
 
+    def structured() -> Any:
+        from hypothesis import strategies as st
+
+        from robustness.formats import changed_programs
+
+        return st.sampled_from(valid).flatmap(changed_programs)
+
     valid = tuple(_beginning(specification, count).SerializeToString() for count in _OPERATIONS)
-    return Reader(valid, read, _changed_program)
+    return Reader(valid, read, _changed_program, structured)
 
 
 def _beginning(specification: Any, count: int) -> Any:

@@ -92,7 +92,12 @@ def recording(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
         start = chance.choice((64, 256, len(content)))
         return mutated_bytes(content[:start], chance) + content[start:]
 
-    return Reader(recordings(), read, changed)
+    def structured() -> Any:
+        from robustness.formats import wave_files
+
+        return wave_files()
+
+    return Reader(recordings(), read, changed, structured)
 
 
 def text(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
