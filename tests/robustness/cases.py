@@ -7,7 +7,8 @@ KILLS = {
     "generate, empty cache": 20,
     "batch": 45,
     "voices add": 30,
-    "convert": 25,
+    "convert": 20,
+    "convert --overwrite": 5,
     "default bundle": 15,
     "server jobs": 20,
 }

@@ -73,6 +73,10 @@ class Scenario:
     warm: bool = True
     """Whether the user's cache is filled."""
     converts: bool = False
+    there: dict[str, str] = field(default_factory=dict)
+    """Name of a folder that is there before the command runs → which of `Materials` it is a copy of."""
+    never_gone: tuple[str, ...] = ()
+    """Files of which one is always there; none of them need be if this is empty."""
     replaced: dict[str, str] = field(default_factory=dict)
     codes: tuple[int, ...] = (2,)
     """Exit codes of a failure."""
@@ -86,6 +90,8 @@ class Scenario:
         folder.mkdir(parents=True)
         (folder / "book.txt").write_text(BOOK, encoding="utf-8")
         (folder / "lines.txt").write_text("\n".join(LINES), encoding="utf-8")
+        for name, material in self.there.items():
+            shutil.copytree(getattr(materials, material), folder / name)
         if self.warm:
             shutil.copytree(materials.cache, folder / "home")
         else:
@@ -104,8 +110,10 @@ class Scenario:
 
     def half_files(self, folder: Path, whole: dict[str, str], before: dict[str, str]) -> list[str]:
         """The files under a final name that are neither whole nor as they were before."""
-        wrong = []
-        for path, digest in files(folder).items():
+        found = files(folder)
+        gone = self.never_gone and not any(path in found for path in self.never_gone)
+        wrong = [f"gone: {self.never_gone[0]}"] if gone else []
+        for path, digest in found.items():
             hidden = path.rpartition("/")[2].startswith(".") or path.endswith("/")
             saved = any(fnmatch(path, pattern) for pattern in self.saved)
             if hidden or saved or path in self.records or not any(fnmatch(path, each) for each in self.final):
@@ -287,6 +295,19 @@ SCENARIOS = {
             finished=(".bundle.partial/*/*.mlpackage", "bundle/*/*.mlpackage"),
             warm=False,
             converts=True,
+        ),
+        Scenario(
+            "convert --overwrite",
+            lambda given: ("convert", given.checkpoint, *CONVERSION, "--overwrite", "-o", "bundle"),
+            final=("bundle/*",),
+            result=("bundle/*",),
+            saved=(".bundle.partial/*", ".bundle.replaced/*"),
+            finished=(".bundle.partial/*/*.mlpackage",),
+            gathers=True,
+            warm=False,
+            converts=True,
+            there={"bundle": "bundle"},
+            never_gone=("bundle/manifest.json", ".bundle.replaced/manifest.json"),
         ),
         Scenario(
             "default bundle",

@@ -195,6 +195,15 @@ def test_a_device_is_no_recording():
         read_audio("/dev/zero", RATE, what="prompt audio")
 
 
+def test_a_header_that_asks_for_a_place_before_the_file_prints_no_traceback(capfd):
+    content = (Path(__file__).parents[1] / "robustness" / "corpus" / "recording.seek.aiff").read_bytes()
+
+    with pytest.raises(InputError, match="cannot be read"):
+        decode_audio(content, "prompt audio")
+
+    assert capfd.readouterr().err == ""
+
+
 @pytest.fixture
 def fifo(tmp_path, monkeypatch):
     if not hasattr(os, "mkfifo"):

@@ -59,7 +59,7 @@ def decode_audio(
         raise InputError(f"{name}: expected an audio file, but it is empty, or read to its end already")
     known = True
     try:
-        with _InOnePass(io.BytesIO(_with_data_to_the_end(content))) as file:
+        with _InOnePass(_Content(_with_data_to_the_end(content))) as file:
             _check_form(file, name, rates)
             rate, frames, known = file.samplerate, file.frames, file.frames < _UNKNOWN_FRAMES
             blocks = list(_blocks(file, int(most * rate), name))
@@ -78,6 +78,17 @@ def decode_audio(
             f"{name}: cut off: its header says that there is more than its {len(samples) / rate:.2f} s; copy it again"
         )
     return samples, rate
+
+
+class _Content(io.BytesIO):
+    """The bytes of a file. A damaged header may ask for a place before them, and soundfile print a traceback."""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to that place, or stay if there is none."""
+        try:
+            return super().seek(offset, whence)
+        except ValueError:
+            return self.tell()
 
 
 class _InOnePass(soundfile.SoundFile):
