@@ -19,7 +19,7 @@ import httpx2
 import pytest
 
 from robustness.cases import KILLS
-from robustness.scenarios import Judge, Scenario, calls, files
+from robustness.scenarios import SCENARIOS, Judge, Scenario, calls, files
 from robustness.totals import Totals
 from voxcpm_server.job_store import MOST_STARTS
 
@@ -98,6 +98,16 @@ def test_a_killed_command_loses_nothing_and_leaves_nothing(judged: Judge, name: 
 @pytest.mark.parametrize("name", [name for name in KILLS if name != JOBS])
 def test_two_hundred_kills(judged: Judge, share: Callable[[int], int], name: str) -> None:
     judged("Kill", killed, name, share(KILLS[name]))
+
+
+def test_a_bundle_that_is_gone_is_seen(tmp_path: Path) -> None:
+    """The earlier one may be there under its hidden name, between two renames."""
+    scenario = SCENARIOS["convert --overwrite"]
+    assert scenario.half_files(tmp_path, {}, {}) == ["gone: bundle/manifest.json"]
+
+    (tmp_path / ".bundle.replaced").mkdir()
+    (tmp_path / ".bundle.replaced" / "manifest.json").write_text("{}")
+    assert scenario.half_files(tmp_path, {}, {}) == []
 
 
 def test_a_batch_that_is_killed_beside_the_rename_of_a_file_is_gone_on_with(

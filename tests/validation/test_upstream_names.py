@@ -193,7 +193,16 @@ def test_every_flag_is_in_the_table_and_no_other(parser: argparse.ArgumentParser
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_flags_are_what_the_table_says(parser: argparse.ArgumentParser, command: str, capsys: Any) -> None:
+def test_flags_are_what_the_table_says(
+    parser: argparse.ArgumentParser, command: str, capsys: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "me.wav").write_bytes(b"")
+    (tmp_path / "lines.txt").write_text("Yes.")
+    whole = {
+        "design": ("--text", "a"),
+        "clone": ("--text", "a", "--prompt", str(tmp_path / "me.wav"), "--prompt-text", "a"),
+        "batch": (str(tmp_path / "lines.txt"), "-o", str(tmp_path / "out")),
+    }
     ours = {
         name: parameter
         for parameter in typer.main.get_command(cli.build_app(command)).commands[command].params
@@ -203,13 +212,14 @@ def test_flags_are_what_the_table_says(parser: argparse.ArgumentParser, command:
         said = state(names, "upstream-flags")
         for name in names.split(", "):
             if said == "not offered":
-                (line,) = refusal(capsys, command, name, *([] if action.nargs == 0 else ["1"]))
-                named = (
+                value = [] if action.nargs == 0 else ["1"]
+                (line,) = refusal(capsys, command, *whole.get(command, ()), name, *value)
+                why = (
                     "denoise is a model of upstream's own"
                     if name == "--denoise"
                     else f"{name} is not offered: "
                 )
-                assert line.startswith(f"error: {named}"), line
+                assert line.startswith(f"error: {why}"), line
             else:
                 assert name in ours, name
                 assert ours[name].is_flag == (action.nargs == 0), name

@@ -31,9 +31,10 @@ def why_not_offered(flag: str, command: str) -> str | None:
 
     command: the first word of the command line; a flag itself in upstream's form without a command.
     """
-    if command == flag:
-        return (
-            f"{flag} is an option of a command: expected {', '.join(_SPEAKING)} or another command before it"
-        )
+    # `-od` is told as `-o`, `--text=a` as `--text`.
+    if flag and command.startswith(flag):
+        named = command.partition("=")[0]
+        before = f"expected {', '.join(_SPEAKING)} or another command before it"
+        return f"{named} is an option of a command: {before}"
     commands, reason = _FLAGS.get(flag, ((), ""))
     return f"{flag} is not offered: {reason}" if command in commands else None
