@@ -137,16 +137,16 @@ def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenize
 
 
 class PanickedError(Exception):
-    """A panic of the library's Rust code, which itself is no Exception."""
+    """An error of the library's Rust code: a panic, which itself is no Exception, or one without a class of its own."""
 
 
 @contextmanager
 def panics_told(what: str) -> Iterator[None]:
-    """A context in which a panic of the library's Rust code becomes a PanickedError of one line."""
+    """A context in which an error of the library's Rust code becomes a PanickedError of one line."""
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if type(error).__name__ != "PanicException" and type(error) is not Exception:
             raise
         raise PanickedError(
             f"{what} ({first_line(error)}); convert again with another tokenizer.json"

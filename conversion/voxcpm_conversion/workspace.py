@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,9 +140,12 @@ class Workspace:
             before, tempfile.tempdir = tempfile.tempdir, str(folder)
             try:
                 yield
-            except RuntimeError:
-                # coremltools' C++ does not say why it could not write, and its files go now.
-                self._is_full = shutil.disk_usage(folder).free < _FULL_BYTES
+            except BaseException as error:
+                if isinstance(error, RuntimeError):
+                    # coremltools' C++ does not say why it could not write, and its files go now.
+                    self._is_full = shutil.disk_usage(folder).free < _FULL_BYTES
+                # Temporary files that the error's frames hold would be missed when the error is gone, with a traceback.
+                traceback.clear_frames(error.__traceback__)
                 raise
             finally:
                 tempfile.tempdir = before
@@ -153,8 +157,11 @@ class Workspace:
         folder.mkdir()
         try:
             yield folder
-        finally:
+        except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
+            raise
+        # What stayed would be published with the bundle.
+        shutil.rmtree(folder)
 
     def publish(self) -> None:
         """Rename the finished folder to the bundle's name; an existing bundle is removed only now.

@@ -5,13 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
+import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, Source, record_folder
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion.workspace import Workspace
@@ -186,3 +191,36 @@ def test_what_another_plan_has_begun_is_not_continued(tmp_path: Path, changed: s
     assert begun(PLAN)
 
     assert not begun({**PLAN, changed: "other"})
+
+
+def test_temporary_files_that_cannot_be_removed_are_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "bundle"
+    remove = shutil.rmtree
+
+    def refused(path: Path, *rest: Any, ignore_errors: bool = False, **named: Any) -> None:
+        if not ignore_errors and Path(path).name == ".temporary":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        remove(path, *rest, ignore_errors=ignore_errors, **named)
+
+    with Workspace(bundle, PLAN) as workspace:
+        monkeypatch.setattr(shutil, "rmtree", refused)
+        with pytest.raises(OSError, match="Input/output error"), workspace.temporary_files():
+            Path(tempfile.mkdtemp(), "weight.bin").write_bytes(b"0")
+
+
+def test_temporary_files_of_what_failed_go_before_their_folder(tmp_path: Path) -> None:
+    """A file that removes itself is missed where its folder has gone: a traceback from nowhere."""
+    held = []
+
+    def fail() -> None:
+        file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - kept by the frame of the error
+        held.append(weakref.ref(file))
+        raise InputError("refused")
+
+    with Workspace(tmp_path / "bundle", PLAN) as workspace:
+        with pytest.raises(InputError) as raised, workspace.temporary_files():
+            fail()
+        assert raised.value is not None
+        assert held[0]() is None

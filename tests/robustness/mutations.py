@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from typing import Any
@@ -67,13 +68,13 @@ def mutated_document(document: Any, chance: random.Random) -> Any:
     for _ in range(chance.randint(1, 3)):
         holders = list(_holders(document))
         if not holders:
-            return chance.choice(ODD_VALUES)
+            return _odd(chance)
         # The deeper half has most of the values; every level gets its share.
         holder = chance.choice(holders)
         key = chance.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
         match chance.randrange(6):
             case 0 | 1:
-                holder[key] = chance.choice(ODD_VALUES)
+                holder[key] = _odd(chance)
             case 2:
                 del holder[key]
             case 3:
@@ -96,6 +97,11 @@ def mutated_document(document: Any, chance: random.Random) -> Any:
                 else:
                     holder.append(value)
     return document
+
+
+def _odd(chance: random.Random) -> Any:
+    """An odd value of this document's own: the next change may be to it."""
+    return copy.deepcopy(chance.choice(ODD_VALUES))
 
 
 def _holders(document: Any) -> Any:

@@ -212,8 +212,9 @@ def calls(log: Path, folder: Path) -> list[tuple[str, str]]:
 
 
 def lines_of(ended: Ended) -> list[str]:
-    """What a failed command said beyond warnings."""
-    return [line for line in ended.err.splitlines() if line and not line.startswith("warning: ")]
+    """What a failed command said beyond warnings, and the bars of a conversion's progress."""
+    lines = [line for line in ended.err.splitlines() if line and not line.startswith("warning: ")]
+    return [line for line in lines if "\N{BOX DRAWINGS HEAVY HORIZONTAL}" not in line]
 
 
 SCENARIOS = {

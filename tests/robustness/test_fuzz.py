@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from robustness.cases import INPUTS
 from robustness.fuzz import BATCH, READERS, STRUCTURED, TAKEN
+from robustness.mutations import ODD_VALUES, mutated_document
 from robustness.totals import Totals
 from robustness.watched import FAILURES, Watched, watched
 from voxcpm_constants.errors import BundleError
@@ -104,6 +106,13 @@ def test_inputs_that_are_not_changed_are_taken(readers: Watched) -> None:
         found = readers.run({"reader": name, "engine": "valid", "first": 0, "count": 0})
         assert found.outcome == BATCH, (name, found)
         assert json.loads(found.detail)["counts"].keys() == {TAKEN}, (name, found)
+
+
+def test_changed_documents_have_odd_values_of_their_own() -> None:
+    before = repr(ODD_VALUES)
+    for seed in range(300):
+        json.dumps(mutated_document({"a": [1, [2], {"b": [3]}]}, random.Random(seed)))
+    assert repr(ODD_VALUES) == before
 
 
 def test_inputs_that_once_failed(readers: Watched) -> None:

@@ -227,6 +227,15 @@ def test_a_panic_of_the_tokeniser_is_one_line(bundle_folder):
         tokenizer("a" * 40 + "!")
 
 
+def test_a_tokeniser_whose_unknown_token_is_in_no_vocabulary_is_one_line(bundle_folder):
+    document = json.loads((bundle_folder / "tokenizer" / "tokenizer.json").read_text())
+    document["model"] |= {"vocab": {}, "merges": [], "byte_fallback": False}
+    tokenizer = TextTokenizer(Tokenizer.from_str(json.dumps(document)), "<unk>")
+
+    with pytest.raises(BundleError, match=r"the tokeniser fails on the text .*not found in the vocabulary"):
+        tokenizer("hello")
+
+
 _FULL_DISK = """
 import json, resource, signal, sys
 import numpy as np
