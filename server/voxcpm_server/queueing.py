@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 
 from voxcpm_server.errors import ApiError
@@ -50,7 +49,7 @@ class FairQueue:
     """Gives `turns` requests a turn at the same time, while at most `most_waiting` wait.
 
     most_per_key: requests of one key that may wait. within: a queue whose turn is needed as well, and is waited for
-    first. It belongs to one event loop.
+    last, so that who waits here takes no turn from others. Both count together who waits. It belongs to one event loop.
     """
 
     def __init__(
@@ -63,12 +62,14 @@ class FairQueue:
         self._within = within
         self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._last: deque[asyncio.Future[None]] = deque()
+        # Requests of each key that wait, here or in a queue that shares the bounds.
+        self._waiting: Counter[str] = Counter() if within is None else within._waiting  # noqa: SLF001 - its own class
         self._mean_seconds = 1.0
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait."""
-        return sum(len(line) for line in self._lines.values())
+        """Number of requests that wait, with those of queues that share the bounds."""
+        return sum(self._waiting.values())
 
     @property
     def busy(self) -> int:
@@ -82,29 +83,40 @@ class FairQueue:
             self._call_next()
 
     def narrowed(self, turns: int) -> FairQueue:
-        """A queue behind this one, for those of its requests of which only `turns` may speak at the same time."""
-        # Who is in it has waited in this one, which has its bounds.
-        return FairQueue(turns, sys.maxsize, sys.maxsize, self)
+        """A queue before this one, for those of its requests of which only `turns` may speak at the same time."""
+        return FairQueue(turns, self._most_waiting, self._most_per_key, self)
 
     async def enter(self, key: str) -> Turn:
         """Wait for a turn. key: whose request it is.
 
         Raises ApiError at once if too many wait: 429 if they are this key's own, otherwise 503, with Retry-After.
         """
-        within = None if self._within is None else await self._within.enter(key)
+        self.check(key)
+        within = None
+        self._waiting[key] += 1
         try:
-            self.check(key)
-            if self._has_room:
-                self._free -= 1
-            else:
-                called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._lines.setdefault(key, deque()).append(called)
-                await self._called(called, lambda: self._forget(key, called))
-        except BaseException:
-            if within is not None:
-                within.leave()
-            raise
+            await self._take(key)
+            if self._within is not None:
+                try:
+                    await self._within._take(key)  # noqa: SLF001 - its own class
+                except BaseException:
+                    self._call_next()
+                    raise
+                within = Turn(self._within)
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
         return Turn(self, within=within)
+
+    async def _take(self, key: str) -> None:
+        """Wait for a turn of this queue alone."""
+        if self._has_room:
+            self._free -= 1
+            return
+        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(key, deque()).append(called)
+        await self._called(called, lambda: self._forget(key, called))
 
     async def enter_last(self) -> Turn:
         """Wait for a turn that no request waits for. Who has it looks at `is_wanted`, and leaves then."""
@@ -129,11 +141,12 @@ class FairQueue:
 
     def check(self, key: str) -> None:
         """Raises what `enter` would raise for this key, so that a request is refused before it costs work."""
-        if self._has_room:
+        wide = self._within
+        if self._has_room and (wide is None or wide._has_room):  # noqa: SLF001 - its own class
             return
         if self.waiting >= self._most_waiting:
             raise self._refusal(503, f"{self.waiting} requests are waiting already, the most that may")
-        own = len(self._lines.get(key, ()))
+        own = self._waiting[key]
         if own >= self._most_per_key:
             raise self._refusal(429, f"{own} requests of this key are waiting already, the most that may")
 

@@ -70,19 +70,57 @@ def test_some_of_a_queue_may_have_fewer_turns_and_take_none_from_others() -> Non
         queue = FairQueue(3, 10, 10)
         narrow = queue.narrowed(1)
         first = await narrow.enter("a")
-        waiting = [asyncio.create_task(narrow.enter("a")) for _ in range(2)]
+        waiting = [asyncio.create_task(narrow.enter("a")) for _ in range(3)]
         await asyncio.sleep(0)
         assert not any(task.done() for task in waiting)
-        # They have waited in the wider queue, and keep its turns.
-        assert (queue.busy, queue.waiting, narrow.busy, narrow.waiting) == (3, 0, 1, 2)
+        # Who waits for the narrow queue's turn keeps none of the wide one, where others speak at once.
+        assert (queue.busy, queue.waiting, narrow.busy) == (1, 3, 1)
+        others = [await asyncio.wait_for(queue.enter("b"), 5) for _ in range(2)]
         waiting[0].cancel()
         await asyncio.gather(waiting[0], return_exceptions=True)
-        other = await asyncio.wait_for(queue.enter("b"), 5)
-        first.leave()
-        second = await asyncio.wait_for(waiting[1], 5)
-        other.leave()
-        second.leave()
-        assert (queue.busy, narrow.busy) == (0, 0)
+        # The next one has its narrow turn and waits for a wide one: going away then frees the narrow one, too.
+        others.append(await filled(queue, first))
+        await asyncio.sleep(0)
+        assert (narrow.busy, queue.busy, queue.waiting) == (1, 3, 2)
+        waiting[1].cancel()
+        await asyncio.gather(waiting[1], return_exceptions=True)
+        for other in others:
+            other.leave()
+        (await asyncio.wait_for(waiting[2], 5)).leave()
+        assert (queue.busy, queue.waiting, narrow.busy) == (0, 0, 0)
+
+    async def filled(queue: FairQueue, turn: Any) -> Any:
+        """Another key's wide turn, which takes the place of one that is left."""
+        task = asyncio.create_task(queue.enter("c"))
+        await asyncio.sleep(0)
+        turn.leave()
+        return await asyncio.wait_for(task, 5)
+
+    asyncio.run(scenario())
+
+
+def test_the_bounds_count_who_waits_for_either_queue() -> None:
+    async def scenario() -> None:
+        queue = FairQueue(2, 3, 2)
+        narrow = queue.narrowed(1)
+        turns = [await narrow.enter("a"), await queue.enter("b")]
+        tasks = [asyncio.create_task(one.enter("a")) for one in (narrow, queue)]
+        await asyncio.sleep(0)
+        for one in (narrow, queue):
+            with pytest.raises(ApiError) as own:
+                one.check("a")
+            assert own.value.status_code == 429
+        tasks.append(asyncio.create_task(narrow.enter("b")))
+        await asyncio.sleep(0)
+        for one in (narrow, queue):
+            with pytest.raises(ApiError) as anyones:
+                one.check("c")
+            assert anyones.value.status_code == 503
+        for turn in turns:
+            turn.leave()
+        for task in asyncio.as_completed(tasks, timeout=5):
+            (await task).leave()
+        assert (queue.busy, queue.waiting, narrow.busy) == (0, 0, 0)
 
     asyncio.run(scenario())
 
