@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from voxcpm_server.errors import ApiError
 from voxcpm_server.service import Service
 from voxcpm_server.settings import Settings
 from voxcpm_server.wyoming_server import WyomingServer
@@ -57,6 +60,22 @@ class _Connection(H11Protocol):
         """Called when it is closed."""
         self._stop_waiting()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Called when what came is no HTTP, of which the app learns nothing."""
+        body = json.dumps(ApiError(400, msg).document).encode()
+        headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            ("Connection", "close"),
+        ]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason="Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     @property
     def waits(self) -> bool:
