@@ -70,11 +70,13 @@ class Speeches:
             await run_in_threadpool(self._tts.plan, **given, progress=bound, cancel=bound.cancel), bound
         )
 
-    async def begin(self, owner: str, planned: Planned, *, whole: bool, began: float) -> SpeechStream:
+    async def begin(
+        self, owner: str, planned: Planned, *, whole: bool, speed: float, began: float
+    ) -> SpeechStream:
         """A stream of speech whose first piece is there, so that all that can be refused has been refused.
 
-        owner: whose turn it takes. whole: one piece, spoken again if its length does not fit its text. began: when the
-        request came (`time.perf_counter`).
+        owner: whose turn it takes. whole: one piece, spoken again if its length does not fit its text. speed: how many
+        times as fast it is heard as it is made. began: when the request came (`time.perf_counter`).
 
         Raises what `VoxCPM.speak_plan` raises, and ApiError if the queue is full, which is known at once, or the speech
         becomes too long.
@@ -84,7 +86,7 @@ class Speeches:
         room = max(1, int(self._settings.buffer_seconds / self._tts.bundle.architecture.patch_seconds))
         turn = await self.queue.enter(owner)
         try:
-            stream = SpeechStream(chunks, plan, bound, turn, self._metrics, room, began)
+            stream = SpeechStream(chunks, plan, bound, turn, self._metrics, room, speed, began)
         except BaseException:
             # There is no thread that could leave it: the system has no more of them, say.
             turn.leave()
@@ -169,12 +171,14 @@ class SpeechStream:
         turn: Turn,
         metrics: Metrics,
         room: int,
+        speed: float,
         began: float,
     ) -> None:
         self.plan = plan
         self._chunks = chunks
         self._bound = bound
         self._metrics = metrics
+        self._speed = speed
         self._began = began
         self._rate = plan.bundle.architecture.output_sample_rate
         self._pipe: Pipe[Audio] = Pipe(room)
@@ -233,7 +237,7 @@ class SpeechStream:
                 for chunk in chunks:
                     work += time.perf_counter() - started
                     seconds += len(chunk) / self._rate
-                    playback.takes(len(chunk) / self._rate)
+                    playback.takes(len(chunk) / self._rate / self._speed)
                     waited = time.perf_counter()
                     self._pipe.put(chunk, self._bound.cancel.check)
                     playback.pauses(time.perf_counter() - waited)

@@ -43,7 +43,9 @@ async def speak(
     service = service_of(request)
     planned = await unless_gone(request, served.speeches.planned(given))
     beginning = asyncio.ensure_future(
-        served.speeches.begin(request.state.owner, planned, whole=whole, began=request.state.began)
+        served.speeches.begin(
+            request.state.owner, planned, whole=whole, speed=encoder.speed, began=request.state.began
+        )
     )
     _hold(served, beginning)
     headers = {

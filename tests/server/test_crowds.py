@@ -277,7 +277,7 @@ def test_a_thread_that_cannot_start_gives_its_turn_back(monkeypatch: pytest.Monk
         queue = FairQueue(1, 1, 1)
         speeches = Speeches(stand_in(1), Settings(), queue, None)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="new thread"):
-            await speeches.begin("a", await speeches.planned({}), whole=False, began=0.0)
+            await speeches.begin("a", await speeches.planned({}), whole=False, speed=1.0, began=0.0)
         return queue.busy
 
     assert asyncio.run(begun()) == 0

@@ -68,6 +68,22 @@ def test_a_late_stream_is_in_the_metrics(serve: Callable[..., Any], euler_steps:
     assert "voxcpm_underruns_total 1.0" in httpx2.get(f"{running.url}/metrics").text
 
 
+@pytest.mark.parametrize("speed", [0.25, 4])
+def test_a_listener_hears_at_the_speed_that_was_asked_for(
+    speed: float, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve()
+    heard: list[float] = []
+    monkeypatch.setattr(Playback, "takes", lambda _, seconds, *__: heard.append(seconds))
+    given = {"model": "tts-1", "input": "One two three four five six seven.", "seed": 1}
+    answer = httpx2.post(
+        f"{running.url}/v1/audio/speech", json={**given, "response_format": "pcm", "speed": speed}, timeout=60
+    )
+
+    # Samples of 16 bits at 24 kHz.
+    assert sum(heard) == pytest.approx(len(answer.content) / 48_000, rel=0.1)
+
+
 @pytest.mark.parametrize(("slow", "underruns"), [(SLOW, 1), (0.0, 0)])
 def test_text_in_fragments_counts_late_speech_and_not_late_text(
     slow: float, underruns: int, serve: Callable[..., Any], euler_steps: Any
