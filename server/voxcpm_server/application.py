@@ -78,6 +78,9 @@ def create_app(
 
     async def begin(failure: Exception | None) -> None:
         failure = failure or await service.bundles.begin()
+        # Without its bundle no job could be spoken: all of them wait for a server that has it.
+        if failure is None:
+            service.jobs.work()
         if when_begun is not None:
             when_begun(failure)
 

@@ -54,11 +54,14 @@ def serve(
     named = {name: _source(path, engine) for name, path in paths.items()}
     # Before minutes of loading: two servers on one port.
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(contextlib.closing(_listening(settings.host, settings.port)))
+        listener = stack.enter_context(
+            contextlib.closing(_listening(settings.host, settings.port, "--port or --host"))
+        )
         wyoming = None
         if settings.wyoming is not None:
             host = wyoming_host(settings, keys=len(keys) > 0)
-            wyoming = stack.enter_context(contextlib.closing(_listening(host, settings.wyoming)))
+            listening = _listening(host, settings.wyoming, "--wyoming")
+            wyoming = stack.enter_context(contextlib.closing(listening))
         failures: list[Exception] = []
         status = contextlib.ExitStack()
 
@@ -135,15 +138,18 @@ def _sigterm_once() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises InputError for an address that is in use or not this machine's."""
+def _listening(host: str, port: int, options: str) -> socket.socket:
+    """A socket that listens. options: the command line's names for what chooses its address.
+
+    Raises InputError for an address that is in use or not this machine's.
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
         reason = os_reason(error) if isinstance(error, OSError) else "no host name"
         raise InputError(
-            f"{host} port {port}: cannot listen there ({reason}); choose another --port or --host"
+            f"{host} port {port}: cannot listen there ({reason}); choose another {options}"
         ) from None
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import sqlite3
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -39,6 +41,8 @@ _UNAVAILABLE: dict[type[VoxCPMError], tuple[str, str]] = {
 """What may be there again later, for the runtime's error: its name and a word for programs."""
 RETRY_SECONDS = "5"
 """Retry-After of what may work in a moment."""
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+"""What a disk refuses that is full or broken."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
     401: "invalid_api_key",
@@ -177,6 +181,11 @@ def as_api_error(error: BaseException, text: str = "input") -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
+    # FastAPI takes a form that could not be spooled for a bad one.
+    cause = error.__cause__ if isinstance(error, HTTPException) else error
+    if isinstance(cause, sqlite3.OperationalError) or (isinstance(cause, OSError) and cause.errno in _DISK):
+        _log.error("storage: %s", cause)
+        return ApiError(507, "the server cannot use its disk; its log says why")
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, f"{error.detail}", headers=error.headers)
     if isinstance(error, RequestValidationError):

@@ -19,7 +19,6 @@ from voxcpm_server.served_bundles import Served
 from voxcpm_server.settings import MEGABYTE, Settings
 from voxcpm_server.speech_requests import RECORDINGS, SpeechRequest
 
-"""The error code of what there is no room for."""
 VOICE_FILE = "voice.voice"
 """The file of a job's voice in its folder."""
 _POLL_SECONDS = 0.05

@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,6 +32,8 @@ from voxcpm_runtime import InputError
 QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
 _SCHEMA = 1
 _PART = ".part"
+# Whoever names a folder for jobs may have files of their own in it.
+_OWN_FOLDER = re.compile(r"job_[0-9a-f]{24}")
 MOST_STARTS = 3
 """Starts without a finished segment after which a job is given up: it may be what ends the server."""
 
@@ -60,7 +63,7 @@ class Job:
     starts: int
     """How often it was begun since its last finished segment."""
     error: str | None
-    """OpenAI's error as JSON; None unless it failed."""
+    """OpenAI's error as JSON: why it failed, or why it waits to be tried again; otherwise None."""
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -95,6 +98,9 @@ class JobStore:
             # Whichever thread closes it.
             self._used = filelock.FileLock(folder / "jobs.lock", timeout=0, thread_local=False)
             self._used.acquire()
+            # The folder may have been there, open to everyone. SQLite gives its other files the mode of this one.
+            for name in ("jobs.sqlite", "jobs.sqlite-wal", "jobs.sqlite-shm"):
+                _private(folder / name, made=name == "jobs.sqlite")
             self._rows = sqlite3.connect(
                 folder / "jobs.sqlite", check_same_thread=False, isolation_level=None
             )
@@ -173,21 +179,23 @@ class JobStore:
         """Number of jobs of each state that there is."""
         return dict(self._execute("SELECT state, COUNT(*) FROM jobs GROUP BY state"))
 
-    def next(self) -> Job | None:
-        """The job whose turn it is, which is begun by that; None if none waits.
+    def next(self, but: Collection[str] = ()) -> Job | None:
+        """The job whose turn it is, which is begun by that; None if none waits. but: names of jobs to leave alone.
 
         First one that was interrupted; then that of the owner whose latest job began the longest ago.
         """
         with self._lock:
             job = self._one(
-                "SELECT * FROM jobs AS j WHERE state = ? ORDER BY started IS NULL, "
+                "SELECT * FROM jobs AS j WHERE state = ? "
+                "AND id NOT IN (SELECT value FROM json_each(?)) ORDER BY started IS NULL, "
                 "(SELECT MAX(started) FROM jobs AS k WHERE k.owner = j.owner), created, id LIMIT 1",
                 QUEUED,
+                json.dumps(list(but)),
             )
             if job is None:
                 return None
             began = job.started or time.time()
-            self.change(job.id, state=RUNNING, started=began, starts=job.starts + 1)
+            self.change(job.id, state=RUNNING, started=began, starts=job.starts + 1, error=None)
             return self._one("SELECT * FROM jobs WHERE id = ?", job.id)
 
     def change(self, id_: str, **values: Any) -> None:
@@ -245,10 +253,14 @@ class JobStore:
             if not self.path(id_).is_dir():
                 self.forget(id_)
         for folder in self.folder.iterdir():
-            if folder.is_dir() and folder.name not in names:
+            if folder.is_symlink() or not folder.is_dir() or not _OWN_FOLDER.fullmatch(folder.name):
+                continue
+            if folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)
-        for part in self.folder.rglob(f"*{_PART}"):
-            part.unlink(missing_ok=True)
+                continue
+            folder.chmod(0o700)
+            for part in folder.rglob(f"*{_PART}"):
+                part.unlink(missing_ok=True)
 
     def _one(self, statement: str, *values: Any) -> Job | None:
         rows = self._execute(statement, *values)
@@ -257,6 +269,14 @@ class JobStore:
     def _execute(self, statement: str, *values: Any) -> list[Any]:
         with self._lock:
             return self._rows.execute(statement, values).fetchall()
+
+
+def _private(path: Path, *, made: bool) -> None:
+    """Have only this user read a file. made: whether an empty one is made where there is none."""
+    if made:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+    with contextlib.suppress(FileNotFoundError):
+        path.chmod(0o600)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from voxcpm_constants.user_folders import jobs_folder, user_path
 from voxcpm_runtime import Cancelled, InputError, Voice
 from voxcpm_server.encoding import Encoder
-from voxcpm_server.errors import ApiError, as_api_error
+from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error
 from voxcpm_server.job_speaking import (
     VOICE_FILE,
     JobTurn,
@@ -55,6 +55,8 @@ _DAY = 86_400
 # Between two looks for jobs that are old, and after an error of the disk.
 _IDLE_SECONDS = 600
 _PATIENCE_SECONDS = 5
+# What may be there again later. A job waits for it, longer after each try, up to `_IDLE_SECONDS`.
+_AWAITED = {MODEL_UNAVAILABLE, "model_not_found", "device_unavailable", "loading"}
 # After a refusal: no job makes room sooner than it is deleted.
 _RETRY_SECONDS = "60"
 
@@ -87,6 +89,8 @@ class Jobs:
         self._working: asyncio.Task[None] | None = None
         self._speaking: asyncio.Task[None] | None = None
         self._running: RunningJob | None = None
+        self._pauses: dict[str, tuple[float, float]] = {}
+        """When each job that waits for its bundle is tried again (monotonic), and the pause before that, in seconds."""
         self._submitting = asyncio.Lock()
         # A job is not deleted between being chosen and being known as the one that runs.
         self._choosing = asyncio.Lock()
@@ -97,7 +101,7 @@ class Jobs:
         return self._opened is not None
 
     async def begin(self) -> InputError | None:
-        """Open the folder and go on with its jobs. Returns why the folder cannot be used, if it was asked for.
+        """Open the folder; `work` goes on with its jobs. Returns why the folder cannot be used, if it was asked for.
 
         If the default one cannot be used, because another server does, say, there are no jobs.
         """
@@ -112,8 +116,12 @@ class Jobs:
                 return error
             _log.warning("no jobs: %s", error)
             return None
-        self._working = asyncio.ensure_future(self._work(self._opened))
         return None
+
+    def work(self) -> None:
+        """Speak jobs from now on. Call it when the default bundle is loaded, and not without one."""
+        if self._opened is not None:
+            self._working = asyncio.ensure_future(self._work(self._opened))
 
     async def close(self) -> None:
         """Interrupt the job that is being spoken, and leave the folder. Jobs go on with the next server."""
@@ -234,7 +242,7 @@ class Jobs:
                 continue
             if speaking is None:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), _IDLE_SECONDS)
+                    await asyncio.wait_for(self._wake.wait(), self._idle_seconds())
                 continue
             # It ends with an error of its own only if it was cancelled.
             await asyncio.wait({speaking})
@@ -243,12 +251,19 @@ class Jobs:
     async def _begun(self, store: JobStore) -> asyncio.Task[None] | None:
         """The next job, which is begun by that; None if none waits."""
         async with self._choosing:
-            job = await run_in_threadpool(store.next)
+            now = time.monotonic()
+            waiting = [id_ for id_, (again, _) in self._pauses.items() if again > now]
+            job = await run_in_threadpool(store.next, waiting)
             if job is None:
                 return None
             self._running = RunningJob(job)
             self._speaking = asyncio.ensure_future(self._speak(store, self._running))
             return self._speaking
+
+    def _idle_seconds(self) -> float:
+        """Seconds until the next job is tried again that waits for its bundle, or until the next look for old ones."""
+        now = time.monotonic()
+        return min([_IDLE_SECONDS, *(again - now for again, _ in self._pauses.values() if again > now)])
 
     async def _stop(self) -> None:
         """Interrupt the job that is being spoken, and wait until it has ended."""
@@ -260,6 +275,7 @@ class Jobs:
         async with self._choosing:
             # First of all, so that it is not begun again.
             await run_in_threadpool(store.forget, id_)
+            self._pauses.pop(id_, None)
             runs = self._running is not None and self._running.job.id == id_
         if runs:
             await self._stop()
@@ -283,6 +299,7 @@ class Jobs:
                 discard_segments(store, job)
 
             await _to_its_end(run_in_threadpool(done))
+            self._pauses.pop(job.id, None)
             self._metrics.jobs.labels(DONE).inc()
         except (asyncio.CancelledError, Cancelled):
             # The server ends, or the job is deleted. This is no attempt that has failed.
@@ -293,7 +310,12 @@ class Jobs:
         except Exception as error:  # noqa: BLE001 - told as the job's error
             if isinstance(error, OSError | sqlite3.Error):
                 error = self._unstored(job.id, error)
-            told = json.dumps(as_api_error(error).document["error"])
+            answered = as_api_error(error)
+            told = json.dumps(answered.document["error"])
+            if isinstance(answered, NoRoomError) or answered.code in _AWAITED:
+                await self._postpone(store, job, told)
+                return
+            self._pauses.pop(job.id, None)
 
             def failed() -> None:
                 # Room, above all if that was missing.
@@ -306,9 +328,20 @@ class Jobs:
             except sqlite3.Error as unwritten:
                 _log.error("job %s has failed, which cannot be stored (%s)", job.id, unwritten)
 
+    async def _postpone(self, store: JobStore, job: Job, told: str) -> None:
+        """Have a job wait with its finished segments, and others go on. told: why, as its error."""
+        _, before = self._pauses.get(job.id, (0.0, _PATIENCE_SECONDS / 2))
+        pause = min(before * 2, _IDLE_SECONDS)
+        self._pauses[job.id] = (time.monotonic() + pause, pause)
+        queued = partial(store.change, job.id, state=QUEUED, starts=job.starts - 1, error=told)
+        try:
+            await _to_its_end(run_in_threadpool(queued))
+        except sqlite3.Error as unwritten:
+            _log.error("job %s waits, which cannot be stored (%s)", job.id, unwritten)
+
     async def _spoken(self, store: JobStore, running: RunningJob) -> int:
         """Bytes of the file of the speech, which is then there."""
-        with await self._leased(running.job.asked["model"]) as served:
+        with await self._bundles.lease(running.job.asked["model"]) as served:
             turn = JobTurn(self._queue, await self._queue.enter_last(), running.cancel)
             work = partial(spoken_job, store, running, served, self._settings, turn)
             working = asyncio.ensure_future(on_a_thread(work))
@@ -322,14 +355,6 @@ class Jobs:
                 raise
             finally:
                 turn.leave()
-
-    async def _leased(self, model: str) -> Served:
-        while True:
-            try:
-                return await self._bundles.lease(model)
-            except NoRoomError:
-                pass
-            await asyncio.sleep(_PATIENCE_SECONDS)
 
     def _unstored(self, id_: str, error: Exception) -> ApiError:
         """The error of a disk that is full or broken. Clients need not know its paths."""

@@ -24,7 +24,6 @@ from voxcpm_server.authentication import Keys
 from voxcpm_server.errors import CLIENT_GONE, ApiError
 from voxcpm_server.job_store import JobStore
 from voxcpm_server.queueing import FairQueue
-from voxcpm_server.served_bundles import NoRoomError
 from voxcpm_server.settings import Settings
 from voxcpm_server.speaking import Speeches, SpeechStream
 from voxcpm_server.streaming import StreamedResponse
@@ -86,26 +85,13 @@ def test_one_request_too_many_is_told_when_to_come_again_and_probes_are_answered
         assert httpx2.get(f"{running.url}/metrics").status_code == 200
 
 
-def test_a_bundle_that_cannot_be_loaded_says_when_to_try_again_but_no_job_waits_for_it(
+def test_a_bundle_that_cannot_be_loaded_says_when_to_try_again(
     without_bundle: Serving,
 ) -> None:
     running = without_bundle()
     answer = httpx2.post(f"{running.url}/v1/audio/speech", json=SAID)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")
     assert int(answer.headers["retry-after"]) >= 1
-
-    async def leased(error: ApiError) -> None:
-        async def refuse(_: str) -> Any:
-            raise error
-
-        its = running.service.jobs
-        its._bundles = SimpleNamespace(lease=refuse)
-        await asyncio.wait_for(its._leased("tts-1"), 0.2)
-
-    with pytest.raises(ApiError):
-        asyncio.run(leased(ApiError(503, "damaged", headers={"Retry-After": "5"})))
-    with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(leased(NoRoomError(503, "no memory")))
 
 
 def test_large_json_is_read_on_a_thread_and_a_full_queue_refuses_it_unread(
