@@ -54,11 +54,11 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.Captu
         (("absent-bundle", "--port", "0"), "absent-bundle"),
         (("--bundle", "calm"), "expected NAME=PATH"),
         (("--bundle", "calm=absent"), "absent: no such folder"),
-        (("--bundle", "calm=~nobody-of-this-name/calm"), "no such folder"),
+        (("--bundle", "calm=~nobody-of-this-name/calm"), "no user of this name"),
         (("--max-memory", "8", "--port", "0"), "with its unit"),
         (("absent-bundle", "--voices-folder", "file", "--port", "0"), "file: expected a folder"),
         (("absent-bundle", "--voices-folder", "file/voices", "--port", "0"), "file: expected a folder"),
-        (("--jobs-folder", "~nobody-of-this-name", "--port", "0"), "no such user"),
+        (("--jobs-folder", "~nobody-of-this-name", "--port", "0"), "no user of this name"),
     ],
 )
 def test_wrong_options_are_one_line(
