@@ -372,10 +372,7 @@ async def _to_its_end(work: Awaitable[Result]) -> Result:
 
 
 def _folder(chosen: Path | None) -> Path:
-    try:
-        return jobs_folder() if chosen is None else user_path(chosen).absolute()
-    except RuntimeError:
-        raise InputError(f"{chosen}: there is no such user; name a folder") from None
+    return jobs_folder() if chosen is None else user_path(chosen).absolute()
 
 
 def _planned(served: Served, given: dict[str, Any]) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -214,7 +215,7 @@ def calls(log: Path, folder: Path) -> list[tuple[str, str]]:
 def lines_of(ended: Ended) -> list[str]:
     """What a failed command said beyond warnings, and the bars of a conversion's progress."""
     lines = [line for line in ended.err.splitlines() if line and not line.startswith("warning: ")]
-    return [line for line in lines if "\N{BOX DRAWINGS HEAVY HORIZONTAL}" not in line]
+    return [line for line in lines if not re.search(r" \d+:\d\d:\d\d$", line)]
 
 
 SCENARIOS = {

@@ -9,6 +9,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, check_files, package_path
 from voxcpm_constants.step_models import Precision, StepModel
 from voxcpm_constants.targets import CORE_AI
+from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_runtime.bundle.verified_files import check_digests
 
@@ -43,7 +44,7 @@ def lint_bundle(
     chosen = [choose_precision(folder, manifest, asked) for asked in dict.fromkeys(precisions)]
     if not chosen:
         # A bundle from the hub was downloaded in one precision only.
-        downloaded = bundle is not None and folder != Path(bundle).expanduser()
+        downloaded = bundle is not None and folder != user_path(bundle)
         chosen = [choose_precision(folder, manifest, None)] if downloaded else list(manifest.precisions)
     return LintReport(
         bundle=bundle or BUILT_IN,
