@@ -16,6 +16,7 @@ from tests.portable.test_lowering import quantized
 
 from voxcpm_runtime.backends.portable import PortableStepModel, prepared
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
+from voxcpm_runtime.bundle.verified_files import RECORDS_FILE
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_a_second_start_opens_what_the_first_has_saved(
     assert not entries(private_cache)
     np.testing.assert_array_equal(result(package), plain)
     (entry,) = entries(private_cache)
-    assert {file.name for file in entry.iterdir()} == {prepared.MODEL, prepared.WEIGHTS, prepared.RECORD}
+    assert {file.name for file in entry.iterdir()} == {prepared.MODEL, prepared.WEIGHTS, RECORDS_FILE}
     opened: list[Any] = []
     session = ort.InferenceSession
     monkeypatch.setattr(
@@ -72,7 +73,7 @@ def truncated(file: Path) -> None:
 DAMAGES: list[Callable[[Path], None]] = [truncated, Path.unlink, lambda file: file.write_bytes(b"")]
 
 
-@pytest.mark.parametrize("name", [prepared.MODEL, prepared.WEIGHTS, prepared.RECORD])
+@pytest.mark.parametrize("name", [prepared.MODEL, prepared.WEIGHTS, RECORDS_FILE])
 @pytest.mark.parametrize("damage", DAMAGES, ids=["truncated", "missing", "empty"])
 def test_a_damaged_one_is_made_again(
     package: Path, private_cache: Path, name: str, damage: Callable[[Path], None]
@@ -115,7 +116,7 @@ def test_two_versions_of_onnx_runtime_keep_a_form_each_and_an_unused_one_goes(
     result(package)
     assert len(entries(private_cache)) == 2
     long_ago = time.time() - 40 * 86400
-    os.utime(first / prepared.RECORD, (long_ago, long_ago))
+    os.utime(first / RECORDS_FILE, (long_ago, long_ago))
     monkeypatch.setattr(ort, "__version__", "100.0")
     result(package)
     assert first not in entries(private_cache)

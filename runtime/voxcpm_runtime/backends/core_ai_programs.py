@@ -20,13 +20,11 @@ from typing import IO
 from voxcpm_constants.errors import BundleError, first_line, os_reason
 from voxcpm_constants.manifest import record_file
 from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
+from voxcpm_runtime.bundle.verified_files import check_recorded, record_files
 
 COMPILED = ".aimodelx"
 CORE_AI_PACKAGE = "coreai-core"
 _PROGRAM, _HASH = "main.mlirb", "main.hash"
-_BYTES = "bytes"
-"""A file of the compiled form with the size of the largest one: the runtime ends its process at a truncated one."""
-_CODE = "main-universal.odix"
 
 
 def check_program(program: Path) -> None:
@@ -96,14 +94,16 @@ def compile_program(program: Path, compiled: Path) -> None:
                 f"{program}: Core AI cannot compile it ({_last_words(code, output)}); convert again, or update "
                 f"{CORE_AI_PACKAGE}"
             )
-    (compiled / _BYTES).write_text(str((compiled / _CODE).stat().st_size))
+    record_files(compiled)
 
 
 def _is_whole(compiled: Path) -> bool:
+    """Whether the files are those that were made: Core AI computes with altered code, or ends the process at it."""
     try:
-        return (compiled / _CODE).stat().st_size == int((compiled / _BYTES).read_text())
-    except (OSError, ValueError):
+        check_recorded(compiled)
+    except BundleError:
         return False
+    return True
 
 
 def _last_words(code: int, output: IO[bytes]) -> str:

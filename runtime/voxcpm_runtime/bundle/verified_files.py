@@ -1,6 +1,7 @@
-"""Digests of bundle files, computed once: a second start trusts a file whose size, time and inode are unchanged.
+"""Digests of files, computed once: a second start trusts a file whose size, time and inode are unchanged.
 
-Each bundle has one record in the user's cache folder (`voxcpm_constants.user_folders`).
+Each bundle, and each form that a backend makes of a package, has one record in the user's cache folder
+(`voxcpm_constants.user_folders`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,39 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.json_files import read_json
-from voxcpm_constants.manifest import FileRecord, check_files
+from voxcpm_constants.manifest import FileRecord, check_files, record_folder
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.storage.whole_file import whole_file
+
+RECORDS_FILE = "files.json"
+"""Sizes and digests of all other files of the folder that it lies in."""
+
+
+def record_files(folder: Path) -> None:
+    """Write the records of all files of a folder into it, for `check_recorded`. Raises OSError."""
+    records = {name: record.model_dump() for name, record in record_folder(folder).items()}
+    (folder / RECORDS_FILE).write_text(json.dumps(records), encoding="utf-8")
+
+
+def check_recorded(folder: Path) -> None:
+    """Compare a folder with its records, which `record_files` wrote; unchanged files are hashed once.
+
+    Raises BundleError, naming the first file that is wrong, missing or not recorded.
+    """
+    path = folder / RECORDS_FILE
+    try:
+        document = read_json(path)
+        if not isinstance(document, dict):
+            raise ValueError("expected an object")  # noqa: TRY301, TRY004 - becomes a BundleError below
+        records = {name: FileRecord.model_validate(record) for name, record in document.items()}
+        found = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if not each.is_dir()}
+        if unknown := found - {RECORDS_FILE} - records.keys():
+            raise ValueError(f"{min(unknown)} is not in it")  # noqa: TRY301
+        check_digests(folder, records)
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path}: {first_line(error)}") from None
 
 
 def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:

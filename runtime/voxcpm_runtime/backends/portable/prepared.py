@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import math
 import os
 import platform
@@ -24,12 +23,10 @@ from pathlib import Path
 import numpy as np
 
 from voxcpm_constants.errors import BundleError, first_line, os_reason
-from voxcpm_constants.json_files import read_json
-from voxcpm_constants.manifest import FileRecord, record_file
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
 from voxcpm_runtime.backends.machine import chip, cpu_features
-from voxcpm_runtime.bundle.verified_files import check_digests
+from voxcpm_runtime.bundle.verified_files import RECORDS_FILE, check_recorded, record_files
 
 from .lowered import Lowered, Mode, WeightRef
 from .onnx_runtime import ERRORS, ort
@@ -39,7 +36,6 @@ MODEL = "model.onnx"
 WEIGHTS = "weights.bin"
 _DAMAGED: tuple[type[Exception], ...] = (BundleError, *ERRORS)
 _NOT_SAVED: tuple[type[Exception], ...] = (OSError, NotImplementedError, *_DAMAGED)
-RECORD = "files.json"
 
 # Below this, opening takes a fraction of a second, and saving would only make the first start later.
 _LEAST_BYTES = 32 << 20
@@ -87,8 +83,7 @@ def open_prepared(
             saving.add_session_config_entry(name, value)
         with _PREPARING:
             session(lowered.model, saving)
-        files = {name: record_file(entry / name).model_dump() for name in (MODEL, WEIGHTS)}
-        (entry / RECORD).write_text(json.dumps(files), encoding="utf-8")
+        record_files(entry)
 
     digest = _digest(f"{key}|{_maker(lowered)}")
     form = CompiledPackage(package, digest, prepare, compiler="onnxruntime", suffix=PREPARED)
@@ -115,13 +110,9 @@ def _opened(
     """A session of an entry. Its files are hashed once. Raises BundleError where they have changed, and for the form of
     another graph.
     """
-    try:
-        record = read_json(entry / RECORD)
-        check_digests(entry, {name: FileRecord.model_validate(file) for name, file in record.items()})
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{entry / RECORD}: {first_line(error)}") from None
+    check_recorded(entry)
     with contextlib.suppress(OSError):
-        os.utime(entry / RECORD)
+        os.utime(entry / RECORDS_FILE)
     opened = session(str(entry / MODEL), options())
     for found, expected in ((opened.get_inputs(), lowered.inputs), (opened.get_outputs(), lowered.outputs)):
         if {each.name for each in found} != {each.name for each in expected}:
@@ -132,7 +123,7 @@ def _opened(
 def _remove_unused(folder: Path) -> None:
     """Forms that nothing has opened for a month, and what a killed process has left for a day."""
     for entry in folder.glob(f"*{PREPARED}"):
-        used, days = (entry, 1) if entry.name.startswith(".") else (entry / RECORD, _KEPT_DAYS)
+        used, days = (entry, 1) if entry.name.startswith(".") else (entry / RECORDS_FILE, _KEPT_DAYS)
         with contextlib.suppress(OSError):
             if time.time() - used.stat().st_mtime > days * _DAY_SECONDS:
                 shutil.rmtree(entry, ignore_errors=True)
