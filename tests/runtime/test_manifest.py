@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
@@ -55,6 +56,18 @@ def test_a_path_that_is_not_in_a_folder_of_the_bundle_is_refused(bundle_folder, 
     with pytest.raises(BundleError, match="expected paths of files in folders of the bundle, got ") as caught:
         open_bundle(bundle_folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_was_altered_under_its_old_modification_time_is_hashed_again(bundle_folder):
+    open_bundle(bundle_folder, "int8")
+    path = bundle_folder / WEIGHTS
+    before = path.stat()
+    path.write_text(path.read_text().swapcase())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+    with pytest.raises(BundleError, match=r"Manifest\.json: content differs from the manifest's digest"):
+        open_bundle(bundle_folder, "int8")
 
 
 def test_a_path_that_is_listed_twice_is_refused(bundle_folder):

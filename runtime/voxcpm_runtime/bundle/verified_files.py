@@ -1,4 +1,4 @@
-"""Digests of files, computed once: a second start trusts a file whose size, time and inode are unchanged.
+"""Digests of files, computed once: a second start trusts a file whose size, times and inode are unchanged.
 
 Each bundle, and each form that a backend makes of a package, has one record in the user's cache folder
 (`voxcpm_constants.user_folders`).
@@ -63,7 +63,8 @@ def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:
 
 def _mark(path: Path, file: FileRecord) -> list[int | str]:
     stat = path.stat()
-    return [file.sha256, stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    # Any program can set the modification time, as `touch -r` does; the change time only the system sets.
+    return [file.sha256, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _record_path(bundle: Path) -> Path:
