@@ -22,6 +22,10 @@ def heard(answer: httpx2.Response) -> tuple[np.ndarray, int]:
     return soundfile.read(io.BytesIO(answer.content), dtype="float32")
 
 
+def misheard(audio: np.ndarray, rate: int) -> int:
+    return wrong_words((np.clip(audio, -1, 1) * 32767).astype("<i2").tobytes(), rate)
+
+
 def test_open_webui_lists_and_speaks(server: Any) -> None:
     base = f"{server.url}/v1"
     # It asks for the models of speech, and takes all models where there is no such list.
@@ -39,19 +43,18 @@ def test_open_webui_lists_and_speaks(server: Any) -> None:
         timeout=60,
     )
     audio, rate = heard(answer)
-    assert wrong_words((np.clip(audio, -1, 1) * 32767).astype("<i2").tobytes(), rate) <= 4
+    assert misheard(audio, rate) <= 4
 
 
-@pytest.mark.parametrize("path", ["/v1/audio/speech", "/audio/speech"])
-def test_sillytavern_speaks_to_the_whole_url(path: str, server: Any) -> None:
+@pytest.mark.parametrize(("path", "speed"), [("/v1/audio/speech", 1), ("/audio/speech", 1.5)])
+def test_sillytavern_speaks_to_the_whole_url(path: str, speed: float, server: Any) -> None:
     asked = {
         "model": "tts-1",
-        "input": "Hello there.",
+        "input": SAID,
         "voice": "shimmer",
         "response_format": "mp3",
-        "speed": 1.5,
+        "speed": speed,
     }
     audio, rate = heard(httpx2.post(f"{server.url}{path}", json=asked, headers=KEY, timeout=60))
     assert rate == 24_000
-    assert 0.3 < len(audio) / rate < 4
-    assert np.abs(audio).max() > 0.05
+    assert misheard(audio, rate) <= 4
