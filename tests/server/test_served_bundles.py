@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -211,6 +212,31 @@ def test_two_bundles_speak_and_one_may_disappear(tts: VoxCPM, speaking_bundle: P
         assert "made for another AudioVAE" in wrong.json()["error"]["message"]
     finally:
         running.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a file that is open may not be removed")
+def test_a_bundle_that_is_loaded_needs_its_folder_no_more(
+    tts: VoxCPM, speaking_bundle: Path, tmp_path: Path
+) -> None:
+    going = tmp_path / "going"
+    shutil.copytree(speaking_bundle, going)
+    settings = Settings(voices_folder=tmp_path / "voices", max_jobs=0)
+    running = ServerOnLoopback(
+        create_app(tts, settings, Keys(()), named={"going": source_of(going, "int8")}), settings
+    )
+    try:
+
+        def spoken(text: str) -> httpx2.Response:
+            given = {**SAID, "model": "going", "input": text}
+            return httpx2.post(f"{running.url}/v1/audio/speech", json=given, timeout=60)
+
+        before = spoken("Hello.")
+        shutil.rmtree(going)
+        after, other = spoken("Hello."), spoken("Good morning, it is late.")
+    finally:
+        running.stop()
+    assert [answer.status_code for answer in (before, after, other)] == [200, 200, 200]
+    assert after.content == before.content
 
 
 def test_it_answers_while_it_loads(tts: VoxCPM) -> None:
