@@ -1,7 +1,7 @@
 """The app: routes, and the layers around them.
 
 request ─► Outcomes ─► CORS ─► BoundedRequests ─► Guard ─► BoundedBody ─► route ─► queue ─► runtime, on a thread
-           counted,            number             keys     size, time
+           counted,            number             keys     size, sum, time
            one-line errors
 """
 
@@ -72,6 +72,7 @@ def create_app(
     reach.
     """
     settings = settings or Settings()
+    settings.check()
     keys = read_keys(settings) if keys is None else keys
     check_exposure(settings, keys)
     service = Service(tts, settings, keys, named, replicated=replicated)

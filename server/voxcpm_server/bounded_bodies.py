@@ -1,4 +1,4 @@
-"""Bodies of requests: not too large, in UTF-8, and not waited for without end."""
+"""Bodies of requests: not too large, alone or together, in UTF-8, and not waited for without end."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from voxcpm_server.errors import ApiError
+from voxcpm_server.errors import RETRY_SECONDS, ApiError
 from voxcpm_server.settings import MEGABYTE, Settings
 
 LEAST_BYTES_PER_SECOND = 10_000
 """How fast a body must come, beyond the patience that every client has once."""
+UNCOUNTED_BYTES = 65_536
+"""What each body may have beside the sum of all: whoever sends a text is not refused because others send recordings."""
 _CHARSETS = (b"utf-8", b"utf8")
 
 
 class BoundedBody:
-    """An app whose requests' bodies are bounded in size and in time, and in UTF-8 if they name a charset.
+    """An app whose requests' bodies are bounded in size, in sum and in time, and in UTF-8 if they name a charset.
+
+    A body counts until its request is answered, as long as files of a form or the recordings read from it may be held.
 
     A websocket's messages are bounded in size; the time between them is its conversation's business.
     """
@@ -27,13 +31,16 @@ class BoundedBody:
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
         self._most = settings.max_upload_bytes
+        self._most_together = settings.max_bodies_bytes
+        self._held = 0
         self._most_of_message = settings.max_message_bytes
         self._patience = settings.client_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 413 for a body that is too large, unread if its header says so, and 408 for one that comes too slowly.
 
-        A body with another charset than UTF-8 is answered with 400, unread.
+        One that is too much with those of the other requests is answered with 503. A body with another charset than
+        UTF-8 is answered with 400, unread.
         """
         if scope["type"] == "websocket":
             await self._app(scope, partial(self._message, receive), send)
@@ -57,13 +64,13 @@ class BoundedBody:
         if announced.isdigit() and int(announced) > self._most:
             await self._too_large(announced).response()(scope, receive, send)
             return
-        taken = 0
+        taken = held = 0
         # Only what the client takes counts, and not the time in which the server does something with it.
         waited = 0.0
         complete = False
 
         async def bounded() -> Message:
-            nonlocal taken, waited, complete
+            nonlocal taken, held, waited, complete
             if complete:
                 # What may still come is the end of the connection, which nobody needs to hurry.
                 return await receive()
@@ -77,13 +84,21 @@ class BoundedBody:
             complete = not message.get("more_body", False)
             if taken > self._most:
                 raise self._too_large(f"more than {self._most}")
+            counted = max(0, taken - UNCOUNTED_BYTES)
+            self._held += counted - held
+            held = counted
+            if self._held > self._most_together:
+                raise self._too_much_together()
             if not complete and waited > self._patience + taken / LEAST_BYTES_PER_SECOND:
                 raise self._too_slow(
                     f"expected {LEAST_BYTES_PER_SECOND} bytes of the body a second, got {taken} in {waited:.0f} s"
                 )
             return message
 
-        await self._app(scope, bounded, send)
+        try:
+            await self._app(scope, bounded, send)
+        finally:
+            self._held -= held
 
     async def _message(self, receive: Receive) -> Message:
         """The next message of a websocket. Raises ApiError (413) for one that is too large."""
@@ -102,4 +117,12 @@ class BoundedBody:
             413,
             f"expected a body of at most {self._most / MEGABYTE:g} MB, got {size} bytes",
             headers={"Connection": "close"},
+        )
+
+    def _too_much_together(self) -> ApiError:
+        return ApiError(
+            503,
+            f"the bodies of all requests are larger than {self._most_together / MEGABYTE:g} MB together; "
+            f"try again in {RETRY_SECONDS} s",
+            headers={"Connection": "close", "Retry-After": RETRY_SECONDS},
         )

@@ -171,6 +171,13 @@ class Settings:
     max_upload_megabytes: Annotated[
         float, _limit(min=0.001, max=10_000, help="Largest body of a request.")
     ] = 25
+    max_bodies_megabytes: Annotated[
+        float,
+        _limit(
+            min=0.001, max=10_000_000,
+            help="All bodies of requests that are being answered or wait; what goes beyond is answered with 503.",
+        ),
+    ] = 1000  # fmt: skip
     max_voices: Annotated[int, _limit(min=0, max=1_000_000, help="Voices that may be stored.")] = 1000
     buffer_seconds: Annotated[
         float,
@@ -199,6 +206,14 @@ class Settings:
         float, _jobs(min=0, max=36_500, help="Days after which a job that ended is deleted.")
     ] = 7
 
+    def check(self) -> None:
+        """Raises InputError for limits that contradict each other."""
+        if self.max_bodies_megabytes < self.max_upload_megabytes:
+            raise InputError(
+                f"--max-bodies-megabytes: expected at least --max-upload-megabytes {self.max_upload_megabytes:g}, "
+                f"got {self.max_bodies_megabytes:g}"
+            )
+
     @property
     def max_message_bytes(self) -> int:
         """The largest message of a websocket or of Wyoming in bytes: the longest text, however JSON escapes it."""
@@ -208,6 +223,11 @@ class Settings:
     def max_upload_bytes(self) -> int:
         """The largest body of a request in bytes."""
         return round(self.max_upload_megabytes * MEGABYTE)
+
+    @property
+    def max_bodies_bytes(self) -> int:
+        """The largest sum of the bodies that are held at the same time, in bytes."""
+        return round(self.max_bodies_megabytes * MEGABYTE)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from voxcpm_runtime import InputError
+
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_request(body: bytes, server: Any) -> None:
@@ -87,6 +89,46 @@ def test_a_body_that_does_not_say_its_size_is_counted(serve: Callable[..., Any])
         assert answer.status_code == 413
     assert taken < 100 * 65_536
     assert httpx2.get(f"{running.url}/healthz").status_code == 200
+
+
+def test_bodies_are_bounded_together(serve: Callable[..., Any]) -> None:
+    """Several uploads that are never complete take up what all may have; then texts still pass, and more uploads
+    once those have gone away.
+    """
+    running = serve(max_upload_megabytes=0.3, max_bodies_megabytes=0.5)
+    head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 290000\r\n\r\n"
+
+    def large() -> httpx2.Response:
+        answer = httpx2.post(f"{running.url}/v1/audio/speech", content=b" " * 280_000, timeout=20)
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        return answer
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            connection = stack.enter_context(socket.create_connection(running.address, timeout=20))
+            connection.sendall(head + b" " * 285_000)
+        refused = until(large, lambda answer: answer.status_code == 503)
+        said = {"model": "tts-1", "voice": "alloy", "input": "Hello."}
+        spoken = httpx2.post(f"{running.url}/v1/audio/speech", json=said, timeout=60)
+    assert refused.headers["retry-after"] == "5"
+    assert "larger than 0.5 MB together" in refused.json()["error"]["message"]
+    assert spoken.status_code == 200
+    # It is read now, and no request.
+    until(large, lambda answer: answer.status_code == 400)
+
+
+def until(ask: Callable[[], httpx2.Response], right: Callable[[httpx2.Response], bool]) -> httpx2.Response:
+    """The first answer that is right, within some seconds: what others send and close arrives in its own time."""
+    end = time.monotonic() + 20
+    while not right(answer := ask()):
+        assert time.monotonic() < end, answer.text
+        time.sleep(0.05)
+    return answer
+
+
+def test_all_bodies_together_may_not_be_less_than_one(serve: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match="expected at least --max-upload-megabytes 25, got 24"):
+        serve(max_bodies_megabytes=24)
 
 
 def test_a_body_that_stalls_is_given_up(serve: Callable[..., Any]) -> None:
