@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -11,7 +12,7 @@ from robustness.mutations import ODD_VALUES, PIECES, document_bytes
 
 VALUES = st.recursive(
     st.one_of(
-        st.sampled_from(ODD_VALUES),
+        st.sampled_from(ODD_VALUES).map(copy.deepcopy),
         st.none(),
         st.booleans(),
         st.integers(),
