@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -189,6 +191,24 @@ class Manifest(_Record):
                     f"{bundle / MANIFEST_FILE}: {name} is not in its list of files; convert again"
                 )
 
+    def check_nothing_else(self, bundle: Path, precisions: Collection[Precision]) -> None:
+        """Raises BundleError for a file or link that is not listed, so that nothing verifies it, where files are read.
+
+        That is among the constants, in the tokenizer, and in packages of these precisions, also in compiled forms of
+        them. Files of the system (`.DS_Store`) are passed over, but not within a package: programs name files there.
+        """
+        above = {str(parent) for name in self.files for parent in PurePosixPath(name).parents}
+        packages = {package.name for step_model in self.step_models for package in self.parts(step_model)}
+        for folder in (CONSTANTS_FOLDER, TOKENIZER_FOLDER, *precisions):
+            for entry in _entries(bundle / folder):
+                passed_over = (
+                    entry.name.partition(".")[0] not in packages
+                    if folder in precisions
+                    else _is_of_the_system(entry)
+                )
+                if not passed_over:
+                    _check_listed(entry, f"{folder}/{entry.name}", self.files.keys(), above)
+
     def files_of(self, precision: Precision) -> dict[str, FileRecord]:
         """The files that one precision speaks with, by path: constants, tokenizer and that precision's step models.
 
@@ -324,3 +344,31 @@ def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool)
             raise BundleError(
                 f"{path}: content differs from the manifest's digest; copy it again or convert again"
             )
+
+
+def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise BundleError(f"{folder}: cannot be read ({os_reason(error)})") from None
+
+
+def _check_listed(
+    entry: os.DirEntry[str], name: str, listed: Collection[str], folders: Collection[str]
+) -> None:
+    """Raises BundleError unless a file is listed, or every file in a folder. name: its path in the bundle."""
+    # A link is followed only on the way to a listed file, of which `check_files` knows that it lies in the bundle.
+    if entry.is_dir(follow_symlinks=name in folders):
+        for below in _entries(entry.path):
+            _check_listed(below, f"{name}/{below.name}", listed, folders)
+    elif name not in listed:
+        raise BundleError(
+            f"{entry.path}: the manifest does not list it, so that nothing verifies it; remove it, copy the bundle "
+            "again or convert again"
+        )
+
+
+def _is_of_the_system(entry: os.DirEntry[str]) -> bool:
+    known = entry.name in {".DS_Store", "Thumbs.db", "desktop.ini"} or entry.name.startswith("._")
+    return known and entry.is_file(follow_symlinks=False)

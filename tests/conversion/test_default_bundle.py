@@ -131,8 +131,9 @@ def test_a_new_bundle_removes_the_earlier_ones_that_are_not_in_use(tmp_path, mon
         lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1]),
         lambda folder: (folder / WEIGHTS).write_bytes(bytes((folder / WEIGHTS).stat().st_size)),
         lambda folder: (folder / "manifest.json").write_text("{"),
+        lambda folder: (folder / WEIGHTS).with_name("more.bin").write_bytes(b"?"),
     ],
-    ids=["missing", "truncated", "altered", "manifest"],
+    ids=["missing", "truncated", "altered", "manifest", "unlisted"],
 )
 @pytest.mark.usefixtures("_cache")
 def test_a_damaged_bundle_is_made_again_and_one_line_says_so(copied, tmp_path, capsys, damage):

@@ -20,6 +20,7 @@ from robustness.harm import bundles, checkpoints, inputs
 from robustness.harm.place import LARGE, Act, Place
 from robustness.watched import TRACEBACK, Ended, ending
 
+WEIGHTS = "int8/feat_encoder.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
 READ = "read, as it is harmless"
 _STARTS = (
     "os.system",
@@ -91,10 +92,12 @@ CASES: dict[str, Callable[[Place], Act]] = {
     "manifest: absolute path": bundles.listed_as("{secret}"),
     "manifest: path above": bundles.listed_as("constants/../../../outside/secret.bin"),
     "manifest: path with backslashes": bundles.listed_as("..\\..\\outside\\secret.bin"),
-    "link: weights": bundles.linked("int8/feat_encoder.mlpackage/Data/com.apple.CoreML/weights/weight.bin"),
+    "link: weights": bundles.linked(WEIGHTS),
     "link: folder of a precision": bundles.linked("int8"),
     "link: constant": bundles.linked("constants/embed_tokens.npy"),
     "link: tokenizer": bundles.linked("tokenizer"),
+    "unlisted: weights": bundles.unlisted(WEIGHTS, link=False),
+    "unlisted: link to weights": bundles.unlisted(WEIGHTS, link=True),
     "blob: path above": bundles.blob_elsewhere("@model_path/../../../../../outside/secret.bin"),
     "blob: absolute path": bundles.blob_elsewhere("{secret}"),
     "npy: objects": bundles.objects_in_npy,

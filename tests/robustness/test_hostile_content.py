@@ -23,7 +23,7 @@ def _run(names: list[str], totals: Totals, row: str, **given: object) -> None:
             ended = process.run(name)
             counted.add(name, ended)
             if name.startswith(
-                ("link", "blob", "pickle", "npy", "JSON", "manifest", "shards", "safetensors")
+                ("link", "unlisted", "blob", "pickle", "npy", "JSON", "manifest", "shards", "safetensors")
             ):
                 assert ended.outcome != READ, f"{name} was read without a word"
     totals.record("Hostile content", row, counted.outcomes)

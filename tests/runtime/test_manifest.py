@@ -58,6 +58,68 @@ def test_a_path_that_is_not_in_a_folder_of_the_bundle_is_refused(bundle_folder, 
     assert "\n" not in str(caught.value)
 
 
+def spoken_with(bundle_folder, extra):
+    """The bundle's own files, without a digest of its manifest, and one that it does not list."""
+    edit_manifest(bundle_folder, lambda _: None)
+    path = bundle_folder / extra
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "int8/locdit_step.mlpackage/Data/com.apple.CoreML/weights/weight.bin",
+        "int8/locdit_step.mlpackage/.DS_Store",
+        "int8/locdit_step.mlmodelc/model.mil",
+        "constants/other.npy",
+        "constants/.hidden",
+        "tokenizer/added_tokens.json",
+    ],
+)
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_file_or_link_that_is_not_listed_is_refused(bundle_folder, extra, linked, verify, tmp_path):
+    """Nothing compares it with anything, and what reads the folder might read it."""
+    path = spoken_with(bundle_folder, extra)
+    if linked:
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.write_bytes(b"x")
+
+    with pytest.raises(BundleError, match="the manifest does not list it") as caught:
+        open_bundle(bundle_folder, "int8", verify=verify)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_linked_folder_that_is_not_listed_is_refused(bundle_folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    spoken_with(bundle_folder, "int8/locdit_step.mlpackage/Data").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(BundleError, match="Data: the manifest does not list it"):
+        open_bundle(bundle_folder, "int8")
+
+
+def test_a_link_to_its_own_folder_is_refused(bundle_folder):
+    spoken_with(bundle_folder, "constants/again").symlink_to(bundle_folder / "constants")
+
+    with pytest.raises(BundleError, match="again: the manifest does not list it"):
+        open_bundle(bundle_folder, "int8")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    ["constants/.DS_Store", "int8/._locdit_step.mlpackage", "int8/notes.txt", "tokenizer/Thumbs.db",
+     "fp16/locdit_step.mlpackage/notes.txt"],
+)  # fmt: skip
+def test_a_file_that_nothing_reads_is_passed_over(bundle_folder, extra):
+    """The system's files between the bundle's, and the files of other precisions."""
+    spoken_with(bundle_folder, extra).write_bytes(b"x")
+
+    assert open_bundle(bundle_folder, "int8").precision == "int8"
+
+
 def test_a_file_that_was_altered_under_its_old_modification_time_is_hashed_again(bundle_folder):
     open_bundle(bundle_folder, "int8")
     path = bundle_folder / WEIGHTS

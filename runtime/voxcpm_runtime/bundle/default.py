@@ -166,7 +166,9 @@ def _remove_earlier(current: Path) -> None:
 
 def _whole(folder: Path) -> bool:
     try:
-        check_files(folder, Manifest.read(folder).files, digests=True)
+        manifest = Manifest.read(folder)
+        check_files(folder, manifest.files, digests=True)
+        manifest.check_nothing_else(folder, manifest.precisions)
     except BundleError:
         return False
     return True

@@ -63,8 +63,8 @@ def open_bundle(path: str | Path | None, precision: str | None = None, *, verify
     Sizes and digests of the precision's files are compared with the manifest; a file is hashed again only if it has
     changed since. verify: hash every file of every precision now.
 
-    Raises BundleError, naming the file, for a file that is missing, truncated, altered or of a newer schema, and
-    InputError for a precision that the bundle lacks.
+    Raises BundleError, naming the file, for a file that is missing, truncated, altered, not listed or of a newer
+    schema, and InputError for a precision that the bundle lacks.
     """
     if path is not None:
         return _opened(locate_bundle(path, precision), precision, verify=verify)
@@ -84,6 +84,7 @@ def _opened(folder: Path, precision: str | None, *, verify: bool) -> Bundle:
         files = manifest.files_of(chosen)
         check_files(folder, files, digests=False)
         check_digests(folder, files)
+    manifest.check_nothing_else(folder, manifest.precisions if verify else (chosen,))
     return Bundle(
         folder=folder,
         manifest=manifest,
@@ -120,6 +121,7 @@ def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path
             _check_declaration(folder, manifest)
             check_files(folder, manifest.files, digests=False)
             check_digests(folder, manifest.files)
+            manifest.check_nothing_else(folder, manifest.precisions)
         except BundleError as error:
             return repaired_default_bundle(error)
         return folder

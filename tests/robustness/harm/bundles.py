@@ -54,6 +54,25 @@ def linked(name: str) -> Callable[[Place], Act]:
     return make
 
 
+def unlisted(name: str, *, link: bool) -> Callable[[Place], Act]:
+    """A file that the manifest leaves out, altered in one byte, or a link to a copy of it elsewhere."""
+
+    def make(place: Place) -> Act:
+        bundle = place.bundle()
+        edit_manifest(bundle, lambda document: document["files"].pop(name))
+        path = bundle / name
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        if link:
+            target = place.outside / "moved"
+            path.rename(target)
+            path.symlink_to(target)
+        return opens(bundle)
+
+    return make
+
+
 def blob_elsewhere(file_name: str) -> Callable[[Place], Act]:
     def make(place: Place) -> Act:
         from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specification
