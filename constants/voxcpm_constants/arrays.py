@@ -65,7 +65,7 @@ def load_constants(folder: Path, a: Architecture) -> dict[str, npt.NDArray[np.fl
     """All constants by file stem; the embedding table is memory-mapped.
 
     Header and size of each file are compared with what this architecture has before an array is read. Raises
-    BundleError for a file that cannot be read, has another shape or dtype, or has infinities or NaN.
+    BundleError for a file that cannot be read, has another shape or dtype, or, but for that table, infinities or NaN.
     """
     arrays: dict[str, npt.NDArray[np.floating]] = {}
     for stem, shape in constant_shapes(a).items():
@@ -78,7 +78,7 @@ def load_constants(folder: Path, a: Architecture) -> dict[str, npt.NDArray[np.fl
             raise BundleError(
                 f"{path}: expected a numpy array, but it cannot be read ({first_line(error)})"
             ) from None
-        # The embedding table is not read as a whole. A row of it with NaN is noticed by the patches that it makes.
+        # The embedding table is not read as a whole: the driver checks the rows of a text's tokens.
         if not mapped and not np.isfinite(arrays[stem]).all():
             raise BundleError(f"{path}: expected finite numbers, found infinities or NaN; convert again")
     return arrays

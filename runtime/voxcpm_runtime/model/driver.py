@@ -17,6 +17,7 @@ import numpy.typing as npt
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import EMBED_TOKENS
 from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.manifest import CONSTANTS_FOLDER
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
     AUDIO_VAE_ENCODER,
@@ -208,14 +209,22 @@ class Driver:
         return patch_decoder(self.models[AUDIO_VAE_DECODER], context)
 
     def embed_tokens(self, tokens: npt.NDArray[np.int32]) -> Floats:
-        """Text embeddings (tokens, hidden). Raises InputError for an id beyond the vocabulary."""
+        """Text embeddings (tokens, hidden).
+
+        Raises InputError for an id beyond the vocabulary, and BundleError for an embedding with infinities or NaN.
+        """
         if tokens.max(initial=0) >= len(self._embeddings):
             raise InputError(
                 f"the text has a token of id {tokens.max()}, but the vocabulary ends at {len(self._embeddings) - 1}; "
                 "leave out special tokens"
             )
-        scale = np.float32(self.architecture.text_embedding_scale)
-        return np.asarray(self._embeddings[tokens], np.float32) * scale
+        rows = np.asarray(self._embeddings[tokens], np.float32)
+        if not np.isfinite(rows).all():
+            raise BundleError(
+                f"{CONSTANTS_FOLDER}/{EMBED_TOKENS}.npy: expected finite numbers, found infinities or NaN in the row "
+                "of a token; convert again"
+            )
+        return rows * np.float32(self.architecture.text_embedding_scale)
 
     def embed_patches(self, patches: Latents) -> Floats:
         """Audio embeddings (patches, hidden) of latent patches (patches, frames, latent_dim), which may be none."""

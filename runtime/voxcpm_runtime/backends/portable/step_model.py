@@ -234,13 +234,14 @@ def _refusal_named(package: Path) -> Iterator[None]:
     """
     try:
         yield
-    # A thread that cannot be started is none of ERRORS.
+    # A thread that cannot be started is none of ERRORS, nor is what fails in a call with bound inputs.
     except Exception as error:
         if any(sign in str(error) for sign in _NO_MEMORY):
             raise MemoryError from error
         if _NO_THREAD in str(error):
             raise OSError(errno.EAGAIN, "the system starts no more threads") from error
-        if not isinstance(error, ERRORS):
+        # Subclasses are Python's own (RecursionError) and say something else.
+        if not isinstance(error, ERRORS) and type(error) is not RuntimeError:
             raise
         raise PackageError(
             f"{package} is damaged, or its entry in the cache: ONNX Runtime refuses it ({first_line(error)}); convert "

@@ -1,0 +1,35 @@
+"""An embedding table with NaN or infinities is one line at the command line, although its digest is right."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edited_manifest import edit_manifest
+from voxcpm_constants.manifest import record_file
+from voxcpm_runtime.commands.cli import main
+
+EMBEDDINGS = "constants/embed_tokens.npy"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_embeddings_that_are_not_finite_are_one_line(
+    tiny_bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], value: float
+) -> None:
+    bundle, output = tmp_path / "bundle", tmp_path / "hello.wav"
+    shutil.copytree(tiny_bundle, bundle)
+    table = np.load(bundle / EMBEDDINGS)
+    table[:] = value
+    np.save(bundle / EMBEDDINGS, table)
+    record = record_file(bundle / EMBEDDINGS).model_dump()
+    edit_manifest(bundle, lambda document: document["files"].update({EMBEDDINGS: record}))
+
+    code = main(["generate", str(bundle), "--precision", "int8", "--text", "the you and", "-o", str(output)])
+
+    error = capfd.readouterr().err
+    assert (code, error.count("\n")) == (2, 1), error
+    assert f"{EMBEDDINGS}: expected finite numbers, found infinities or NaN in the row of a token" in error
+    assert not output.exists()
