@@ -104,12 +104,16 @@ def _bytes(steps: Iterable[nn.Module]) -> int:
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
+# A program has its operations, too, and other processes write meanwhile.
+_ROOM_BESIDE = 64_000_000
+
+
 def _save(program: Any, weights: int, description: str, path: Path) -> None:
     """Write a program. Raises InputError where there is no room: Core AI would end the process."""
-    free = shutil.disk_usage(path.parent).free
-    if free < weights:
+    free, needed = shutil.disk_usage(path.parent).free, weights * 11 // 10 + _ROOM_BESIDE
+    if free < needed:
         raise InputError(
-            f"{path.parent}: no room for {description}: it needs {weights / 1e6:.1f} MB, and {free / 1e6:.1f} MB are "
+            f"{path.parent}: no room for {description}: it needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are "
             "free; free space and run the same command again, which resumes"
         )
     runtime = import_module("coreai.runtime")
