@@ -194,15 +194,15 @@ class Manifest(_Record):
     def check_nothing_else(self, bundle: Path, precisions: Collection[Precision]) -> None:
         """Raises BundleError for a file or link that is not listed, so that nothing verifies it, where files are read.
 
-        That is among the constants, in the tokenizer, and in packages of these precisions, also in compiled forms of
-        them. Files of the system (`.DS_Store`) are passed over, but not within a package: programs name files there.
+        That is among the constants, in the tokenizer, and in packages of these precisions. Files of the system
+        (`.DS_Store`) are passed over, but not within a package: programs name files there.
         """
         above = {str(parent) for name in self.files for parent in PurePosixPath(name).parents}
-        packages = {package.name for step_model in self.step_models for package in self.parts(step_model)}
         for folder in (CONSTANTS_FOLDER, TOKENIZER_FOLDER, *precisions):
             for entry in _entries(bundle / folder):
+                # Compiled forms (`.mlmodelc`) may lie beside the packages of a bundle that an app ships.
                 passed_over = (
-                    entry.name.partition(".")[0] not in packages
+                    f"{folder}/{entry.name}" not in above
                     if folder in precisions
                     else _is_of_the_system(entry)
                 )

@@ -71,7 +71,6 @@ def spoken_with(bundle_folder, extra):
     [
         "int8/locdit_step.mlpackage/Data/com.apple.CoreML/weights/weight.bin",
         "int8/locdit_step.mlpackage/.DS_Store",
-        "int8/locdit_step.mlmodelc/model.mil",
         "constants/other.npy",
         "constants/.hidden",
         "tokenizer/added_tokens.json",
@@ -91,6 +90,13 @@ def test_a_file_or_link_that_is_not_listed_is_refused(bundle_folder, extra, link
         open_bundle(bundle_folder, "int8", verify=verify)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_compiled_form_beside_a_package_need_not_be_listed(bundle_folder):
+    """An app ships it, and Core ML makes it on the Mac where the bundle is compiled."""
+    spoken_with(bundle_folder, "int8/locdit_step.mlmodelc/model.mil").write_bytes(b"x")
+
+    assert open_bundle(bundle_folder, "int8").precision == "int8"
 
 
 def test_a_linked_folder_that_is_not_listed_is_refused(bundle_folder, tmp_path):

@@ -195,7 +195,7 @@ def test_white_space_is_normalised_as_upstream_does(text, expected):
     [
         ({"text": ""}, "the text is empty"),
         ({"text": " \n\t"}, "the text is empty"),
-        ({"text": None}, "the text is empty"),
+        ({"text": None}, "expected a str"),
         ({"text": "a\udcff"}, "not valid Unicode"),
         ({"prompt_text": "words"}, "got the transcript without the audio"),
         ({"prompt_wav_path": "x.wav"}, "got the audio without the transcript"),
