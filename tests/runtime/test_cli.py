@@ -279,7 +279,7 @@ def test_a_command_starts_numpy_without_idle_threads_unless_told(monkeypatch, gi
 
 @pytest.mark.parametrize("target", ["nowhere.wav", "nowhere/there.wav"])
 def test_a_link_to_nothing_is_replaced_by_the_speech_and_not_followed(speaking, tmp_path, target):
-    """As every output is: renamed to its name when it is complete."""
+    """A speech is renamed to its name when it is complete, which replaces a link as it replaces a file."""
     there = tmp_path / "there"
     there.mkdir()
     (there / "link.wav").symlink_to(target)
