@@ -76,10 +76,3 @@ def heard(text: str = TEXT, **options: object) -> list[tuple]:
 
 def as_tuple(chunk: AudioChunk) -> tuple:
     return chunk.pcm.tobytes(), chunk.offset, chunk.sentence, chunk.state_id
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)

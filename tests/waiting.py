@@ -1,14 +1,18 @@
-"""Waiting for something in another process."""
+"""Waiting for something that happens elsewhere: in another thread or another process."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+Found = TypeVar("Found")
 
 
-def until(happened: Callable[[], bool], seconds: float = 90) -> None:
-    """Wait until something has happened."""
+def until(happened: Callable[[], Found], seconds: float = 90) -> Found:
+    """What `happened` answers as soon as it is true. Fails if that takes longer."""
     end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    while not (found := happened()):
+        assert time.monotonic() < end, f"it did not happen within {seconds:g} s"
+        time.sleep(0.005)
+    return found

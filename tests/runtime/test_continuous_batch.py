@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,17 +13,11 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.model.fair_lock import FairLock
 from voxcpm_runtime.model.flow_matching import time_embedding, time_span
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from waiting import until
 
 LONG = {"text": "hello there.", "min_len": 20, "max_len": 20, "retry_badcase": False}
 SHORT = {"text": "who?", "seed": 2, "min_len": 6, "max_len": 6, "retry_badcase": False}
 SICK_STEPS = 3
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.002)
 
 
 def sick_rows(inputs) -> np.ndarray:

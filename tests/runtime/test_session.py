@@ -11,11 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from encoding_speaker import RATE, SPOKEN, TEXT, Speaker, as_tuple, heard, until
+from encoding_speaker import RATE, SPOKEN, TEXT, Speaker, as_tuple, heard
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session.session import Session
 from voxcpm_runtime.speech.narrator import Piece
 from voxcpm_runtime.text.segments import segments
+from waiting import until
 
 
 @pytest.fixture(autouse=True)

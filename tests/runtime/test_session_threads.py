@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pytest
 
-from encoding_speaker import RATE, TEXT, Speaker, as_tuple, heard, until
+from encoding_speaker import RATE, TEXT, Speaker, as_tuple, heard
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session import threaded_speech
 from voxcpm_runtime.session.session import Session
@@ -22,6 +22,7 @@ from voxcpm_runtime.session.threaded_speech import AudioChunk
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.text.segments import Segment
+from waiting import until
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from server_on_loopback import ServerOnLoopback
 from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_STEP
 from voxcpm_runtime import CancelToken, VoxCPM, pcm16
 from voxcpm_server.encoding import Encoder
+from waiting import until
 
 ARRIVALS = 16
 FEW_STEPS: Any = {"inference_timesteps": 2}
@@ -41,13 +42,6 @@ def batch_server(batch_tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) ->
     folders = {f"{kind}_folder": tmp_path_factory.mktemp(kind) for kind in ("voices", "jobs")}
     with ServerOnLoopback.of(batch_tts, **folders) as running:
         yield running
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 def request(rng: np.random.Generator) -> dict[str, Any]:
@@ -206,7 +200,7 @@ def test_requests_websockets_and_a_job_share_the_batch_and_sound_as_each_does_al
         assert answer == expected.astype("<i2").tobytes(), (way, text, seed)
     # How many are shared depends on who comes when.
     assert together < calls[0]
-    assert batch_server.service.queue.busy == 0
+    until(lambda: batch_server.service.queue.busy == 0)
 
 
 def test_a_job_gives_its_turn_up_without_keeping_a_slot(

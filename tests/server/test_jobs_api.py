@@ -19,6 +19,7 @@ import soundfile
 from voxcpm_constants.user_folders import jobs_folder
 from voxcpm_runtime import InputError, pcm16
 from voxcpm_server.job_store import DONE, FAILED, QUEUED, RUNNING, FolderInUseError, JobStore
+from waiting import until
 
 SENTENCE = "one two three four five six seven."
 LONG = "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 4)
@@ -40,14 +41,6 @@ def job_of(url: str, id_: str) -> dict[str, Any]:
     answer = httpx2.get(f"{url}/v1/audio/jobs/{id_}", timeout=60)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
-
-
-def until(condition: Callable[[], Any], seconds: float = 90) -> Any:
-    ends = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < ends, "it did not happen in time"
-        time.sleep(0.05)
-    return found
 
 
 def ended(url: str, id_: str) -> dict[str, Any]:
@@ -204,7 +197,7 @@ def test_a_job_that_runs_is_cancelled_and_the_next_one_spoken(
     assert time.perf_counter() - began < 10
     assert not (tmp_path / "jobs" / first["id"]).exists()
     assert ended(running.url, second["id"])["state"] == "done"
-    assert running.service.queue.busy == 0
+    until(lambda: running.service.queue.busy == 0)
 
 
 def test_a_server_that_ends_leaves_its_job_to_the_next_one(

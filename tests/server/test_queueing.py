@@ -20,6 +20,7 @@ import pytest
 from voxcpm_runtime import CancelToken, InputError, VoxCPM, pcm16
 from voxcpm_server.errors import ApiError
 from voxcpm_server.queueing import FairQueue
+from waiting import until
 
 LONG = "one two three four five six seven eight nine ten, and on we go. " * 20
 
@@ -148,13 +149,6 @@ def test_too_many_are_refused_and_told_when_to_come_again() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(scenario())
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager

@@ -97,7 +97,7 @@ def test_first_bytes_come_while_it_is_still_speaking(form: str, client: openai.O
         chunks = answer.iter_bytes(256)
         next(chunks)
         first = time.perf_counter() - began
-        assert server.service.queue.busy == 1
+        assert server.service.queue.busy >= 1
         length = 256 + sum(map(len, chunks))
     whole = time.perf_counter() - began
 

@@ -60,7 +60,7 @@ def test_speech_begins_before_the_text_ends_and_flush_speaks_the_rest(server: An
         said(connection, {"type": "text", "text": "o and three"}, {"type": "flush"})
         first = heard(connection, "flushed")[1][-1]["seconds"]
         # Nobody waits for its turn while the text comes slowly.
-        assert server.service.queue.busy == 0
+        until(lambda: server.service.queue.busy == 0)
         said(connection, {"type": "text", "text": "and four"}, {"type": "end"})
         (done,) = heard(connection)[1]
     assert done["seconds"] > first > 0
