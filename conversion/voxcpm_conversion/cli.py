@@ -171,17 +171,21 @@ def _progress(console: Console) -> Iterator[Report]:
     )  # fmt: skip
     tasks: dict[str, TaskID] = {}
 
+    def finish() -> None:
+        for finished in tasks.values():
+            progress.update(finished, stage="done", total=1, completed=1)
+            progress.stop_task(finished)
+
     def report(model: str, stage: str, done: int, total: int) -> None:
         progress.start()
         if model not in tasks:
-            for finished in tasks.values():
-                progress.update(finished, stage="done", total=1, completed=1)
-                progress.stop_task(finished)
+            finish()
             tasks[model] = progress.add_task(model, stage="", total=None)
         progress.update(tasks[model], stage=stage, total=total or None, completed=done)
 
     try:
         yield report
+        finish()
     finally:
         if tasks:
             progress.stop()

@@ -21,7 +21,6 @@ from voxcpm_constants.manifest import (
     TOKENIZER_FOLDER,
     Manifest,
     package_path,
-    record_folder,
     schema_version,
 )
 from voxcpm_constants.parts import parts
@@ -98,7 +97,7 @@ def convert(
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         # An interrupted run may have been asked for others.
         for other in set(PRECISIONS) - set(ordered):
-            shutil.rmtree(workspace.folder / other, ignore_errors=True)
+            workspace.drop(other)
         _add_constants(workspace, checkpoint)
         for declaration in declarations.values():
             with workspace.temporary_files():
@@ -108,7 +107,6 @@ def convert(
         ]
         if target != CORE_AI:
             compile_packages(workspace, names, ordered, target)
-        report("bundle", "digests", 0, 1)
         manifest = Manifest(
             schema_version=schema_version(target),
             architecture=a,
@@ -120,14 +118,13 @@ def convert(
             source=source,
             speech=checkpoint.speech,
             tools=tools,
-            files={k: v for k, v in record_folder(workspace.folder).items() if "/" in k},
+            files=workspace.files(),
         )
         manifest.write(workspace.folder)
         write_model_card(workspace.folder, manifest)
         # Again: much may have happened to the output meanwhile.
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         workspace.publish()
-    report("bundle", "digests", 1, 1)
     return manifest
 
 
@@ -144,12 +141,16 @@ def _add_step_model(
     """Add the packages of a step model that the workspace lacks, and its test vectors."""
     record = partial(add_vectors, workspace, declaration, checkpoint.architecture, sizes)
     packages = parts(declaration, sizes)
-    if len(packages) > 1 and not workspace.has(str(vectors_path(declaration.name))):
-        # The vectors are of the whole, of which a part has only some layers.
-        record(loaded_modules(checkpoint, declaration, sizes))
+    lacking = {
+        package: [p for p in precisions if not workspace.has(str(package_path(p, package.name, target)))]
+        for package in packages
+    }
     add_packages = (core_ai_packages if target == CORE_AI else core_ml_packages).add_packages
-    for package in packages:
-        missing = [p for p in precisions if not workspace.has(str(package_path(p, package.name, target)))]
+    # The vectors are of the whole, of which a part has only some layers.
+    comes_with_a_package = len(packages) == 1 and any(lacking.values())
+    if not comes_with_a_package and not workspace.has(str(vectors_path(declaration.name))):
+        record(loaded_modules(checkpoint, declaration, sizes))
+    for package, missing in lacking.items():
         if missing:
             form = package_form(package, target, kv_cache)
             stage = partial(report, package.name)

@@ -1,4 +1,8 @@
-"""The folder of an unfinished bundle: finished parts survive an interruption, and it is renamed when complete."""
+"""The folder of an unfinished bundle: finished parts survive an interruption, and it is renamed when complete.
+
+The digests of a part are recorded when it is finished, so that a run that continues uses nothing that has changed
+meanwhile, and the manifest says what was written.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,17 @@ import re
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from voxcpm_constants.errors import InputError, os_reason
+from pydantic import TypeAdapter
+
+from voxcpm_constants.errors import BundleError, InputError, os_reason
 from voxcpm_constants.file_locks import Lock, lock_folder
+from voxcpm_constants.json_files import json_content
+from voxcpm_constants.manifest import FileRecord, Manifest, check_files, record_file
 from voxcpm_conversion.replacing import (
     PLAN_FILE,
     empty_leftover,
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+_PARTS_FILE = "parts.json"
 _SCRATCH_FOLDER = ".scratch"
 _TEMPORARY_FOLDER = ".temporary"
 _UNFINISHED = ".unfinished-"
@@ -43,6 +52,9 @@ notice at once when a small file is not written."""
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _FULL_BYTES = 1 << 20
 """A disk with less space counts as full when something could not be written."""
+_Parts = dict[str, dict[str, FileRecord]]
+"""The records of each finished part's files; parts and files by their paths relative to the bundle."""
+_PARTS: TypeAdapter[_Parts] = TypeAdapter(_Parts)
 
 
 class Workspace:
@@ -53,7 +65,7 @@ class Workspace:
     """
 
     def __init__(self, bundle: Path, plan: dict[str, object]) -> None:
-        """Continue a workspace with the same plan, or start a new one.
+        """Continue a workspace with the same plan, or start a new one; parts that have changed are removed.
 
         Raises InputError if it cannot be written, and while another conversion writes the same bundle.
         """
@@ -75,8 +87,8 @@ class Workspace:
             plan_file.write_text(text, encoding="utf-8")
             for folder in (_SCRATCH_FOLDER, _TEMPORARY_FOLDER):
                 shutil.rmtree(self.folder / folder, ignore_errors=True)
-            for unfinished in self.folder.rglob(f"{_UNFINISHED}*"):
-                _remove(unfinished)
+            self._parts = _intact_parts(self.folder)
+            _remove_others(self.folder, self.files())
         except BlockingIOError:
             raise InputError(
                 f"{bundle}: another conversion is writing this bundle; wait for it, or choose another output"
@@ -112,16 +124,33 @@ class Workspace:
 
     def has(self, part: str) -> bool:
         """Whether a part, by its path relative to the bundle, is finished."""
-        return (self.folder / part).exists()
+        return any(name == part or name.startswith(f"{part}/") for name in self.files())
+
+    def files(self) -> dict[str, FileRecord]:
+        """The records of all files of the finished parts, by path relative to the bundle."""
+        records = {name: record for files in self._parts.values() for name, record in files.items()}
+        return {name: records[name] for name in sorted(records, key=PurePosixPath)}
+
+    def drop(self, folder: str) -> None:
+        """Remove a folder of the bundle with all its parts."""
+        shutil.rmtree(self.folder / folder, ignore_errors=True)
+        for files in self._parts.values():
+            for name in [name for name in files if name.startswith(f"{folder}/")]:
+                del files[name]
 
     def add(self, part: str, write: Callable[[Path], object]) -> None:
-        """Let `write(path)` make a file or folder under a temporary path, then rename it."""
+        """Let `write(path)` make a file or folder under a temporary path, record its digests, then rename it."""
         final = self.folder / part
         # coremltools decides the format by the suffix, so it stays at the end.
         unfinished = final.with_name(f"{_UNFINISHED}{final.name}")
         final.parent.mkdir(parents=True, exist_ok=True)
         _remove(unfinished)
         write(unfinished)
+        self._parts[part] = _recorded(unfinished, part)
+        # Before the rename: a part without a record would be made again.
+        written = self.folder / f"{_UNFINISHED}{_PARTS_FILE}"
+        written.write_bytes(_PARTS.dump_json(self._parts, indent=1))
+        written.replace(self.folder / _PARTS_FILE)
         unfinished.replace(final)
 
     @contextmanager
@@ -172,6 +201,7 @@ class Workspace:
         remove_leftover(old)
         # A run that is killed from here on is known by its manifest (`is_finished`).
         (self.folder / PLAN_FILE).unlink()
+        (self.folder / _PARTS_FILE).unlink(missing_ok=True)
         try:
             if self.bundle.exists():
                 self.bundle.replace(old)
@@ -193,6 +223,52 @@ def _locked(folder: Path) -> Lock:
         # Gone again: another conversion has just published it.
         with contextlib.suppress(FileNotFoundError):
             return lock_folder(folder)
+
+
+def _recorded(path: Path, part: str) -> dict[str, FileRecord]:
+    """The records of a part that lies at `path`: one file, or a folder."""
+    if path.is_file():
+        return {part: record_file(path)}
+    files = (file for file in path.rglob("*") if file.is_file())
+    return {f"{part}/{file.relative_to(path).as_posix()}": record_file(file) for file in files}
+
+
+def _intact_parts(folder: Path) -> _Parts:
+    """The parts that are as they were when they were finished. Raises OSError."""
+    try:
+        parts = _PARTS.validate_json(json_content(folder / _PARTS_FILE))
+    except FileNotFoundError:
+        # New, or killed while it was published, when the manifest has all.
+        parts = {"": _manifest_files(folder)}
+    except ValueError:
+        parts = {}
+    return {part: files for part, files in parts.items() if _is_intact(folder, files)}
+
+
+def _manifest_files(folder: Path) -> dict[str, FileRecord]:
+    try:
+        return dict(Manifest.read(folder).files)
+    except BundleError:
+        return {}
+
+
+def _is_intact(folder: Path, files: dict[str, FileRecord]) -> bool:
+    try:
+        check_files(folder, files, digests=True)
+    except BundleError:
+        return False
+    return True
+
+
+def _remove_others(folder: Path, files: Mapping[str, FileRecord]) -> None:
+    """Remove what no finished part has. Files that stand at the root are written again at the end."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        elif "/" in name and name not in files:
+            path.unlink()
 
 
 def _remove(path: Path) -> None:

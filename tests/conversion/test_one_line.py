@@ -174,7 +174,8 @@ def test_a_workspace_that_was_published_is_free_again(tmp_path):
 
 def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path):
     left = Workspace(tmp_path / "b", PLAN)
-    for name in (".scratch", ".temporary", "fp16/.unfinished-a.mlpackage", "int8/whole.mlpackage"):
+    left.add("int8/whole.mlpackage", lambda path: path.write_text("content"))
+    for name in (".scratch", ".temporary", "fp16/.unfinished-a.mlpackage"):
         (left.folder / name).mkdir(parents=True)
     (left.folder / "fp16" / ".unfinished-vectors.npz").touch()
     left.close()
@@ -182,7 +183,7 @@ def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path):
     with Workspace(tmp_path / "b", PLAN) as again:
         there = sorted(path.relative_to(again.folder).as_posix() for path in again.folder.rglob("*"))
 
-    assert there == ["fp16", "int8", "int8/whole.mlpackage", "plan.json"]
+    assert there == ["int8", "int8/whole.mlpackage", "parts.json", "plan.json"]
 
 
 def test_precisions_that_an_interrupted_run_made_and_this_one_does_not_want(

@@ -224,3 +224,76 @@ def test_temporary_files_of_what_failed_go_before_their_folder(tmp_path: Path) -
             fail()
         assert raised.value is not None
         assert held[0]() is None
+
+
+def write_package(path: Path) -> None:
+    path.mkdir()
+    (path / "weight.bin").write_text("1234")
+
+
+def _begun(bundle: Path) -> Path:
+    """The folder of a conversion that ended with three parts finished: two folders, and a file."""
+    with Workspace(bundle, PLAN) as workspace:
+        for name in ("a", "b"):
+            workspace.add(f"fp16/{name}.mlpackage", write_package)
+        workspace.add("vectors/a.npz", lambda path: path.write_text("content"))
+        return workspace.folder
+
+
+@pytest.mark.parametrize("changed", ["bytes", "size", "missing", "link", "more"])
+def test_a_part_that_has_changed_since_it_was_finished_is_made_again(tmp_path: Path, changed: str) -> None:
+    """A flipped byte would be published with a digest of its own, and nobody would ever see it."""
+    package = _begun(tmp_path / "bundle") / "fp16" / "a.mlpackage"
+    weights = package / "weight.bin"
+    if changed == "more":
+        (package / "stray").write_text("of nobody")
+    else:
+        weights.unlink()
+    if changed == "link":
+        (tmp_path / "else").write_text("1234")
+        weights.symlink_to(tmp_path / "else")
+    elif changed in ("bytes", "size"):
+        weights.write_text({"bytes": "1235", "size": "12345"}[changed])
+
+    with Workspace(tmp_path / "bundle", PLAN) as workspace:
+        for part in ("fp16/b.mlpackage", "vectors/a.npz"):
+            assert workspace.has(part)
+        if changed == "more":
+            assert workspace.has("fp16/a.mlpackage")
+            assert not (package / "stray").exists()
+        else:
+            assert not workspace.has("fp16/a.mlpackage")
+            assert not package.exists()
+            workspace.add("fp16/a.mlpackage", write_package)
+        found = record_folder(workspace.folder)
+        assert workspace.files() == {name: record for name, record in found.items() if "/" in name}
+
+
+@pytest.mark.parametrize(
+    "damage", ["{", "[]", '{"fp16/a.mlpackage": {"../x": {"bytes": 1, "sha256": "0"}}}', "[" * 100_000]
+)
+def test_without_readable_records_every_part_is_made_again(tmp_path: Path, damage: str) -> None:
+    folder = _begun(tmp_path / "bundle")
+    (folder / "parts.json").write_text(damage)
+
+    with Workspace(tmp_path / "bundle", PLAN) as workspace:
+        assert workspace.files() == {}
+        assert {path.name for path in folder.iterdir()} == {"plan.json", "parts.json"}
+
+
+def test_a_dropped_precision_is_gone_and_not_listed(tmp_path: Path) -> None:
+    _begun(tmp_path / "bundle")
+
+    with Workspace(tmp_path / "bundle", PLAN) as workspace:
+        workspace.drop("fp16")
+        assert list(workspace.files()) == ["vectors/a.npz"]
+        assert not (workspace.folder / "fp16").exists()
+
+
+def test_nothing_of_the_conversion_is_published(finish: Callable[[Path, str], None], tmp_path: Path) -> None:
+    bundle = tmp_path / "b"
+    with Workspace(bundle, PLAN) as workspace:
+        workspace.add("fp16/a.mlpackage", lambda path: path.write_text("content"))
+        finish(workspace.folder, "content")
+        workspace.publish()
+    assert {path.name for path in bundle.iterdir()} == {"fp16", "manifest.json", "manifest.sha256"}
