@@ -277,6 +277,15 @@ def test_folders_that_are_missing_are_made_with_the_file_and_not_by_the_check(tm
     assert soundfile.info(path).samplerate == RATE
 
 
+def test_a_path_up_again_from_a_folder_that_is_missing(tmp_path):
+    path = tmp_path / "missing" / ".." / "out.wav"
+    assert check_output_path(path) == path
+    assert not list(tmp_path.iterdir())
+
+    write_audio(path, np.zeros(480, np.float32), 48_000)
+    assert (tmp_path / "out.wav").is_file()
+
+
 def test_the_check_leaves_nothing_and_keeps_what_was_there(tmp_path):
     check_output_path(tmp_path / "new.wav")
     assert not list(tmp_path.iterdir())

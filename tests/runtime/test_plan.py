@@ -18,6 +18,7 @@ from voxcpm_runtime.speech import kv_room
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.plan import Plan
 from voxcpm_runtime.speech.utterance import utterance
+from voxcpm_runtime.text.segments import has_words
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 from voxcpm_runtime.voices import recordings
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -281,3 +282,33 @@ def test_reading_to_the_end_of_a_book_can_be_cancelled(tts):
     with pytest.raises(Cancelled):
         len(planned.segments)
     assert planned.segments[0].text == "the first"
+
+
+def test_millions_of_characters_without_a_letter_are_refused_at_once(tts):
+    began = time.process_time()
+    with pytest.raises(InputError, match="5000000 characters, and no letter or digit among them"):
+        tts.plan(". " * 2_500_000)
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("keep_partial", [False, True])
+def test_the_search_for_the_first_words_can_be_cancelled(tts, monkeypatch, keep_partial):
+    """Millions of full stops may stand before them."""
+    token = CancelToken()
+    taken = []
+
+    def noted(paragraph):
+        taken.append(paragraph)
+        token.cancel()
+        return has_words(paragraph)
+
+    monkeypatch.setattr("voxcpm_runtime.text.segments.has_words", noted)
+    text = "." * 100_000 + " Yes."
+    if keep_partial:
+        speech = tts.speak(text, cancel=token, keep_partial=True)
+        assert speech.cancelled
+        assert not len(speech.audio)
+    else:
+        with pytest.raises(Cancelled):
+            tts.plan(text, cancel=token)
+    assert len(taken) == 1

@@ -130,8 +130,10 @@ def check_output_path(path: str | Path) -> Path:
                 f"{path}: cannot be written, because {above[nearest]} is not a folder; choose another path"
             )
         for folder in reversed(above[:nearest]):
-            folder.mkdir()
-            made.append(folder)
+            # `missing/..` is there once `missing` is.
+            if folder.name != "..":
+                folder.mkdir()
+                made.append(folder)
         with contextlib.suppress(FileNotFoundError):
             # For a name that is too long: the test file's is shortened.
             path.lstat()

@@ -23,7 +23,7 @@ from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.speech.cancellation import CancelToken
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.expected_length import letters_in
 from voxcpm_runtime.speech.kv_room import least_anchor, longest_segment, patch_limit, positions
 from voxcpm_runtime.speech.progress import ProgressCallback, ProgressReporter
@@ -31,7 +31,7 @@ from voxcpm_runtime.speech.randomness import Randomness, randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import controlled, described, require_references
 from voxcpm_runtime.text.letters import check_sayable, continued_transcript, spelled, spelled_transcript
-from voxcpm_runtime.text.segments import Segment, each_segment, one_segment
+from voxcpm_runtime.text.segments import Segment, each_segment, has_words, one_segment
 from voxcpm_runtime.text.words import said_text
 from voxcpm_runtime.voices.recordings import Recordings, UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
@@ -143,11 +143,11 @@ class Plan:
         """All segments of the text, which reads it to its end. Errors: see `read`; and Cancelled."""
         return self.opening if self.read_to_the_end else tuple(self.from_the_beginning())
 
-    def split(self, text: str, *, more: bool = False) -> Iterator[Segment]:
+    def split(self, text: str, *, more: bool = False, cancel: CancelToken | None = None) -> Iterator[Segment]:
         """The text as one segment if it is short, otherwise in segments whose speech fits into the KV cache.
 
         Without a voice, room is left for the first segment, which the others continue. more: whether there are other
-        segments in any case.
+        segments in any case. cancel: ends it, by default the plan's. Raises Cancelled.
         """
         anchored = self.voice is None
         alone = longest_segment(self.bundle, self.voice, self.options, anchored=more and anchored)
@@ -158,7 +158,8 @@ class Plan:
         target = longest_segment(self.bundle, self.voice, self.options, anchored=anchored)
         # If nothing can be said, the error about the whole text is the better one.
         target = max(target, LEAST_SEGMENT_TOKENS)
-        parts = each_segment(text, partial(self._count, target=target), target)
+        count, check = partial(self._count, target=target), (cancel or self.cancel).check
+        parts = each_segment(text, count, target, check)
         yield next(parts, Segment(text, ends_paragraph=False))
         yield from parts
 
@@ -216,7 +217,7 @@ class Plan:
             yield from self.opening
             return
         reader, known = _Reader(self), iter(self.opening)
-        segments = self.split(self.text)
+        segments = self.split(self.text, cancel=cancel)
         segment = next(segments, None)
         while segment is not None:
             planned = next(known, None)
@@ -323,12 +324,21 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     if arguments.text is None:
         return unread
     text = arguments.text
-    begun = replace(unread, text=text).from_the_beginning(CancelToken())
-    if len(text) <= MOST_READ_AT_ONCE:
-        return replace(unread, text=text, opening=tuple(begun))
-    if not options.normalize:
+    if len(text) > MOST_READ_AT_ONCE and not has_words(text):
+        raise InputError(
+            f"the text has {len(text)} characters, and no letter or digit among them; expected something to say"
+        )
+    if len(text) > MOST_READ_AT_ONCE and not options.normalize:
         check_sayable(text, bundle.tokenizer)
-    return replace(unread, text=text, opening=(next(begun),))
+    begun = replace(unread, text=text).from_the_beginning(cancel)
+    try:
+        opening = tuple(begun) if len(text) <= MOST_READ_AT_ONCE else (next(begun),)
+    except Cancelled:
+        if not arguments.keep_partial:
+            raise
+        # Who speaks it sees that it was cancelled, and has nothing to give back.
+        opening = ()
+    return replace(unread, text=text, opening=opening)
 
 
 def checked_control(control: str | None, a: Architecture, recordings: Recordings) -> str:

@@ -43,7 +43,9 @@ def segments(text: str, count_tokens: Callable[[str], int], target: int) -> list
     return list(each_segment(text, count_tokens, target))
 
 
-def each_segment(text: str, count_tokens: Callable[[str], int], target: int) -> Iterator[Segment]:
+def each_segment(
+    text: str, count_tokens: Callable[[str], int], target: int, check: Callable[[], object] = lambda: None
+) -> Iterator[Segment]:
     """The text in segments of at most `target` tokens: whole sentences of one paragraph, of about equal length.
 
     Only a sentence of more than `target` tokens is cut, or one beside which very little would be left: after a stop
@@ -53,8 +55,10 @@ def each_segment(text: str, count_tokens: Callable[[str], int], target: int) -> 
     `count_tokens` gets text as it will be spoken; there are less than two calls for each segment and paragraph.
 
     The text is read paragraph by paragraph, as the segments are taken; a paragraph of very many sentences in parts.
+    `check` is called after each, and ends it by an error: there may be millions of characters before the first segment.
     """
     for paragraph, ends, closed in _paragraphs(text, max(_LEAST_BLOCK, _BLOCK_CHARACTERS * target)):
+        check()
         if not has_words(paragraph):
             continue
         parts = [part for part in _fitted(paragraph, ends, count_tokens, target) if has_words(part)]
