@@ -98,7 +98,7 @@ class Source(_Record):
 class Manifest(_Record):
     """The contents of `manifest.json`."""
 
-    schema_version: int = Field(default=_SCHEMA_BEFORE_CORE_AI, ge=1)
+    schema_version: int = Field(default=_SCHEMA_BEFORE_CORE_AI, ge=1, strict=True)
     architecture: Architecture
     sizes: StepSizes
     step_models: dict[str, StepModel]

@@ -57,6 +57,13 @@ def test_a_newer_schema(bundle_folder):
         open_bundle(bundle_folder)
 
 
+def test_a_schema_version_is_a_number(bundle_folder):
+    edit_manifest(bundle_folder, lambda document: document.update(schema_version=True))
+
+    with pytest.raises(BundleError, match=r"schema_version: Input should be a valid integer.*convert again"):
+        open_bundle(bundle_folder)
+
+
 def test_a_manifest_from_before_speech_profiles_is_read_and_a_new_one_says_that_it_has_one(bundle_folder):
     assert json.loads((bundle_folder / "manifest.json").read_text())["schema_version"] == 3
 

@@ -178,7 +178,8 @@ def _with(path, tensors=None, digest=True, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 3}, "format: Input should be less than or equal to 2"),
+        ({"format": 3}, r"ada\.voice: format 3 is newer than this release reads \(2\); update voxcpm-coreml"),
+        ({"format": True}, "format: Input should be a valid integer"),
         ({"format": 0}, "format: Input should be greater than or equal to 1"),
         ({"digest": False}, "its digest is missing"),
         ({"turns": [{"text": "a", "patches": 4}, {"text": "b", "patches": -1}]}, "turns.1.patches"),

@@ -56,7 +56,7 @@ class VoiceHeader(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format: int = Field(default=FORMAT, ge=1, le=FORMAT)
+    format: int = Field(default=FORMAT, ge=1, le=FORMAT, strict=True)
     name: str
     generation: str
     """`architecture.generation`"""
@@ -182,6 +182,8 @@ class Voice:
             raise InputError(f"voice {path}: no such file")
         try:
             header, tensors = _read(path)
+        except InputError:
+            raise
         except (OSError, ValueError) as error:
             reason = os_reason(error) if isinstance(error, OSError) else first_line(error)
             raise InputError(
@@ -229,6 +231,12 @@ def _read(path: Path) -> tuple[VoiceHeader, dict[str, Any]]:
     try:
         header = VoiceHeader.model_validate_json(metadata.get(_METADATA_KEY, ""))
     except ValidationError as error:
+        for problem in error.errors():
+            if problem["loc"] == ("format",) and problem["type"] == "less_than_equal":
+                raise InputError(
+                    f"voice {path}: format {problem['input']} is newer than this release reads ({FORMAT}); "
+                    "update voxcpm-coreml"
+                ) from None
         raise ValueError(first_wrong_field(error)) from None
     if header.format > 1 and not has_digest:
         raise ValueError("its digest is missing")
