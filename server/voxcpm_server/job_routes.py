@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -15,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from voxcpm_server.encoding import FORMATS
 from voxcpm_server.errors import CLIENT_GONE, DOCUMENTED, ApiError, ErrorDetail, ErrorDocument
-from voxcpm_server.job_store import Job
+from voxcpm_server.job_store import QUEUED, Job
 from voxcpm_server.jobs import Jobs
 from voxcpm_server.service import service_of
 from voxcpm_server.speech_requests import DOCUMENTED_BODY, SpeechRequest, speech_request
@@ -26,7 +25,8 @@ _LOCATION = {"Location": {"description": "The path of the job.", "schema": {"typ
 _PART = {"Content-Range": {"description": "Which bytes, of how many.", "schema": {"type": "string"}}}
 
 
-State = Literal["queued", "running", "done", "failed"]
+State = Literal["queued", "waiting", "running", "done", "failed"]
+_WAITING: State = "waiting"
 
 
 class JobDocument(BaseModel):
@@ -52,6 +52,7 @@ class JobDocument(BaseModel):
     bytes: int
     """Size of the audio; 0 before it is done."""
     error: ErrorDetail | None
+    """Why it failed, or what it waits for."""
 
 
 class JobList(BaseModel):
@@ -169,10 +170,12 @@ class _Download(FileResponse):
 
 def _document(job: Job, jobs: Jobs) -> JobDocument:
     asked, running = job.asked, jobs.progress_of(job)
-    voice = asked["voice"]
+    voice, error = asked["voice"], jobs.error_of(job)
+    # It is in the queue, but not called before what its error says is there.
+    state = _WAITING if job.state == QUEUED and error is not None else cast("State", job.state)
     return JobDocument(
         id=job.id,
-        state=cast("State", job.state),
+        state=state,
         model=asked["model"],
         voice=voice if isinstance(voice, str) else voice["id"],
         response_format=asked["response_format"],
@@ -186,5 +189,5 @@ def _document(job: Job, jobs: Jobs) -> JobDocument:
         audio_seconds=round(max(job.audio_seconds, running.audio_seconds if running else 0.0), 3),
         remaining_seconds=running.remaining_seconds if running else None,
         bytes=job.bytes,
-        error=None if job.error is None else ErrorDetail(**json.loads(job.error)),
+        error=None if error is None else ErrorDetail(**error),
     )

@@ -82,6 +82,10 @@ _COLUMNS = {
 }  # fmt: skip
 
 
+_OF_MODELS = "json_extract(request, '$.model') IN (SELECT value FROM json_each(?))"
+"""A condition on a row, which takes the names of models as JSON."""
+
+
 class JobStore:
     """The jobs of a folder. Any thread may use it; every method may raise sqlite3.Error and OSError.
 
@@ -170,26 +174,30 @@ class JobStore:
         rows = self._execute("SELECT * FROM jobs WHERE owner = ? ORDER BY created DESC, id", owner)
         return [Job(*row) for row in rows]
 
-    def counts(self, owner: str) -> tuple[int, int]:
-        """Number of all jobs, and of that owner's."""
-        ((every, own),) = self._execute("SELECT COUNT(*), COALESCE(SUM(owner = ?), 0) FROM jobs", owner)
+    def counts(self, owner: str, models: Collection[str]) -> tuple[int, int]:
+        """Number of all jobs, and of that owner's, without those that wait for another model than these."""
+        ((every, own),) = self._execute(
+            f"SELECT COUNT(*), COALESCE(SUM(owner = ?), 0) FROM jobs WHERE state != ? OR {_OF_MODELS}",  # noqa: S608 - its own words
+            owner,
+            QUEUED,
+            json.dumps(list(models)),
+        )
         return every, own
 
-    def by_state(self) -> dict[str, int]:
-        """Number of jobs of each state that there is."""
-        return dict(self._execute("SELECT state, COUNT(*) FROM jobs GROUP BY state"))
+    def next(self, models: Collection[str], but: Collection[str] = ()) -> Job | None:
+        """The job of one of these models whose turn it is, which is begun by that; None if none waits.
 
-    def next(self, but: Collection[str] = ()) -> Job | None:
-        """The job whose turn it is, which is begun by that; None if none waits. but: names of jobs to leave alone.
-
-        First one that was interrupted; then that of the owner whose latest job began the longest ago.
+        but: names of jobs to leave alone. First comes one that was interrupted; then that of the owner whose latest job
+        began the longest ago.
         """
         with self._lock:
             job = self._one(
-                "SELECT * FROM jobs AS j WHERE state = ? "
-                "AND id NOT IN (SELECT value FROM json_each(?)) ORDER BY started IS NULL, "
-                "(SELECT MAX(started) FROM jobs AS k WHERE k.owner = j.owner), created, id LIMIT 1",
+                f"SELECT * FROM jobs AS j WHERE state = ? AND {_OF_MODELS} "  # noqa: S608 - its own words
+                "AND id NOT IN (SELECT value FROM json_each(?)) "
+                "ORDER BY started IS NULL, (SELECT MAX(started) FROM jobs AS k WHERE k.owner = j.owner), created, id "
+                "LIMIT 1",
                 QUEUED,
+                json.dumps(list(models)),
                 json.dumps(list(but)),
             )
             if job is None:

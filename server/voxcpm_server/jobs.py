@@ -14,7 +14,7 @@ import logging
 import shutil
 import sqlite3
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from voxcpm_constants.user_folders import jobs_folder, user_path
 from voxcpm_runtime import Cancelled, InputError, Voice
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error
+from voxcpm_server.job_pauses import Pauses
 from voxcpm_server.job_speaking import (
     VOICE_FILE,
     JobTurn,
@@ -43,7 +44,6 @@ from voxcpm_server.job_store import (
     appearing,
 )
 from voxcpm_server.metrics import Metrics
-from voxcpm_server.queueing import FairQueue
 from voxcpm_server.served_bundles import Bundles, NoRoomError, Served, on_a_thread
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech_requests import RECORDINGS, SpeechRequest
@@ -55,8 +55,8 @@ _DAY = 86_400
 # Between two looks for jobs that are old, and after an error of the disk.
 _IDLE_SECONDS = 600
 _PATIENCE_SECONDS = 5
-# What may be there again later. A job waits for it, longer after each try, up to `_IDLE_SECONDS`.
-_AWAITED = {MODEL_UNAVAILABLE, "model_not_found", "device_unavailable", "loading"}
+# What may be there again later. A job waits for it, longer after each try.
+_AWAITED = {MODEL_UNAVAILABLE, "device_unavailable", "loading"}
 # After a refusal: no job makes room sooner than it is deleted.
 _RETRY_SECONDS = "60"
 
@@ -71,7 +71,6 @@ class Jobs:
         self,
         settings: Settings,
         bundles: Bundles,
-        queue: FairQueue,
         voices: StoredVoices,
         metrics: Metrics,
         *,
@@ -79,7 +78,6 @@ class Jobs:
     ) -> None:
         self._settings = settings
         self._bundles = bundles
-        self._queue = queue
         self._voices = voices
         self._metrics = metrics
         self._most_per_key = max(1, settings.max_jobs // 2) if several_keys else settings.max_jobs
@@ -89,8 +87,7 @@ class Jobs:
         self._working: asyncio.Task[None] | None = None
         self._speaking: asyncio.Task[None] | None = None
         self._running: RunningJob | None = None
-        self._pauses: dict[str, tuple[float, float]] = {}
-        """When each job that waits for its bundle is tried again (monotonic), and the pause before that, in seconds."""
+        self._pauses = Pauses()
         self._submitting = asyncio.Lock()
         # A job is not deleted between being chosen and being known as the one that runs.
         self._choosing = asyncio.Lock()
@@ -153,7 +150,7 @@ class Jobs:
         try:
             async with self._submitting:
                 await self._delete_old(store)
-                await run_in_threadpool(self._check_room, store, owner)
+                await run_in_threadpool(self._check_room, store, owner, await self._bundles.named())
                 job = await run_in_threadpool(add)
         except (OSError, sqlite3.Error, InputError) as error:
             raise self._unstored("", error) from None
@@ -185,6 +182,14 @@ class Jobs:
         job = await self.show(owner, id_)
         await self._remove(self._store, job.id)
 
+    def error_of(self, job: Job) -> dict[str, Any] | None:
+        """OpenAI's error of a job: why it failed, or what it waits for beside its turn; None for any other."""
+        model = job.asked["model"]
+        if job.state == QUEUED and not self._bundles.may_serve(model):
+            reason = f"waiting for model {model}, which this server does not serve"
+            return dict(ApiError(503, reason, param="model", code=MODEL_UNAVAILABLE).document["error"])
+        return None if job.error is None else dict(json.loads(job.error))
+
     def progress_of(self, job: Job) -> RunningJob | None:
         """How far a job is by now, if it is the one that is being spoken."""
         return self._running if self._running is not None and self._running.job.id == job.id else None
@@ -195,8 +200,9 @@ class Jobs:
             raise ApiError(501, self._why_not, code="no_jobs")
         return self._opened
 
-    def _check_room(self, store: JobStore, owner: str) -> None:
-        every, own = store.counts(owner)
+    def _check_room(self, store: JobStore, owner: str, models: Collection[str]) -> None:
+        # What waits for a model that is not served any more takes no place of others; its size counts.
+        every, own = store.counts(owner, models)
         if every >= self._settings.max_jobs:
             raise ApiError(
                 503,
@@ -242,7 +248,7 @@ class Jobs:
                 continue
             if speaking is None:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), self._idle_seconds())
+                    await asyncio.wait_for(self._wake.wait(), min(_IDLE_SECONDS, self._pauses.shortest))
                 continue
             # It ends with an error of its own only if it was cancelled.
             await asyncio.wait({speaking})
@@ -251,19 +257,13 @@ class Jobs:
     async def _begun(self, store: JobStore) -> asyncio.Task[None] | None:
         """The next job, which is begun by that; None if none waits."""
         async with self._choosing:
-            now = time.monotonic()
-            waiting = [id_ for id_, (again, _) in self._pauses.items() if again > now]
-            job = await run_in_threadpool(store.next, waiting)
+            # The names of all are known: the default bundle is loaded.
+            job = await run_in_threadpool(store.next, self._bundles.names, self._pauses.waiting)
             if job is None:
                 return None
             self._running = RunningJob(job)
             self._speaking = asyncio.ensure_future(self._speak(store, self._running))
             return self._speaking
-
-    def _idle_seconds(self) -> float:
-        """Seconds until the next job is tried again that waits for its bundle, or until the next look for old ones."""
-        now = time.monotonic()
-        return min([_IDLE_SECONDS, *(again - now for again, _ in self._pauses.values() if again > now)])
 
     async def _stop(self) -> None:
         """Interrupt the job that is being spoken, and wait until it has ended."""
@@ -275,7 +275,7 @@ class Jobs:
         async with self._choosing:
             # First of all, so that it is not begun again.
             await run_in_threadpool(store.forget, id_)
-            self._pauses.pop(id_, None)
+            self._pauses.end(id_)
             runs = self._running is not None and self._running.job.id == id_
         if runs:
             await self._stop()
@@ -299,7 +299,7 @@ class Jobs:
                 discard_segments(store, job)
 
             await _to_its_end(run_in_threadpool(done))
-            self._pauses.pop(job.id, None)
+            self._pauses.end(job.id)
             self._metrics.jobs.labels(DONE).inc()
         except (asyncio.CancelledError, Cancelled):
             # The server ends, or the job is deleted. This is no attempt that has failed.
@@ -315,7 +315,7 @@ class Jobs:
             if isinstance(answered, NoRoomError) or answered.code in _AWAITED:
                 await self._postpone(store, job, told)
                 return
-            self._pauses.pop(job.id, None)
+            self._pauses.end(job.id)
 
             def failed() -> None:
                 # Room, above all if that was missing.
@@ -330,9 +330,7 @@ class Jobs:
 
     async def _postpone(self, store: JobStore, job: Job, told: str) -> None:
         """Have a job wait with its finished segments, and others go on. told: why, as its error."""
-        _, before = self._pauses.get(job.id, (0.0, _PATIENCE_SECONDS / 2))
-        pause = min(before * 2, _IDLE_SECONDS)
-        self._pauses[job.id] = (time.monotonic() + pause, pause)
+        self._pauses.lengthen(job.id)
         queued = partial(store.change, job.id, state=QUEUED, starts=job.starts - 1, error=told)
         try:
             await _to_its_end(run_in_threadpool(queued))
@@ -342,7 +340,8 @@ class Jobs:
     async def _spoken(self, store: JobStore, running: RunningJob) -> int:
         """Bytes of the file of the speech, which is then there."""
         with await self._bundles.lease(running.job.asked["model"]) as served:
-            turn = JobTurn(self._queue, await self._queue.enter_last(), running.cancel)
+            queue = served.speeches.queue
+            turn = JobTurn(queue, await queue.enter_last(), running.cancel)
             work = partial(spoken_job, store, running, served, self._settings, turn)
             working = asyncio.ensure_future(on_a_thread(work))
             try:

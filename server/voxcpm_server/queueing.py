@@ -2,8 +2,11 @@
 
 Each key has a line of its own. When a turn is free, the next line gets it, so that a key with a hundred requests delays
 another key's first request by one turn only. Work that can wait, such as a job, has the last line: it is called when
-all others are empty, and gives its turn up as soon as one is not.
+all others are empty, and gives its turn up as soon as one is not. Of a narrowed queue it takes both turns at the same
+time, so that it holds neither from requests while it waits for the other.
 """
+
+# ruff: noqa: SLF001 - queues and turns know each other
 
 from __future__ import annotations
 
@@ -32,15 +35,15 @@ class Turn:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a request waits for a turn. Any thread may ask."""
-        return bool(self._queue._lines)  # noqa: SLF001 - its own module
+        """Whether a request waits for this turn. Any thread may ask."""
+        return bool(self._queue._lines) or (self._within is not None and self._within.is_wanted)
 
     def leave(self) -> None:
         """Let the next request in. Calling it again does nothing."""
         if not self._left:
             self._left = True
             seconds = time.perf_counter() - self._began if self._counted else None
-            self._queue._leave(seconds)  # noqa: SLF001 - its own module
+            self._queue._leave(seconds)
             if self._within is not None:
                 self._within.leave()
 
@@ -61,9 +64,11 @@ class FairQueue:
         self._most_per_key = most_per_key
         self._within = within
         self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        self._last: deque[asyncio.Future[None]] = deque()
+        # Who has the last line, and the queue whose turn it waits for as well: this one, or one before it.
+        self._last: deque[tuple[asyncio.Future[None], FairQueue]] = deque()
+        self._looking: asyncio.Handle | None = None
         # Requests of each key that wait, here or in a queue that shares the bounds.
-        self._waiting: Counter[str] = Counter() if within is None else within._waiting  # noqa: SLF001 - its own class
+        self._waiting: Counter[str] = Counter() if within is None else within._waiting
         self._mean_seconds = 1.0
 
     @property
@@ -98,7 +103,7 @@ class FairQueue:
             await self._take(key)
             if self._within is not None:
                 try:
-                    await self._within._take(key)  # noqa: SLF001 - its own class
+                    await self._within._take(key)
                 except BaseException:
                     self._call_next()
                     raise
@@ -116,39 +121,46 @@ class FairQueue:
             return
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(key, deque()).append(called)
-        await self._called(called, lambda: self._forget(key, called))
+        await self._called(called, lambda: self._forget(key, called), self._call_next)
 
     async def enter_last(self) -> Turn:
         """Wait for a turn that no request waits for. Who has it looks at `is_wanted`, and leaves then."""
-        if self._has_room and not self._last:
-            self._free -= 1
-        else:
-            called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._last.append(called)
-            await self._called(called, lambda: self._last.remove(called))
-        return Turn(self, counted=False)
+        wide = self._wide
+        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = (called, self)
+        wide._last.append(waiting)
+        self._call_last_soon()
+        await self._called(called, lambda: wide._last.remove(waiting), self._give_back)
+        within = None if wide is self else Turn(wide, counted=False)
+        return Turn(self, counted=False, within=within)
 
-    async def _called(self, called: asyncio.Future[None], forget: Callable[[], object]) -> None:
+    async def _called(
+        self, called: asyncio.Future[None], forget: Callable[[], object], give_back: Callable[[], object]
+    ) -> None:
         try:
             await called
         except asyncio.CancelledError:
             if called.done() and not called.cancelled():
                 # It was called in the moment in which it went away.
-                self._call_next()
+                give_back()
             else:
                 forget()
             raise
 
     def check(self, key: str) -> None:
         """Raises what `enter` would raise for this key, so that a request is refused before it costs work."""
-        wide = self._within
-        if self._has_room and (wide is None or wide._has_room):  # noqa: SLF001 - its own class
+        if self._has_room and self._wide._has_room:
             return
         if self.waiting >= self._most_waiting:
             raise self._refusal(503, f"{self.waiting} requests are waiting already, the most that may")
         own = self._waiting[key]
         if own >= self._most_per_key:
             raise self._refusal(429, f"{own} requests of this key are waiting already, the most that may")
+
+    @property
+    def _wide(self) -> FairQueue:
+        """The queue whose turn is waited for last: this one, unless it is narrowed."""
+        return self if self._within is None else self._within
 
     @property
     def _has_room(self) -> bool:
@@ -174,12 +186,39 @@ class FairQueue:
             if not called.cancelled():
                 called.set_result(None)
                 return
-        while self._last:
-            called = self._last.popleft()
-            if not called.cancelled():
-                called.set_result(None)
-                return
         self._free += 1
+        self._call_last_soon()
+
+    def _call_last_soon(self) -> None:
+        """Look for who has the last line, one step of the loop later.
+
+        By then a request that was called to the narrow turn waits for the wide one, which was left together with it.
+        """
+        wide = self._wide
+        if wide._looking is not None:
+            # An earlier look may come before a request that was called after it.
+            wide._looking.cancel()
+        if wide._last:
+            wide._looking = asyncio.get_running_loop().call_soon(wide._call_last)
+
+    def _call_last(self) -> None:
+        for waiting in list(self._last):
+            called, queue = waiting
+            if self._has_room and queue._has_room and not called.done():
+                self._last.remove(waiting)
+                queue._take_free()
+                called.set_result(None)
+
+    def _take_free(self) -> None:
+        """Take a turn that is free, and of the wide queue as well."""
+        self._free -= 1
+        if self._within is not None:
+            self._within._free -= 1
+
+    def _give_back(self) -> None:
+        self._call_next()
+        if self._within is not None:
+            self._within._call_next()
 
     def _forget(self, key: str, called: asyncio.Future[None]) -> None:
         line = self._lines.get(key)

@@ -168,6 +168,10 @@ class Bundles:
         """Those that are loaded now."""
         return [served for served in self.every if served.opened is not None]
 
+    def may_serve(self, name: str) -> bool:
+        """Whether a bundle has that name, or may have it while the default one's own is still unknown."""
+        return not self.default.name or name in self.names
+
     async def named(self) -> tuple[str, ...]:
         """`names`, once the default bundle's own is known."""
         if not self.default.name:

@@ -58,9 +58,7 @@ class Service:
         self.conversations = OpenConversations(most, max(1, most // 2) if several else most)
         self.metrics.conversations.set_function(lambda: len(self.conversations))
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
-        self.jobs = Jobs(
-            settings, self.bundles, self.queue, self.voices, self.metrics, several_keys=len(keys) > 1
-        )
+        self.jobs = Jobs(settings, self.bundles, self.voices, self.metrics, several_keys=several)
         self.needs_key = bool(len(keys))
         """Whether clients must send one of the server's keys."""
         self.draining = False

@@ -19,9 +19,11 @@ from starlette.datastructures import UploadFile
 from starlette.testclient import TestClient
 
 from voxcpm_runtime import BundleError
+from voxcpm_server import job_pauses
 from voxcpm_server import jobs as jobs_module
 from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError, as_api_error
+from voxcpm_server.job_pauses import Pauses
 from voxcpm_server.job_store import QUEUED, JobStore
 from voxcpm_server.settings import Settings
 from waiting import until
@@ -32,10 +34,10 @@ SAID = {
 }  # fmt: skip
 
 
-def stored(folder: Path) -> tuple[str, Path]:
+def stored(folder: Path, model: str = "tts-1") -> tuple[str, Path]:
     """A job that waits in a folder, and a finished segment of it."""
     store = JobStore(folder)
-    job = store.add(store.new_folder(), "", SAID, 7, 1)
+    job = store.add(store.new_folder(), "", {**SAID, "model": model}, 7, 1)
     segment = store.path(job.id) / ".speech.wav.segments" / "0.segment"
     segment.parent.mkdir()
     segment.write_bytes(b"finished")
@@ -65,7 +67,7 @@ def test_a_start_without_its_bundle_leaves_every_job_as_it_was(tmp_path: Path) -
 def test_a_job_waits_for_its_bundle_and_others_go_on(
     serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs_module, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(job_pauses, "FIRST_SECONDS", 0.2)
     id_, segment = stored(tmp_path / "jobs")
     lease = jobs_module.Bundles.lease
     refused = [id_]
@@ -81,11 +83,67 @@ def test_a_job_waits_for_its_bundle_and_others_go_on(
     other = httpx2.post(url, json={**SAID, "model": "tts-1-hd"}, timeout=60).json()["id"]
     until(lambda: httpx2.get(f"{url}/{other}").json()["state"] == "done", 60)
     waits = httpx2.get(f"{url}/{id_}").json()
-    assert (waits["state"], waits["error"]["code"]) == (QUEUED, "model_unavailable")
+    assert (waits["state"], waits["error"]["code"]) == ("waiting", "model_unavailable")
     assert segment.is_file()
     refused.clear()
     until(lambda: httpx2.get(f"{url}/{id_}").json()["state"] == "done", 60)
     assert httpx2.get(f"{url}/{id_}").json()["error"] is None
+
+
+def test_pauses_double_up_to_ten_minutes() -> None:
+    now = [1000.0]
+    pauses = Pauses(lambda: now[0])
+    assert (pauses.waiting, pauses.shortest) == ([], 600)
+    lasted = []
+    for _ in range(9):
+        pauses.lengthen("a")
+        lasted.append(pauses.shortest)
+        now[0] += lasted[-1] - 0.5
+        assert pauses.waiting == ["a"]
+        now[0] += 1
+        assert pauses.waiting == []
+    assert lasted == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+    # A job that was spoken begins with the shortest one.
+    pauses.end("a")
+    pauses.lengthen("a")
+    pauses.lengthen("b")
+    pauses.lengthen("b")
+    assert pauses.shortest == 5
+
+
+def test_a_job_of_a_model_that_is_gone_waits_without_a_place_and_goes_on_when_it_is_back(
+    serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    id_, segment = stored(tmp_path / "jobs", "calm")
+    running = serve(max_jobs=1)
+    url = f"{running.url}/v1/audio/jobs"
+    # It takes no place of others, and does not hold them up.
+    other = httpx2.post(url, json=SAID, timeout=60)
+    assert other.status_code == 202, other.text
+    until(lambda: httpx2.get(f"{url}/{other.json()['id']}").json()["state"] == "done", 60)
+    assert httpx2.post(url, json=SAID, timeout=60).status_code == 503
+
+    waits = httpx2.get(f"{url}/{id_}").json()
+    assert (waits["state"], waits["error"]["code"]) == ("waiting", "model_unavailable")
+    assert waits["error"]["message"].startswith("waiting for model calm")
+    assert [job["state"] for job in httpx2.get(url).json()["data"]] == ["done", "waiting"]
+    assert httpx2.get(f"{url}/{id_}/audio").status_code == 409
+    assert segment.is_file()
+    running.stop()
+
+    # Its name is back, as this server's default bundle has it.
+    again = f"{serve(model_name='calm').url}/v1/audio/jobs/{id_}"
+    done = until(lambda: (now := httpx2.get(again).json())["state"] == "done" and now, 60)
+    assert done["error"] is None
+    assert httpx2.get(f"{again}/audio").status_code == 200
+
+
+def test_a_job_of_a_model_that_is_gone_can_be_deleted(serve: Callable[..., Any], tmp_path: Path) -> None:
+    id_, segment = stored(tmp_path / "jobs", "calm")
+    url = f"{serve().url}/v1/audio/jobs/{id_}"
+    assert httpx2.delete(url).json()["deleted"] is True
+    assert httpx2.get(url).status_code == 404
+    assert not segment.parent.parent.exists()
 
 
 def test_files_that_are_not_the_servers_stay(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from waiting import until
 SENTENCE = "one two three four five six seven."
 LONG = "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 4)
 SAID = {"model": "tts-1", "input": SENTENCE, "response_format": "wav", "seed": 7}
+MODELS = ("tts-1",)
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +303,7 @@ def test_owners_take_turns(tmp_path: Path) -> None:
     ids = {owner: [store.add(store.new_folder(), owner, SAID, 7, 1).id for _ in range(3)] for owner in "ab"}
 
     order = []
-    while (job := store.next()) is not None:
+    while (job := store.next(MODELS)) is not None:
         order.append(job.id)
         store.change(job.id, state=DONE, started=time.time())
         time.sleep(0.002)
@@ -314,7 +315,7 @@ def test_owners_take_turns(tmp_path: Path) -> None:
 def test_what_a_killed_server_left_is_cleaned_up(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
     job = store.add(store.new_folder(), "a", SAID, 7, 1)
-    assert store.next() is not None
+    assert store.next(MODELS) is not None
     without_row = store.new_folder()
     (without_row / "prompt_audio").write_bytes(b"a")
     (store.path(job.id) / "speech.wav.part").write_bytes(b"half")

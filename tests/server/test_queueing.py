@@ -1,8 +1,7 @@
-"""The queue: bounded, fair between keys, and left by clients that go away."""
+"""The queue as clients meet it: bounded, and left by those that go away."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import json
@@ -18,137 +17,15 @@ import openai
 import pytest
 
 from voxcpm_runtime import CancelToken, InputError, VoxCPM, pcm16
-from voxcpm_server.errors import ApiError
-from voxcpm_server.queueing import FairQueue
-from waiting import until
 
 LONG = "one two three four five six seven eight nine ten, and on we go. " * 20
 
 
-def test_keys_take_turns() -> None:
-    async def order() -> list[str]:
-        queue, served = FairQueue(1, 10, 10), []
-        turn = await queue.enter("a")
-
-        async def request(key: str, name: str) -> None:
-            own = await queue.enter(key)
-            served.append(name)
-            own.leave()
-
-        asked = [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("c", "c1"), ("b", "b2")]
-        tasks = [asyncio.create_task(request(*one)) for one in asked]
-        await asyncio.sleep(0)
-        assert queue.waiting == 6
-        turn.leave()
-        turn.leave()
-        await asyncio.gather(*tasks)
-        assert (queue.waiting, queue.busy) == (0, 0)
-        return served
-
-    assert asyncio.run(order()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
-
-
-def test_a_request_that_goes_away_leaves_no_turn_taken() -> None:
-    async def scenario() -> None:
-        queue = FairQueue(1, 10, 10)
-        turn = await queue.enter("a")
-        waiting = [asyncio.create_task(queue.enter("a")) for _ in range(3)]
-        await asyncio.sleep(0)
-        waiting[0].cancel()
-        await asyncio.sleep(0)
-        assert queue.waiting == 2
-        turn.leave()
-        # It is called and goes away in the same moment: the next one gets the turn.
-        waiting[1].cancel()
-        (await asyncio.wait_for(waiting[2], 5)).leave()
-        assert (queue.waiting, queue.busy) == (0, 0)
-
-    asyncio.run(scenario())
-
-
-def test_some_of_a_queue_may_have_fewer_turns_and_take_none_from_others() -> None:
-    async def scenario() -> None:
-        queue = FairQueue(3, 10, 10)
-        narrow = queue.narrowed(1)
-        first = await narrow.enter("a")
-        waiting = [asyncio.create_task(narrow.enter("a")) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert not any(task.done() for task in waiting)
-        # Who waits for the narrow queue's turn keeps none of the wide one, where others speak at once.
-        assert (queue.busy, queue.waiting, narrow.busy) == (1, 3, 1)
-        others = [await asyncio.wait_for(queue.enter("b"), 5) for _ in range(2)]
-        waiting[0].cancel()
-        await asyncio.gather(waiting[0], return_exceptions=True)
-        # The next one has its narrow turn and waits for a wide one: going away then frees the narrow one, too.
-        others.append(await filled(queue, first))
-        await asyncio.sleep(0)
-        assert (narrow.busy, queue.busy, queue.waiting) == (1, 3, 2)
-        waiting[1].cancel()
-        await asyncio.gather(waiting[1], return_exceptions=True)
-        for other in others:
-            other.leave()
-        (await asyncio.wait_for(waiting[2], 5)).leave()
-        assert (queue.busy, queue.waiting, narrow.busy) == (0, 0, 0)
-
-    async def filled(queue: FairQueue, turn: Any) -> Any:
-        """Another key's wide turn, which takes the place of one that is left."""
-        task = asyncio.create_task(queue.enter("c"))
-        await asyncio.sleep(0)
-        turn.leave()
-        return await asyncio.wait_for(task, 5)
-
-    asyncio.run(scenario())
-
-
-def test_the_bounds_count_who_waits_for_either_queue() -> None:
-    async def scenario() -> None:
-        queue = FairQueue(2, 3, 2)
-        narrow = queue.narrowed(1)
-        turns = [await narrow.enter("a"), await queue.enter("b")]
-        tasks = [asyncio.create_task(one.enter("a")) for one in (narrow, queue)]
-        await asyncio.sleep(0)
-        for one in (narrow, queue):
-            with pytest.raises(ApiError) as own:
-                one.check("a")
-            assert own.value.status_code == 429
-        tasks.append(asyncio.create_task(narrow.enter("b")))
-        await asyncio.sleep(0)
-        for one in (narrow, queue):
-            with pytest.raises(ApiError) as anyones:
-                one.check("c")
-            assert anyones.value.status_code == 503
-        for turn in turns:
-            turn.leave()
-        for task in asyncio.as_completed(tasks, timeout=5):
-            (await task).leave()
-        assert (queue.busy, queue.waiting, narrow.busy) == (0, 0, 0)
-
-    asyncio.run(scenario())
-
-
-def test_too_many_are_refused_and_told_when_to_come_again() -> None:
-    async def scenario() -> None:
-        queue = FairQueue(1, 3, 2)
-        await queue.enter("a")
-        tasks = [asyncio.create_task(queue.enter("a")) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError) as own:
-            await queue.enter("a")
-        tasks.append(asyncio.create_task(queue.enter("b")))
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError) as anyones:
-            await queue.enter("c")
-        assert (own.value.status_code, anyones.value.status_code) == (429, 503)
-        # The same without waiting, which costs nothing.
-        with pytest.raises(ApiError):
-            queue.check("c")
-        for error in (own.value, anyones.value):
-            assert int((error.headers or {})["Retry-After"]) >= 1
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(scenario())
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager

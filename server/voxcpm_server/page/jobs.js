@@ -45,7 +45,7 @@ export class Jobs {
       const list = element("job-list");
       if (list.children[index] !== item) list.insertBefore(item, list.children[index] ?? null);
     });
-    const unfinished = data.some(({ state }) => state === "queued" || state === "running");
+    const unfinished = data.some(({ state }) => state !== "done" && state !== "failed");
     if (unfinished && !document.hidden) {
       this.#timer = setTimeout(() => this.#page.attempt(() => this.list(), { unasked: true }), POLL_MILLISECONDS);
     }
@@ -98,7 +98,7 @@ function show(entry, job) {
 }
 
 function told({ state, error, audio_seconds: seconds, remaining_seconds: left }) {
-  if (state === "failed") return error?.message ?? "failed";
+  if (state === "failed" || state === "waiting") return error?.message ?? state;
   if (state === "queued") return "waiting";
   const spoken = `${seconds.toFixed(1)} s of speech`;
   if (state === "done") return spoken;
