@@ -117,10 +117,20 @@ def test_two_versions_of_onnx_runtime_keep_a_form_each_and_an_unused_one_goes(
     assert len(entries(private_cache)) == 2
     long_ago = time.time() - 40 * 86400
     os.utime(first / RECORDS_FILE, (long_ago, long_ago))
+    begun = first.with_name(f".{first.name}")
+    # Somebody else's, in the same folder.
+    mine = [first.with_name(name) for name in (".mine.ort", "mine.ort", f"{first.stem}-mine.ort")]
+    for folder in (begun, *mine):
+        folder.mkdir()
+        (folder / RECORDS_FILE).write_text("")
+        for path in (folder / RECORDS_FILE, folder):
+            os.utime(path, (long_ago, long_ago))
     monkeypatch.setattr(ort, "__version__", "100.0")
     result(package)
-    assert first not in entries(private_cache)
-    assert len(entries(private_cache)) == 2
+    assert not first.exists()
+    assert not begun.exists()
+    assert all(folder.is_dir() for folder in mine)
+    assert len(set(entries(private_cache)) - set(mine)) == 2
 
 
 def test_without_room_it_runs_unsaved(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.file_locks import Lock, is_at, try_lock
 
 _PART = "part"
+_TOKEN_BYTES = 8
+_PART_NAME = re.compile(rf"\.(.+)\.(?:\d|[0-9a-f]{{{2 * _TOKEN_BYTES}}})\.{_PART}", re.DOTALL)
+"""What `whole_file` calls a file that it has not finished: the name with a token."""
 _LONGEST_NAME = 200
 """Bytes of a name that is repeated in a hidden one; file systems take 255."""
 _LOOKED_AT = 4
@@ -72,10 +76,16 @@ def remove_leftover(part: Path) -> None:
             part.unlink()
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the unfinished files of a folder that no process is writing. Raises nothing."""
+def remove_leftovers(folder: Path, written: re.Pattern[str]) -> None:
+    """Remove the unfinished files of a folder that no process is writing. Raises nothing.
+
+    written: matches the whole names of the files that this program writes there; what else looks unfinished, such as a
+    download, is somebody else's.
+    """
     for part in folder.glob(f".*.{_PART}"):
-        remove_leftover(part)
+        own = _PART_NAME.fullmatch(part.name)
+        if own and written.fullmatch(own[1]) and part.is_file() and not part.is_symlink():
+            remove_leftover(part)
 
 
 def _part(path: Path, token: str) -> Path:
@@ -107,7 +117,7 @@ def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
             break
         file.close()
         if locked is None:
-            part = _part(path, secrets.token_hex(8))
+            part = _part(path, secrets.token_hex(_TOKEN_BYTES))
             file = part.open("xb+")
             break
         # Another writes it; or it has been renamed since it was opened, so that its name is free again.

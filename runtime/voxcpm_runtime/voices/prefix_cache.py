@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,9 @@ from voxcpm_runtime.voices.voice import Voice
 KEPT_IN_MEMORY = 4
 """Number of voices; for VoxCPM 1.5, ten seconds of prompt with its transcript take about 2 MB."""
 _SUFFIX = ".prefix"
+_DIGITS = 16
+PREFIX_NAME = rf"\.[0-9a-f]{{{_DIGITS}}}{re.escape(_SUFFIX)}"
+"""A pattern of what follows a voice's file name in the name of a prefix."""
 _BASE, _RESIDUAL, _PROMPT = "base.", "residual.", "prompt_embeddings"
 
 
@@ -47,7 +51,7 @@ def cached_prefixes(
     def prefix(voice: Voice) -> Prefix:
         if voice.path is None:
             return make(voice)
-        digest = hashlib.sha256(f"{key}|{voice.digest}".encode()).hexdigest()[:16]
+        digest = hashlib.sha256(f"{key}|{voice.digest}".encode()).hexdigest()[:_DIGITS]
         path = voice.path.with_name(f"{voice.path.name}.{digest}{_SUFFIX}")
         known = _read(path)
         if known is None or not fits(voice, known):
@@ -59,8 +63,11 @@ def cached_prefixes(
 
 
 def prefix_files(voice_path: Path) -> Iterable[Path]:
-    """The prefix files that were saved beside a voice's file."""
-    return voice_path.parent.glob(f"{voice_path.name}.*{_SUFFIX}")
+    """The prefix files that were saved beside a voice's file, and no others of similar names."""
+    own = re.compile(re.escape(voice_path.name) + PREFIX_NAME)
+    return [
+        path for path in voice_path.parent.glob(f"*{_SUFFIX}") if own.fullmatch(path.name) and path.is_file()
+    ]
 
 
 def _read(path: Path) -> Prefix | None:

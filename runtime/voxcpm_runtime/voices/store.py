@@ -10,10 +10,11 @@ from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.user_folders import voices_folder
 from voxcpm_runtime.argument_types import instance, path_argument, switch, text_argument
 from voxcpm_runtime.storage.whole_file import make_folder, remove_leftovers
-from voxcpm_runtime.voices.prefix_cache import prefix_files
+from voxcpm_runtime.voices.prefix_cache import PREFIX_NAME, prefix_files
 from voxcpm_runtime.voices.voice import SUFFIX, Voice
 
 _NAME = re.compile(r"[\w][\w .-]*", re.UNICODE)
+_OWN_FILE = re.compile(rf"{_NAME.pattern}{re.escape(SUFFIX)}(?:{PREFIX_NAME})?")
 
 
 class VoiceStore:
@@ -40,7 +41,7 @@ class VoiceStore:
         path = self.free_path(voice.name, overwrite=overwrite)
         make_folder(self.folder)
         _forget_prefixes(path)
-        remove_leftovers(self.folder)
+        remove_leftovers(self.folder, _OWN_FILE)
         return voice.save(path)
 
     def free_path(self, name: str, *, overwrite: bool = False) -> Path:

@@ -13,6 +13,7 @@ import hashlib
 import math
 import os
 import platform
+import re
 import shutil
 import threading
 import time
@@ -32,6 +33,9 @@ from .lowered import Lowered, Mode, WeightRef
 from .onnx_runtime import ERRORS, ort
 
 PREPARED = ".ort"
+_COMPILER = "onnxruntime"
+# Whoever names a cache may have files of their own in it. What begins with a dot is unfinished.
+_OWN = re.compile(rf"\.?[0-9a-f]{{64}}-{_COMPILER}{re.escape(PREPARED)}")
 MODEL = "model.onnx"
 WEIGHTS = "weights.bin"
 _DAMAGED: tuple[type[Exception], ...] = (BundleError, *ERRORS)
@@ -86,7 +90,7 @@ def open_prepared(
         record_files(entry)
 
     digest = _digest(f"{key}|{_maker(lowered)}")
-    form = CompiledPackage(package, digest, prepare, compiler="onnxruntime", suffix=PREPARED)
+    form = CompiledPackage(package, digest, prepare, compiler=_COMPILER, suffix=PREPARED)
     try:
         entry, _ = form.cached()
         try:
@@ -123,6 +127,8 @@ def _opened(
 def _remove_unused(folder: Path) -> None:
     """Forms that nothing has opened for a month, and what a killed process has left for a day."""
     for entry in folder.glob(f"*{PREPARED}"):
+        if not _OWN.fullmatch(entry.name):
+            continue
         used, days = (entry, 1) if entry.name.startswith(".") else (entry / RECORDS_FILE, _KEPT_DAYS)
         with contextlib.suppress(OSError):
             if time.time() - used.stat().st_mtime > days * _DAY_SECONDS:
