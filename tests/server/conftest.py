@@ -58,39 +58,40 @@ def client(server: ServerOnLoopback) -> openai.OpenAI:
 def started(
     speaking_bundle: Path, tmp_path: Path
 ) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
-    """started(*options): the process of a server that takes no jobs unless told otherwise, and its URL."""
-    processes: list[subprocess.Popen[str]] = []
+    """started(*options, before=""): the process of a server that answers, and its URL.
 
-    def start(*options: str) -> tuple[subprocess.Popen[str], str]:
-        given = [
-            "serve",
-            str(speaking_bundle),
-            "--port",
-            "0",
-            "--voices-folder",
-            str(tmp_path),
-            "--max-jobs",
-            "0",
-            *options,
-        ]
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *given],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "VOXCPM_COREML_API_KEYS": ""},
-        )
-        processes.append(process)
-        line = process.stderr.readline() if process.stderr else ""
-        assert line.startswith("listening on http://127.0.0.1:"), line
-        url = line.split()[2]
-        # It listens already; until it answers, the connection waits.
-        assert httpx2.get(f"{url}/ready", timeout=30).status_code == 200
-        return process, url
+    Its voices and jobs are in folders of the test. before: Python that the process begins with.
+    """
+    folders = ("--voices-folder", tmp_path / "voices", "--jobs-folder", tmp_path / "jobs")
+    with contextlib.ExitStack() as stack:
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+        def start(*options: str, before: str = "") -> tuple[subprocess.Popen[str], str]:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    before + PROGRAM,
+                    "serve",
+                    str(speaking_bundle),
+                    "--port",
+                    "0",
+                    *folders,
+                    *options,
+                ],
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "VOXCPM_COREML_API_KEYS": ""},
+            )
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            line = process.stderr.readline() if process.stderr else ""
+            assert line.startswith("listening on http://127.0.0.1:"), line
+            url = line.split()[2]
+            # It listens already; until it answers, the connection waits.
+            assert httpx2.get(f"{url}/ready", timeout=30).status_code == 200
+            return process, url
+
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -56,8 +56,8 @@ class Balanced:
 
 @pytest.fixture
 def balanced(started: Callable[..., Any], tmp_path: Path) -> Iterator[Balanced]:
-    speaking = started("--concurrency", "2", "--queue", "0")
-    jobs = started("--max-jobs", "20", "--jobs-folder", str(tmp_path / "jobs"))
+    speaking = started("--concurrency", "2", "--queue", "0", "--max-jobs", "0")
+    jobs = started("--max-jobs", "20")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     text = CONFIGURATION.read_text(encoding="utf-8")

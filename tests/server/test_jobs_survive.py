@@ -2,59 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
-import pytest
 import soundfile
 
 from voxcpm_runtime import pcm16
+from waiting import until
 
 SENTENCE = "one two three four five six seven."
 LONG = "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 4)
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 # More than a request or a short speech, less than a finished segment.
 LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
-
-Start = Callable[..., tuple["subprocess.Popen[str]", str]]
-
-
-@pytest.fixture
-def start(speaking_bundle: Path, tmp_path: Path) -> Iterator[Start]:
-    """start(*options, program=PROGRAM): the process of a server, and its URL; its jobs are in a folder of the test."""
-    with contextlib.ExitStack() as stack:
-
-        def started(*options: str, program: str = PROGRAM) -> tuple[subprocess.Popen[str], str]:
-            given = [
-                "serve",
-                str(speaking_bundle),
-                "--port",
-                "0",
-                "--voices-folder",
-                str(tmp_path / "voices"),
-            ]
-            process = subprocess.Popen(
-                [sys.executable, "-c", program, *given, "--jobs-folder", str(tmp_path / "jobs"), *options],
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "VOXCPM_COREML_API_KEYS": ""},
-            )
-            stack.callback(process.communicate)
-            stack.callback(process.kill)
-            line = process.stderr.readline() if process.stderr else ""
-            assert line.startswith("listening on http://127.0.0.1:"), line
-            return process, line.split()[2]
-
-        yield started
 
 
 def submit(url: str, text: str) -> str:
@@ -64,22 +30,22 @@ def submit(url: str, text: str) -> str:
     return str(answer.json()["id"])
 
 
-def until(url: str, id_: str, condition: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    ends = time.monotonic() + 120
-    while True:
+def job_when(url: str, id_: str, condition: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """The job once that is so."""
+
+    def found() -> Any:
         job = httpx2.get(f"{url}/v1/audio/jobs/{id_}", timeout=60).json()
-        if condition(job):
-            return dict(job)
-        assert time.monotonic() < ends, job
-        time.sleep(0.05)
+        return condition(job) and job
+
+    return dict(until(found, 120))
 
 
 def test_a_job_goes_on_behind_its_finished_segments_after_a_kill(
-    start: Start, tts: Any, tmp_path: Path
+    started: Callable[..., Any], tts: Any, tmp_path: Path
 ) -> None:
-    process, url = start()
+    process, url = started()
     id_ = submit(url, LONG)
-    until(url, id_, lambda job: job["segments_done"])
+    job_when(url, id_, lambda job: job["segments_done"])
     process.kill()
     process.wait()
     folder = tmp_path / "jobs" / id_
@@ -87,32 +53,32 @@ def test_a_job_goes_on_behind_its_finished_segments_after_a_kill(
     assert saved
     assert not (folder / "speech.wav").exists()
 
-    _, url = start()
-    now = until(url, id_, lambda job: job["state"] == "running")
+    _, url = started()
+    now = job_when(url, id_, lambda job: job["state"] == "running")
     assert now["segments_done"] >= len(saved)
     again = {path: path.stat().st_mtime_ns for path in folder.rglob("*.segment")}
     # They are deleted when the job is done, and not before.
     done = httpx2.get(f"{url}/v1/audio/jobs/{id_}").json()["state"] == "done"
     assert saved.items() <= again.items() or done
-    assert until(url, id_, lambda job: job["state"] in ("done", "failed"))["error"] is None
+    assert job_when(url, id_, lambda job: job["state"] in ("done", "failed"))["error"] is None
     content = httpx2.get(f"{url}/v1/audio/jobs/{id_}/audio").content
     audio, _ = soundfile.read(io.BytesIO(content), dtype="int16")
     assert np.array_equal(audio, pcm16(tts.generate(LONG, seed=7)))
-    assert sorted(path.name for path in folder.iterdir()) == ["speech.wav"]
+    until(lambda: [path.name for path in folder.iterdir()] == ["speech.wav"])
 
 
 def test_without_room_for_a_segment_the_job_fails_and_the_server_goes_on(
-    start: Start, tmp_path: Path
+    started: Callable[..., Any], tmp_path: Path
 ) -> None:
-    process, url = start(program=LIMITED + PROGRAM)
+    process, url = started(before=LIMITED)
 
-    failed = until(url, submit(url, LONG), lambda job: job["state"] in ("done", "failed"))
+    failed = job_when(url, submit(url, LONG), lambda job: job["state"] in ("done", "failed"))
     assert failed["error"]["code"] == "storage"
     assert str(tmp_path) not in failed["error"]["message"]
     assert not list(tmp_path.rglob("*.part"))
     assert not list(tmp_path.rglob("*.segment"))
     id_ = submit(url, SENTENCE)
-    assert until(url, id_, lambda job: job["state"] in ("done", "failed"))["state"] == "done"
+    assert job_when(url, id_, lambda job: job["state"] in ("done", "failed"))["state"] == "done"
 
     process.terminate()
     _, rest = process.communicate(timeout=30)
@@ -121,8 +87,8 @@ def test_without_room_for_a_segment_the_job_fails_and_the_server_goes_on(
     assert "Traceback" not in rest
 
 
-def test_two_servers_do_not_share_a_folder_of_jobs(start: Start, tmp_path: Path) -> None:
-    start()
+def test_two_servers_do_not_share_a_folder_of_jobs(started: Callable[..., Any], tmp_path: Path) -> None:
+    started()
     given = ["serve", "--port", "0", "--jobs-folder", str(tmp_path / "jobs")]
     second = subprocess.run(
         [sys.executable, "-c", PROGRAM, *given], capture_output=True, text=True, timeout=60, check=False
