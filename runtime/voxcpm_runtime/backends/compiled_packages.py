@@ -21,6 +21,8 @@ from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 
 COMPILED = ".mlmodelc"
 _FOLDER = "compiled"
+DIGITS = 32
+"""How much of a digest the name of a compiled form begins with."""
 LOCK = ".lock"
 # Longer than any compilation that is known of. Whoever waits longer compiles for itself.
 LOCK_SECONDS = 1800
@@ -54,7 +56,7 @@ class CompiledPackage:
         suffix: str = COMPILED,
     ) -> None:
         self._package = package
-        self._digest = digest[:32]
+        self._digest = digest[:DIGITS]
         self._compile = compile_with or compile_package
         self._compiler, self._suffix = compiler, suffix
         self._own: Path | None = None

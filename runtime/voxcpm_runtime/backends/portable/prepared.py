@@ -25,7 +25,7 @@ import numpy as np
 
 from voxcpm_constants.errors import BundleError, first_line, os_reason
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
-from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
+from voxcpm_runtime.backends.compiled_packages import DIGITS, CompiledPackage, mark
 from voxcpm_runtime.backends.machine import chip, cpu_features
 from voxcpm_runtime.bundle.verified_files import RECORDS_FILE, check_recorded, record_files
 
@@ -35,7 +35,7 @@ from .onnx_runtime import ERRORS, ort
 PREPARED = ".ort"
 _COMPILER = "onnxruntime"
 # Whoever names a cache may have files of their own in it. What begins with a dot is unfinished.
-_OWN = re.compile(rf"\.?[0-9a-f]{{64}}-{_COMPILER}{re.escape(PREPARED)}")
+_OWN = re.compile(rf"\.?[0-9a-f]{{{DIGITS}}}-{_COMPILER}{re.escape(PREPARED)}")
 MODEL = "model.onnx"
 WEIGHTS = "weights.bin"
 _DAMAGED: tuple[type[Exception], ...] = (BundleError, *ERRORS)
