@@ -1,35 +1,127 @@
-"""What /openapi.json promises: schemathesis asks for everything in it, in seeded variations, right and wrong ones."""
+"""What /openapi.json promises: schemathesis asks for everything in it, in seeded variations, right and wrong ones.
+
+What it makes up never names anything that exists. So each case whose path has a name is asked again for jobs, a voice
+and a model that are there.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import io
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+import soundfile
 
 from server_on_loopback import ServerOnLoopback
 from voxcpm_server.application import create_app
 from voxcpm_server.authentication import Keys
 from voxcpm_server.settings import Settings
+from waiting import until
 
 schemathesis = pytest.importorskip("schemathesis", reason="needs the extra dev")
 hypothesis = pytest.importorskip("hypothesis")
+# What is made up need not be speakable.
+pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.speech.results.SuspiciousWarning")
 
 EXAMPLES = 8
+# Of `make torture`, for each operation and for right and wrong requests each; TORTURE_SHARE asks for fewer.
+MANY = max(1, round(100 * float(os.environ.get("TORTURE_SHARE", "1"))))
+# Most of what is made up is spoken. What becomes too long would end without its end.
+SHORT: Any = {
+    "max_characters": 8,
+    "max_job_characters": 10_000,
+    "max_audio_seconds": 30,
+    "preview_text": "Hi.",
+}
 KEY = "secret"
+VOICE = "ada"
+JOBS = ("done", "running", "queued")
+"""States of the jobs that are asked for."""
 OPEN = ("/healthz", "/ready", "/v1/about")
 """What needs no key."""
 
 
+class Existing:
+    """The jobs, the voice and the models of a server that are asked for; whatever a request deletes is made again.
+
+    done: how many jobs are spoken before. As jobs are spoken one after another, the long one that is running after them
+    keeps all later ones waiting.
+    """
+
+    def __init__(self, url: str, recording: bytes, done: int, key: str | None = None) -> None:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._client = httpx2.Client(base_url=f"{url}/v1", headers=headers, timeout=60)
+        self._recording = recording
+        self._done = [self._submitted("Hi.") for _ in range(done)]
+        until(lambda: all(self._state(id_) == "done" for id_ in self._done), 600)
+        self._jobs: dict[str, str] = {}
+        self.asked: Counter[tuple[str, str, str, int]] = Counter()
+        """How often there was an answer: method, path, what was asked for, status."""
+
+    def __enter__(self) -> Existing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The long ones would hold up the next test's.
+        for id_ in self._jobs.values():
+            self._client.delete(f"/audio/jobs/{id_}")
+        self._client.close()
+
+    def names(self, path: str) -> Mapping[str, str]:
+        """What the name in a path may be, by what kind of thing that is."""
+        if "{id}" in path:
+            return {state: self._job(state) for state in JOBS}
+        if path.startswith("/v1/models"):
+            return {"model": "tts-1"}
+        if self._client.get(f"/audio/voices/{VOICE}").status_code == 404:
+            form = {"name": VOICE, "consent": "true", "transcript": "Hello there."}
+            made = self._client.post("/audio/voices", data=form, files={"audio_sample": self._recording})
+            assert made.status_code == 201, made.text
+        return {"voice": VOICE}
+
+    def forget(self, answer: Any) -> None:
+        """Delete a job that a made-up request has submitted: it would be spoken before the next one that is needed."""
+        if answer.status_code == 202:
+            self._client.delete(f"/audio/jobs/{answer.json()['id']}")
+
+    def _job(self, state: str) -> str:
+        # An earlier request may have deleted it, and the long one may have come to its end.
+        if self._state(id_ := self._jobs.get(state, "")) != state:
+            if state == "done":
+                id_ = self._done.pop()
+            else:
+                id_ = self._submitted("one two three four five. " * 100)
+                until(lambda: self._state(id_) == state)
+            self._jobs[state] = id_
+        return id_
+
+    def _state(self, id_: str) -> str:
+        answer = self._client.get(f"/audio/jobs/{id_}") if id_ else None
+        return str(answer.json().get("state", "")) if answer is not None else ""
+
+    def _submitted(self, text: str) -> str:
+        made = self._client.post("/audio/jobs", json={"model": "tts-1", "input": text})
+        assert made.status_code == 202, made.text
+        return str(made.json()["id"])
+
+
+@pytest.fixture(scope="module")
+def recording(tts: Any) -> bytes:
+    speech, file = tts.speak("Hello there.", seed=7), io.BytesIO()
+    soundfile.write(file, speech.audio, speech.sample_rate, format="FLAC")
+    return file.getvalue()
+
+
 @pytest.fixture(scope="module")
 def bounded(tts: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOnLoopback]:
-    """A server whose speeches are short, since most of what is made up is spoken."""
     folders = {f"{kind}_folder": tmp_path_factory.mktemp(kind) for kind in ("voices", "jobs")}
-    with ServerOnLoopback.of(
-        tts, max_characters=8, max_job_characters=8, max_audio_seconds=0.5, max_jobs=10_000, **folders
-    ) as running:
+    with ServerOnLoopback.of(tts, **SHORT, max_jobs=10_000, **folders) as running:
         yield running
 
 
@@ -71,14 +163,54 @@ def asked(described: Any, mode: Any, examples: int, check: Callable[[Any], objec
             ask()
 
 
+def asked_of(existing: Existing, case: Any, **more: Any) -> None:
+    """Have a case checked as it is, and again for everything that its path may name."""
+    existing.forget(case.call_and_validate(checks=CHECKS, timeout=60, **more))
+    for name in case.path_parameters or ():
+        for kind, given in existing.names(case.path).items():
+            case.path_parameters[name] = given
+            answer = case.call_and_validate(checks=CHECKS, timeout=60, **more)
+            existing.asked[case.method, case.path, kind, answer.status_code] += 1
+
+
+def answers_are_as_described(described: Any, existing: Existing, mode: Any, examples: int) -> None:
+    asked(described, mode, examples, lambda case: asked_of(existing, case))
+    if mode != schemathesis.GenerationMode.POSITIVE:
+        # Nothing is wrong about a request that has no more than a name.
+        return
+    job, voice = "/v1/audio/jobs/{id}", "/v1/audio/voices/{name}"
+    for state in JOBS:
+        assert existing.asked["GET", job, state, 200], existing.asked
+        assert existing.asked["GET", f"{job}/audio", state, 200 if state == "done" else 409], existing.asked
+        assert existing.asked["DELETE", job, state, 200], existing.asked
+    for method, path in (("GET", voice), ("GET", f"{voice}/preview"), ("DELETE", voice)):
+        assert existing.asked[method, path, "voice", 200], existing.asked
+    assert existing.asked["GET", "/v1/models/{model}", "model", 200], existing.asked
+
+
 @pytest.mark.parametrize("mode", schemathesis.GenerationMode)
-def test_answers_are_as_described(described: Any, mode: Any) -> None:
-    asked(described, mode, EXAMPLES, lambda case: case.call_and_validate(checks=CHECKS, timeout=60))
+def test_answers_are_as_described(
+    described: Any, bounded: ServerOnLoopback, recording: bytes, mode: Any
+) -> None:
+    with Existing(bounded.url, recording, done=EXAMPLES + 1) as existing:
+        answers_are_as_described(described, existing, mode, EXAMPLES)
 
 
-def test_answers_of_a_server_with_a_key_are_as_described(tts: Any, tmp_path: Path) -> None:
+@pytest.mark.torture
+@pytest.mark.parametrize("mode", schemathesis.GenerationMode)
+def test_many_answers_are_as_described(
+    described: Any, bounded: ServerOnLoopback, recording: bytes, mode: Any
+) -> None:
+    with Existing(bounded.url, recording, done=MANY + 1) as existing:
+        answers_are_as_described(described, existing, mode, MANY)
+
+
+def test_answers_of_a_server_with_a_key_are_as_described(tts: Any, recording: bytes, tmp_path: Path) -> None:
     folders = {f"{kind}_folder": tmp_path / kind for kind in ("voices", "jobs")}
-    with ServerOnLoopback.of(tts, (KEY,), max_characters=8, max_audio_seconds=0.5, **folders) as running:
+    with (
+        ServerOnLoopback.of(tts, (KEY,), **SHORT, **folders) as running,
+        Existing(running.url, recording, done=4, key=KEY) as existing,
+    ):
         described = schemathesis.openapi.from_url(f"{running.url}/openapi.json")
 
         def check(case: Any) -> None:
@@ -87,7 +219,7 @@ def test_answers_of_a_server_with_a_key_are_as_described(tts: Any, tmp_path: Pat
             answer = case.call(timeout=60, headers={"Authorization": "Bearer wrong"})
             case.validate_response(answer, checks=CHECKS)
             assert answer.status_code == (200 if case.path in OPEN else 401), case.path
-            case.call_and_validate(checks=CHECKS, timeout=60, headers={"Authorization": f"Bearer {KEY}"})
+            asked_of(existing, case, headers={"Authorization": f"Bearer {KEY}"})
 
         asked(described, schemathesis.GenerationMode.POSITIVE, 2, check)
 
