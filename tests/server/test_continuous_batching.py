@@ -290,7 +290,7 @@ def test_first_audio_comes_before_others_end(batch_server: ServerOnLoopback) -> 
         next(parts)
         short = httpx2.post(url, json={**given, "input": "a."}, timeout=60)
         assert short.status_code == 200
-        assert batch_server.service.queue.busy == 1
+        until(lambda: batch_server.service.queue.busy == 1)
         assert sum(map(len, parts)) > len(short.content)
 
 

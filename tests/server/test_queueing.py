@@ -17,15 +17,9 @@ import openai
 import pytest
 
 from voxcpm_runtime import CancelToken, InputError, VoxCPM, pcm16
+from waiting import until
 
 LONG = "one two three four five six seven eight nine ten, and on we go. " * 20
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -77,9 +71,9 @@ def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
     # The call that was running when it was cancelled may have been counted before or after.
     assert euler_steps.calls <= at_cancellation[0] + 1
     assert outcomes(running) == {"cancelled": 1}
-    assert not [thread for thread in threading.enumerate() if thread.name == "speech"]
-    text = httpx2.get(f"{running.url}/metrics").text
-    assert 'voxcpm_requests_total{route="/audio/speech",status="499"} 1.0' in text
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "speech"])
+    counted = 'voxcpm_requests_total{route="/audio/speech",status="499"} 1.0'
+    until(lambda: counted in httpx2.get(f"{running.url}/metrics").text)
 
 
 def test_a_client_that_goes_away_before_the_first_audio_ends_it_too(
@@ -184,9 +178,9 @@ def test_an_error_after_the_wait_is_an_event_and_counts(
         lines.extend(answer.iter_lines())
     assert lines[0] == ": waiting"
     assert "it is late" in next(line for line in lines if line.startswith("data: "))
-    text = httpx2.get(f"{running.url}/metrics").text
-    assert 'voxcpm_requests_total{route="/audio/speech",status="400"} 1.0' in text
-    assert running.service.bundles.default.users == 0
+    counted = 'voxcpm_requests_total{route="/audio/speech",status="400"} 1.0'
+    until(lambda: counted in httpx2.get(f"{running.url}/metrics").text)
+    until(lambda: running.service.bundles.default.users == 0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -200,7 +194,7 @@ def test_a_client_of_events_that_goes_away_leaves_the_queue(serve: Callable[...,
             assert running.service.queue.waiting == 1
         until(lambda: running.service.queue.waiting == 0)
     until(lambda: running.service.queue.busy == 0)
-    assert running.service.bundles.default.users == 0
+    until(lambda: running.service.bundles.default.users == 0)
 
 
 def test_a_reader_that_takes_nothing_is_given_up(serve: Callable[..., Any], euler_steps: Any) -> None:

@@ -21,6 +21,7 @@ from voxcpm_runtime import pcm16
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.settings import OPENAI_VOICES, Settings
 from voxcpm_server.speech_requests import SpeechRequest
+from waiting import until
 
 TEXT = "Hello there, this is a test of the server."
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
@@ -336,8 +337,9 @@ def test_probes_and_the_description_of_the_protocol(client: openai.OpenAI, serve
 
     assert httpx2.get(f"{server.url}/healthz").json() == {"status": "ok"}
     assert httpx2.get(f"{server.url}/ready").json()["status"] == "ready"
+    counted = 'voxcpm_requests_total{route="/audio/speech",status="200"}'
+    until(lambda: counted in httpx2.get(f"{server.url}/metrics").text)
     told = httpx2.get(f"{server.url}/metrics").text
-    assert 'voxcpm_requests_total{route="/audio/speech",status="200"}' in told
     for name in (
         "voxcpm_first_audio_seconds_count",
         "voxcpm_real_time_factor_count",

@@ -208,8 +208,8 @@ def test_metrics_count_websockets(serve: Callable[..., Any]) -> None:
 
     # One that its client has closed counts as one that has gone away, as a request would.
     until(lambda: 'route="/audio/stream",status="400"} 1.0' in told())
+    until(lambda: "voxcpm_conversations 0.0" in told())
     text = told()
     assert 'voxcpm_speeches_total{outcome="finished"} 1.0' in text
     assert "voxcpm_first_audio_seconds_count 1.0" in text
     assert "voxcpm_real_time_factor_count 1.0" in text
-    assert "voxcpm_conversations 0.0" in text

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 import soundfile
+
+from waiting import until
 
 expect = pytest.importorskip("playwright.sync_api", reason="needs playwright").expect
 
@@ -138,11 +139,7 @@ def test_a_speech_is_cancelled(visit: Callable[..., Any], server: Any) -> None:
 
     there.status("not all of it")
     expect(there.page.locator("#speak-button")).to_contain_text("Speak")
-    for _ in range(100):
-        if not server.service.queue.busy:
-            break
-        time.sleep(0.05)
-    assert not server.service.queue.busy
+    until(lambda: not server.service.queue.busy)
     # What came is there to be played and saved.
     samples, _ = soundfile.read(io.BytesIO(downloaded(there.page)[1]))
     assert 0 < len(samples) < 60 * 24_000
