@@ -10,9 +10,9 @@ Found = TypeVar("Found")
 
 
 def until(happened: Callable[[], Found], seconds: float = 90) -> Found:
-    """What is there once something has happened."""
+    """What `happened` answers as soon as it is true. Fails if that takes longer."""
     end = time.monotonic() + seconds
     while not (found := happened()):
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
+        assert time.monotonic() < end, f"it did not happen within {seconds:g} s"
+        time.sleep(0.005)
     return found
