@@ -10,7 +10,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c con
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients test-ray torture soak load wheel demo clean
+.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients test-ray torture soak load wheel demo hashes audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -108,6 +108,22 @@ $(RAY)/.installed: $(STAMP)
 
 test-ray: $(RAY)/.installed  ## serve and batch on a Ray cluster of two nodes on this machine
 	@$(RAY)/bin/python -m pytest -m ray tests/cluster
+
+SUPPLY := build/supply
+
+# Tools that only maintainers need, whose own packages are not this project's.
+$(SUPPLY)/.installed: constraints.txt
+	@echo "Creating $(SUPPLY)"
+	@$(PYTHON) -m venv $(SUPPLY)
+	@$(SUPPLY)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt uv pip-audit
+	@touch $@
+
+hashes: $(STAMP) $(SUPPLY)/.installed  ## hashes/*.txt anew: what the set-up commands install, with SHA-256 of each file
+	@PYTHONPATH=tests $(BIN)/python tests/hashes.py $(SUPPLY)/bin/uv
+
+# Strict: a package that the database does not know is an error, not a line among others.
+audit: $(SUPPLY)/.installed  ## pip-audit: what is known against the packages of hashes/make.txt
+	@$(SUPPLY)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r hashes/make.txt
 
 demo: $(STAMP)  ## convert, validate and speak: WAV and picture in demo/; make demo TEXT="what to say"
 	@$(BIN)/python -m voxcpm_validation.demo --output demo/ $(if $(TEXT),--text "$(TEXT)")

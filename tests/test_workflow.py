@@ -37,7 +37,7 @@ def lines() -> list[list[str]]:
     scripts = [
         step.get("run", "").replace("${{ matrix.group }}", group)
         for job in WORKFLOW["jobs"].values()
-        for group in job["strategy"]["matrix"].get("group", [""])
+        for group in job.get("strategy", {}).get("matrix", {}).get("group", [""])
         for step in job["steps"]
     ]
     return [shlex.split(line) for line in "\n".join(scripts).splitlines() if line.strip()]
@@ -50,8 +50,19 @@ UNITS = [step for step in STEPS if "COREML_COMPUTE_UNITS" in step.get("env", {})
 
 def test_every_line_is_one_that_is_checked_here() -> None:
     shell = {"commands=.venv/bin/voxcpm-coreml", "for", "done", "echo", "code=0", "exit", "command", "sudo"}
-    known = {*PROGRAMS, "make", ".venv/bin/python", "swiftc", *shell}
+    shell |= {"hashed=$RUNNER_TEMP/hashed/bin/python"}
+    known = {*PROGRAMS, "make", "python", "$hashed", ".venv/bin/python", "swiftc", *shell}
     assert {words[0] for words in lines()} <= known
+
+
+def test_packages_are_installed_by_their_digests_as_the_page_says() -> None:
+    page = (REPOSITORY / "SECURITY.md").read_text(encoding="utf-8").partition("## Install by digests")[2]
+    said = [
+        shlex.split(line) for line in page.partition("\n## ")[0].splitlines() if line.startswith("    pip ")
+    ]
+
+    assert len(said) == 2
+    assert [words[2:] for words in lines() if words[0] == "$hashed"] == [*said, ["pip", "check"]]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=shlex.join)
