@@ -226,6 +226,27 @@ def test_flags_are_what_the_table_says(
                 assert said == "the same" or ours[name].hidden, name
 
 
+@pytest.mark.parametrize("command", ["design", "clone", "batch"])
+def test_what_is_without_a_flag_is_upstreams_or_in_the_table(
+    parser: argparse.ArgumentParser, command: str
+) -> None:
+    """Whether a flag must be given, and its default."""
+    ours = {
+        name: parameter
+        for parameter in typer.main.get_command(cli.build_app(command)).commands[command].params
+        for name in parameter.opts
+    }
+    compared = 0
+    for names, action in flags(parser)[command].items():
+        if state(names, "upstream-flags") != "not offered":
+            parameter = ours[action.option_strings[0]]
+            own = (parameter.required, parameter.default or None)
+            is_the_same = own == (action.required, action.default or None)
+            assert is_the_same == ("without it" not in table("upstream-flags")[names]), (names, own)
+            compared += 1
+    assert compared > 12
+
+
 def refusal(capsys: Any, *given: str) -> list[str]:
     """The lines of a command that is refused."""
     assert cli.main(list(given)) == 2
