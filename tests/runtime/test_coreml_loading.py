@@ -15,6 +15,7 @@ import pytest
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP
+from voxcpm_runtime.backends.compiled_packages import CompiledPackage
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
@@ -201,10 +202,50 @@ def test_without_a_cache_step_models_are_compiled_for_this_process(
 
     assert len(warned) == 1
     assert len(core_ml.events("compile")) == 1
-    left = set(tmp_path.glob("tmp*/*.mlmodelc"))
+    left = set(tmp_path.glob("voxcpm-coreml-compiled-*/*.mlmodelc"))
     assert len(left) == 1
     del model
-    assert not [path for path in left if path.exists()]
+    assert not list(tmp_path.glob("voxcpm-coreml-compiled-*"))
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from voxcpm_runtime.backends.compiled_packages import CompiledPackage
+package = CompiledPackage(Path("a.mlpackage"), "d" * 64, lambda package, to: to.mkdir(), compiler="1")
+print(package.path()[0], flush=True)
+input()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_compiled_for_itself_goes_with_the_next_that_does(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a living one has stays."""
+    cache.parent.mkdir()
+    cache.write_text("a file where the folder would be")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed, living = (
+        subprocess.Popen([sys.executable, "-W", "ignore", "-c", KILLED], stdin=-1, stdout=-1, text=True)
+        for _ in range(2)
+    )
+    forms = [Path(process.stdout.readline().strip()) for process in (killed, living)]
+    assert all(form.is_dir() for form in forms)
+    killed.communicate("\n")
+    assert killed.returncode == -9
+    assert forms[0].is_dir()
+
+    package = CompiledPackage(Path("b.mlpackage"), "e" * 64, lambda _, to: to.mkdir(), compiler="1")
+    with pytest.warns(UserWarning, match="compiled step models cannot be saved there"):
+        own, _ = package.path()
+
+    assert not forms[0].parent.exists()
+    assert forms[1].is_dir()
+    assert own.is_dir()
+    living.kill()
+    living.communicate()
 
 
 def test_a_cache_that_cannot_be_written_is_still_read(
