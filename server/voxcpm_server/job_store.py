@@ -249,8 +249,14 @@ class JobStore:
         columns = {name for _, name, *_ in self._rows.execute("PRAGMA table_info(jobs)").fetchall()}
         if columns and columns != {field.name for field in fields(Job)}:
             raise sqlite3.DatabaseError("another release wrote it")
+        # SQLite reads what a damaged disk has made of a row, without a name, say.
+        ((said,), *_) = self._rows.execute("PRAGMA quick_check(1)").fetchall()
+        if said != "ok":
+            raise sqlite3.DatabaseError(said.splitlines()[-1])
         declared = ", ".join(f"{field.name} {_COLUMNS[str(field.type)]}" for field in fields(Job))
         self._rows.execute(f"CREATE TABLE IF NOT EXISTS jobs ({declared}, PRIMARY KEY (id))")
+        if self._rows.execute("SELECT 1 FROM jobs WHERE NOT json_valid(request) LIMIT 1").fetchall():
+            raise sqlite3.DatabaseError("a job's request is damaged")
         self._rows.execute(f"PRAGMA user_version = {_SCHEMA}")
 
     def _clean_up(self) -> None:

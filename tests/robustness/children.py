@@ -137,6 +137,7 @@ def _become(case: dict[str, Any], outputs: Path) -> None:
     """The child: run the command and end. It never returns."""
     import atexit
     import importlib
+    import tempfile
     import traceback
 
     code = 70
@@ -151,6 +152,8 @@ def _become(case: dict[str, Any], outputs: Path) -> None:
             os.close(descriptor)
         os.environ.update(case["environment"])
         os.environ.pop("LD_PRELOAD", None)
+        # The parent has asked for its own already.
+        tempfile.tempdir = None
         os.chdir(case["folder"])
         for place, value in case["replaced"].items():
             module, _, constant = place.partition(":")

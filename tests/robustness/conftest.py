@@ -15,7 +15,7 @@ import pytest
 
 from robustness import totals as totals_
 from robustness.children import Case, Children
-from robustness.scenarios import SCENARIOS, Disturb, Judge, Materials, Scenario, calls, files
+from robustness.scenarios import SCENARIOS, Disturb, Judge, Materials, Scenario, begin, calls, files
 
 SEED = int(os.environ.get("TORTURE_SEED", "17"))
 SPEAKING = (
@@ -46,17 +46,18 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if not FOUND:
         return
     path = config.rootpath / "build" / "torture.json"
+    rows = totals_.merged(FOUND)
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M")
     totals_.write(
         path,
-        FOUND,
+        rows,
         seed=SEED,
         ended=now,
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
     )
     terminalreporter.section(f"totals, seed {SEED}, also in {path.relative_to(config.rootpath)}")
-    for line in totals_.table(FOUND):
+    for line in totals_.table(rows):
         terminalreporter.write_line(line)
 
 
@@ -138,7 +139,13 @@ def materials(
         Case(tuple(map(str, given)), folder=folder, environment={"VOXCPM_COREML_CACHE": str(cache)})
     )
     assert ended.code == 0, ended.err
-    return Materials(bundle=speaking_bundle, cache=cache, checkpoint=checkpoint, recording=recording)
+    return Materials(
+        bundle=speaking_bundle,
+        cache=cache,
+        checkpoint=checkpoint,
+        recording=recording,
+        begun=folder / "begun",
+    )
 
 
 class Whole:
@@ -167,6 +174,8 @@ def whole(
     def of(name: str) -> Whole:
         if name not in made:
             scenario = SCENARIOS[name]
+            if "begun" in scenario.there.values() and not materials.begun.exists():
+                begin(of("convert"), tmp_path_factory.mktemp("begun") / "run").rename(materials.begun)
             kind = "converting_children" if scenario.converts else "speaking_children"
             children = request.getfixturevalue(kind)
             made[name] = Whole(scenario, children, materials, tmp_path_factory.mktemp("whole"))

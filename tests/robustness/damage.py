@@ -18,6 +18,7 @@ from typing import Any
 
 from robustness.mutations import DAMAGES, damaged, mutated_document
 from robustness.watched import LINES, OTHER, REFUSED, SAME, Ended
+from voxcpm_constants.step_models import Precision
 
 SPEAKING = {"seed": 1, "retry_badcase": False, "inference_timesteps": 2, "max_len": 3}
 TEXT = "Yes."
@@ -30,22 +31,22 @@ def case_of(number: int, files: int) -> tuple[int, str]:
     return file, DAMAGES[(number // files + file) % len(DAMAGES)]
 
 
-def scene(bundle: str, kinds: list[str]) -> Callable[[dict[str, Any]], Ended]:
-    """What runs a case. bundle: the folder of one with int8. kinds: what is damaged, so that it must be there."""
+def scene(bundle: str, kinds: list[str], precision: Precision = "int8") -> Callable[[dict[str, Any]], Ended]:
+    """What runs a case. bundle: the folder of one with that precision. kinds: what is damaged, which must be there."""
     folder = Path(tempfile.mkdtemp(prefix="damage-", dir=Path(bundle).parent))
     os.environ["VOXCPM_COREML_CACHE"] = str(folder / "cache")
-    return _Scene(Path(bundle), folder, kinds)
+    return _Scene(Path(bundle), folder, kinds, precision)
 
 
 class _Scene:
-    def __init__(self, bundle: Path, folder: Path, kinds: list[str]) -> None:
+    def __init__(self, bundle: Path, folder: Path, kinds: list[str], precision: Precision) -> None:
         from voxcpm_runtime.backends.portable import prepared
 
         if "prepared" in kinds:
             # The models here are too small for it.
             prepared._LEAST_BYTES = 0
-        self.folder, self.bundle = folder, folder / "bundle"
-        copy_of_one_precision(bundle, self.bundle)
+        self.folder, self.bundle, self.precision = folder, folder / "bundle", precision
+        copy_of_one_precision(bundle, self.bundle, precision)
         self.voice_path = folder / "me.voice"
         self.samples = self._spoken()
         self.tts = self._opened()
@@ -59,7 +60,7 @@ class _Scene:
             code, said = self._batch()
             assert code == 0, said
             self.batch = self._batch_files()
-        self._before = {path: path.read_bytes() for path in _files(folder)}
+        self._before = {path: path.read_bytes() for path in files_of(folder)}
 
     def __call__(self, case: dict[str, Any]) -> Ended:
         chance = random.Random(json.dumps(case, sort_keys=True))
@@ -98,11 +99,11 @@ class _Scene:
         if damage == "swap" and others and chance.random() < 0.5:
             alike = [other for other in others if other.name == path.name]
             other = chance.choice(alike or others)
-            _replace(path, self._before[other])
-            _replace(other, self._before[path])
+            write_anew(path, self._before[other])
+            write_anew(other, self._before[path])
             changed, name = [path, other], f"{name} <-> {other.relative_to(self.folder)}"
         else:
-            _replace(path, damaged(self._before[path], damage, chance))
+            write_anew(path, damaged(self._before[path], damage, chance))
             changed = [path]
         if matching:
             self._renew_digests(changed, chance)
@@ -121,14 +122,14 @@ class _Scene:
                     manifest.model_copy(update={"files": records}).write(self.bundle)
             elif path.suffix == ".lowered":
                 start, rest = path.read_bytes()[:8], path.read_bytes()[40:]
-                _replace(path, start + hashlib.sha256(rest).digest() + rest)
+                write_anew(path, start + hashlib.sha256(rest).digest() + rest)
             elif path.parent.suffix == ".ort":
                 record = path.parent / "files.json"
                 names = [each for each in ("model.onnx", "weights.bin") if (path.parent / each).is_file()]
                 files = {each: record_file(path.parent / each).model_dump() for each in names}
-                _replace(record, json.dumps(files).encode())
+                write_anew(record, json.dumps(files).encode())
             elif path.suffix in (".voice", ".prefix", ".segment"):
-                _replace(path, resealed(self._before[path], chance))
+                write_anew(path, resealed(self._before[path], chance))
 
     def _outcome(self, kind: str, *, matching: bool) -> Ended:
         if kind == "segments":
@@ -145,7 +146,7 @@ class _Scene:
     def _opened(self) -> Any:
         from voxcpm_runtime import VoxCPM
 
-        return VoxCPM.from_bundle(self.bundle, precision="int8", threads=1)
+        return VoxCPM.from_bundle(self.bundle, precision=self.precision, threads=1)
 
     def _spoken(self) -> bytes:
         with self._opened() as tts:
@@ -232,68 +233,27 @@ class _Scene:
         return Ended(SAME if self._batch_files() == self.batch else OTHER)
 
     def _restore(self) -> None:
-        for path in _files(self.folder):
+        for path in files_of(self.folder):
             if path not in self._before:
                 path.unlink()
         for path, content in self._before.items():
             if not path.is_file() or path.read_bytes() != content:
-                _replace(path, content)
+                write_anew(path, content)
 
 
-def checkpoint(folder: str) -> Callable[[dict[str, Any]], Ended]:
-    """What runs a case on a checkpoint: it is opened and all of its weights are read, as a conversion does it."""
-    scratch = Path(tempfile.mkdtemp(prefix="damage-", dir=Path(folder).parent)) / "checkpoint"
-    shutil.copytree(folder, scratch)
-    before = {path: path.read_bytes() for path in _files(scratch)}
-
-    def read() -> str:
-        from voxcpm_conversion.checkpoint import Checkpoint
-
-        opened = Checkpoint.open(scratch)
-        whole = hashlib.sha256(repr((opened.architecture, opened.source())).encode())
-        for name in sorted(opened.shapes()):
-            whole.update(opened.tensor(name).numpy().tobytes())
-        for name, path in sorted(opened.tokenizer_files().items()):
-            whole.update(name.encode() + path.read_bytes())
-        return whole.hexdigest()
-
-    whole = read()
-
-    def run(case: dict[str, Any]) -> Ended:
-        chance = random.Random(json.dumps(case, sort_keys=True))
-        files = sorted(before)
-        file, damage = case_of(case["number"], len(files))
-        path = files[file]
-        try:
-            if damage == "swap" and chance.random() < 0.5:
-                other = chance.choice([each for each in files if each != path])
-                _replace(path, before[other])
-                _replace(other, before[path])
-            else:
-                _replace(path, damaged(before[path], damage, chance))
-            # Nothing in a checkpoint says what its weights were.
-            return Ended(SAME if read() == whole else UNNOTICED, path.name)
-        finally:
-            for each, content in before.items():
-                if each.read_bytes() != content:
-                    _replace(each, content)
-
-    return run
-
-
-def copy_of_one_precision(bundle: Path, to: Path) -> None:
-    """A bundle's int8 alone, so that each of its files is one that speech needs, a vector or the model card."""
+def copy_of_one_precision(bundle: Path, to: Path, precision: Precision) -> None:
+    """One precision of a bundle alone, so that each file is one that speech needs, a vector or the model card."""
     from voxcpm_constants.manifest import Manifest
 
     manifest = Manifest.read(bundle)
-    others = [name for name in manifest.precisions if name != "int8"]
+    others = [name for name in manifest.precisions if name != precision]
     shutil.copytree(bundle, to, ignore=lambda folder, _: others if Path(folder) == bundle else [])
     files = {
         name: file
         for name, file in manifest.files.items()
         if not name.startswith(tuple(f"{p}/" for p in others))
     }
-    manifest.model_copy(update={"precisions": ("int8",), "files": files}).write(to)
+    manifest.model_copy(update={"precisions": (precision,), "files": files}).write(to)
 
 
 def resealed(content: bytes, chance: random.Random) -> bytes:
@@ -328,11 +288,13 @@ def resealed(content: bytes, chance: random.Random) -> bytes:
     return sealed(tensors, metadata)
 
 
-def _files(folder: Path) -> list[Path]:
+def files_of(folder: Path) -> list[Path]:
+    """All files below a folder."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _replace(path: Path, content: bytes) -> None:
+def write_anew(path: Path, content: bytes) -> None:
+    """Write another file under a name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Never in place: whoever has the earlier file mapped keeps it.
     part = path.with_name(f"{path.name}.new")

@@ -7,6 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from robustness.damage import resealed
+
 _TAGS = (1, 1, 1, 3, 6, 7, 2, 0x11, 0x31, 0x55, 0xFFFE, 0)
 """WAVE's numbers of encodings: PCM, float, A-law, µ-law, both ADPCMs, GSM, MP3, extensible, none."""
 _SIZES = (*[None] * 24, 0, 1, 15, 2**31 - 1, 2**31, 2**32 - 1)
@@ -45,6 +47,52 @@ def wave_files(draw: Any) -> bytes:
 def _size(draw: Any, content: bytes) -> bytes:
     said = draw(st.sampled_from(_SIZES))
     return (len(content) if said is None else said).to_bytes(4, "little")
+
+
+def changed_tensors(content: bytes) -> st.SearchStrategy[bytes]:
+    """A file of tensors with one change that its digest knows of, in which hypothesis draws each choice."""
+    return st.randoms(use_true_random=False).map(lambda chance: resealed(content, chance))
+
+
+_DTYPES = (
+    "<f2",
+    "<f4",
+    "<f4",
+    ">f4",
+    "<f8",
+    "<i8",
+    "|b1",
+    "|O",
+    "<U9",
+    "|V4",
+    "|S0",
+    "<M8[s]",
+    "<f2,<f2",
+    "",
+    "x",
+)
+_SHAPES = st.lists(st.sampled_from((0, 1, 2, 7, 64, -1, 2**31, 2**63, 10**22)), max_size=4).map(tuple)
+
+
+@st.composite
+def npy_files(draw: Any, content: bytes) -> bytes:
+    """A `.npy` file whose header says another type, order or shape than its data have, or is none."""
+    length = int.from_bytes(content[8:10], "little")
+    data = content[10 + length :]
+    odd = st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+    fields = {
+        "descr": draw(st.sampled_from(_DTYPES) | odd),
+        "fortran_order": draw(st.booleans() | odd),
+        "shape": draw(_SHAPES | odd),
+        "more": 1,
+    }
+    kept = draw(st.sampled_from((("descr", "fortran_order", "shape"),) * 8 + (tuple(fields), ("descr",))))
+    text = repr({name: fields[name] for name in kept}).encode("utf-8", "surrogatepass") + b"\n"
+    version = draw(st.sampled_from((1, 1, 1, 1, 2, 3, 0, 255)))
+    said = draw(st.sampled_from((len(text),) * 8 + (0, 1, len(text) + 9, 2**16 - 1)))
+    size = said.to_bytes(2 if version == 1 else 4, "little")
+    cut = draw(st.sampled_from((len(data), len(data), 0, 1, len(data) // 2)))
+    return b"\x93NUMPY" + bytes((version, 0)) + size + text + data[:cut]
 
 
 @st.composite

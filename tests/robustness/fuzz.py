@@ -48,9 +48,13 @@ READERS: dict[str, Maker] = {
 }
 STRUCTURED = (
     "manifest",
+    "npy",
     "tokenizer",
     "lowering_of_a_transformer",
     "lowering_of_convolutions",
+    "voice",
+    "prefix",
+    "segment",
     "batch_lines",
     "recording",
     "text",

@@ -51,11 +51,13 @@ class Materials:
     """The tiny synthetic checkpoint, with as many positions as the built-in voice is converted for."""
     recording: Path
     """Speech of a second or so."""
+    begun: Path
+    """The folder of a conversion of the checkpoint that was killed when one package was missing; see `begin`."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command. Paths are relative to its folder, `home/` is what it writes for a user."""
+    """A command. Paths are relative to its folder; `home/` is what it writes for a user, `temporary/` its TMPDIR."""
 
     name: str
     arguments: Callable[[Materials], tuple[object, ...]]
@@ -97,13 +99,14 @@ class Scenario:
             shutil.copytree(materials.cache, folder / "home")
         else:
             (folder / "home").mkdir()
+        (folder / "temporary").mkdir()
 
     def run(self, children: Children, folder: Path, materials: Materials, **what: object) -> Ended:
         """Run the command in its folder. what: as of `Case`."""
         case = Case(
             arguments=tuple(map(str, self.arguments(materials))),
             folder=folder,
-            environment={"VOXCPM_COREML_CACHE": str(folder / "home")},
+            environment={"VOXCPM_COREML_CACHE": str(folder / "home"), "TMPDIR": str(folder / "temporary")},
             replaced={place: getattr(materials, name) for place, name in self.replaced.items()},
             **what,  # type: ignore[arg-type]
         )
@@ -165,6 +168,24 @@ class Scenario:
                 if path.parts[-2] not in (".temporary", ".scratch"):
                     found["/".join(path.parts[-2:])] = path.stat().st_mtime_ns
         return found
+
+
+def begin(whole: Any, folder: Path) -> Path:
+    """The unfinished bundle of a conversion that is killed when all of its packages but one are finished.
+
+    whole: the run of `convert` that nothing disturbed.
+    """
+    finished = [
+        number
+        for number, (kind, path) in enumerate(whole.calls)
+        if kind == "rename" and fnmatch(path, ".bundle.partial/int8/[a-z]*.mlpackage")
+    ]
+    scenario = whole.scenario
+    scenario.prepare(folder, whole.materials)
+    ended = scenario.run(whole.children, folder, whole.materials, call=finished[-1])
+    assert ended.code == -9, ended.err
+    assert len(list(folder.glob(".bundle.partial/int8/[a-z]*.mlpackage"))) == len(finished) - 1
+    return folder / ".bundle.partial"
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -299,6 +320,16 @@ SCENARIOS = {
             converts=True,
         ),
         Scenario(
+            "convert, begun",
+            lambda given: ("convert", given.checkpoint, *CONVERSION, "-o", "bundle"),
+            final=("bundle/*",),
+            result=("bundle/*",),
+            saved=(".bundle.partial/*",),
+            warm=False,
+            converts=True,
+            there={".bundle.partial": "begun"},
+        ),
+        Scenario(
             "convert --overwrite",
             lambda given: ("convert", given.checkpoint, *CONVERSION, "--overwrite", "-o", "bundle"),
             final=("bundle/*",),
@@ -308,7 +339,7 @@ SCENARIOS = {
             gathers=True,
             warm=False,
             converts=True,
-            there={"bundle": "bundle"},
+            there={"bundle": "bundle", ".bundle.partial": "begun"},
             never_gone=("bundle/manifest.json", ".bundle.replaced/manifest.json"),
         ),
         Scenario(

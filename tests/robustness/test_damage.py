@@ -53,8 +53,16 @@ def test_some_damage_to_what_a_voice_speaks_with(
         _run(process, _cases(counts, torture_seed, 0.05), "built-in voice, some", totals)
 
 
+BUNDLES = {
+    "built-in voice": ("speaking_bundle", "int8"),
+    "tiny": ("tiny_bundle", "int8"),
+    "tiny, macOS 27": ("tiny_bundle_27", "fp16"),
+}
+"""Scene → the fixture of its bundle, and the precision that speaks."""
+
+
 @pytest.mark.torture
-@pytest.mark.parametrize("name", ["built-in voice", "tiny"])
+@pytest.mark.parametrize("name", BUNDLES)
 def test_damage_to_what_a_voice_speaks_with(
     request: pytest.FixtureRequest,
     totals: Totals,
@@ -62,19 +70,24 @@ def test_damage_to_what_a_voice_speaks_with(
     share: Callable[[int], int],
     name: str,
 ) -> None:
-    bundle = request.getfixturevalue("tiny_bundle" if name == "tiny" else "speaking_bundle")
-    with watched("robustness.damage:scene", bundle=bundle, kinds=list(DAMAGE[name])) as process:
+    fixture, precision = BUNDLES[name]
+    given = {"bundle": request.getfixturevalue(fixture), "kinds": list(DAMAGE[name]), "precision": precision}
+    with watched("robustness.damage:scene", **given) as process:
         _run(process, _cases(DAMAGE[name], torture_seed, share(1000) / 1000), name, totals)
 
 
 @pytest.fixture(params=DAMAGE["checkpoint"])
-def checkpoint_of_a_form(request: pytest.FixtureRequest, tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """A folder of that form's name, with a checkpoint."""
+def checkpoint_of_a_form(
+    request: pytest.FixtureRequest, tiny_checkpoint: Path, tmp_path: Path, write_lora: Callable[..., Path]
+) -> Path:
+    """A folder of that form's name, with a checkpoint, or with a LoRA of one."""
     import torch
     from safetensors.torch import load_file
 
     form: str = request.param
     folder = tmp_path / form
+    if form == "lora":
+        return write_lora(folder, tiny_checkpoint, enable_lm=True, enable_dit=True, r=2)
     folder.mkdir()
     for path in tiny_checkpoint.iterdir():
         if form == "pickle" and path.name in PICKLES:
@@ -84,21 +97,46 @@ def checkpoint_of_a_form(request: pytest.FixtureRequest, tiny_checkpoint: Path, 
     return folder
 
 
-def test_some_damage_to_a_checkpoint(checkpoint_of_a_form: Path, totals: Totals, torture_seed: int) -> None:
-    _damage_to_a_checkpoint(checkpoint_of_a_form, "checkpoint, some", totals, torture_seed, 0.05)
+def test_some_damage_to_a_checkpoint(
+    checkpoint_of_a_form: Path, tiny_checkpoint: Path, totals: Totals, torture_seed: int
+) -> None:
+    what = "checkpoint, some"
+    _damage_to_a_checkpoint(checkpoint_of_a_form, tiny_checkpoint, what, totals, torture_seed, 0.05)
 
 
 @pytest.mark.torture
 def test_damage_to_a_checkpoint(
-    checkpoint_of_a_form: Path, totals: Totals, torture_seed: int, share: Callable[[int], int]
+    checkpoint_of_a_form: Path,
+    tiny_checkpoint: Path,
+    totals: Totals,
+    torture_seed: int,
+    share: Callable[[int], int],
 ) -> None:
-    _damage_to_a_checkpoint(checkpoint_of_a_form, "checkpoint", totals, torture_seed, share(1000) / 1000)
+    part = share(1000) / 1000
+    _damage_to_a_checkpoint(checkpoint_of_a_form, tiny_checkpoint, "checkpoint", totals, torture_seed, part)
 
 
-def _damage_to_a_checkpoint(folder: Path, what: str, totals: Totals, seed: int, part: float) -> None:
+def _damage_to_a_checkpoint(
+    folder: Path, checkpoint: Path, what: str, totals: Totals, seed: int, part: float
+) -> None:
     cases = _cases({folder.name: DAMAGE["checkpoint"][folder.name]}, seed, part)
-    with watched("robustness.damage:checkpoint", folder=folder) as process:
+    lora = {"checkpoint": checkpoint} if folder.name == "lora" else {}
+    maker = "lora" if lora else "checkpoint"
+    with watched(f"robustness.damaged_inputs:{maker}", folder=folder, **lora) as process:
         _run(process, cases, what, totals)
+
+
+def test_some_damage_to_a_servers_jobs(speaking_bundle: Path, totals: Totals, torture_seed: int) -> None:
+    with watched("robustness.damaged_inputs:jobs", bundle=speaking_bundle) as process:
+        _run(process, _cases(DAMAGE["server"], torture_seed, 0.2), "server, some", totals)
+
+
+@pytest.mark.torture
+def test_damage_to_a_servers_jobs(
+    speaking_bundle: Path, totals: Totals, torture_seed: int, share: Callable[[int], int]
+) -> None:
+    with watched("robustness.damaged_inputs:jobs", bundle=speaking_bundle) as process:
+        _run(process, _cases(DAMAGE["server"], torture_seed, share(1000) / 1000), "server", totals)
 
 
 def test_damage_that_changes_the_speech_is_seen(speaking_bundle: Path) -> None:

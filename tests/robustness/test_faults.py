@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import errno
+import functools
 import random
 import re
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from robustness.cases import EACH_ROLE, EVERY_CALL, SOME_ROLES
+from robustness.cases import EACH_ROLE, EVERY_CALL, PARTS, SOME_ROLES
 from robustness.children import Ended
 from robustness.scenarios import Judge, Scenario, lines_of
 
@@ -22,7 +23,7 @@ ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EINTR)
 
 # What no two conversions have in common, and which step model or precision a file is of.
 _NAMES = re.compile(
-    r"tmp\w+|(\.unfinished-)?\w+\.mlpackage|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?<=/)(fp16|int8)(?=/|$)|default-\w{16}"
+    r"tmp\w+|(\.unfinished-)?\w+\.mlpackage|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?<=/)(fp16|fp32|int8)(?=/|$)|default-\w{16}"
 )
 
 
@@ -31,13 +32,28 @@ def role(path: str) -> str:
     return _NAMES.sub("*", path.rpartition("/")[0])
 
 
-def chosen(calls: list[tuple[str, str]], count: int, chance: random.Random) -> list[tuple[int, int]]:
-    """`count` calls by their number, each with an error: first one of each kind in each role, then every other once."""
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+Role = tuple[str, str]
+"""The kind of a call, and the role of the folder of its file."""
+
+
+def by_role(calls: list[tuple[str, str]]) -> dict[Role, list[int]]:
+    """The numbers of the calls of each role."""
+    groups: dict[Role, list[int]] = defaultdict(list)
     for number, (kind, path) in enumerate(calls):
         groups[kind, role(path)].append(number)
+    return groups
+
+
+def chosen(
+    calls: list[tuple[str, str]], count: int, chance: random.Random, left_out: Collection[Role] = ()
+) -> list[tuple[int, int]]:
+    """`count` calls by their number, each with an error: first one of each kind in each role, then every other once.
+
+    left_out: roles of which no call is chosen.
+    """
+    groups = {found: numbers for found, numbers in by_role(calls).items() if found not in left_out}
     first = [chance.choice(numbers) for numbers in groups.values()]
-    others = sorted(set(range(len(calls))) - set(first))
+    others = sorted({number for numbers in groups.values() for number in numbers} - set(first))
     chance.shuffle(first)
     chance.shuffle(others)
     return [(number, chance.choice(ERRORS)) for number in (first + others)[:count]]
@@ -62,13 +78,24 @@ def problems(scenario: Scenario, ended: Ended, folder: Path, whole: Any) -> list
     return wrong + scenario.leftovers(folder, whole.files, whole.before)
 
 
-def disturbed(whole: Any, folder: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Outcomes, and what went wrong, of that many runs in each of which one call fails."""
+def disturbed(
+    whole: Any,
+    folder: Path,
+    count: int,
+    seed: int,
+    *,
+    left_out: Collection[Role] = (),
+    part: tuple[int, int] = (0, 1),
+) -> tuple[Counter[str], list[str]]:
+    """Outcomes, and what went wrong, of that many runs in each of which one call fails.
+
+    left_out: as of `chosen`. part: which of how many parts of these runs are to be run.
+    """
     scenario: Scenario = whole.scenario
     chance = random.Random(f"{seed} {scenario.name}")
     outcomes: Counter[str] = Counter()
     wrong = []
-    for number, error in chosen(whole.calls, count, chance):
+    for number, error in chosen(whole.calls, count, chance, left_out)[part[0] :: part[1]]:
         shutil.rmtree(folder, ignore_errors=True)
         scenario.prepare(folder, whole.materials)
         ended = scenario.run(whole.children, folder, whole.materials, call=number, error=error)
@@ -99,12 +126,17 @@ def test_every_call_fails_once(
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("name", [*EACH_ROLE, *SOME_ROLES])
+@pytest.mark.parametrize(
+    ("name", "part"), [(name, part) for name in (*EACH_ROLE, *SOME_ROLES) for part in range(PARTS[name])]
+)
 def test_one_call_of_each_kind_fails_in_each_role_of_a_folder(
-    whole: Callable[[str], Any], judged: Judge, share: Callable[[int], int], name: str
+    whole: Callable[[str], Any], judged: Judge, share: Callable[[int], int], name: str, part: int
 ) -> None:
-    roles = {(kind, role(path)) for kind, path in whole(name).calls}
-    judged("Faults", disturbed, name, share(SOME_ROLES.get(name, len(roles))))
+    other = EACH_ROLE.get(name)
+    left_out = by_role(whole(other).calls).keys() if other else ()
+    roles = by_role(whole(name).calls).keys() - set(left_out)
+    disturb = functools.partial(disturbed, left_out=left_out, part=(part, PARTS[name]))
+    judged("Faults", disturb, name, share(SOME_ROLES.get(name, len(roles))))
 
 
 def test_a_fault_is_of_each_role_first_and_then_of_each_call() -> None:
@@ -115,3 +147,14 @@ def test_a_fault_is_of_each_role_first_and_then_of_each_call() -> None:
         numbers = [number for number, _ in chosen(calls, 99, random.Random(seed))]
         assert sorted(numbers) == [0, 1, 2, 3, 4]
         assert {max(number, 2) for number in numbers[:3]} == {2, 3, 4}
+
+
+def test_roles_of_another_command_are_left_out_and_parts_are_the_whole() -> None:
+    calls = [("write", "a/x"), ("write", "a/y"), ("rename", "b/x"), ("open", "c/x"), ("open", "d/x")]
+
+    for seed in range(20):
+        found = chosen(calls, 9, random.Random(seed), {("write", "a"), ("open", "c")})
+        assert sorted(number for number, _ in found) == [2, 4]
+        every = chosen(calls, 9, random.Random(seed))
+        parts = [every[part::3] for part in range(3)]
+        assert sorted(one for part in parts for one in part) == sorted(every)

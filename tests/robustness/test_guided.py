@@ -16,17 +16,22 @@ from robustness.cases import INPUTS
 from robustness.totals import Totals
 
 GUIDED = (
+    "manifest",
     "npy",
+    "tokenizer",
+    "tokenizer_config",
     "program",
     "weights",
     "voice",
     "prefix",
     "batch_lines",
-    "tokenizer_config",
+    "recording",
+    "text",
+    "speech_json",
     "speech_form",
     "wyoming",
 )
-"""The readers of bytes in Python, whose branches atheris sees."""
+"""The readers whose bytes atheris changes. It sees the branches of Python alone, not those of C and Rust."""
 
 
 @pytest.mark.torture

@@ -31,9 +31,10 @@ def test_kills() -> None:
 def test_faults() -> None:
     found = {row[0].replace("`", ""): row[1] for row in table("Faults")}
 
-    assert found == dict.fromkeys(EVERY_CALL, "every call") | dict.fromkeys(
-        EACH_ROLE, "one of each kind in each role"
-    ) | {name: f"{count} of its roles" for name, count in SOME_ROLES.items()}
+    each = "one of each kind in each role"
+    assert found == dict.fromkeys(EVERY_CALL, "every call") | {
+        name: f"{each} that `{other}` has not" if other else each for name, other in EACH_ROLE.items()
+    } | {name: f"{count} of its roles" for name, count in SOME_ROLES.items()}
 
 
 def test_damage() -> None:

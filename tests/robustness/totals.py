@@ -34,6 +34,16 @@ def rows(properties: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
     return [value for name, value in properties if name == PROPERTY]
 
 
+def merged(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows in the order of the table, with one for all tests that share a row."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for entry in sorted(found, key=lambda entry: (entry["section"], entry["row"])):
+        row = rows.setdefault((entry["section"], entry["row"]), {**entry, "outcomes": {}})
+        row["outcomes"] = dict(Counter(row["outcomes"]) + Counter(entry["outcomes"]))
+        row["figures"] = {**row["figures"], **entry["figures"]}
+    return list(rows.values())
+
+
 def write(path: Path, found: list[dict[str, Any]], **about: object) -> None:
     """Write all rows, and what the run was, as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +53,7 @@ def write(path: Path, found: list[dict[str, Any]], **about: object) -> None:
 def table(found: list[dict[str, Any]]) -> list[str]:
     """The lines of a table in Markdown, one row for each row."""
     lines = ["| section | what | cases | outcomes |", "|---|---|---|---|"]
-    for entry in sorted(found, key=lambda entry: (entry["section"], entry["row"])):
+    for entry in found:
         outcomes = [f"{count} {name}" for name, count in sorted(entry["outcomes"].items())]
         outcomes += [f"{name} {value:g}" for name, value in entry["figures"].items()]
         cases = sum(entry["outcomes"].values())

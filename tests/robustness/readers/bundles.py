@@ -65,7 +65,12 @@ def npy(bundle: Path, folder: Path) -> Reader:
             return mutated_bytes(start, chance) + rest
         return mutated_bytes(content, chance)
 
-    return Reader((content,), read, changed)
+    def structured() -> Any:
+        from robustness.formats import npy_files
+
+        return npy_files(content)
+
+    return Reader((content,), read, changed, structured)
 
 
 def tokenizer(bundle: Path, folder: Path) -> Reader:

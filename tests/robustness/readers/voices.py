@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from pathlib import Path
@@ -23,6 +24,12 @@ def _changed_tensors(content: bytes, chance: random.Random) -> bytes:
     if chance.random() < 0.8:
         return mutated_bytes(content[:length], chance) + content[length:]
     return mutated_bytes(content, chance)
+
+
+def _structured(content: bytes) -> Any:
+    from robustness.formats import changed_tensors
+
+    return changed_tensors(content)
 
 
 def _prompt(bundle: Path) -> np.ndarray:
@@ -49,7 +56,8 @@ def voice(bundle: Path, folder: Path) -> Reader:
         (folder / "b.voice").write_bytes(content)
         Voice.load(folder / "b.voice").check(a)
 
-    return Reader((path.read_bytes(),), read, _changed_tensors)
+    content = path.read_bytes()
+    return Reader((content,), read, _changed_tensors, functools.partial(_structured, content))
 
 
 def prefix(bundle: Path, folder: Path) -> Reader:
@@ -67,7 +75,7 @@ def prefix(bundle: Path, folder: Path) -> Reader:
         (folder / "b.prefix").write_bytes(content)
         return "computed again" if _read(folder / "b.prefix") is None else None
 
-    return Reader((content,), read, _changed_tensors)
+    return Reader((content,), read, _changed_tensors, functools.partial(_structured, content))
 
 
 _PLAN = json.dumps({"digest": "d", "seed": 1}).encode()
@@ -77,7 +85,8 @@ def segment(bundle: Path, folder: Path) -> Reader:
     """A saved segment, with the plan that it belongs to."""
     content = _segment(bundle, folder)
     read = _resumed(folder)
-    return Reader((content,), lambda changed: read(_PLAN, changed), _changed_tensors)
+    structured = functools.partial(_structured, content)
+    return Reader((content,), lambda changed: read(_PLAN, changed), _changed_tensors, structured)
 
 
 def saved_plan(bundle: Path, folder: Path) -> Reader:
