@@ -363,6 +363,29 @@ def test_a_database_with_other_columns_is_refused_in_one_line(tmp_path: Path) ->
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("column", ["id", "request"])
+def test_a_row_that_a_disk_has_damaged_is_refused_in_one_line(tmp_path: Path, column: str) -> None:
+    """A job without a name ended the start in a traceback."""
+    store = JobStore(tmp_path)
+    store.add(store.new_folder(), "", {"input": "Yes."}, 7, 1)
+    store.close()
+    schema = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?)"
+    declared, free = "id TEXT NOT NULL", "id TEXT          "
+    for one, other, change in ((declared, free, ""), (free, declared, {"id": "NULL"}.get(column, "'{'"))):
+        with sqlite3.connect(tmp_path / "jobs.sqlite") as rows:
+            if change:
+                rows.execute(f"UPDATE jobs SET {column} = {change}")  # noqa: S608 - both are above
+            rows.execute("PRAGMA writable_schema = ON")
+            rows.execute(schema, (one, other))
+        rows.close()
+
+    with pytest.raises(
+        InputError, match=r"jobs cannot be read \((NULL value in jobs.id|a job's request is)"
+    ) as caught:
+        JobStore(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_server_without_jobs_says_so(serve: Callable[..., Any]) -> None:
     running = serve(max_jobs=0)
 
