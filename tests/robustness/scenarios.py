@@ -234,7 +234,7 @@ def calls(log: Path, folder: Path) -> list[tuple[str, str]]:
 
 
 def lines_of(ended: Ended) -> list[str]:
-    """What a failed command said beyond warnings, and a conversion's progress: lines with a time, or cut off before it."""
+    """What a failed command said beyond warnings, and beyond progress: lines with a time, or cut off before it."""
     lines = [line for line in ended.err.splitlines() if line and not line.startswith("warning: ")]
     return [line for line in lines if not re.search(r"( \d+:\d\d:\d\d|…)$", line)]
 
