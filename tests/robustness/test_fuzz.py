@@ -64,6 +64,13 @@ def _fuzz(
     return counts, wrong, slowest
 
 
+@pytest.fixture(scope="module")
+def readers(speaking_bundle: Path) -> Iterator[Watched]:
+    """A process that has every reader."""
+    with watched("robustness.fuzz:scene", bundle=speaking_bundle) as process:
+        yield process
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize(
     ("name", "engine"),
@@ -72,22 +79,14 @@ def _fuzz(
 def test_changed_inputs_are_refused_or_taken(
     name: str,
     engine: str,
-    speaking_bundle: Path,
+    readers: Watched,
     totals: Totals,
     torture_seed: int,
     share: Callable[[int], int],
 ) -> None:
-    with watched("robustness.fuzz:scene", bundle=speaking_bundle) as process:
-        counts, wrong, slowest = _fuzz(process, name, engine, torture_seed * 1_000_000, share(INPUTS))
+    counts, wrong, slowest = _fuzz(readers, name, engine, torture_seed * 1_000_000, share(INPUTS))
     totals.record("Fuzz", f"{name}, {engine}", counts, slowest_seconds=round(slowest, 3))
     assert not wrong, f"{len(wrong)} inputs failed:\n" + "\n".join(wrong[:30])
-
-
-@pytest.fixture(scope="module")
-def readers(speaking_bundle: Path) -> Iterator[Watched]:
-    """A process that has every reader."""
-    with watched("robustness.fuzz:scene", bundle=speaking_bundle) as process:
-        yield process
 
 
 def test_some_changed_inputs(readers: Watched, totals: Totals, torture_seed: int) -> None:

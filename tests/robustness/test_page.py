@@ -7,7 +7,10 @@ import re
 from documents import REPOSITORY
 from robustness.cases import DAMAGE, EACH_ROLE, EVERY_CALL, INPUTS, KILLS, SOME_ROLES
 from robustness.fuzz import READERS, STRUCTURED
+from robustness.hostile import CASES as HOSTILE
+from robustness.hostile import CHECKPOINT_CASES
 from robustness.test_guided import GUIDED
+from robustness.test_hostile_content import SOME
 
 PAGE = (REPOSITORY / "docs/reliability.md").read_text(encoding="utf-8")
 
@@ -44,6 +47,16 @@ def test_damage() -> None:
 
     assert found == DAMAGE
     assert sum(sum(both) for kinds in DAMAGE.values() for both in kinds.values()) == 2000
+
+
+def test_hostile_content() -> None:
+    texts = sum(name.startswith("text of") for name in HOSTILE)
+    others = (
+        f"{len(SOME)} cases of bundles, voices, recordings and names, {len(CHECKPOINT_CASES)} of checkpoints"
+    )
+
+    assert f"{others}, and {texts} texts" in PAGE
+    assert len(SOME) + len(CHECKPOINT_CASES) + texts == len(HOSTILE)
 
 
 def test_changed_inputs() -> None:
