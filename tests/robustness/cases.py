@@ -18,7 +18,7 @@ EVERY_CALL = ("generate", "generate, empty cache", "batch", "voices add")
 """Commands of which every call to the system fails once."""
 EACH_ROLE = {"convert, begun": "", "convert": "convert, begun", "convert --overwrite": "convert, begun"}
 """Commands with thousands of calls, of which one of each kind fails in each role of a folder → another command, whose
-roles are left out."""
+roles are left out, but for those of folders that are there before."""
 SOME_ROLES = {"default bundle": 12}
 """Commands whose roles are mostly those of `EACH_ROLE` → how many of them."""
 PARTS = {"convert, begun": 4, "convert": 2, "convert --overwrite": 2, "default bundle": 2}

@@ -9,9 +9,11 @@ from robustness.cases import DAMAGE, EACH_ROLE, EVERY_CALL, INPUTS, KILLS, SOME_
 from robustness.fuzz import READERS, STRUCTURED
 from robustness.hostile import CASES as HOSTILE
 from robustness.hostile import CHECKPOINT_CASES
+from robustness.scenarios import SCENARIOS
 from robustness.test_guided import GUIDED
 from robustness.test_hostile_content import SOME
 
+THERE = {name for name in EACH_ROLE if SCENARIOS[name].there}
 PAGE = (REPOSITORY / "docs/reliability.md").read_text(encoding="utf-8")
 
 
@@ -36,7 +38,10 @@ def test_faults() -> None:
 
     each = "one of each kind in each role"
     assert found == dict.fromkeys(EVERY_CALL, "every call") | {
-        name: f"{each} that `{other}` has not" if other else each for name, other in EACH_ROLE.items()
+        name: f"{each} that `{other}` has not{', or of what was there before' * (name in THERE)}"
+        if other
+        else each
+        for name, other in EACH_ROLE.items()
     } | {name: f"{count} of its roles" for name, count in SOME_ROLES.items()}
 
 
