@@ -241,7 +241,7 @@ class _Scene:
                 write_anew(path, content)
 
 
-def copy_of_one_precision(bundle: Path, to: Path, precision: Precision) -> None:
+def copy_of_one_precision(bundle: Path, to: Path, precision: Precision = "int8") -> None:
     """One precision of a bundle alone, so that each file is one that speech needs, a vector or the model card."""
     from voxcpm_constants.manifest import Manifest
 
