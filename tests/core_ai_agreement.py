@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import StepModel
+from voxcpm_conversion.lora import Lora
+from voxcpm_runtime.backends.step_function import Floats, StepFunction
 from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, Spoken, cases, speak_upstream
@@ -22,10 +27,12 @@ FP32 = 0.999999
 Reference = dict[str, list[RecordedCall]]
 
 
-def recorded(checkpoint: Path, bundle: Path, patches: int = 6) -> tuple[Any, Reference]:
+def recorded(
+    checkpoint: Path, bundle: Path, patches: int = 6, lora: Lora | None = None
+) -> tuple[Any, Reference]:
     """Upstream's model, and what it does for an utterance."""
     manifest = Manifest.read(bundle)
-    model = load_upstream(checkpoint, max_length=manifest.sizes.kv_length)
+    model = load_upstream(checkpoint, max_length=manifest.sizes.kv_length, lora=lora)
     return model, record_reference(model, manifest.architecture, manifest.sizes, text=TEXT, patches=patches)
 
 
@@ -45,6 +52,35 @@ def check_fp32(bundle: Path, reference: Reference, name: str) -> None:
     found = measured(bundle, "fp32", reference, name)
     assert found.lowest >= FP32
     assert all(output.correlation >= FP32 for output in found.outputs.values())
+
+
+def beside_torch(
+    declared: StepModel, step: torch.nn.Module, model: StepFunction, chunks: Iterable[int], batch: int = 1
+) -> list[tuple[list[Floats], list[Floats]]]:
+    """Outputs of a step model on Core AI and of its torch module, for calls on noise that pass their states on.
+
+    chunks: of each call, which of the declared lengths.
+    """
+    state = model.new_state() if declared.state else None
+    held = [torch.zeros(t.shape_at(0)) for t in declared.state]
+    generator, positions = np.random.default_rng(0), np.zeros(batch, np.int32)
+    calls = []
+    for chunk in chunks:
+        given = {
+            t.name: positions + np.arange(batch, dtype=np.int32)
+            if t.dtype == "int32"
+            else generator.standard_normal(t.shape_at(chunk)).astype(np.float32)
+            for t in declared.inputs
+        }
+        with torch.inference_mode():
+            results = step(*(torch.tensor(given[t.name]) for t in declared.inputs), *held)
+        results = results if isinstance(results, tuple) else (results,)
+        held = list(results[len(declared.outputs) :])
+        found = model(given, state)
+        names = [t.name for t in declared.outputs]
+        calls.append(([found[name] for name in names], [r.numpy() for r in results[: len(names)]]))
+        positions += declared.chunk_lengths[chunk]
+    return calls
 
 
 def spoken(tts: VoxCPM, case: Case) -> Spoken:

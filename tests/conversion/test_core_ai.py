@@ -9,16 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from core_ai_agreement import beside_torch
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.manifest import Manifest, check_files, record_folder
+from voxcpm_constants.manifest import Manifest, check_files
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
     BASE_LM_STEP,
     FEAT_ENCODER,
     LOCDIT_SOLVE,
-    LOCDIT_STEP,
     RESIDUAL_LM_STEP,
     StepSizes,
     declare_step_models,
@@ -27,10 +26,8 @@ from voxcpm_constants.targets import CORE_AI, package_form
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.cli import progress_console
 from voxcpm_conversion.convert import convert
-from voxcpm_conversion.core_ai.packages import add_packages
 from voxcpm_conversion.core_ai.toolchain import quiet
 from voxcpm_conversion.step_modules import build_step, loaded_modules
-from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.backends.loading import load_core_ai_step_model
 from voxcpm_runtime.commands import cli
 
@@ -72,19 +69,6 @@ def test_the_weights_of_several_functions_are_stored_once(tiny_bundle_27: Path) 
     weights = t.num_layers * (layer + 3 * t.hidden_size * t.intermediate_size)
     size = (tiny_bundle_27 / "fp32" / f"{BASE_LM_STEP}.aimodel" / "main.mlirb").stat().st_size
     assert 4 * weights < size < 6 * weights
-
-
-def test_precisions_have_the_sizes_of_their_formats(
-    tiny_bundle_27: Path, some_packages: Callable[..., Path]
-) -> None:
-    def size(folder: Path, precision: str) -> int:
-        return (folder / precision / f"{BASE_LM_STEP}.aimodel" / "main.mlirb").stat().st_size
-
-    small = some_packages("core-ai-small", "tiny", [BASE_LM_STEP], TINY, ("int8", "int4"), "macOS27")
-    sizes = [size(tiny_bundle_27, p) for p in ("fp32", "fp16")] + [size(small, p) for p in ("int8", "int4")]
-    assert sizes == sorted(sizes, reverse=True)
-    # A quarter of the bytes, and the graph of two functions.
-    assert sizes[2] < 0.5 * sizes[0]
 
 
 def test_nothing_in_a_program_names_this_machine(tiny_bundle_27: Path) -> None:
@@ -145,48 +129,11 @@ def test_optional_forms_agree_with_torch(
     declared = declare_step_models(checkpoint.architecture, sized)[name]
     step = build_step(declared, loaded_modules(checkpoint, declared, sized), checkpoint.architecture, sized)
     model = load_core_ai_step_model(folder, Manifest.read(folder), "fp32", name)
-    state = model.new_state() if declared.state else None
-    held = [torch.zeros(t.shape_at(0)) for t in declared.state]
-    generator, positions = np.random.default_rng(0), np.zeros(sized.batch, np.int32)
     # Chunks in between: each function writes into the state that the others read.
-    for chunk in (1, 0, 1, 0) if declared.state else (0,):
-        given = {
-            t.name: positions + np.arange(sized.batch, dtype=np.int32)
-            if t.dtype == "int32"
-            else generator.standard_normal(t.shape_at(chunk)).astype(np.float32)
-            for t in declared.inputs
-        }
-        with torch.inference_mode():
-            results = step(*(torch.tensor(given[t.name]) for t in declared.inputs), *held)
-        results = results if isinstance(results, tuple) else (results,)
-        held = list(results[len(declared.outputs) :])
-        found = model(given, state)
-        for tensor, expected in zip(declared.outputs, results, strict=False):
-            np.testing.assert_allclose(found[tensor.name], expected.numpy(), atol=2e-4, rtol=1e-4)
-        positions += declared.chunk_lengths[chunk]
-
-
-@pytest.mark.usefixtures("own_compiled_27")
-def test_a_lora_is_merged(
-    tiny_checkpoint: Path, write_lora: Callable[..., Path], tmp_path: Path, tiny_bundle_27: Path
-) -> None:
-    lora = write_lora(tmp_path / "lora", tiny_checkpoint, r=4, alpha=8, enable_lm=True, enable_dit=True)
-    opened = Checkpoint.open(tiny_checkpoint, lora=lora)
-    sizes = StepSizes(kv_length=16, prefill_chunks=(1,))
-    declared = declare_step_models(opened.architecture, sizes)[LOCDIT_STEP]
-    workspace = Workspace(tmp_path / "bundle", {})
-    add_packages(workspace, opened, declared, package_form(declared, CORE_AI), sizes, ["fp32"], CORE_AI)
-    manifest = Manifest.read(tiny_bundle_27)
-    plain = load_core_ai_step_model(tiny_bundle_27, manifest, "fp32", LOCDIT_STEP)
-    manifest = manifest.model_copy(update={"files": record_folder(workspace.folder)})
-    merged = load_core_ai_step_model(workspace.folder, manifest, "fp32", LOCDIT_STEP)
-    step = build_step(declared, loaded_modules(opened, declared, sizes), opened.architecture, sizes)
-    generator = np.random.default_rng(0)
-    given = {t.name: generator.standard_normal(t.shape_at(0)).astype(np.float32) for t in declared.inputs}
-    with torch.inference_mode():
-        expected = step(*(torch.tensor(given[t.name]) for t in declared.inputs)).numpy()
-    np.testing.assert_allclose(merged(given)["velocity"], expected, atol=2e-4, rtol=1e-4)
-    assert np.abs(plain(given)["velocity"] - expected).max() > 0.01
+    chunks = (1, 0, 1, 0) if declared.state else (0,)
+    for found, expected in beside_torch(declared, step, model, chunks, sized.batch):
+        for values, reference in zip(found, expected, strict=True):
+            np.testing.assert_allclose(values, reference, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("missing", ["coreai_torch", "coreai_opt"])
