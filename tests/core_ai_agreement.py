@@ -16,8 +16,10 @@ from voxcpm_runtime.backends.step_function import Floats, StepFunction
 from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, Spoken, cases, speak_upstream
+from voxcpm_validation.half_arithmetic import HalfArithmetic
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.reference import RecordedCall, record_reference
+from voxcpm_validation.report import STEP_FLOORS
 from voxcpm_validation.step_agreement import StepAgreement, measure_step
 from voxcpm_validation.upstream import load_upstream
 
@@ -28,12 +30,12 @@ Reference = dict[str, list[RecordedCall]]
 
 
 def recorded(
-    checkpoint: Path, bundle: Path, patches: int = 6, lora: Lora | None = None
+    checkpoint: Path, bundle: Path, patches: int = 6, text: str = TEXT, lora: Lora | None = None
 ) -> tuple[Any, Reference]:
     """Upstream's model, and what it does for an utterance."""
     manifest = Manifest.read(bundle)
     model = load_upstream(checkpoint, max_length=manifest.sizes.kv_length, lora=lora)
-    return model, record_reference(model, manifest.architecture, manifest.sizes, text=TEXT, patches=patches)
+    return model, record_reference(model, manifest.architecture, manifest.sizes, text=text, patches=patches)
 
 
 def measured(bundle: Path, precision: Any, reference: Reference, name: str) -> StepAgreement:
@@ -52,6 +54,15 @@ def check_fp32(bundle: Path, reference: Reference, name: str) -> None:
     found = measured(bundle, "fp32", reference, name)
     assert found.lowest >= FP32
     assert all(output.correlation >= FP32 for output in found.outputs.values())
+
+
+def misses_published(half: HalfArithmetic, margin: float = 1.0) -> bool:
+    """Whether Core AI misses the published figure at a length at which our model of half arithmetic reaches it.
+
+    margin: how many times as far from 1 as the published figure Core AI's correlation may be.
+    """
+    floor = STEP_FLOORS["fp16"][half.step_model]
+    return half.faithful.correlation >= floor and 1 - half.core_ai.correlation > margin * (1 - floor)
 
 
 def beside_torch(

@@ -10,7 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from core_ai_agreement import FP32, TEXT, Reference, check_fp32, check_utterances, measured, recorded, spoken
+from core_ai_agreement import (
+    TEXT,
+    Reference,
+    check_fp32,
+    check_utterances,
+    measured,
+    misses_published,
+    recorded,
+)
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import (
@@ -18,23 +26,17 @@ from voxcpm_constants.step_models import (
     BASE_LM_STEP,
     LOCDIT_STEP,
     STEP_MODEL_NAMES,
-    StepSizes,
 )
-from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import convert
-from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.backends.loading import load_core_ai_step_model
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import step_agreement, validate
 from voxcpm_validation.end_to_end import Case, EndToEnd, compare_speech, speak_upstream
-from voxcpm_validation.half_arithmetic import check_beside, measure_half
+from voxcpm_validation.half_arithmetic import HalfArithmetic, check_beside, measure_half
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.report import CORE_AI_FLOORS, STEP_FLOORS, Report, below_floors
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)
-
-SIZES = StepSizes(kv_length=128, prefill_chunks=(1, 16))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,14 +58,42 @@ def test_fp32_step_models_equal_upstream_at_every_length(
     check_fp32(tiny_bundle_27, first[1], name)
 
 
+@pytest.fixture(scope="module")
+def half(tiny_bundle_27: Path, tiny_bundle: Path, first: tuple[Any, Reference]) -> tuple[HalfArithmetic, ...]:
+    """Half arithmetic of two kinds on the same calls; the lengths of the one bundle are among the other's."""
+    return measure_half(tiny_bundle_27, tiny_bundle, first[1])
+
+
 @pytest.mark.parametrize("name", STEP_MODEL_NAMES)
-def test_fp16_step_models_reach_their_floors_at_every_length(
-    tiny_bundle_27: Path, first: tuple[Any, Reference], name: str
+def test_fp16_step_models_reach_their_floors_and_nearly_the_published_figures_at_every_length(
+    tiny_bundle_27: Path, half: tuple[HalfArithmetic, ...], name: str
 ) -> None:
-    found = measured(tiny_bundle_27, "fp16", first[1], name)
-    assert found.lowest >= CORE_AI_FLOORS["fp16"][name]
-    # Half arithmetic, not float32 on half weights.
-    assert next(iter(found.outputs.values())).snr_db < 70
+    """Random weights may be a tenth farther from 1 than the published figures; the built-in voice's are not."""
+    found = [each for each in half if each.step_model == name]
+    assert len(found) == len(Manifest.read(tiny_bundle_27).step_models[name].chunk_lengths)
+    for each in found:
+        assert each.core_ai.correlation >= CORE_AI_FLOORS["fp16"][name]
+        # Half arithmetic, not float32 on half weights.
+        assert each.core_ai.snr_db < 70
+        assert not misses_published(each, margin=1.1), each
+
+
+def test_the_table_of_half_arithmetic_has_every_length(half: tuple[HalfArithmetic, ...]) -> None:
+    table = Report(bundle="b", checkpoint="c", tools={}, steps=(), end_to_end=(), half=half).markdown()
+    for each in half:
+        row = f"| {each.step_model} | {each.length} | {each.calls} | {each.core_ai.correlation:.7f} |"
+        assert row in table
+    decoder = next(each for each in half if each.step_model == AUDIO_VAE_DECODER)
+    assert decoder.between.snr_db < decoder.faithful.snr_db
+
+
+def test_half_arithmetic_is_compared_between_bundles_of_the_same_sizes(
+    tiny_bundle_27: Path, tiny_bundle: Path
+) -> None:
+    manifest = Manifest.read(tiny_bundle_27)
+    for beside, why in ((tiny_bundle_27, "expected a bundle for macos14"), (tiny_bundle, "other sizes")):
+        with pytest.raises(InputError, match=why):
+            check_beside(manifest, manifest.source, beside)
 
 
 def test_floors_of_half_arithmetic_are_near_the_published_ones() -> None:
@@ -162,35 +192,3 @@ def test_validation_measures_on_core_ai_and_says_what_it_left_out(
     markdown = report.markdown()
     assert "| base_lm_step | fp32 | core-ai | 16 |" in markdown
     assert "fp16: utterances of 2 patches, not 3" in markdown
-
-
-def test_half_arithmetic_is_compared_with_the_portable_executors(
-    tiny_bundle_27: Path, tiny_checkpoint: Path, some_packages: Callable[..., Path], tiny_bundle: Path
-) -> None:
-    """Packages of the same sizes, for the decoder alone: it has one length, and a state."""
-    core_ml = some_packages("half", "tiny", [AUDIO_VAE_DECODER], SIZES)
-    reference = recorded(tiny_checkpoint, tiny_bundle_27, patches=2)[1]
-    (half,) = measure_half(tiny_bundle_27, core_ml, {AUDIO_VAE_DECODER: reference[AUDIO_VAE_DECODER]})
-    assert half.calls == len(reference[AUDIO_VAE_DECODER])
-    assert half.between.snr_db < half.faithful.snr_db
-
-    table = Report(bundle="b", checkpoint="c", tools={}, steps=(), end_to_end=(), half=(half,)).markdown()
-    assert f"| audio_vae_decoder | {half.length} | {half.calls} | {half.core_ai.correlation:.7f} |" in table
-
-    manifest = Manifest.read(tiny_bundle_27)
-    for beside, why in ((tiny_bundle_27, "expected a bundle for macos14"), (tiny_bundle, "other sizes")):
-        with pytest.raises(InputError, match=why):
-            check_beside(manifest, manifest.source, beside)
-
-
-@pytest.mark.slow
-def test_the_built_in_voice_in_fp32(speaking_bundle: Path, tmp_path: Path) -> None:
-    opened = Checkpoint.open(str(DEFAULT_CHECKPOINT))
-    convert(opened, tmp_path / "b", precisions=("fp32",), sizes=StepSizes(), target="macOS27")
-    report = validate.validate_bundle(tmp_path / "b", str(DEFAULT_CHECKPOINT), patches=12)
-    assert report.failures() == []
-    assert all(step.lowest >= FP32 for step in report.steps)
-    assert all(case.free_running_latents.correlation >= 0.99999 for case in report.end_to_end)
-    case = Case("zero-shot", "the river runs slowly to the sea.", 0, patches=12)
-    core_ai, portable = (VoxCPM.from_bundle(folder, "fp32") for folder in (tmp_path / "b", speaking_bundle))
-    np.testing.assert_allclose(spoken(core_ai, case).audio, spoken(portable, case).audio, rtol=0, atol=1e-4)
