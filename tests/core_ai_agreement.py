@@ -14,6 +14,7 @@ from voxcpm_constants.step_models import StepModel
 from voxcpm_conversion.lora import Lora
 from voxcpm_runtime.backends.step_function import Floats, StepFunction
 from voxcpm_runtime.options import SEGMENT_TOKENS
+from voxcpm_runtime.text.letters import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, Spoken, cases, speak_upstream
 from voxcpm_validation.half_arithmetic import HalfArithmetic
@@ -109,18 +110,18 @@ def spoken(tts: VoxCPM, case: Case) -> Spoken:
     return Spoken(speech.audio, speech.latents)
 
 
-def check_utterances(
-    model: Any, core_ai: VoxCPM, portable: VoxCPM | None = None, text: str = TEXT
-) -> list[str]:
-    """Compare every mode with upstream, and with the portable executor if it is given; the names of the modes."""
-    with core_ai, cases(model, text, patches=12, seed=0) as utterances:
+def check_utterances(model: Any, core_ai: VoxCPM, portable: VoxCPM, text: str = TEXT) -> list[str]:
+    """Compare every mode with upstream and with the portable executor; the names of the modes."""
+    tokenizer = core_ai.bundle.tokenizer
+    # Both sides get the texts as the runtime spells them.
+    text, transcript = spelled(text, tokenizer), spelled_transcript(text, tokenizer)
+    with core_ai, portable, cases(model, text, patches=12, seed=0, prompt_text=transcript) as utterances:
         for case in utterances:
             upstream = speak_upstream(model, case)
             found = spoken(core_ai, case)
             assert found.latents.shape == upstream.latents.shape
             assert len(found.latents) == 12
             assert agreement(found.latents, upstream.latents).correlation >= 0.99999, case.name
-            if portable is not None:
-                ours = spoken(portable, case)
-                np.testing.assert_allclose(found.audio, ours.audio, rtol=0, atol=1e-4, err_msg=case.name)
+            ours = spoken(portable, case)
+            np.testing.assert_allclose(found.audio, ours.audio, rtol=0, atol=1e-4, err_msg=case.name)
         return [case.name for case in utterances]

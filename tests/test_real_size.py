@@ -14,6 +14,7 @@ import pytest
 
 from voxcpm_constants import step_models as names
 from voxcpm_constants.manifest import Manifest, package_path
+from voxcpm_constants.step_models import Precision
 from voxcpm_constants.vectors import CHAIN, filled_caches, read_vectors, streams
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_runtime.backends.loading import load_core_ai_step_model
@@ -21,6 +22,7 @@ from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_runtime.backends.step_function import StepState
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.doctor.agreement import FLOORS, lowest_correlation
+from voxcpm_validation.measures import agreement
 from voxcpm_validation.report import Report
 from voxcpm_validation.validate import validate_bundle
 
@@ -58,7 +60,9 @@ def converted_27(checkpoint: Path) -> tuple[Path, float, int]:
     """The bundle for macOS 27, the seconds of its conversion, and the peak memory in bytes."""
     pytest.importorskip("coreai_torch", exc_type=ImportError)
     bundle = checkpoint.with_name("bundle-27")
-    return bundle, *_convert(checkpoint, bundle, "--target", "macos27", "--precision", "int8")
+    return bundle, *_convert(
+        checkpoint, bundle, "--target", "macos27", "--precision", "fp16", "--precision", "int8"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,23 +120,39 @@ def test_core_ai_conversion_takes_at_most_eight_minutes_and_8_gb(
     assert peak < 8e9
 
 
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_core_ai_programs_have_the_size_of_core_ml_packages(
-    converted: tuple[Path, float, int], converted_27: tuple[Path, float, int]
+    converted: tuple[Path, float, int], converted_27: tuple[Path, float, int], precision: str
 ) -> None:
     sizes = [
-        sum(path.stat().st_size for path in (bundle / "int8").rglob("*") if path.is_file())
+        sum(path.stat().st_size for path in (bundle / precision).rglob("*") if path.is_file())
         for bundle, *_ in (converted, converted_27)
     ]
     assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
 
 
+# Half arithmetic with these weights: 1.5 times as far from 1 as measured, which the published figures, of a trained
+# voice over an utterance, are not for all step models (TRIALS.md).
+HALF_CALLS = {
+    "audio_vae_encoder": 0.999997,
+    "audio_vae_decoder": 0.999995,
+    "feat_encoder": 0.999999,
+    "base_lm_step": 0.999997,
+    "residual_lm_step": 0.9999986,
+    "locdit_step": 0.999996,
+}
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("name", names.STEP_MODEL_NAMES)
-def test_a_call_on_core_ai_agrees_with_torch(converted_27: tuple[Path, float, int], name: str) -> None:
-    opened = open_bundle(converted_27[0], "int8")
+def test_a_call_on_core_ai_agrees_with_torch(
+    converted_27: tuple[Path, float, int], name: str, precision: Precision
+) -> None:
+    opened = open_bundle(converted_27[0], precision)
     sizes, declared = opened.manifest.sizes, opened.manifest.step_models[name]
     vectors = read_vectors(opened.folder, declared, sizes)
     model = load_core_ai_step_model(opened.folder, opened.manifest, opened.precision, name)
-    # At the shortest length, with full caches where there are any: on Linux a call takes up to two minutes.
+    # At the shortest length, with full caches where there are any: on Linux a call takes up to 20 s of processor time.
     found = streams(declared, sizes)
     stream = next((stream for stream in found if stream.filled), found[0])
     state: StepState | None = None
@@ -143,4 +163,7 @@ def test_a_call_on_core_ai_agrees_with_torch(converted_27: tuple[Path, float, in
             state.set_rows(0, filled_caches(left, sizes))
     outputs = model({t.name: vectors[stream.key("in", t.name)][0] for t in declared.inputs}, state)
     expected = {t.name: vectors[stream.key("out", t.name)][0] for t in declared.outputs}
-    assert lowest_correlation(outputs, expected) >= FLOORS["int8"]
+    assert lowest_correlation(outputs, expected) >= FLOORS[precision]
+    if precision == "fp16":
+        first = declared.outputs[0].name
+        assert agreement(outputs[first], expected[first]).correlation >= HALF_CALLS[name]

@@ -111,7 +111,7 @@ def test_the_card_says_how_an_app_loads_it(tiny_bundle_27: Path) -> None:
     [
         (BASE_LM_STEP, "tiny", {"batch": 2, "base_lm_parts": 2}),
         (RESIDUAL_LM_STEP, "tiny-2", {"batch": 2}),
-        (LOCDIT_SOLVE, "tiny", {"solver_steps": 3}),
+        (LOCDIT_SOLVE, "tiny", {"solver_steps": 2}),
     ],
     ids=["batch in parts", "batch without positions", "solver"],
 )
