@@ -175,11 +175,9 @@ def own_compiled_27(compiled_27: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def second_bundle_27(
     second_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
 ) -> Path:
-    """The bundle of `second_checkpoint` in fp32, for macOS 27, with the shortest lengths; skips where Core AI's
-    packages have no wheels.
-    """
+    """The bundle of `second_checkpoint` in fp32, for macOS 27; skips where Core AI's packages have no wheels."""
     pytest.importorskip("coreai_torch", exc_type=ImportError)
-    sizes = StepSizes(kv_length=128, prefill_chunks=(1,), encode_patches=(1,))
+    sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16), encode_patches=(1,))
     make = _convert(second_checkpoint, sizes, ("fp32",), "macOS27")
     return _once(tmp_path_factory, worker_id, "bundle-tiny-2-27", make)
 

@@ -36,7 +36,7 @@ def second(second_checkpoint: Path, second_bundle_27: Path) -> tuple[Any, Refere
 
 
 @pytest.mark.parametrize("name", STEP_MODEL_NAMES)
-def test_step_models_of_the_second_generation_equal_upstream(
+def test_step_models_of_the_second_generation_equal_upstream_at_every_length(
     second_bundle_27: Path, second: tuple[Any, Reference], name: str
 ) -> None:
     check_fp32(second_bundle_27, second[1], name)
