@@ -150,7 +150,7 @@ def test_too_many_jobs_are_told_when_to_come_again(without_bundle: Serving) -> N
     for counts, status in (((100, 0), 503), ((1, 100), 429)):
         its._most_per_key, its._settings = 1, Settings()
         with pytest.raises(ApiError) as caught:
-            its._check_room(SimpleNamespace(counts=lambda _, counts=counts: counts), "a")  # type: ignore[arg-type]
+            its._check_room(SimpleNamespace(counts=lambda *_, counts=counts: counts), "a", ())  # type: ignore[arg-type]
         assert caught.value.status_code == status
         assert int((caught.value.headers or {})["Retry-After"]) >= 1
 

@@ -16,8 +16,8 @@ from voxcpm_constants.file_locks import Lock, is_at, try_lock
 
 _PART = "part"
 _TOKEN_BYTES = 8
-_PART_NAME = re.compile(rf"\.(.+)\.(?:\d|[0-9a-f]{{{2 * _TOKEN_BYTES}}})\.{_PART}", re.DOTALL)
-"""What `whole_file` calls a file that it has not finished: the name with a token."""
+_PART_NAME = re.compile(rf"\.(.+)\.(?:\d|[0-9a-f]{{{2 * _TOKEN_BYTES}}}|\d+-\d+)\.{_PART}", re.DOTALL)
+"""What `whole_file` calls a file that it has not finished: the name with a token. Two numbers: an earlier release's."""
 _LONGEST_NAME = 200
 """Bytes of a name that is repeated in a hidden one; file systems take 255."""
 _LOOKED_AT = 4
