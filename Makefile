@@ -56,7 +56,7 @@ load: $(STAMP)  ## a server under 100 clients for a minute and a half: figures, 
 # Tests, not files, are shared out, and whoever is done first takes from the other: a conversion's faults are many tests.
 torture: $(STAMP)  ## kills, failing calls, damage, fuzzing, made-up requests, a minute of soak; SEED=18, SHARE=0.1
 	@mkdir -p build
-	@TORTURE_SEED=$(or $(SEED),17) TORTURE_SHARE=$(or $(SHARE),1) $(BIN)/python -m pytest -n 2 --dist worksteal --basetemp build/torture -m torture tests/robustness tests/server
+	@TORTURE_SEED=$(or $(SEED),17) TORTURE_SHARE=$(or $(SHARE),1) $(BIN)/python -m pytest -vv -n 2 --dist worksteal --basetemp build/torture -m torture tests/robustness tests/server
 
 soak: $(STAMP)  ## 16 threads speak for an hour: memory, descriptors, threads and samples; make soak MINUTES=10
 	@mkdir -p build

@@ -328,7 +328,8 @@ load_step_models(open_bundle({str(tiny_bundle_27)!r}, "fp32"), names=["feat_enco
     load_step_models(open_bundle(tiny_bundle_27, "fp32"), names=[FEAT_ENCODER])
     assert not list(compiled.glob(".*.aimodelx"))
     assert len(list(compiled.glob("*.aimodelx"))) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
+    # Folders alone: Python tries a temporary folder by a file of its own, which a kill may leave there, empty.
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["cache"]
 
 
 def truncated(content: bytes) -> bytes:
