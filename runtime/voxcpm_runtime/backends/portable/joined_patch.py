@@ -30,7 +30,8 @@ from .device_calls import DeviceCalls
 from .device_state import DeviceState
 from .device_worker import DeviceWorker
 from .lowered import Interface, Lowered
-from .step_model import PortableStepModel, open_on_device
+from .sessions import open_on_device
+from .step_model import PortableStepModel
 
 PARTS = (FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_SOLVE)
 LANGUAGE_MODELS = (BASE_LM_STEP, RESIDUAL_LM_STEP)

@@ -1,7 +1,10 @@
-"""ONNX Runtime without its telemetry; every other module imports it from here, and a test checks that.
+"""ONNX Runtime without its telemetry and with one arena; every other module imports it from here, as a test checks.
 
 From 1.31 on, importing it queues the processor, the program's path and a device id for a Microsoft host, so
 `disable_telemetry_events()` comes too late. A value that the user has set stays.
+
+Sessions on the processor share one arena for their intermediate tensors. With one for each, a server's memory creeps up
+for hours: each comes to hold what the most threads that were ever in it at the same time needed (TRIALS.md).
 """
 
 import os
@@ -35,6 +38,16 @@ ERRORS: tuple[type[Exception], ...] = (
     errors.NoSuchFile,
     errors.NotImplemented,
     errors.RuntimeException,
+)
+
+# No bound, and ONNX Runtime's defaults for the rest.
+_DEFAULTS = (
+    "arena_extend_strategy initial_chunk_size_bytes max_dead_bytes_per_chunk initial_growth_chunk_size_bytes"
+)
+_ARENA = {"max_mem": 0, **dict.fromkeys(_DEFAULTS.split(), -1)}
+ort.create_and_register_allocator(
+    ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT),
+    ort.OrtArenaCfg(_ARENA),
 )
 
 __all__ = ["ERRORS", "ort"]

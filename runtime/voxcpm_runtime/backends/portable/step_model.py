@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from voxcpm_constants.errors import first_line
 from voxcpm_constants.targets import MAIN
 from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.step_function import StepState
@@ -17,33 +14,12 @@ from voxcpm_runtime.backends.step_function import StepState
 from .cache import load_lowered
 from .checked_inputs import checked_inputs
 from .device_calls import DeviceCalls
-from .device_checks import check_provider
 from .device_state import DeviceState
 from .device_worker import DeviceWorker
 from .lowered import PROBE_OUTPUT, Lowered, Mode
-from .onnx_runtime import ERRORS, ort
-from .package import PackageError, map_weights
-from .prepared import is_worth_preparing, open_prepared
+from .onnx_runtime import ort
+from .sessions import mapped_weights, open_on_device, open_on_processor, refusal_named
 from .state import State
-
-# ONNX Runtime logs messages from this severity up: errors.
-LOG_SEVERITY = 3
-
-# Earlier versions do not know `spin_duration_us`, and would spin until the next call.
-BOUNDED_SPINNING = tuple(map(int, ort.__version__.split(".")[:2])) >= (1, 26)
-SPIN_MICROSECONDS = "50"
-
-OPTIMIZATION = {
-    "plain": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    "half": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    # Folds constants, so that fp16 weights are unpacked once; merges nothing across a rounding.
-    "faithful": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-}
-
-CPU_PROVIDERS: list[tuple[str, dict[str, str]]] = [("CPUExecutionProvider", {})]
-
-# Slices would become splits into unequal parts, for which CUDA copies pointers from the host, in captured calls too.
-DISABLED_OPTIMIZERS = {"half": ["GatherSliceToSplitFusion"]}
 
 
 class PortableStepModel:
@@ -99,8 +75,8 @@ class PortableStepModel:
         self._on_device: DeviceCalls | None = None
         if device is None:
             key = None if cache_key is None else f"{cache_key}|{function}"
-            with _refusal_named(package):
-                opened = _open(package, self._lowered, mode, threads, prepared_key=key)
+            with refusal_named(package):
+                opened = open_on_processor(package, self._lowered, mode, threads, prepared_key=key)
             self._session, self._weights = opened
         else:
             self._on_device = self._opened_on(device, package, threads)
@@ -132,7 +108,7 @@ class PortableStepModel:
 
     def _opened_on(self, device: Device, package: Path, threads: int | None) -> DeviceCalls:
         worker = DeviceWorker(device)
-        self._weights = _mapped(package, self._lowered)
+        self._weights = mapped_weights(package, self._lowered)
         names = [ref.name for ref in self._lowered.weights]
         with device.memory_checked(f"load {package.name}"):
             session, captured = worker.run_alone(
@@ -166,11 +142,11 @@ class PortableStepModel:
                 raise ValueError(f"{self._name}: the state is not of this step model")
             return self._on_device.call(feeds, state)
         if state is None:
-            with _refusal_named(self._package):
+            with refusal_named(self._package):
                 return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
         if not isinstance(state, State) or state.in_place != self._in_place:
             raise ValueError(f"{self._name}: the state is not of this step model")
-        with _refusal_named(self._package):
+        with refusal_named(self._package):
             return self._advanced(feeds, state)
 
     def _advanced(self, feeds: Mapping[str, np.ndarray], state: State) -> dict[str, np.ndarray]:
@@ -195,124 +171,3 @@ class PortableStepModel:
         )
         if missing:
             raise ValueError(f"{self._name} has no state tensor {', '.join(sorted(missing))}")
-
-
-def open_on_device(
-    model: bytes,
-    names: Sequence[str],
-    weights: Sequence[ort.OrtValue],
-    device: Device,
-    mode: Mode = "half",
-    threads: int | None = None,
-) -> tuple[ort.InferenceSession, bool]:
-    """A session on the device, and whether its calls can be captured. names: of the weights in the graph."""
-
-    def session(providers: Sequence[tuple[str, dict[str, str]]]) -> ort.InferenceSession:
-        return _session(model, _options(mode, threads), mode, names, weights, providers)
-
-    try:
-        opened, captured = session(device.providers(captured=True)), device.captures
-    except Exception as error:
-        if "graph capture" not in str(error):
-            raise
-        # A node that only the processor has: the graph is launched node by node.
-        opened, captured = session(device.providers()), False
-    check_provider(device, opened)
-    return opened, captured
-
-
-_NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory")
-_NO_THREAD = "pthread_create failed"
-"""What ONNX Runtime says where the system has refused it something."""
-
-
-@contextmanager
-def _refusal_named(package: Path) -> Iterator[None]:
-    """A context in which an error of ONNX Runtime becomes a PackageError: its graph was lowered from the package.
-
-    Where the system has refused memory or a thread, it is a MemoryError or OSError, as Python's own refusals are.
-    """
-    try:
-        yield
-    # A thread that cannot be started is none of ERRORS, nor is what fails in a call with bound inputs.
-    except Exception as error:
-        if any(sign in str(error) for sign in _NO_MEMORY):
-            raise MemoryError from error
-        if _NO_THREAD in str(error):
-            raise OSError(errno.EAGAIN, "the system starts no more threads") from error
-        # Subclasses are Python's own (RecursionError) and say something else.
-        if not isinstance(error, ERRORS) and type(error) is not RuntimeError:
-            raise
-        raise PackageError(
-            f"{package} is damaged, or its entry in the cache: ONNX Runtime refuses it ({first_line(error)}); convert "
-            "again, or clear the cache"
-        ) from error
-
-
-def _mapped(package: Path, lowered: Lowered) -> list[ort.OrtValue]:
-    """The memory-mapped weights, which must stay alive as long as the session."""
-    if not lowered.weights:
-        return []
-    mapped = map_weights(package)
-    if mapped is None or mapped.size != lowered.weight_file_size:
-        raise PackageError(f"{package}: weight.bin is missing or has changed")
-    return [ort.OrtValue.ortvalue_from_numpy(ref.view(mapped)) for ref in lowered.weights]
-
-
-def _open(
-    package: Path, lowered: Lowered, mode: Mode, threads: int | None, *, prepared_key: str | None = None
-) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
-    """A session on the processor, and the weights that must stay alive as long as the session.
-
-    prepared_key: the function's identity, under which a prepared form is saved; None for none.
-    """
-    values = _mapped(package, lowered)
-    names = [ref.name for ref in lowered.weights]
-
-    def session(model: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
-        return _session(model, options, mode, names, values, CPU_PROVIDERS)
-
-    def options() -> ort.SessionOptions:
-        return _options(mode, threads)
-
-    if prepared_key is not None and is_worth_preparing(lowered, mode):
-        prepared = open_prepared(package, prepared_key, lowered, options, session)
-        if prepared is not None:
-            return prepared, []
-    return session(lowered.model, options()), values
-
-
-def _session(
-    model: str | bytes,
-    options: ort.SessionOptions,
-    mode: Mode,
-    names: Sequence[str],
-    weights: Sequence[ort.OrtValue],
-    providers: Sequence[tuple[str, dict[str, str]]],
-) -> ort.InferenceSession:
-    """A session of a graph with its weights, or of a saved form, which has its own."""
-    if isinstance(model, bytes) and weights:
-        options.add_external_initializers(list(names), list(weights))
-    # The fallback would go on without the GPU, in silence.
-    return ort.InferenceSession(
-        model, options, list(providers),
-        enable_fallback=0, disabled_optimizers=DISABLED_OPTIMIZERS.get(mode),
-    )  # fmt: skip
-
-
-def _options(mode: Mode, threads: int | None) -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.log_severity_level = LOG_SEVERITY
-    options.graph_optimization_level = OPTIMIZATION[mode]
-    # Several step models run, each with threads of its own. Idle threads that spin for long take the cores from the
-    # model at work, and from other programs: up to tenfold time on a busy machine. Spinning from one operation to the
-    # next saves a sixth (TRIALS.md).
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(BOUNDED_SPINNING)))
-    options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
-    # Planning which tensors share memory takes a time that grows with the square of the graph: most of what opening a
-    # language model took. Without a plan the allocator reuses memory as it is freed; peak and speed are the same.
-    # Sessions for a GPU keep the plan, as captured calls were tested with it.
-    options.enable_mem_reuse = mode == "half"
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    return options
