@@ -18,6 +18,8 @@ _BACKENDS = {
 }
 """Backend -> the libraries that it needs."""
 _CPU_INFO = Path("/proc/cpuinfo")
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
 _FEATURES = {
     "AVX2": {"avx2"},
     "AVX-512": {"avx512f"},
@@ -67,6 +69,27 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def fair_threads() -> int | None:
+    """How many threads use the part of the machine that this process may use; None if that is the whole machine.
+
+    ONNX Runtime's own choice is a thread for each of the machine's cores, bound to it: it knows neither of cores that
+    are not ours nor of a container's limit on processor time.
+    """
+    fair = min(cores(), _cores_of_quota() or cores())
+    return None if fair >= (os.cpu_count() or 1) else fair
+
+
+def _cores_of_quota() -> int | None:
+    """Whole cores, at least one, that its control group (Linux, version 2) gives it time for; None for no limit."""
+    try:
+        groups = _OWN_GROUPS.read_text(encoding="utf-8").splitlines()
+        own = next(line.removeprefix("0::/") for line in groups if line.startswith("0::/"))
+        quota, period = (_CONTROL_GROUPS / own / "cpu.max").read_text(encoding="utf-8").split()
+        return max(1, int(quota) // int(period))
+    except (OSError, StopIteration, ValueError):  # another system, the first group, or "max"
+        return None
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from voxcpm_constants.errors import first_line
 from voxcpm_runtime.backends.devices import Device
+from voxcpm_runtime.backends.machine import fair_threads
 
 from .device_checks import check_provider
 from .lowered import Lowered, Mode
@@ -154,6 +155,7 @@ def _options(mode: Mode, threads: int | None) -> ort.SessionOptions:
     # language model took. Without a plan the allocator reuses memory as it is freed; peak and speed are the same.
     # Sessions for a GPU keep the plan, as captured calls were tested with it.
     options.enable_mem_reuse = mode == "half"
+    threads = threads or fair_threads()
     if threads is not None:
         options.intra_op_num_threads = threads
     return options
