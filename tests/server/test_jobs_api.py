@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -16,15 +15,13 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_constants.user_folders import jobs_folder
-from voxcpm_runtime import InputError, pcm16
-from voxcpm_server.job_store import DONE, FAILED, QUEUED, RUNNING, FolderInUseError, JobStore
+from voxcpm_runtime import pcm16
+from voxcpm_server.job_store import DONE, FAILED, JobStore
 from waiting import until
 
 SENTENCE = "one two three four five six seven."
 LONG = "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 4)
 SAID = {"model": "tts-1", "input": SENTENCE, "response_format": "wav", "seed": 7}
-MODELS = ("tts-1",)
 
 
 @pytest.fixture(scope="module")
@@ -298,94 +295,6 @@ def test_the_list_is_cut_into_pages(serve: Callable[..., Any], tmp_path: Path) -
     assert httpx2.get(jobs, params={"limit": 0}).status_code == 400
 
 
-def test_owners_take_turns(tmp_path: Path) -> None:
-    store = JobStore(tmp_path / "jobs")
-    ids = {owner: [store.add(store.new_folder(), owner, SAID, 7, 1).id for _ in range(3)] for owner in "ab"}
-
-    order = []
-    while (job := store.next(MODELS)) is not None:
-        order.append(job.id)
-        store.change(job.id, state=DONE, started=time.time())
-        time.sleep(0.002)
-
-    assert order == [ids["a"][0], ids["b"][0], ids["a"][1], ids["b"][1], ids["a"][2], ids["b"][2]]
-    store.close()
-
-
-def test_what_a_killed_server_left_is_cleaned_up(tmp_path: Path) -> None:
-    store = JobStore(tmp_path / "jobs")
-    job = store.add(store.new_folder(), "a", SAID, 7, 1)
-    assert store.next(MODELS) is not None
-    without_row = store.new_folder()
-    (without_row / "prompt_audio").write_bytes(b"a")
-    (store.path(job.id) / "speech.wav.part").write_bytes(b"half")
-    assert store.get("a", job.id).state == RUNNING  # type: ignore[union-attr]
-    store.close()
-
-    store = JobStore(tmp_path / "jobs")
-    assert store.get("a", job.id).state == QUEUED  # type: ignore[union-attr]
-    assert not without_row.exists()
-    assert not list(store.path(job.id).iterdir())
-    store.close()
-
-
-def test_a_folder_of_jobs_is_one_servers_alone(tmp_path: Path) -> None:
-    store = JobStore(tmp_path / "jobs")
-    with pytest.raises(FolderInUseError, match="another server uses this folder"):
-        JobStore(tmp_path / "jobs")
-    store.close()
-    JobStore(tmp_path / "jobs").close()
-
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "jobs.sqlite").write_bytes(b"no database at all" * 100)
-    with pytest.raises(InputError, match="jobs cannot be read"):
-        JobStore(tmp_path / "damaged")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="jobs cannot be stored there"):
-        JobStore(tmp_path / "file")
-    newer = tmp_path / "newer"
-    newer.mkdir()
-    with sqlite3.connect(newer / "jobs.sqlite") as rows:
-        rows.execute("PRAGMA user_version = 99")
-    rows.close()
-    with pytest.raises(InputError, match="a newer release wrote it"):
-        JobStore(newer)
-
-
-def test_a_database_with_other_columns_is_refused_in_one_line(tmp_path: Path) -> None:
-    JobStore(tmp_path).close()
-    with sqlite3.connect(tmp_path / "jobs.sqlite") as rows:
-        rows.execute("ALTER TABLE jobs DROP COLUMN starts")
-    rows.close()
-
-    with pytest.raises(InputError, match="another release wrote it") as caught:
-        JobStore(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("column", ["id", "request"])
-def test_a_row_that_a_disk_has_damaged_is_refused_in_one_line(tmp_path: Path, column: str) -> None:
-    """A job without a name ended the start in a traceback."""
-    store = JobStore(tmp_path)
-    store.add(store.new_folder(), "", {"input": "Yes."}, 7, 1)
-    store.close()
-    schema = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?)"
-    declared, free = "id TEXT NOT NULL", "id TEXT          "
-    for one, other, change in ((declared, free, ""), (free, declared, {"id": "NULL"}.get(column, "'{'"))):
-        with sqlite3.connect(tmp_path / "jobs.sqlite") as rows:
-            if change:
-                rows.execute(f"UPDATE jobs SET {column} = {change}")  # noqa: S608 - both are above
-            rows.execute("PRAGMA writable_schema = ON")
-            rows.execute(schema, (one, other))
-        rows.close()
-
-    with pytest.raises(
-        InputError, match=r"jobs cannot be read \((NULL value in jobs.id|a job's request is)"
-    ) as caught:
-        JobStore(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_server_without_jobs_says_so(serve: Callable[..., Any]) -> None:
     running = serve(max_jobs=0)
 
@@ -393,11 +302,6 @@ def test_a_server_without_jobs_says_so(serve: Callable[..., Any]) -> None:
         answer = httpx2.request(method, f"{running.url}/v1/audio/jobs", json=SAID)
         # Not 503: that would ask clients to come again.
         assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_jobs")
-
-
-def test_the_default_folder_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
-    assert jobs_folder() == tmp_path / "jobs"
 
 
 def test_many_submissions_at_once_stay_within_the_limit(serve: Callable[..., Any]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import json
+import sqlite3
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +16,12 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+from fastapi import HTTPException
+from starlette.datastructures import UploadFile
 
 from voxcpm_runtime import BundleError, DeviceError
-from voxcpm_server.errors import ApiError
+from voxcpm_server.errors import ApiError, as_api_error
+from voxcpm_server.job_store import JobStore
 from voxcpm_server.recordings import decoded_recording
 from waiting import until
 
@@ -267,3 +272,36 @@ def test_an_error_that_nobody_expected_is_one_line_without_the_text(
     assert "secret" not in answer.text + caplog.text
     assert "ZeroDivisionError at " in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def test_what_the_database_refuses_is_a_507(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve()
+
+    def refuse(*_: Any) -> Any:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(JobStore, "get", refuse)
+    monkeypatch.setattr(JobStore, "of_owner", refuse)
+    for method, path in (("GET", ""), ("GET", "/job_a"), ("DELETE", "/job_a")):
+        answer = httpx2.request(method, f"{running.url}/v1/audio/jobs{path}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
+
+
+@pytest.mark.parametrize("path", ["speech", "jobs", "voices"])
+def test_a_form_that_cannot_be_spooled_is_a_507(
+    path: str, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    running = serve()
+    monkeypatch.setattr(UploadFile, "write", full)
+    files = {"audio_sample" if path == "voices" else "reference_audio": ("a.wav", b"a" * 100)}
+    answer = httpx2.post(f"{running.url}/v1/audio/{path}", data={"input": "a", "name": "a"}, files=files)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
+
+
+def test_other_bad_forms_stay_the_clients() -> None:
+    assert as_api_error(HTTPException(400, "bad")).status_code == 400

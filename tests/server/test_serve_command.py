@@ -41,6 +41,16 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(capsys: pytest.Captu
     assert "--port" in line
 
 
+def test_a_taken_port_names_the_option_that_chose_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = ["serve", "--port", "0", "--max-jobs", "0", "--wyoming", str(taken.getsockname()[1])]
+        second = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *given, "--voices-folder", str(tmp_path)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert second.stderr.endswith("; choose another --wyoming\n"), second.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -1,12 +1,7 @@
-"""Jobs that wait for their bundle, and what a folder of jobs leaves alone, hides, and answers when its disk refuses."""
+"""Jobs that wait for their bundle."""
 
 from __future__ import annotations
 
-import errno
-import socket
-import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,21 +9,18 @@ from typing import Any
 
 import httpx2
 import pytest
-from fastapi import HTTPException
-from starlette.datastructures import UploadFile
 from starlette.testclient import TestClient
 
 from voxcpm_runtime import BundleError
 from voxcpm_server import job_pauses
 from voxcpm_server import jobs as jobs_module
 from voxcpm_server.application import create_app
-from voxcpm_server.errors import ApiError, as_api_error
+from voxcpm_server.errors import ApiError
 from voxcpm_server.job_pauses import Pauses
 from voxcpm_server.job_store import QUEUED, JobStore
 from voxcpm_server.settings import Settings
 from waiting import until
 
-PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 SAID = {
     "model": "tts-1", "input": "one two three.", "response_format": "wav", "seed": 7, "voice": "default",
 }  # fmt: skip
@@ -144,72 +136,3 @@ def test_a_job_of_a_model_that_is_gone_can_be_deleted(serve: Callable[..., Any],
     assert httpx2.delete(url).json()["deleted"] is True
     assert httpx2.get(url).status_code == 404
     assert not segment.parent.parent.exists()
-
-
-def test_files_that_are_not_the_servers_stay(tmp_path: Path) -> None:
-    foreign = tmp_path / "holiday" / "film.part"
-    foreign.parent.mkdir()
-    foreign.write_text("mine")
-    (tmp_path / "letter.part").write_text("mine")
-    (tmp_path / "job_of_mine").mkdir()
-    JobStore(tmp_path).close()
-    assert foreign.is_file()
-    assert (tmp_path / "letter.part").is_file()
-    assert (tmp_path / "job_of_mine").is_dir()
-
-
-def test_only_the_servers_user_reads_jobs_in_a_folder_that_was_open(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    store = JobStore(tmp_path)
-    job = store.add(store.new_folder(), "", SAID, 7, 1)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("jobs.sqlite*")}
-    assert len(modes) == 3
-    assert set(modes.values()) == {0o600}
-    store.path(job.id).chmod(0o755)
-    store.close()
-    store = JobStore(tmp_path)
-    assert store.path(job.id).stat().st_mode & 0o777 == 0o700
-    store.close()
-
-
-def test_what_the_database_refuses_is_a_507(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = serve()
-
-    def refuse(*_: Any) -> Any:
-        raise sqlite3.OperationalError("disk I/O error")
-
-    monkeypatch.setattr(JobStore, "get", refuse)
-    monkeypatch.setattr(JobStore, "of_owner", refuse)
-    for method, path in (("GET", ""), ("GET", "/job_a"), ("DELETE", "/job_a")):
-        answer = httpx2.request(method, f"{running.url}/v1/audio/jobs{path}")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
-
-
-@pytest.mark.parametrize("path", ["speech", "jobs", "voices"])
-def test_a_form_that_cannot_be_spooled_is_a_507(
-    path: str, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    running = serve()
-    monkeypatch.setattr(UploadFile, "write", full)
-    files = {"audio_sample" if path == "voices" else "reference_audio": ("a.wav", b"a" * 100)}
-    answer = httpx2.post(f"{running.url}/v1/audio/{path}", data={"input": "a", "name": "a"}, files=files)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
-
-
-def test_other_bad_forms_stay_the_clients() -> None:
-    assert as_api_error(HTTPException(400, "bad")).status_code == 400
-
-
-def test_a_taken_port_names_the_option_that_chose_it(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        given = ["serve", "--port", "0", "--max-jobs", "0", "--wyoming", str(taken.getsockname()[1])]
-        second = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *given, "--voices-folder", str(tmp_path)],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-    assert second.stderr.endswith("; choose another --wyoming\n"), second.stderr
