@@ -1,7 +1,7 @@
 """What /openapi.json promises: schemathesis asks for everything in it, in seeded variations, right and wrong ones.
 
-What it makes up never names anything that exists. So each case whose path has a name is asked again for jobs, a voice
-and a model that are there.
+What it makes up never names anything that exists. So each case whose path has a name is asked again for a job in each
+state, a voice and a model that are there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import soundfile
 
 from server_on_loopback import ServerOnLoopback
 from voxcpm_server.application import create_app
-from voxcpm_server.authentication import Keys
+from voxcpm_server.authentication import ANYONE, Keys
+from voxcpm_server.job_store import MOST_STARTS, JobStore
 from voxcpm_server.settings import Settings
 from waiting import until
 
@@ -36,30 +37,51 @@ MANY = max(1, round(100 * float(os.environ.get("TORTURE_SHARE", "1"))))
 SHORT: Any = {
     "max_characters": 8,
     "max_job_characters": 10_000,
+    "max_jobs": 10_000,
     "max_audio_seconds": 30,
     "preview_text": "Hi.",
 }
 KEY = "secret"
 VOICE = "ada"
-JOBS = ("done", "running", "queued")
+JOBS = ("done", "running", "queued", "waiting", "failed")
 """States of the jobs that are asked for."""
 OPEN = ("/healthz", "/ready", "/v1/about")
 """What needs no key."""
 
 
+def left_behind(folder: Path, owner: str, count: int) -> dict[str, list[str]]:
+    """Jobs of an earlier server by the state that they have on its successor: so many that wait, and that fail.
+
+    The model of some is not served any more, and others have ended the server so often that they are given up.
+    """
+    store = JobStore(folder)
+    left: dict[str, list[str]] = {}
+    for state, model, starts in (("waiting", "calm", 0), ("failed", "tts-1", MOST_STARTS)):
+        request = {"model": model, "input": "Hi.", "voice": "default", "response_format": "mp3"}
+        left[state] = [store.add(store.new_folder(), owner, request, 7, 1).id for _ in range(count)]
+        for id_ in left[state]:
+            store.change(id_, starts=starts)
+    store.close()
+    return left
+
+
 class Existing:
     """The jobs, the voice and the models of a server that are asked for; whatever a request deletes is made again.
 
-    done: how many jobs are spoken before. As jobs are spoken one after another, the long one that is running after them
-    keeps all later ones waiting.
+    left: jobs by their state, as many in each as will be deleted. Jobs that are done are added, as many again. As jobs
+    are spoken one after another, the long one that is running after them keeps all later ones waiting for their turn.
     """
 
-    def __init__(self, url: str, recording: bytes, done: int, key: str | None = None) -> None:
+    def __init__(
+        self, url: str, recording: bytes, left: dict[str, list[str]], key: str | None = None
+    ) -> None:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._client = httpx2.Client(base_url=f"{url}/v1", headers=headers, timeout=60)
         self._recording = recording
-        self._done = [self._submitted("Hi.") for _ in range(done)]
-        until(lambda: all(self._state(id_) == "done" for id_ in self._done), 600)
+        self._spare = {**left, "done": [self._submitted("Hi.") for _ in left["failed"]]}
+        until(
+            lambda: all(self._state(id_) == state for state, ids in self._spare.items() for id_ in ids), 600
+        )
         self._jobs: dict[str, str] = {}
         self.asked: Counter[tuple[str, str, str, int]] = Counter()
         """How often there was an answer: method, path, what was asked for, status."""
@@ -93,8 +115,8 @@ class Existing:
     def _job(self, state: str) -> str:
         # An earlier request may have deleted it, and the long one may have come to its end.
         if self._state(id_ := self._jobs.get(state, "")) != state:
-            if state == "done":
-                id_ = self._done.pop()
+            if state in self._spare:
+                id_ = self._spare[state].pop()
             else:
                 id_ = self._submitted("one two three four five. " * 100)
                 until(lambda: self._state(id_) == state)
@@ -102,8 +124,12 @@ class Existing:
         return id_
 
     def _state(self, id_: str) -> str:
-        answer = self._client.get(f"/audio/jobs/{id_}") if id_ else None
-        return str(answer.json().get("state", "")) if answer is not None else ""
+        """The state of a job; an empty one if it is not there."""
+        if not id_:
+            return ""
+        answer = self._client.get(f"/audio/jobs/{id_}")
+        assert answer.status_code in (200, 404), answer.text
+        return str(answer.json().get("state", ""))
 
     def _submitted(self, text: str) -> str:
         made = self._client.post("/audio/jobs", json={"model": "tts-1", "input": text})
@@ -118,16 +144,20 @@ def recording(tts: Any) -> bytes:
     return file.getvalue()
 
 
-@pytest.fixture(scope="module")
-def bounded(tts: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOnLoopback]:
-    folders = {f"{kind}_folder": tmp_path_factory.mktemp(kind) for kind in ("voices", "jobs")}
-    with ServerOnLoopback.of(tts, **SHORT, max_jobs=10_000, **folders) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def described(bounded: ServerOnLoopback) -> Any:
-    return schemathesis.openapi.from_url(f"{bounded.url}/openapi.json")
+@contextlib.contextmanager
+def server_with(
+    tts: Any, recording: bytes, folder: Path, count: int, key: str | None = None
+) -> Iterator[tuple[Any, Existing]]:
+    """What a server describes, and what exists on it. count: cases that may delete a job in each state."""
+    folders = {f"{kind}_folder": folder / kind for kind in ("voices", "jobs")}
+    keys = () if key is None else (key,)
+    # One is left after the last case.
+    left = left_behind(folder / "jobs", Keys(keys).owner(key) or ANYONE, count + 1)
+    with (
+        ServerOnLoopback.of(tts, keys, **SHORT, **folders) as running,
+        Existing(running.url, recording, left, key) as existing,
+    ):
+        yield schemathesis.openapi.from_url(f"{running.url}/openapi.json"), existing
 
 
 CHECKS = (
@@ -189,29 +219,20 @@ def answers_are_as_described(described: Any, existing: Existing, mode: Any, exam
 
 
 @pytest.mark.parametrize("mode", schemathesis.GenerationMode)
-def test_answers_are_as_described(
-    described: Any, bounded: ServerOnLoopback, recording: bytes, mode: Any
-) -> None:
-    with Existing(bounded.url, recording, done=EXAMPLES + 1) as existing:
+def test_answers_are_as_described(tts: Any, recording: bytes, tmp_path: Path, mode: Any) -> None:
+    with server_with(tts, recording, tmp_path, EXAMPLES) as (described, existing):
         answers_are_as_described(described, existing, mode, EXAMPLES)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("mode", schemathesis.GenerationMode)
-def test_many_answers_are_as_described(
-    described: Any, bounded: ServerOnLoopback, recording: bytes, mode: Any
-) -> None:
-    with Existing(bounded.url, recording, done=MANY + 1) as existing:
+def test_many_answers_are_as_described(tts: Any, recording: bytes, tmp_path: Path, mode: Any) -> None:
+    with server_with(tts, recording, tmp_path, MANY) as (described, existing):
         answers_are_as_described(described, existing, mode, MANY)
 
 
 def test_answers_of_a_server_with_a_key_are_as_described(tts: Any, recording: bytes, tmp_path: Path) -> None:
-    folders = {f"{kind}_folder": tmp_path / kind for kind in ("voices", "jobs")}
-    with (
-        ServerOnLoopback.of(tts, (KEY,), **SHORT, **folders) as running,
-        Existing(running.url, recording, done=4, key=KEY) as existing,
-    ):
-        described = schemathesis.openapi.from_url(f"{running.url}/openapi.json")
+    with server_with(tts, recording, tmp_path, 3, KEY) as (described, existing):
 
         def check(case: Any) -> None:
             for scheme in ("Authorization", "xi-api-key"):
