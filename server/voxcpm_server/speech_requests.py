@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
@@ -90,6 +99,15 @@ class SpeechRequest(BaseModel):
             return given
         return {name: value for name, value in given.items() if value is not None}
 
+    @field_validator("voice", mode="before")
+    @classmethod
+    def _of_one_kind(cls, given: Any) -> Any:
+        """Neither kind of voice is named in the error of the other."""
+        name = given.get("id") if isinstance(given, dict) else given
+        if isinstance(name, str):
+            return given
+        raise PydanticCustomError("voice", 'expected a name, or {"id": name}')
+
     @property
     def voice_name(self) -> str:
         """The name of the voice."""
@@ -154,9 +172,12 @@ async def speech_request(request: Request) -> SpeechRequest:
 
 def _from_json(body: bytes) -> SpeechRequest:
     try:
-        return _checked(json.loads(body))
+        document = json.loads(body)
     except (ValueError, RecursionError):
-        raise _invalid((), "expected a JSON object") from None
+        document = None
+    if not isinstance(document, dict):
+        raise _invalid((), "expected a JSON object")
+    return _checked(document)
 
 
 async def _from_form(request: Request) -> SpeechRequest:

@@ -20,14 +20,16 @@ from voxcpm_server.settings import Settings
 from waiting import until
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"text"', b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_request(body: bytes, server: Any) -> None:
     answer = httpx2.post(
         f"{server.url}/v1/audio/speech", content=body, headers={"Content-Type": "application/json"}
     )
 
     assert answer.status_code == 400
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["message"], error["param"]) == ("body: expected a JSON object", None)
 
 
 @pytest.mark.parametrize(
