@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import subprocess
 import sys
@@ -20,6 +21,21 @@ from voxcpm_runtime import VoxCPM
 
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 TEXT = "Hello there, this is a test of the server."
+
+
+PATIENCE = 60
+"""Seconds for any answer."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_httpx() -> Iterator[None]:
+    """Have httpx wait longer than its five seconds where a test names no time: a busy machine may need them."""
+    # All functions and classes have this object as their default.
+    default = inspect.signature(httpx2.Client).parameters["timeout"].default
+    with pytest.MonkeyPatch.context() as patched:
+        for waiting in ("connect", "read", "write", "pool"):
+            patched.setattr(default, waiting, PATIENCE)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -94,8 +95,12 @@ def test_cancel_ends_the_speech_and_the_next_one_begins(server: Any, tts: VoxCPM
     until(lambda: idle(server))
 
 
-def test_sessions_take_turns_with_requests_and_with_each_other(serve: Callable[..., Any]) -> None:
+def test_sessions_take_turns_with_requests_and_with_each_other(
+    serve: Callable[..., Any], euler_steps: Any
+) -> None:
     running = serve(concurrency=1, queue=1)
+    # The first one speaks as long as the others need: it neither ends nor fills the buffers of a reader who waits.
+    euler_steps.go = go = threading.Event()
     with socket_to(running) as first, socket_to(running) as second, socket_to(running) as third:
         said(first, START, {"type": "text", "text": LONG * 40}, {"type": "end"})
         until(lambda: running.service.queue.busy == 1)
@@ -108,6 +113,7 @@ def test_sessions_take_turns_with_requests_and_with_each_other(serve: Callable[.
         error, code = refusal(third)
         assert (error["code"], code) == ("overloaded", 1013)
         said(first, {"type": "cancel"})
+        go.set()
         assert heard(first)[1][-1]["cancelled"]
         assert heard(second)[1][-1]["type"] == "done"
 
