@@ -131,15 +131,15 @@ def test_core_ai_programs_have_the_size_of_core_ml_packages(
     assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
 
 
-# Half arithmetic with these weights: 1.5 times as far from 1 as measured, which the published figures, of a trained
-# voice over an utterance, are not for all step models (TRIALS.md).
+# Half arithmetic with these weights: the published figures of feat encoder and DiT; of the others, which miss figures
+# of a trained voice over an utterance, 1.5 times as far from 1 as measured (TRIALS.md).
 HALF_CALLS = {
     "audio_vae_encoder": 0.999997,
     "audio_vae_decoder": 0.999995,
-    "feat_encoder": 0.999999,
+    "feat_encoder": 0.9999995,
     "base_lm_step": 0.999997,
     "residual_lm_step": 0.9999986,
-    "locdit_step": 0.999996,
+    "locdit_step": 0.9999985,
 }
 
 

@@ -1,4 +1,4 @@
-"""Attention's matrix products as the sums of blocks that Core AI computes halves with."""
+"""Attention's matrix products as the sums that Core AI computes halves with."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from core_ai_halves import on_core_ai
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.step_models import BASE_LM_STEP, RESIDUAL_LM_STEP, StepSizes, declare_step_models
+from voxcpm_constants.step_models import (
+    BASE_LM_STEP,
+    FEAT_ENCODER,
+    LOCDIT_STEP,
+    RESIDUAL_LM_STEP,
+    StepSizes,
+    declare_step_models,
+)
 from voxcpm_conversion.core_ai.attention import (
     CHANNELS,
     POSITIONS,
     PastInBlocks,
+    attended_by_sums,
     summed_scores,
     summed_values,
-    use_blocks,
+    use_sums,
 )
-from voxcpm_conversion.core_ai.toolchain import import_module, quiet
-from voxcpm_conversion.modules.minicpm4 import Past
+from voxcpm_conversion.modules.minicpm4 import Attention, Past, attended
 from voxcpm_conversion.modules.voxcpm import empty_modules
 from voxcpm_conversion.step_modules import CachedStack, build_step
 from voxcpm_conversion.synthetic_presets import presets
-from voxcpm_runtime.backends.core_ai_calls import awaited
 
 WHOLE, BROKEN = (4 * CHANNELS, 3 * POSITIONS), (4 * CHANNELS + 2, 3 * POSITIONS + 1)
 
@@ -66,40 +73,63 @@ class Ones(nn.Module):
 @pytest.mark.parametrize(("blocks", "sums"), [(False, 2048), (True, 4096)])
 def test_apples_runtime_adds_blocks_without_rounding(*, blocks: bool, sums: int, tmp_path: Path) -> None:
     """In halves 2048 + 1 is 2048. Should plain products give 4096, too, blocks are no longer needed."""
-    pytest.importorskip("coreai_torch", exc_type=ImportError)
-    given = (torch.ones(1, 1, 4, 4096).half(), torch.ones(1, 1, 4096, 4).half())
-    with quiet():
-        exported = torch.export.export(Ones(blocks=blocks).eval(), given)
-        coreai_torch = import_module("coreai_torch")
-        exported = exported.run_decompositions(coreai_torch.get_decomp_table())
-        converter = coreai_torch.TorchConverter()
-        converter.add_exported_program(
-            exported,
-            entrypoint_name="main",
-            input_names=["wide", "deep"],
-            output_names=["scores", "weighted"],
-        )
-        asset = converter.to_coreai().save_asset(tmp_path / "ones.aimodel")
-
-    async def outputs() -> dict[str, np.ndarray]:
-        array = import_module("coreai.runtime").NDArray
-        async with asset.executable() as model:
-            main = model.load_function("main")
-            found = await main({"wide": array(given[0].numpy()), "deep": array(given[1].numpy())})
-            return {name: np.array(value.numpy()) for name, value in found.items()}
-
-    for value in awaited(outputs()).values():
+    wide, deep = torch.ones(1, 1, 4, 4096).half(), torch.ones(1, 1, 4096, 4).half()
+    for value in on_core_ai(Ones(blocks=blocks), (wide, deep), tmp_path):
         np.testing.assert_array_equal(value, np.full((1, 1, 4, 4), sums, np.float16))
 
 
-def test_language_models_attend_to_their_caches_in_blocks() -> None:
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_sums_are_attention_without_a_cache(sequences: int) -> None:
+    torch.manual_seed(0)
+    queries = torch.randn(sequences, 2, 5, 8)
+    keys, values = torch.randn(2, sequences, 2, 3, 8)
+
+    found, expected = (form(queries, keys, values) for form in (attended_by_sums, attended))
+    torch.testing.assert_close(found, expected)
+
+
+class Within(nn.Module):
+    """Attention without a cache, in one of its forms."""
+
+    def __init__(self, *, sums: bool) -> None:
+        super().__init__()
+        self.form = attended_by_sums if sums else attended
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor]:
+        return (self.form(queries, keys, values),)
+
+
+# Scores of 4096 by two keys, of which partial sums of 2048 + 1 are 2048; the first key's value is 1, the other's 0.
+SCORES = (
+    torch.ones(1, 1, 1, 4096),
+    torch.stack((torch.ones(4096), torch.tensor([2.0, 0.0]).repeat(2048)))[None, None],
+    torch.tensor([1.0, 0.0])[None, None, :, None].repeat(1, 1, 1, 4096),
+)
+# The mean of 4096 ones, of which partial sums of 1/2 + 1/4096 are 1/2.
+VALUES = (torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 4096, 2), torch.ones(1, 1, 4096, 2))
+
+
+@pytest.mark.parametrize(
+    ("sums", "given", "expected"),
+    [(False, SCORES, 0.0), (True, SCORES, 0.5), (False, VALUES, 0.5), (True, VALUES, 1.0)],
+    ids=["plain scores", "scores", "plain values", "values"],
+)
+def test_apples_runtime_sums_attention_without_a_cache_precisely(
+    *, sums: bool, given: tuple[Tensor, ...], expected: float, tmp_path: Path
+) -> None:
+    """Should plain products give what sums give, this form is no longer needed."""
+    (found,) = on_core_ai(Within(sums=sums), [tensor.half() for tensor in given], tmp_path)
+    np.testing.assert_array_equal(found, np.full(found.shape, expected, np.float16))
+
+
+def test_language_models_attend_to_their_caches_in_blocks_and_local_transformers_by_sums() -> None:
     architecture, sizes = Architecture.model_validate(presets()["tiny-2"]), StepSizes()
     modules = empty_modules(architecture)
     steps = {
         name: build_step(declared, modules, architecture, sizes)
         for name, declared in declare_step_models(architecture, sizes).items()
     }
-    use_blocks(steps.values())
+    use_sums(steps.values())
 
     found = {
         name: {m.past for m in step.modules() if isinstance(m, CachedStack)} for name, step in steps.items()
@@ -108,3 +138,6 @@ def test_language_models_attend_to_their_caches_in_blocks() -> None:
         BASE_LM_STEP: {PastInBlocks},
         RESIDUAL_LM_STEP: {PastInBlocks},
     }
+    for name in (FEAT_ENCODER, LOCDIT_STEP):
+        attentions = [m for m in steps[name].modules() if isinstance(m, Attention)]
+        assert [m.attended for m in attentions] == [attended_by_sums] * len(attentions) != []

@@ -1,7 +1,8 @@
-"""Attention to a cache as sums of blocks, the form in which Core AI computes its matrix products best in halves.
+"""Attention as sums, the form in which Core AI computes its matrix products best in halves.
 
 Core AI's runtime for Linux rounds every product and partial sum of a matrix product to float16, and adds along an axis
-precisely. So a matrix product sums few values here, and then the partial sums are added.
+precisely. So a matrix product with a cache sums few values here, and then the partial sums are added. The local
+transformers attend to few positions: theirs are products of single values, and one sum.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from voxcpm_conversion.modules.minicpm4 import Cached, Past, by_utterance
+from voxcpm_conversion.modules.minicpm4 import Attention, Cached, Past, by_utterance
 from voxcpm_conversion.step_modules import CachedStack
 
 CHANNELS, POSITIONS = 4, 32
@@ -59,12 +60,22 @@ def summed_values(weights: Tensor, values: Tensor) -> Tensor:
     return (w @ v).sum(1).reshape(*leading, rows, width)
 
 
-def use_blocks(steps: Iterable[nn.Module]) -> None:
-    """Have the language models among step modules attend to their caches in blocks, in place.
+def attended_by_sums(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """What `minicpm4.attended` returns."""
+    *leading, rows, width = queries.shape
+    positions = keys.size(-2)
+    # Heads and sequences are one axis, as hardware takes no more than four.
+    q = queries.reshape(-1, rows, 1, width)
+    k, v = (tensor.reshape(-1, 1, positions, width) for tensor in (keys, values))
+    weights = torch.softmax((q * k).sum(-1), dim=-1)
+    return (weights[..., None] * v).sum(2).reshape(*leading, rows, width)
 
-    The local transformers attend to few positions, and need none.
-    """
+
+def use_sums(steps: Iterable[nn.Module]) -> None:
+    """Have the transformers among step modules attend in the forms above, in place: to caches in blocks."""
     for step in steps:
         for module in step.modules():
             if isinstance(module, CachedStack):
                 module.past = PastInBlocks
+            elif isinstance(module, Attention):
+                module.attended = attended_by_sums

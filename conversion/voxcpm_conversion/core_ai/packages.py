@@ -17,10 +17,11 @@ from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.targets import PackageForm, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ai.arithmetic import halve
-from voxcpm_conversion.core_ai.attention import use_blocks
+from voxcpm_conversion.core_ai.attention import use_sums
 from voxcpm_conversion.core_ai.compression import compress
 from voxcpm_conversion.core_ai.convolutions import use_convolutions
 from voxcpm_conversion.core_ai.export import export_program
+from voxcpm_conversion.core_ai.residuals import use_compensated_sums
 from voxcpm_conversion.core_ai.toolchain import import_module, quiet
 from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 from voxcpm_conversion.recipes import RECIPES
@@ -84,8 +85,9 @@ def _program(
         name: build_step(declared, modules, a, sizes, form.state) for name, declared in form.functions.items()
     }
     if precision == "fp16":
-        # What blocks gain is lost in the rounding of compressed weights.
-        use_blocks(steps.values())
+        # What these forms gain is lost in the rounding of compressed weights.
+        use_sums(steps.values())
+        use_compensated_sums(steps.values())
     first = next(iter(form.functions))
     if precision in RECIPES:
         declared = form.functions[first]

@@ -7,6 +7,7 @@ finite number. Shapes below: B sequences of S positions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -120,12 +121,23 @@ def by_utterance(rows: Tensor, batch: int) -> Tensor:
     return rows if batch == 1 else rows.reshape(rows.size(1), batch, -1, rows.size(3))
 
 
+def attended(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The values that the queries of each sequence attend to, of all of its own positions.
+
+    queries (B, kv_heads, groups · rows, head_dim), and so the result; keys, values (B, kv_heads, S, head_dim).
+    """
+    return torch.softmax(queries @ keys.transpose(-1, -2), dim=-1) @ values
+
+
 class Attention(nn.Module):
     """Grouped-query attention: the heads that share a key head are rows of one matrix product.
 
     length: positions of every sequence, with any number of sequences; or None for one sequence of any length. Only one
     of the two axes is unknown, so every reshape can infer it, and the graph contains no shape arithmetic.
     """
+
+    attended: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(attended)
+    """The form in which attention without a cache is computed."""
 
     def __init__(self, t: Transformer, length: int | None) -> None:
         super().__init__()
@@ -150,9 +162,9 @@ class Attention(nn.Module):
         heads, width = self.kv_heads * self.groups, self.head_dim
         # reshape infers the axis that is -1.
         batch, total = (1, -1) if self.length is None else (-1, self.length)
-        kept = total if self.length is None else len(range(self.length)[keep])
-        rows = -1 if kept == -1 else self.groups * kept
-        q = self.q_proj(_kept(x, keep)).reshape(batch, kept, heads, width).transpose(1, 2)
+        queries = total if self.length is None else len(range(self.length)[keep])
+        rows = -1 if queries == -1 else self.groups * queries
+        q = self.q_proj(kept(x, keep)).reshape(batch, queries, heads, width).transpose(1, 2)
         k = self.k_proj(x).reshape(batch, total, self.kv_heads, width).transpose(1, 2)
         v = self.v_proj(x).reshape(batch, total, self.kv_heads, width).transpose(1, 2)
         if rope is not None:
@@ -160,11 +172,11 @@ class Attention(nn.Module):
             q, k = rotate(q, (cos[keep], sin[keep])), rotate(k, rope)
         q = (q * width**-0.5).reshape(batch, self.kv_heads, rows, width)
         if past is None:
-            attended, present = torch.softmax(q @ k.transpose(-1, -2), dim=-1) @ v, (k, v)
+            result, present = self.attended(q, k, v), (k, v)
         else:
-            attended, present = past.attended(q, k, v)
-        attended = attended.reshape(batch, heads, kept, width).transpose(1, 2)
-        return self.o_proj(attended.reshape(batch, kept, heads * width)), present
+            result, present = past.attended(q, k, v)
+        result = result.reshape(batch, heads, queries, width).transpose(1, 2)
+        return self.o_proj(result.reshape(batch, queries, heads * width)), present
 
     def _in_a_batch(self, x: Tensor, rope: Rope | None, past: Past | ReadOnlyPast) -> tuple[Tensor, Cached]:
         """`forward` for several utterances, each attending to its own part of the cache, which is viewed, not copied.
@@ -184,7 +196,8 @@ class Attention(nn.Module):
         return self.o_proj(attended.reshape(batch, -1, kv_heads * groups * width)), present
 
 
-def _kept(x: Tensor, keep: slice) -> Tensor:
+def kept(x: Tensor, keep: slice) -> Tensor:
+    """The positions `keep` of x (B, S, hidden)."""
     return x if keep == EVERY else x[:, keep]
 
 
@@ -228,9 +241,20 @@ class Layer(nn.Module):
         keep: slice = EVERY,
     ) -> tuple[Tensor, Cached]:
         """x (B, S, hidden) -> (B, kept, hidden): the positions `keep` attend to all, and only they are computed."""
-        attended, cached = self.self_attn(self.input_layernorm(x), rope, past, keep)
-        x = _kept(x, keep) + self._scaled(attended)
-        return x + self._scaled(self.mlp(self.post_attention_layernorm(x))), cached
+        branch, cached = self.attention_branch(x, rope, past, keep)
+        x = kept(x, keep) + branch
+        return x + self.mlp_branch(x), cached
+
+    def attention_branch(
+        self, x: Tensor, rope: Rope | None, past: Past | ReadOnlyPast | None = None, keep: slice = EVERY
+    ) -> tuple[Tensor, Cached]:
+        """What attention adds to x (B, S, hidden): (B, kept, hidden); and the keys and values attended to."""
+        branch, cached = self.self_attn(self.input_layernorm(x), rope, past, keep)
+        return self._scaled(branch), cached
+
+    def mlp_branch(self, x: Tensor) -> Tensor:
+        """What the feed-forward block adds to x (B, S, hidden)."""
+        return self._scaled(self.mlp(self.post_attention_layernorm(x)))
 
     def _scaled(self, branch: Tensor) -> Tensor:
         return branch if self.residual_scale == 1.0 else branch * self.residual_scale
