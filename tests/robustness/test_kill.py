@@ -110,6 +110,23 @@ def test_a_bundle_that_is_gone_is_seen(tmp_path: Path) -> None:
     assert scenario.half_files(tmp_path, {}, {}) == []
 
 
+def test_a_finished_part_that_is_lost_or_made_again_is_seen(tmp_path: Path) -> None:
+    """All of them are gone once their speech is finished."""
+    scenario, folder = SCENARIOS["generate"], tmp_path / "out/.book.wav.segments"
+    folder.mkdir(parents=True)
+    for name in ("00000.segment", "00001.segment"):
+        (folder / name).write_bytes(b"speech")
+    before = scenario.pieces(tmp_path)
+    assert lost(scenario, tmp_path, before) == []
+
+    os.utime(folder / "00000.segment", ns=(1, 1))
+    assert lost(scenario, tmp_path, before) == ["made twice: .book.wav.segments/00000.segment"]
+    (folder / "00000.segment").unlink()
+    assert lost(scenario, tmp_path, before) == ["lost: .book.wav.segments/00000.segment"]
+    (folder / "00001.segment").unlink()
+    assert lost(scenario, tmp_path, before) == []
+
+
 def test_a_batch_that_is_killed_beside_the_rename_of_a_file_is_gone_on_with(
     whole: Callable[[str], Any], tmp_path: Path
 ) -> None:

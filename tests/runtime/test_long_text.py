@@ -240,6 +240,30 @@ def test_segments_that_changed_places_are_not_taken(tts, book):
 
 
 @pytest.mark.usefixtures("stopping")
+def test_a_kill_while_segments_are_removed_leaves_none_to_go_on_with(tts, book, monkeypatch):
+    """Their speech is finished: a run that found some of them would make the others again."""
+    segments = tts.speak(CHAPTER, **GIVEN).segments
+    saved = SavedSegments(book, "d", 3, drawn=False)
+    for index in range(2):
+        saved.put(index, segments[index])
+
+    def killed(folder, **_):
+        for path in sorted(folder.glob("*.segment"))[:1]:
+            path.unlink()
+            raise SystemError("killed")
+
+    with monkeypatch.context() as patched, pytest.raises(SystemError, match="killed"):
+        patched.setattr("voxcpm_runtime.speech.saved_segments.shutil.rmtree", killed)
+        saved.discard()
+    saved.release()
+
+    after = SavedSegments(book, "d", 3, drawn=False)
+    assert (after.count, after.get(1)) == (0, None)
+    after.discard()
+    assert not list(book.parent.iterdir())
+
+
+@pytest.mark.usefixtures("stopping")
 def test_segments_of_another_speech_are_dropped(tts, book):
     def speak(digest, text):
         saved = SavedSegments(book, digest, 3, drawn=False)

@@ -40,6 +40,7 @@ class SavedSegments:
     def __init__(self, output: Path, digest: str, seed: int, *, drawn: bool) -> None:
         output = file_argument(output, "output")
         self.folder = hidden_beside(output, "segments")
+        self._discarded = hidden_beside(output, "discarded")
         self.seed = whole_number(seed, "seed", 0)
         drawn = switch(drawn, "drawn")
         self._output = output
@@ -98,8 +99,14 @@ class SavedSegments:
         """Delete all saved segments, unless another run is saving its own."""
         with contextlib.suppress(InputError):
             self._lock = self._lock or self._locked()
+        # What a killed run did not come to remove.
+        shutil.rmtree(self._discarded, ignore_errors=True)
         if self._lock is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            # All at once: of a speech that is finished, no run may find some segments and speak the others again.
+            with contextlib.suppress(OSError):
+                self.folder.rename(self._discarded)
+            for folder in (self._discarded, self.folder):
+                shutil.rmtree(folder, ignore_errors=True)
             self.release()
 
     def release(self) -> None:
