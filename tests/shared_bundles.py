@@ -16,7 +16,9 @@ from voxcpm_constants.step_models import Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KVCache, Target
 
 
-def _once(factory: pytest.TempPathFactory, worker_id: str, name: str, make: Callable[[Path], object]) -> Path:
+def made_once(
+    factory: pytest.TempPathFactory, worker_id: str, name: str, make: Callable[[Path], object]
+) -> Path:
     """A folder that `make(folder)` fills once for all workers of a test run."""
     base = factory.getbasetemp()
     shared = base if worker_id == "master" else base.parent
@@ -32,18 +34,18 @@ def any_checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, worker_id: str
 ) -> Path:
     """A synthetic checkpoint of each small configuration."""
-    return _once(tmp_path_factory, worker_id, f"checkpoint-{request.param}", _synthesize(request.param))
+    return made_once(tmp_path_factory, worker_id, f"checkpoint-{request.param}", _synthesize(request.param))
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    return _once(tmp_path_factory, worker_id, "checkpoint-tiny", _synthesize("tiny"))
+    return made_once(tmp_path_factory, worker_id, "checkpoint-tiny", _synthesize("tiny"))
 
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """The "tiny" checkpoint in all three precisions, with a cache of 128 positions."""
-    return _once(
+    return made_once(
         tmp_path_factory, worker_id, "bundle-tiny", bundle_maker(tiny_checkpoint, StepSizes(kv_length=128))
     )
 
@@ -52,7 +54,7 @@ def tiny_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory,
 def tiny_bundle_15(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """A bundle like `tiny_bundle`, for macOS 15, with int4 instead of fp32."""
     make = bundle_maker(tiny_checkpoint, StepSizes(kv_length=128), ("fp16", "int8", "int4"), "macOS15")
-    return _once(tmp_path_factory, worker_id, "bundle-tiny-15", make)
+    return made_once(tmp_path_factory, worker_id, "bundle-tiny-15", make)
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +77,7 @@ def core_ai_conversion(
             code = cli.main(["convert", str(tiny_checkpoint), "-o", str(folder / "bundle"), *options, *sizes])
         assert code == 0, (folder / "output.txt").read_text()
 
-    return _once(tmp_path_factory, worker_id, "core-ai", make)
+    return made_once(tmp_path_factory, worker_id, "core-ai", make)
 
 
 @contextmanager
@@ -111,7 +113,7 @@ def compiled_27(tiny_bundle_27: Path, tmp_path_factory: pytest.TempPathFactory, 
             for precision in ("fp16", "fp32"):
                 load_step_models(open_bundle(tiny_bundle_27, precision), "coreai")
 
-    return _once(tmp_path_factory, worker_id, "compiled-27", make)
+    return made_once(tmp_path_factory, worker_id, "compiled-27", make)
 
 
 @pytest.fixture
@@ -130,7 +132,7 @@ def second_bundle_27(
     pytest.importorskip("coreai_torch", exc_type=ImportError)
     sizes = StepSizes(kv_length=128, prefill_chunks=(1, 16), encode_patches=(1,))
     make = bundle_maker(second_checkpoint, sizes, ("fp32",), "macOS27")
-    return _once(tmp_path_factory, worker_id, "bundle-tiny-2-27", make)
+    return made_once(tmp_path_factory, worker_id, "bundle-tiny-2-27", make)
 
 
 @pytest.fixture(scope="session")
@@ -142,7 +144,7 @@ def tiny_parts_bundle(
     """
     sizes = StepSizes(kv_length=128, base_lm_parts=2, solver_steps=4)
     make = bundle_maker(tiny_checkpoint, sizes, ("fp16", "fp32"), kv_cache="rows")
-    return _once(tmp_path_factory, worker_id, "bundle-tiny-parts", make)
+    return made_once(tmp_path_factory, worker_id, "bundle-tiny-parts", make)
 
 
 @pytest.fixture(scope="session")
@@ -152,7 +154,7 @@ def tiny_solver_bundle(
     """A bundle like `tiny_bundle` whose seventh package takes all of four Euler steps, without fp32."""
     sizes = StepSizes(kv_length=128, solver_steps=4)
     make = bundle_maker(tiny_checkpoint, sizes, ("fp16", "int8"))
-    return _once(tmp_path_factory, worker_id, "bundle-tiny-solver", make)
+    return made_once(tmp_path_factory, worker_id, "bundle-tiny-solver", make)
 
 
 @pytest.fixture(scope="session")
@@ -161,7 +163,7 @@ def second_solver_bundle(
 ) -> Path:
     """The same of `second_checkpoint`, in fp16."""
     make = bundle_maker(second_checkpoint, StepSizes(kv_length=128, solver_steps=4), ("fp16",))
-    return _once(tmp_path_factory, worker_id, "bundle-tiny-2-solver", make)
+    return made_once(tmp_path_factory, worker_id, "bundle-tiny-2-solver", make)
 
 
 @pytest.fixture(scope="session")
@@ -180,7 +182,7 @@ def batch_conversion(
         assert done.returncode == 0, done.stderr
         (folder / "output.txt").write_text(done.stdout + done.stderr)
 
-    return _once(tmp_path_factory, worker_id, "batch", make)
+    return made_once(tmp_path_factory, worker_id, "batch", make)
 
 
 @pytest.fixture(scope="session")
@@ -192,14 +194,14 @@ def tiny_batch_bundle(batch_conversion: Path) -> Path:
 @pytest.fixture(scope="session")
 def second_checkpoint(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """A synthetic checkpoint of VoxCPM2's structure."""
-    return _once(tmp_path_factory, worker_id, "checkpoint-tiny-2", _synthesize("tiny-2"))
+    return made_once(tmp_path_factory, worker_id, "checkpoint-tiny-2", _synthesize("tiny-2"))
 
 
 @pytest.fixture(scope="session")
 def second_bundle(second_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """The bundle of `second_checkpoint` in fp32."""
     make = bundle_maker(second_checkpoint, StepSizes(kv_length=128), ("fp32",))
-    return _once(tmp_path_factory, worker_id, "bundle-tiny-2", make)
+    return made_once(tmp_path_factory, worker_id, "bundle-tiny-2", make)
 
 
 @pytest.fixture(scope="session")
@@ -211,9 +213,9 @@ def some_packages(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> C
     """
 
     def made(name: str, preset: str, *given: Any, **options: Any) -> Path:
-        checkpoint = _once(tmp_path_factory, worker_id, f"checkpoint-{preset}", _synthesize(preset))
+        checkpoint = made_once(tmp_path_factory, worker_id, f"checkpoint-{preset}", _synthesize(preset))
         make = _convert_some(checkpoint, *given, **options)
-        return _once(tmp_path_factory, worker_id, f"packages-{name}", make)
+        return made_once(tmp_path_factory, worker_id, f"packages-{name}", make)
 
     return made
 
@@ -229,7 +231,7 @@ def default_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> P
             patched.setenv("VOXCPM_COREML_CACHE", str(folder))
             make_default_bundle(cached_folder(maker()), ("fp16", "int8", "fp32"))
 
-    return _once(tmp_path_factory, worker_id, "cache", make)
+    return made_once(tmp_path_factory, worker_id, "cache", make)
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 KILLS = {
-    "generate": 45,
+    "generate": 50,
     "generate, empty cache": 20,
-    "batch": 45,
+    "batch": 50,
     "voices add": 30,
-    "convert": 20,
+    "convert": 15,
     "convert --overwrite": 5,
-    "default bundle": 15,
+    "default bundle": 10,
     "server jobs": 20,
 }
 """Command → how often it is killed."""
@@ -45,4 +45,6 @@ DAMAGE = {
 """Scene → what is damaged → cases without and with digests that match."""
 
 INPUTS = 10_000
-"""Changed inputs of a reader, by each engine that changes its inputs."""
+"""Changed inputs of a reader: half by hypothesis, half by atheris; by seed where one of the two does not serve."""
+BY_SEED = 1_000
+"""Inputs changed by seed of a reader whose others are by hypothesis and atheris."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -15,49 +16,90 @@ import pytest
 
 from robustness import totals as totals_
 from robustness.children import Case, Children
-from robustness.scenarios import SCENARIOS, Disturb, Judge, Materials, Scenario, begin, calls, files
+from robustness.damage import copy_of_one_precision
+from robustness.folder_contents import calls, files
+from robustness.scenarios import SCENARIOS, Disturb, Judge, Materials, Scenario, begin
+from shared_bundles import made_once
 
 SEED = int(os.environ.get("TORTURE_SEED", "17"))
+TOTALS = Path(__file__).parents[2] / "build" / "torture.json"
 SPEAKING = (
     "voxcpm_runtime.voxcpm",
     "voxcpm_runtime.commands.batch",
     "voxcpm_runtime.commands.generate",
     "voxcpm_runtime.commands.voices",
     "voxcpm_runtime.backends.portable.step_model",
+    "onnx",
 )
+# Commands import some of these only when they need them: here they are imported once, not by each child.
 CONVERTING = (
     *SPEAKING,
+    "coremltools",
     "voxcpm_conversion.cli",
     "voxcpm_conversion.convert",
     "voxcpm_conversion.core_ml.packages",
 )
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """On the process that reports: workers send their counts with their tests."""
-    if report.when == "call":
-        FOUND.extend(totals_.rows(report.user_properties))
+# Of `make torture`: rows of changed inputs are many and short, so they come last, for whichever worker is free.
+LONG = (
+    "test_damage_to_what_a_voice",
+    "test_two_hundred_kills",
+    "test_one_call_of_each_kind",
+    "test_sixteen_threads",
+)
+SHORT = ("test_inputs_that_reach_new_code", "test_changed_inputs")
+WORKERS = 2
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long tests first. Each worker begins with half of them, and the first to end takes from the other."""
+
+    def rank(item: pytest.Item) -> int:
+        for number, name in enumerate(LONG, -len(LONG)):
+            if item.name.startswith(name):
+                return number
+        return int(item.name.startswith(SHORT))
+
+    torture = sorted((item for item in items if item.get_closest_marker("torture")), key=rank)
+    others = [item for item in items if not item.get_closest_marker("torture")]
+    items[:] = others + [item for worker in range(WORKERS) for item in torture[worker::WORKERS]]
 
 
 FOUND: list[dict[str, Any]] = []
+FAILED: dict[str, str] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """On the process that reports: workers send their counts with their tests. A run that is interrupted keeps them."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    if report.failed:
+        FAILED[f"{report.nodeid}, {report.when}"] = report.longreprtext
+    rows = totals_.rows(report.user_properties) if report.when == "call" else []
+    FOUND.extend(rows)
+    if rows or (report.failed and FOUND):
+        _write_totals()
+
+
+def _write_totals() -> None:
+    totals_.write(
+        TOTALS,
+        totals_.merged(FOUND),
+        FAILED,
+        seed=SEED,
+        ended=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+    )
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if not FOUND:
         return
-    path = config.rootpath / "build" / "torture.json"
-    rows = totals_.merged(FOUND)
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M")
-    totals_.write(
-        path,
-        rows,
-        seed=SEED,
-        ended=now,
-        python=platform.python_version(),
-        system=f"{platform.system()} {platform.machine()}",
-    )
-    terminalreporter.section(f"totals, seed {SEED}, also in {path.relative_to(config.rootpath)}")
-    for line in totals_.table(rows):
+    terminalreporter.section(f"totals, seed {SEED}, also in {TOTALS.relative_to(config.rootpath)}")
+    for line in totals_.table(totals_.merged(FOUND)):
         terminalreporter.write_line(line)
 
 
@@ -114,72 +156,100 @@ def materials(
     tiny_checkpoint: Path,
     speaking_children: Children,
     tmp_path_factory: pytest.TempPathFactory,
+    worker_id: str,
 ) -> Materials:
-    """What the commands read."""
-    folder = tmp_path_factory.mktemp("materials")
-    checkpoint = Path(shutil.copytree(tiny_checkpoint, folder / "checkpoint"))
-    config = json.loads((checkpoint / "config.json").read_text())
-    config["lm_config"]["max_position_embeddings"] = config["max_length"] = 2048
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    cache, recording = folder / "cache", folder / "me.wav"
-    cache.mkdir()
-    given = (
-        "generate",
-        speaking_bundle,
-        "--precision",
-        "int8",
-        "--text",
-        "Good morning.",
-        "--seed",
-        1,
-        "-o",
-        recording,
-    )
-    ended = speaking_children.run(
-        Case(tuple(map(str, given)), folder=folder, environment={"VOXCPM_COREML_CACHE": str(cache)})
-    )
-    assert ended.code == 0, ended.err
+    """What the commands read, made once for all workers."""
+
+    def make(folder: Path) -> None:
+        cache = folder / "cache"
+        cache.mkdir(parents=True)
+        given = ("generate", speaking_bundle, "--precision", "int8", "--text", "Good morning.", "--seed", 1)
+        ended = speaking_children.run(
+            Case(
+                (*map(str, given), "-o", str(folder / "me.wav")),
+                folder=folder,
+                environment={"VOXCPM_COREML_CACHE": str(cache)},
+            )
+        )
+        assert ended.code == 0, ended.err
+        copy_of_one_precision(speaking_bundle, folder / "earlier")
+        _least_checkpoint(folder / "checkpoint", tiny_checkpoint)
+
+    folder = made_once(tmp_path_factory, worker_id, "materials", make)
     return Materials(
         bundle=speaking_bundle,
-        cache=cache,
-        checkpoint=checkpoint,
-        recording=recording,
-        begun=folder / "begun",
+        cache=folder / "cache",
+        checkpoint=folder / "checkpoint",
+        recording=folder / "me.wav",
+        earlier=folder / "earlier",
+        begun=folder.with_name("begun"),
     )
+
+
+def _least_checkpoint(folder: Path, tiny: Path) -> Path:
+    """A checkpoint of one layer each, with the tokenizer of another one: a third of the work to convert.
+
+    It has as many positions as the built-in voice is converted for.
+    """
+    from voxcpm_conversion.synthetic import write_synthetic_checkpoint
+    from voxcpm_conversion.synthetic_presets import presets
+
+    config = presets()["tiny"]
+    language_model, vae = config["lm_config"], config["audio_vae_config"]
+    language_model["max_position_embeddings"] = config["max_length"] = 2048
+    language_model["num_hidden_layers"] = 1
+    config["encoder_config"]["num_layers"] = config["dit_config"]["num_layers"] = 1
+    vae["encoder_rates"], vae["decoder_rates"] = [2, 7], [7, 2]
+    return write_synthetic_checkpoint(folder, config, seed=0, dtype="float32", tokenizer=tiny)
 
 
 class Whole:
     """A scenario's run that nothing disturbed."""
 
     def __init__(self, scenario: Scenario, children: Children, materials: Materials, folder: Path) -> None:
+        """folder: what `make` filled."""
         self.scenario, self.children, self.materials = scenario, children, materials
+        found = json.loads((folder / "whole.json").read_text(encoding="utf-8"))
+        self.before: dict[str, str] = found["before"]
+        self.files: dict[str, str] = found["files"]
+        self.seconds: float = found["seconds"]
+        self.calls: list[tuple[str, str]] = [(kind, path) for kind, path in found["calls"]]
+
+    @staticmethod
+    def make(scenario: Scenario, children: Children, materials: Materials, folder: Path) -> None:
+        """Run it, and write what all workers need of it."""
         run, log = folder / "run", folder / "calls.txt"
         scenario.prepare(run, materials)
-        self.before = files(run)
-        began = time.monotonic()
+        before, began = files(run), time.monotonic()
         ended = scenario.run(children, run, materials, log=log)
-        self.seconds = time.monotonic() - began
+        found = {"before": before, "seconds": time.monotonic() - began}
         assert ended.code == 0, ended.err
-        self.files = files(run)
-        self.calls = calls(log, run)
+        found |= {"files": files(run), "calls": calls(log, run)}
+        (folder / "whole.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
 def whole(
-    request: pytest.FixtureRequest, materials: Materials, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    materials: Materials,
+    tmp_path_factory: pytest.TempPathFactory,
+    worker_id: str,
 ) -> Callable[[str], Whole]:
-    """whole(name): the run of a scenario that nothing disturbed, made once."""
-    made: dict[str, Whole] = {}
+    """whole(name): the run of a scenario that nothing disturbed, made once for all workers."""
 
     def of(name: str) -> Whole:
-        if name not in made:
-            scenario = SCENARIOS[name]
-            if "begun" in scenario.there.values() and not materials.begun.exists():
-                begin(of("convert"), tmp_path_factory.mktemp("begun") / "run").rename(materials.begun)
-            kind = "converting_children" if scenario.converts else "speaking_children"
-            children = request.getfixturevalue(kind)
-            made[name] = Whole(scenario, children, materials, tmp_path_factory.mktemp("whole"))
-        return made[name]
+        scenario = SCENARIOS[name]
+        if "begun" in scenario.there.values():
+            made_once(tmp_path_factory, worker_id, materials.begun.name, begun)
+        kind = "converting_children" if scenario.converts else "speaking_children"
+        children = request.getfixturevalue(kind)
+        make = functools.partial(Whole.make, scenario, children, materials)
+        return Whole(
+            scenario, children, materials, made_once(tmp_path_factory, worker_id, f"whole {name}", make)
+        )
+
+    def begun(folder: Path) -> None:
+        begin(of("convert"), tmp_path_factory.mktemp("begun") / "run").rename(folder)
 
     return of
 

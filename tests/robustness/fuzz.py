@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from robustness.cases import BY_SEED, INPUTS
 from robustness.mutations import document_bytes
 from robustness.reader import Maker, Reader
 from robustness.readers import bundles, programs, requests, texts, voices
@@ -63,6 +64,31 @@ STRUCTURED = (
     "voice_upload",
 )
 """The readers that hypothesis makes inputs for."""
+GUIDED = (
+    "manifest",
+    "npy",
+    "tokenizer",
+    "tokenizer_config",
+    "program",
+    "weights",
+    "voice",
+    "prefix",
+    "batch_lines",
+    "recording",
+    "text",
+    "speech_json",
+    "speech_form",
+    "wyoming",
+)
+"""The readers whose bytes atheris changes. It sees the branches of Python alone, not those of C and Rust."""
+
+
+def inputs(name: str, engine: str) -> int:
+    """How many inputs of a reader are an engine's: "seeds", "hypothesis" or "atheris"."""
+    others = (name in STRUCTURED) + (name in GUIDED)
+    if engine != "seeds":
+        return INPUTS // 2
+    return BY_SEED if others == 2 else INPUTS - others * INPUTS // 2
 
 
 def made(name: str, bundle: Path) -> Reader:

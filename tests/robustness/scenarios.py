@@ -4,8 +4,6 @@ have finished.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
 from collections import Counter
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from robustness.children import Case, Children, Ended
+from robustness.folder_contents import files
 
 Disturb = Callable[[Any, Path, int, int], tuple[Counter[str], list[str]]]
 """Disturbs a command, which ran whole once, so many times by a seed: outcomes, and what went wrong."""
@@ -35,7 +34,6 @@ SPEAKING = (
     "2",
     "--no-retry",
 )
-VECTORS = ".safetensors"
 CONVERSION = ("--precision", "int8", "--max-length", "64", "--prefill-chunk", "1")
 
 
@@ -48,9 +46,11 @@ class Materials:
     cache: Path
     """A user's cache in which its int8 graphs are lowered."""
     checkpoint: Path
-    """The tiny synthetic checkpoint, with as many positions as the built-in voice is converted for."""
+    """A synthetic checkpoint of one layer each, with as many positions as the built-in voice is converted for."""
     recording: Path
     """Speech of a second or so."""
+    earlier: Path
+    """Its int8 alone: a bundle in whose place another one comes."""
     begun: Path
     """The folder of a conversion of the checkpoint that was killed when one package was missing; see `begin`."""
 
@@ -188,57 +188,6 @@ def begin(whole: Any, folder: Path) -> Path:
     return folder / ".bundle.partial"
 
 
-def files(folder: Path) -> dict[str, str]:
-    """The digest of every file below a folder, and of every empty folder, by its relative path."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and not _is_a_probe(path):
-            found[name] = hashlib.sha256(_comparable(path)).hexdigest()
-        elif path.is_dir() and not any(path.iterdir()):
-            found[f"{name}/"] = ""
-    return found
-
-
-def _is_a_probe(path: Path) -> bool:
-    """Whether a file is what Python tries a temporary folder with, which a kill at that very moment leaves there."""
-    is_named_so = path.parent.name == "temporary" and re.fullmatch(r"[a-z0-9_]{8}", path.name)
-    return bool(is_named_so) and path.stat().st_size <= len(b"blat")
-
-
-def _comparable(path: Path) -> bytes:
-    """The content of a file without what no two conversions have in common: coremltools names the items of a package by
-    chance, safetensors orders metadata by chance, so that test vectors are compared by names, shapes and metadata, and
-    a bundle's manifest has the digests of both.
-    """
-    content = path.read_bytes()
-    try:
-        if path.name == "Manifest.json":
-            items = json.loads(content)["itemInfoEntries"].values()
-            return json.dumps(sorted(json.dumps(item) for item in items)).encode()
-        if path.name.endswith(VECTORS):
-            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-            return json.dumps([header, len(content)], sort_keys=True).encode()
-        if path.name == "manifest.json":
-            document = json.loads(content)
-            for name in list(document["files"]):
-                if name.endswith((".mlpackage/Manifest.json", VECTORS)):
-                    del document["files"][name]
-            return json.dumps(document).encode()
-    except (ValueError, KeyError):
-        return content
-    if path.name == "manifest.sha256":
-        written = (path.parent / "manifest.json").read_bytes()
-        return b"as it must be" if hashlib.sha256(written).hexdigest().encode() in content else content
-    return content
-
-
-def calls(log: Path, folder: Path) -> list[tuple[str, str]]:
-    """Each call to the system on a file of a run in a folder: its kind and relative path."""
-    lines = (line.split(" ", 1) for line in log.read_text().splitlines())
-    return [(kind, path.removeprefix(f"{folder}/")) for kind, path in lines]
-
-
 def lines_of(ended: Ended) -> list[str]:
     """What a failed command said beyond warnings, and beyond progress: lines with a time, or cut off before it."""
     lines = [line for line in ended.err.splitlines() if line and not line.startswith("warning: ")]
@@ -345,7 +294,7 @@ SCENARIOS = {
             gathers=True,
             warm=False,
             converts=True,
-            there={"bundle": "bundle", ".bundle.partial": "begun"},
+            there={"bundle": "earlier", ".bundle.partial": "begun"},
             never_gone=("bundle/manifest.json", ".bundle.replaced/manifest.json"),
         ),
         Scenario(

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from robustness.cases import INPUTS
-from robustness.fuzz import BATCH, READERS, STRUCTURED, TAKEN
+from robustness.fuzz import BATCH, READERS, STRUCTURED, TAKEN, inputs
 from robustness.mutations import ODD_VALUES, mutated_document
 from robustness.totals import Totals
 from robustness.watched import FAILURES, Watched, watched
@@ -84,7 +83,9 @@ def test_changed_inputs_are_refused_or_taken(
     torture_seed: int,
     share: Callable[[int], int],
 ) -> None:
-    counts, wrong, slowest = _fuzz(readers, name, engine, torture_seed * 1_000_000, share(INPUTS))
+    counts, wrong, slowest = _fuzz(
+        readers, name, engine, torture_seed * 1_000_000, share(inputs(name, engine))
+    )
     totals.record("Fuzz", f"{name}, {engine}", counts, slowest_seconds=round(slowest, 3))
     assert not wrong, f"{len(wrong)} inputs failed:\n" + "\n".join(wrong[:30])
 

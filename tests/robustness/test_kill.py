@@ -19,12 +19,15 @@ import httpx2
 import pytest
 
 from robustness.cases import KILLS
-from robustness.scenarios import SCENARIOS, Judge, Scenario, calls, files
+from robustness.folder_contents import calls, files
+from robustness.scenarios import SCENARIOS, Judge, Scenario
 from robustness.totals import Totals
 from voxcpm_server.job_store import MOST_STARTS
 
 LONGEST_CHAIN = 4
 """Kills of one command before it may run to its end."""
+LEAST_LEFT = 0.2
+"""Part of a run in which a kill falls, however little is to be done: whatever was begun is begun again."""
 JOBS = "server jobs"
 KILLS_OF_A_JOB = 5
 LONGEST_WAIT = 120.0
@@ -37,18 +40,26 @@ def killed(whole: Any, folder: Path, kills: int, seed: int) -> tuple[Counter[str
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
     while outcomes["killed"] < kills:
-        # By the clock as often as at a call to the system: it also dies between a file and its record.
-        ways = [
-            chance.choice(
-                [
-                    {"kill_after": chance.uniform(0, whole.seconds)},
-                    {"call": chance.randrange(len(whole.calls))},
-                ]
-            )
-            for _ in range(chance.randint(1, LONGEST_CHAIN))
-        ]
+        ways = moments(chance, min(chance.randint(1, LONGEST_CHAIN), kills - outcomes["killed"]), whole)
         wrong += killed_in(ways, whole, folder, outcomes)
     return outcomes, wrong
+
+
+def moments(chance: random.Random, count: int, whole: Any) -> list[dict[str, Any]]:
+    """When a command is killed that many times in turn: what a `Case` is given.
+
+    By the clock as often as at a call to the system: it also dies between a file and its record. As what is finished
+    is not made again, each kill is within the part of the run that those before left: later, most runs would end first.
+    """
+    ways: list[dict[str, Any]] = []
+    left = 1.0
+    for _ in range(count):
+        part = chance.random()
+        by_clock = {"kill_after": part * left * whole.seconds}
+        ways.append(chance.choice([by_clock, {"call": int(part * left * len(whole.calls))}]))
+        if whole.scenario.finished:
+            left = max(LEAST_LEFT, left * (1 - part))
+    return ways
 
 
 def killed_in(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 from documents import REPOSITORY
-from robustness.cases import DAMAGE, EACH_ROLE, EVERY_CALL, INPUTS, KILLS, SOME_ROLES
-from robustness.fuzz import READERS, STRUCTURED
+from robustness.cases import BY_SEED, DAMAGE, EACH_ROLE, EVERY_CALL, INPUTS, KILLS, SOME_ROLES
+from robustness.fuzz import GUIDED, READERS, STRUCTURED, inputs
 from robustness.hostile import CASES as HOSTILE
 from robustness.hostile import CHECKPOINT_CASES
 from robustness.scenarios import SCENARIOS
-from robustness.test_guided import GUIDED
 from robustness.test_hostile_content import SOME
 
 THERE = {name for name in EACH_ROLE if SCENARIOS[name].there}
@@ -72,4 +71,9 @@ def test_changed_inputs() -> None:
     assert found == {
         name: {engine for engine, readers in engines.items() if name in readers} for name in READERS
     }
-    assert f"{INPUTS:,} inputs" in PAGE
+    by_two = f"{INPUTS // 2:,} by hypothesis, {INPUTS // 2:,} by atheris and {BY_SEED:,} by seed"
+    assert f"{INPUTS:,} inputs of each reader" in PAGE
+    assert by_two in PAGE
+    for name in READERS:
+        made = {engine: inputs(name, engine) for engine, readers in engines.items() if name in readers}
+        assert sum(made.values()) == INPUTS + BY_SEED * (len(made) == len(engines)), made

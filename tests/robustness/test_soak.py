@@ -84,7 +84,7 @@ def test_sixteen_threads_for_a_minute(speaking_bundle: Path, torture_seed: int, 
 )
 def test_a_planted_defect_is_seen(speaking_bundle: Path, torture_seed: int, defect: str, seen: str) -> None:
     """The harness can fail: what stays after a cancellation, and a session that says something else."""
-    run = soaked(speaking_bundle, 12, torture_seed, defect, samples=4)
+    run = soaked(speaking_bundle, 6, torture_seed, defect, samples=3)
 
     with pytest.raises(AssertionError, match=seen):
         judge(run)

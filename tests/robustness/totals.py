@@ -44,10 +44,12 @@ def merged(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def write(path: Path, found: list[dict[str, Any]], **about: object) -> None:
-    """Write all rows, and what the run was, as JSON."""
+def write(path: Path, rows: list[dict[str, Any]], failed: dict[str, str], **about: object) -> None:
+    """Write all rows so far, the reports of the tests that failed, and what the run is, as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n", encoding="utf-8")
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({**about, "failed": failed, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def table(found: list[dict[str, Any]]) -> list[str]:

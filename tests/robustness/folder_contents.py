@@ -1,0 +1,76 @@
+"""What a run leaves in its folder, as far as two runs can be compared, and which calls to the system it made there."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from pathlib import Path
+
+VECTORS = ".safetensors"
+
+
+def files(folder: Path) -> dict[str, str]:
+    """The digest of every file below a folder, and of every empty folder, by its relative path."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not _is_a_probe(path):
+            found[name] = _digest(path)
+        elif path.is_dir() and not any(path.iterdir()):
+            found[f"{name}/"] = ""
+    return found
+
+
+def _digest(path: Path) -> str:
+    if path.name == "manifest.sha256":
+        # What it is depends on the manifest, too.
+        return hashlib.sha256(_comparable(path)).hexdigest()
+    status = path.stat()
+    return _known_digest(path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@functools.cache
+def _known_digest(path: Path, *_state: int) -> str:
+    """The digest of a file in the state that it has; a case looks at its folder several times."""
+    return hashlib.sha256(_comparable(path)).hexdigest()
+
+
+def _is_a_probe(path: Path) -> bool:
+    """Whether a file is what Python tries a temporary folder with, which a kill at that very moment leaves there."""
+    is_named_so = path.parent.name == "temporary" and re.fullmatch(r"[a-z0-9_]{8}", path.name)
+    return bool(is_named_so) and path.stat().st_size <= len(b"blat")
+
+
+def _comparable(path: Path) -> bytes:
+    """The content of a file without what no two conversions have in common: coremltools names the items of a package by
+    chance, safetensors orders metadata by chance, so that test vectors are compared by names, shapes and metadata, and
+    a bundle's manifest has the digests of both.
+    """
+    content = path.read_bytes()
+    try:
+        if path.name == "Manifest.json":
+            items = json.loads(content)["itemInfoEntries"].values()
+            return json.dumps(sorted(json.dumps(item) for item in items)).encode()
+        if path.name.endswith(VECTORS):
+            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            return json.dumps([header, len(content)], sort_keys=True).encode()
+        if path.name == "manifest.json":
+            document = json.loads(content)
+            for name in list(document["files"]):
+                if name.endswith((".mlpackage/Manifest.json", VECTORS)):
+                    del document["files"][name]
+            return json.dumps(document).encode()
+    except (ValueError, KeyError):
+        return content
+    if path.name == "manifest.sha256":
+        written = (path.parent / "manifest.json").read_bytes()
+        return b"as it must be" if hashlib.sha256(written).hexdigest().encode() in content else content
+    return content
+
+
+def calls(log: Path, folder: Path) -> list[tuple[str, str]]:
+    """Each call to the system on a file of a run in a folder: its kind and relative path."""
+    lines = (line.split(" ", 1) for line in log.read_text().splitlines())
+    return [(kind, path.removeprefix(f"{folder}/")) for kind, path in lines]
