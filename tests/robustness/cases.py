@@ -45,6 +45,6 @@ DAMAGE = {
 """Scene → what is damaged → cases without and with digests that match."""
 
 INPUTS = 10_000
-"""Changed inputs of a reader: half by hypothesis, half by atheris; by seed where one of the two does not serve."""
+"""Changed inputs of a reader by hypothesis, or by seed where hypothesis does not serve, and as many by atheris."""
 BY_SEED = 1_000
-"""Inputs changed by seed of a reader whose others are by hypothesis and atheris."""
+"""Inputs changed by seed where hypothesis serves as well."""

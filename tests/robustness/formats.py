@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Any
 
@@ -98,13 +99,11 @@ def npy_files(draw: Any, content: bytes) -> bytes:
 @st.composite
 def changed_programs(draw: Any, content: bytes) -> bytes:
     """A package's program of which one to three operations have another type, other inputs, shapes or constants."""
-    from coremltools.proto import Model_pb2
-
-    program: Any = Model_pb2.Model.FromString(content)
+    parsed, names, types = _parsed(content)
+    program = type(parsed)()
+    program.CopyFrom(parsed)
     ((_, function),) = program.mlProgram.functions.items()
     ((_, block),) = function.block_specializations.items()
-    names = sorted({output.name for operation in block.operations for output in operation.outputs})
-    types = sorted({operation.type for operation in block.operations})
     for _ in range(draw(st.integers(1, 3))):
         operation = block.operations[draw(st.integers(0, len(block.operations) - 1))]
         bindings = [one for name in sorted(operation.inputs) for one in operation.inputs[name].arguments]
@@ -121,6 +120,18 @@ def changed_programs(draw: Any, content: bytes) -> bytes:
                 _change_constants(draw, operation)
     changed: bytes = program.SerializePartialToString()
     return changed
+
+
+@functools.cache
+def _parsed(content: bytes) -> tuple[Any, list[str], list[str]]:
+    """A package's program, the names of its operations' results, and the types of its operations."""
+    from coremltools.proto import Model_pb2
+
+    program: Any = Model_pb2.Model.FromString(content)
+    ((_, function),) = program.mlProgram.functions.items()
+    ((_, block),) = function.block_specializations.items()
+    names = sorted({output.name for operation in block.operations for output in operation.outputs})
+    return program, names, sorted({operation.type for operation in block.operations})
 
 
 def _change_shape(draw: Any, tensor: Any) -> None:

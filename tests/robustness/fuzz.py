@@ -85,10 +85,7 @@ GUIDED = (
 
 def inputs(name: str, engine: str) -> int:
     """How many inputs of a reader are an engine's: "seeds", "hypothesis" or "atheris"."""
-    others = (name in STRUCTURED) + (name in GUIDED)
-    if engine != "seeds":
-        return INPUTS // 2
-    return BY_SEED if others == 2 else INPUTS - others * INPUTS // 2
+    return BY_SEED if engine == "seeds" and name in STRUCTURED else INPUTS
 
 
 def made(name: str, bundle: Path) -> Reader:

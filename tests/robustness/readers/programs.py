@@ -12,20 +12,21 @@ from robustness.mutations import mutated_bytes
 from robustness.reader import Reader
 
 _OPERATIONS = (40, 70, 100)
-"""How many operations of a program are lowered at a time: all of them take tens of milliseconds."""
+"""How many operations of a program are read or lowered at a time: all of them take tens of milliseconds."""
 
 
 def program(bundle: Path, folder: Path) -> Reader:
     """The program's protobuf message, read into the objects that a program is here."""
-    from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_package
+    from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_package, read_specification
 
     package = _copied(bundle, folder, "feat_encoder")
+    valid = _beginning(read_specification(package), _OPERATIONS[-1]).SerializeToString()
 
     def read(content: bytes) -> None:
         (package / MODEL_FILE).write_bytes(content)
         read_package(package)
 
-    return Reader(((package / MODEL_FILE).read_bytes(),), read, _changed_program)
+    return Reader((valid,), read, _changed_program)
 
 
 def lowering_of_a_transformer(bundle: Path, folder: Path) -> Reader:
