@@ -235,7 +235,7 @@ def whole(
     tmp_path_factory: pytest.TempPathFactory,
     worker_id: str,
 ) -> Callable[[str], Whole]:
-    """whole(name): the run of a scenario that nothing disturbed, made once for all workers."""
+    """whole(name): the run of a scenario that nothing disturbed, made once; a conversion's, once for each worker."""
 
     def of(name: str) -> Whole:
         scenario = SCENARIOS[name]
@@ -244,9 +244,9 @@ def whole(
         kind = "converting_children" if scenario.converts else "speaking_children"
         children = request.getfixturevalue(kind)
         make = functools.partial(Whole.make, scenario, children, materials)
-        return Whole(
-            scenario, children, materials, made_once(tmp_path_factory, worker_id, f"whole {name}", make)
-        )
+        # Two processes do not write the fields of a package's program in the same order.
+        once = f"whole {name} {worker_id}" if scenario.converts else f"whole {name}"
+        return Whole(scenario, children, materials, made_once(tmp_path_factory, worker_id, once, make))
 
     def begun(folder: Path) -> None:
         begin(of("convert"), tmp_path_factory.mktemp("begun") / "run").rename(folder)
