@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from voxcpm_runtime.backends.portable import PortableStepModel
+from voxcpm_runtime.backends.fair_lock import FairLock
+from voxcpm_runtime.backends.portable import PortableStepModel, step_model
+from waiting import until
 
 LENGTH, HEADS, WIDTH = 12, 2, 3
 
@@ -174,3 +176,24 @@ def test_wrong_inputs_are_named(context_package: Path, inputs: dict[str, np.ndar
 def test_an_unknown_state_tensor_is_named(context_package: Path) -> None:
     with pytest.raises(ValueError, match="no state tensor k_cache"):
         PortableStepModel(context_package, state={"k_cache": "context_out"})
+
+
+def test_no_more_calls_compute_at_the_same_time_than_there_are_places(
+    lab: Any, cache_package: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Each call has tensors of its own: memory would grow with the number of threads."""
+    places = FairLock(1)
+    monkeypatch.setattr(step_model, "COMPUTING", places)
+    added = lab.package(lambda x: lab.mb.add(x=x, y=np.float32(1)), {"x": np.ones(4, np.float32)}, "added")
+    plain = PortableStepModel(added)
+    stateful = PortableStepModel(cache_package, state={"cache": "cache_out"})
+
+    with ThreadPoolExecutor(2) as threads:
+        with places.held():
+            calls = [
+                threads.submit(plain, {"x": np.ones(4, np.float32)}),
+                threads.submit(stateful, cache_inputs(rng, 0), stateful.new_state()),
+            ]
+            until(lambda: len(places._line) == 2)
+        for call in calls:
+            assert call.result(20)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.model.fair_lock import FairLock
 from voxcpm_runtime.model.flow_matching import time_embedding, time_span
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from waiting import until
@@ -245,53 +244,6 @@ def test_segments_of_a_long_text_take_slots_of_the_same_batch(batched, network):
 
         np.testing.assert_array_equal(speech.audio, batched.generate(text, **given))
         np.testing.assert_array_equal(other.result().audio, batched.generate(**LONG, seed=1))
-
-
-def test_a_fair_lock_is_given_in_order():
-    lock, order = FairLock(), []
-
-    def take(name: int) -> None:
-        with lock.held(lambda: None):
-            order.append(name)
-
-    threads = [threading.Thread(target=take, args=(name,)) for name in range(5)]
-    with lock.held(lambda: None):
-        with lock.held_if_free() as held:
-            assert not held
-        for number, thread in enumerate(threads, 1):
-            thread.start()
-            until(lambda number=number: len(lock._line) == number)
-    # The thread that has just released it does not get it back before them.
-    with lock.held(lambda: None):
-        order.append(5)
-    for thread in threads:
-        thread.join(20)
-
-    assert order == [0, 1, 2, 3, 4, 5]
-    with lock.held_if_free() as held:
-        assert held
-
-
-def test_a_thread_that_gives_up_waiting_for_a_lock_leaves_it_to_the_next():
-    lock, order = FairLock(), []
-    token = CancelToken()
-
-    def take(name: str, token: CancelToken) -> None:
-        with lock.held(token.check):
-            order.append(name)
-
-    with ThreadPoolExecutor(2) as threads:
-        with lock.held(lambda: None):
-            given_up = threads.submit(take, "a", token)
-            until(lambda: len(lock._line) == 1)
-            second = threads.submit(take, "b", CancelToken())
-            until(lambda: len(lock._line) == 2)
-            token.cancel()
-            with pytest.raises(Cancelled):
-                given_up.result(20)
-        second.result(20)
-
-    assert order == ["b"]
 
 
 def test_a_session_speaks_in_the_slots_of_others_with_the_samples_it_has_alone(batched, batch_models):

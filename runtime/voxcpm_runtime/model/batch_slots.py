@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
+from voxcpm_runtime.backends.fair_lock import FairLock
 from voxcpm_runtime.backends.step_function import Array, StepState
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.model.fair_lock import FairLock
 from voxcpm_runtime.model.shared_calls import SharedCalls, items
 
 PATIENCE_SECONDS = 0.02

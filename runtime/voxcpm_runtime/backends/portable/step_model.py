@@ -9,6 +9,8 @@ import numpy as np
 
 from voxcpm_constants.targets import MAIN
 from voxcpm_runtime.backends.devices import Device
+from voxcpm_runtime.backends.fair_lock import FairLock
+from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.backends.step_function import StepState
 
 from .cache import load_lowered
@@ -20,6 +22,10 @@ from .lowered import PROBE_OUTPUT, Lowered, Mode
 from .onnx_runtime import ort
 from .sessions import mapped_weights, open_on_device, open_on_processor, refusal_named
 from .state import State
+
+# Calls that compute on the processor at the same time, of all step models. More are no faster, but each has tensors of
+# its own, so that memory would grow with the number of threads that speak.
+COMPUTING = FairLock(max(2, cores()))
 
 
 class PortableStepModel:
@@ -142,11 +148,11 @@ class PortableStepModel:
                 raise ValueError(f"{self._name}: the state is not of this step model")
             return self._on_device.call(feeds, state)
         if state is None:
-            with refusal_named(self._package):
+            with COMPUTING.held(), refusal_named(self._package):
                 return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))
         if not isinstance(state, State) or state.in_place != self._in_place:
             raise ValueError(f"{self._name}: the state is not of this step model")
-        with refusal_named(self._package):
+        with COMPUTING.held(), refusal_named(self._package):
             return self._advanced(feeds, state)
 
     def _advanced(self, feeds: Mapping[str, np.ndarray], state: State) -> dict[str, np.ndarray]:

@@ -12,18 +12,18 @@ _LOOK_SECONDS = 0.02
 
 
 class FairLock:
-    """A lock for one thread at a time; who has waited longest is next.
+    """A lock for so many threads at a time as it has places; who has waited longest is next.
 
     Python's own locks may be taken again and again by the thread that has just released them, while others wait.
     """
 
-    def __init__(self) -> None:
-        self._held = False
+    def __init__(self, places: int = 1) -> None:
+        self._free = places
         self._guard = threading.Lock()
         self._line: deque[threading.Lock] = deque()
 
     @contextlib.contextmanager
-    def held(self, check: Callable[[], None]) -> Iterator[None]:
+    def held(self, check: Callable[[], None] | None = None) -> Iterator[None]:
         """Hold the lock. check: called while a thread waits for it, and ends the waiting by what it raises."""
         self._take(check)
         try:
@@ -33,24 +33,28 @@ class FairLock:
 
     @contextlib.contextmanager
     def held_if_free(self) -> Iterator[bool]:
-        """Hold the lock, if no thread holds it: whether it is held."""
+        """Hold the lock, if it has a place: whether it is held."""
         with self._guard:
-            taken, self._held = not self._held, True
+            taken = self._free > 0
+            self._free -= taken
         try:
             yield taken
         finally:
             if taken:
                 self._release()
 
-    def _take(self, check: Callable[[], None]) -> None:
+    def _take(self, check: Callable[[], None] | None) -> None:
         with self._guard:
-            if not self._held:
-                self._held = True
+            if self._free:
+                self._free -= 1
                 return
             called = threading.Lock()
             called.acquire()
             self._line.append(called)
         try:
+            if check is None:
+                called.acquire()
+                return
             while not called.acquire(timeout=_LOOK_SECONDS):
                 check()
         except BaseException:
@@ -67,4 +71,4 @@ class FairLock:
             if self._line:
                 self._line.popleft().release()
             else:
-                self._held = False
+                self._free += 1
