@@ -45,7 +45,7 @@ _TEMPORARY_FOLDER = ".temporary"
 _UNFINISHED = ".unfinished-"
 _FILE_ERROR = re.compile(
     r"(filesystem error|\[MIL FileWriter\]): (?P<reason>[^\[\n]*[^\[\n\s])"
-    r"|(?P<lost>A valid manifest does not exist|Unable to read file)\b"
+    r"|(?P<lost>A valid manifest does not exist|Unable to read file|Input stream is not valid)\b"
 )
 """What coremltools' C++ says, before the paths, of a file that it could not write, or not read again: it does not
 notice at once when a small file is not written."""

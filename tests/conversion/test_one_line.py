@@ -17,6 +17,7 @@ from voxcpm_constants.errors import CheckpointError, InputError
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion import convert as conversion
 from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.core_ml import packages
 from voxcpm_conversion.lora import Lora
 from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.commands import cli
@@ -272,6 +273,11 @@ def test_a_write_that_a_full_disk_refuses_names_the_folder(
             InputError,
             r"cannot be written \(Unable to read file\); the same command continues$",
         ),
+        (
+            "Input stream is not valid",
+            InputError,
+            r"cannot be written \(Input stream is not valid\); the same command continues$",
+        ),
         ("expected scalar type Half", RuntimeError, "expected scalar type Half"),
     ],
 )
@@ -287,6 +293,22 @@ def test_a_file_that_a_library_cannot_write_is_one_line(
 
     with pytest.raises(kind, match=message):
         converted(tiny_checkpoint, tmp_path / "b")
+
+
+def test_a_package_with_a_list_that_was_only_begun_is_not_taken(tmp_path):
+    """coremltools (9.0) goes on when the system refuses to write it, and would leave it in the bundle."""
+    whole, begun = tmp_path / "whole.mlpackage", tmp_path / "begun.mlpackage"
+    for package in (whole, begun):
+        (package / "Data").mkdir(parents=True)
+        (package / "Manifest.json").write_text("{}")
+    (begun / "Manifest.a163eed5-7538-4177-a2dd-95e2fd613b86").touch()
+
+    packages._join({"main": whole}, tmp_path / "a.mlpackage")
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        packages._join({"main": begun}, tmp_path / "b.mlpackage")
+
+    assert (tmp_path / "a.mlpackage" / "Manifest.json").exists()
+    assert not (tmp_path / "b.mlpackage").exists()
 
 
 def test_without_max_length_it_is_what_the_checkpoint_allows(checkpoint, tmp_path, monkeypatch):

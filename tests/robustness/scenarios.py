@@ -212,7 +212,12 @@ SCENARIOS = {
             ),
             final=("out/book.wav",),
             result=("out/book.wav",),
-            saved=("out/.book.wav.segments/*.segment", "out/.book.wav.segments/*.json", "out/"),
+            saved=(
+                "out/.book.wav.segments/*.segment",
+                "out/.book.wav.segments/*.json",
+                "out/.book.wav.discarded/*",
+                "out/",
+            ),
             finished=("out/.book.wav.segments/*.segment",),
             gathers=True,
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,8 @@ from voxcpm_conversion.core_ml.toolchain import StageReport, import_coremltools,
 from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_conversion.workspace import Workspace
+
+_IN_A_PACKAGE = {"Manifest.json", "Data"}
 
 
 def add_packages(
@@ -83,6 +87,8 @@ def _describe(model: Any, declared: StepModel, precision: Precision, state: Stat
 def _join(functions: Mapping[str, Path], package: Path) -> None:
     """Join the packages of several functions into one that shares their weights; the first function is the default."""
     default, *others = functions
+    for part in functions.values():
+        _require_whole(part)
     if not others:
         functions[default].replace(package)
         return
@@ -92,3 +98,12 @@ def _join(functions: Mapping[str, Path], package: Path) -> None:
         descriptor.add_function(str(part), src_function_name=MAIN, target_function_name=name)
     descriptor.default_function_name = default
     ct.utils.save_multifunction(descriptor, str(package))
+    _require_whole(package)
+
+
+def _require_whole(package: Path) -> None:
+    """Raises OSError for a package in which a list of its files was begun: coremltools writes it beside the last one,
+    which it then replaces, and goes on if the system refuses to write it.
+    """
+    if {each.name for each in package.iterdir()} != _IN_A_PACKAGE:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
