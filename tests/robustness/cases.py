@@ -45,6 +45,6 @@ DAMAGE = {
 """Scene → what is damaged → cases without and with digests that match."""
 
 INPUTS = 10_000
-"""Changed inputs of a reader by hypothesis, or by seed where hypothesis does not serve, and as many by atheris."""
+"""Changed inputs of a reader, which its engines share."""
 BY_SEED = 1_000
-"""Inputs changed by seed where hypothesis serves as well."""
+"""How many of them are changed by seed where hypothesis serves as well."""

@@ -83,9 +83,18 @@ GUIDED = (
 """The readers whose bytes atheris changes. It sees the branches of Python alone, not those of C and Rust."""
 
 
+def engines(name: str) -> tuple[str, ...]:
+    """The engines that change a reader's inputs: "seeds" always, "hypothesis" and "atheris" where they serve."""
+    serving = {"hypothesis": STRUCTURED, "atheris": GUIDED}
+    return ("seeds", *(engine for engine, readers in serving.items() if name in readers))
+
+
 def inputs(name: str, engine: str) -> int:
-    """How many inputs of a reader are an engine's: "seeds", "hypothesis" or "atheris"."""
-    return BY_SEED if engine == "seeds" and name in STRUCTURED else INPUTS
+    """How many inputs of a reader are an engine's: few by seed beside hypothesis; otherwise all have equal parts."""
+    all_engines = engines(name)
+    if "hypothesis" not in all_engines:
+        return INPUTS // len(all_engines)
+    return BY_SEED if engine == "seeds" else (INPUTS - BY_SEED) // (len(all_engines) - 1)
 
 
 def made(name: str, bundle: Path) -> Reader:
