@@ -54,6 +54,8 @@ def test_a_run_that_is_killed_has_written_what_it_found(tmp_path: Path, workers:
         "from robustness.conftest import *  # noqa: F403 - its hooks and fixtures\n"
         f"conftest.TOTALS = conftest.Path({str(tmp_path / 'torture.json')!r})\n"
     )
+    # A worker of the run that this test is in would be taken for one of the run that is killed.
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         [
             sys.executable,
@@ -67,7 +69,7 @@ def test_a_run_that_is_killed_has_written_what_it_found(tmp_path: Path, workers:
             "test_interrupted.py",
         ],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tests")},
+        env={**outside, "PYTHONPATH": str(REPOSITORY / "tests")},
         capture_output=True,
         check=False,
         timeout=300,
