@@ -247,6 +247,12 @@ def speaking(
 
 
 @pytest.fixture
+def stopping(network: FakeNetwork) -> None:
+    """The stop head ends speech as soon as it may: after four patches."""
+    network.stop_bias = np.array([-1e3, 0], np.float32)
+
+
+@pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory."""
     folder = tmp_path / "work"

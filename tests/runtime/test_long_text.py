@@ -1,4 +1,4 @@
-"""Text of any length: segments that fit the cache, one voice, pauses, progress, resuming after an interruption."""
+"""Text of any length: segments that fit the cache, one voice, pauses, progress."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.speech import kv_room, plan
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.narrator import voice_of_speech
-from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -27,18 +26,6 @@ GIVEN = {"seed": 3, "min_len": 4}
 @pytest.fixture
 def prompt_audio():
     return np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1, 1000
-
-
-@pytest.fixture
-def book(tmp_path):
-    """The path for a speech, in an empty folder."""
-    (tmp_path / "books").mkdir()
-    return tmp_path / "books" / "book.wav"
-
-
-@pytest.fixture
-def stopping(network):
-    network.stop_bias = np.array([-1e3, 0], np.float32)
 
 
 @pytest.mark.usefixtures("stopping")
@@ -184,119 +171,6 @@ def test_a_cancelled_chapter_keeps_whole_segments_and_a_part(tts, models):
     np.testing.assert_array_equal(speech.audio, whole[: len(speech.audio)])
 
 
-@pytest.mark.usefixtures("stopping")
-def test_an_interrupted_chapter_goes_on_where_it_was(tts, models, book):
-    whole = tts.speak(CHAPTER, **GIVEN)
-
-    class Interrupted(Exception):
-        pass
-
-    def interrupted(progress):
-        if progress.segment == 3:
-            raise Interrupted
-
-    def saved(digest="d", seed=3, drawn=False):
-        return SavedSegments(book, digest, seed, drawn=drawn)
-
-    with pytest.raises(Interrupted):
-        tts.speak(CHAPTER, saved_segments=saved(), progress=interrupted, **GIVEN)
-    assert (saved().count, saved(drawn=True, seed=99).seed) == (3, 3)
-    assert (saved(digest="other").count, saved(seed=4).count) == (0, 0)
-    (book.parent / ".book.wav.segments" / "00001.segment").write_bytes(b"half")
-    before = len(models["locdit_step"].calls)
-
-    speech = tts.speak(CHAPTER, saved_segments=saved(), **GIVEN)
-
-    np.testing.assert_array_equal(speech.audio, whole.audio)
-    assert [s.seed for s in speech.segments] == [s.seed for s in whole.segments]
-    patches = sum(len(s.latents) for i, s in enumerate(whole.segments) if i not in (0, 2))
-    assert len(models["locdit_step"].calls) - before == 9 * patches
-    saved().discard()
-    assert not list(book.parent.iterdir())
-
-
-@pytest.mark.usefixtures("stopping")
-def test_segments_that_changed_places_are_not_taken(tts, book):
-    """Two whole files that were exchanged, and one of a speech with another seed."""
-    segments = tts.speak(CHAPTER, **GIVEN).segments
-    saved = SavedSegments(book, "d", 3, drawn=False)
-    for index in range(2):
-        saved.put(index, segments[index])
-    first, second = (saved.folder / f"0000{index}.segment" for index in range(2))
-    before = first.read_bytes()
-    assert saved.get(0).text == segments[0].text
-
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(before)
-
-    assert (saved.get(0), saved.get(1)) == (None, None)
-    saved.discard()
-    other = SavedSegments(book, "d", 4, drawn=False)
-    other.put(1, segments[1])
-    first.write_bytes(before)
-    assert other.get(0) is None
-    assert other.get(1) is not None
-    other.discard()
-
-
-@pytest.mark.usefixtures("stopping")
-def test_a_kill_while_segments_are_removed_leaves_none_to_go_on_with(tts, book, monkeypatch):
-    """Their speech is finished: a run that found some of them would make the others again."""
-    segments = tts.speak(CHAPTER, **GIVEN).segments
-    saved = SavedSegments(book, "d", 3, drawn=False)
-    for index in range(2):
-        saved.put(index, segments[index])
-
-    def killed(folder, **_):
-        for path in sorted(folder.glob("*.segment"))[:1]:
-            path.unlink()
-            raise SystemError("killed")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("voxcpm_runtime.speech.saved_segments.shutil.rmtree", killed)
-        with pytest.raises(SystemError, match="killed"):
-            saved.discard()
-    saved.release()
-
-    after = SavedSegments(book, "d", 3, drawn=False)
-    assert (after.count, after.get(1)) == (0, None)
-    after.discard()
-    assert not list(book.parent.iterdir())
-
-
-@pytest.mark.usefixtures("stopping")
-def test_segments_of_another_speech_are_dropped(tts, book):
-    def speak(digest, text):
-        saved = SavedSegments(book, digest, 3, drawn=False)
-        return tts.speak(text, saved_segments=saved, **GIVEN)
-
-    speak("one", CHAPTER)
-    other = speak("two", CHAPTER.upper().lower().replace("end", "and"))
-
-    assert other.segments[-1].text == "the and."
-
-
-@pytest.mark.usefixtures("stopping")
-def test_segments_that_were_cut_elsewhere_are_spoken_again(tts, book):
-    """An earlier release may have cut the same text elsewhere."""
-
-    def speak(tokens, saved):
-        return tts.speak(CHAPTER, seed=3, segment_tokens=tokens, saved_segments=saved)
-
-    speak(8, SavedSegments(book, "d", 3, drawn=False))
-
-    speech = speak(12, SavedSegments(book, "d", 3, drawn=False))
-
-    np.testing.assert_array_equal(speech.audio, speak(12, None).audio)
-
-
-@pytest.mark.usefixtures("stopping")
-def test_of_a_short_text_nothing_is_saved(tts, book):
-    tts.speak("hi", saved_segments=SavedSegments(book, "d", 3, drawn=False), **GIVEN)
-
-    assert not list(book.parent.iterdir())
-
-
 def test_speech_that_the_cache_cuts_off_is_tried_again(tts):
     """Such speech is bad although it has less than six patches for each token."""
     assert isinstance(tts, VoxCPM)
@@ -304,16 +178,6 @@ def test_speech_that_the_cache_cuts_off_is_tried_again(tts):
         speech = tts.speak("hello there.", seed=1)
 
     assert (speech.attempts, speech.too_long) == (3, False)
-
-
-def test_cancelling_before_the_first_segment_leaves_nothing_saved(tts, book):
-    token = CancelToken()
-    token.cancel()
-
-    with pytest.raises(Cancelled):
-        tts.speak(CHAPTER, saved_segments=SavedSegments(book, "d", 3, drawn=False), cancel=token, **GIVEN)
-
-    assert not list(book.parent.iterdir())
 
 
 @pytest.mark.usefixtures("stopping")
@@ -391,15 +255,3 @@ def driver_sequence(tts, text):
     """The sequence of the segment that begins a text, whose decoder has no context."""
     planned = tts.plan(text, seed=3)
     return utterance(planned, 0, planned.segments[0], None).sequence
-
-
-def test_a_folder_of_segments_that_cannot_be_locked_is_not_left_behind(tts, book, monkeypatch):
-    def refused(_):
-        raise OSError(5, "Input/output error")
-
-    segments = tts.speak("hello there.", seed=1, max_len=4).segments
-    saved = SavedSegments(book, "d", 3, drawn=False)
-    monkeypatch.setattr("voxcpm_runtime.speech.saved_segments.lock_folder", refused)
-    with pytest.raises(InputError, match="cannot be written"):
-        saved.put(0, segments[0])
-    assert not saved.folder.exists()

@@ -166,12 +166,6 @@ def test_no_text_is_no_plan(tts, text):
         tts.plan(text)
 
 
-@pytest.fixture
-def stopping(network):
-    """The stop head ends speech as soon as it may: after four patches."""
-    network.stop_bias = np.array([-1e3, 0], np.float32)
-
-
 BOOK = "the first sentence of all. " + "and so he said, it is far. was it? yes.\n\n" * 400
 
 

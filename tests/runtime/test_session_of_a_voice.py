@@ -14,11 +14,6 @@ from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 TEXT = "hello you. so it is. who is it? a sentence that is a good deal longer than the others are, to be cut."
 
 
-@pytest.fixture
-def stopping(network):
-    network.stop_bias = np.array([-1e3, 0], np.float32)
-
-
 @pytest.mark.usefixtures("stopping")
 def test_a_session_speaks_as_streaming_its_sentences_does(tts):
     """Fragments make no difference; each sentence is a segment, and the first one is the voice of the others."""
