@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from voxcpm_constants.errors import SYSTEM_ERRORS, BundleError, system_reason
-from voxcpm_runtime.backends.portable import step_model
 from voxcpm_runtime.backends.portable.onnx_runtime import errors
+from voxcpm_runtime.backends.portable.sessions import refusal_named
 
 PTHREAD = (
     "/onnxruntime_src/onnxruntime/core/platform/posix/env.cc:327 PosixThread::PosixThread(...) pthread_create failed, "
@@ -36,7 +36,7 @@ PTHREAD = (
     ],
 )
 def test_memory_and_threads_that_are_refused_are_what_is_said(error: Exception, line: str) -> None:
-    with pytest.raises(SYSTEM_ERRORS) as raised, step_model._refusal_named(Path("a.mlpackage")):
+    with pytest.raises(SYSTEM_ERRORS) as raised, refusal_named(Path("a.mlpackage")):
         raise error
 
     assert system_reason(raised.value) == line
@@ -49,12 +49,12 @@ def test_other_refusals_are_the_packages(error: Exception) -> None:
     """What fails in a call with bound inputs, ONNX Runtime raises as a plain RuntimeError."""
     with (
         pytest.raises(BundleError, match=r"a\.mlpackage is damaged"),
-        step_model._refusal_named(Path("a.mlpackage")),
+        refusal_named(Path("a.mlpackage")),
     ):
         raise error
 
 
 @pytest.mark.parametrize("error", [RecursionError("mine"), NotImplementedError("mine"), KeyError("mine")])
 def test_other_errors_pass(error: Exception) -> None:
-    with pytest.raises(type(error), match="mine"), step_model._refusal_named(Path("a.mlpackage")):
+    with pytest.raises(type(error), match="mine"), refusal_named(Path("a.mlpackage")):
         raise error
