@@ -25,11 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
 from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.manifest import VECTORS_FOLDER
 from voxcpm_constants.step_models import StepModel, StepSizes, TensorSpec
+from voxcpm_constants.tensor_files import tensor_file
 
 CHAIN = "chain"
 CHAIN_CALLS = 12
@@ -117,8 +118,8 @@ def left_by(stream: Stream, state: Mapping[str, Array], sizes: StepSizes) -> dic
 
 def write_vectors(path: Path, step_model: str, arrays: Vectors) -> None:
     """Write a step model's test vectors. Floats become float16 where they fit."""
-    stored = {name: np.ascontiguousarray(_narrowed(array)) for name, array in arrays.items()}
-    path.write_bytes(save(stored, {"format": VECTORS_FORMAT, "step_model": step_model}))
+    stored = {name: _narrowed(array) for name, array in arrays.items()}
+    path.write_bytes(tensor_file(stored, {"format": VECTORS_FORMAT, "step_model": step_model}))
 
 
 def read_vectors(bundle: Path, model: StepModel, sizes: StepSizes) -> Vectors:

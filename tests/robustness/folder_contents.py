@@ -8,8 +8,6 @@ import json
 import re
 from pathlib import Path
 
-VECTORS = ".safetensors"
-
 
 def files(folder: Path) -> dict[str, str]:
     """The digest of every file below a folder, and of every empty folder, by its relative path."""
@@ -45,21 +43,17 @@ def _is_a_probe(path: Path) -> bool:
 
 def _comparable(path: Path) -> bytes:
     """The content of a file without what no two conversions have in common: coremltools names the items of a package by
-    chance, safetensors orders metadata by chance, so that test vectors are compared by names, shapes and metadata, and
-    a bundle's manifest has the digests of both.
+    chance, and a bundle's manifest has their digest.
     """
     content = path.read_bytes()
     try:
         if path.name == "Manifest.json":
             items = json.loads(content)["itemInfoEntries"].values()
             return json.dumps(sorted(json.dumps(item) for item in items)).encode()
-        if path.name.endswith(VECTORS):
-            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-            return json.dumps([header, len(content)], sort_keys=True).encode()
         if path.name == "manifest.json":
             document = json.loads(content)
             for name in list(document["files"]):
-                if name.endswith((".mlpackage/Manifest.json", VECTORS)):
+                if name.endswith(".mlpackage/Manifest.json"):
                     del document["files"][name]
             return json.dumps(document).encode()
     except (ValueError, KeyError):

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from voxcpm_constants.errors import first_line
-from voxcpm_constants.json_files import parsed_json
+from voxcpm_constants.tensor_files import header_of, tensor_file
 
 DIGEST_KEY = "sha256"
 """The key of the digest in the metadata of the file."""
-_LENGTH_BYTES = 8
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
 
@@ -35,7 +34,7 @@ def sealed(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes
     """A safetensors file of the tensors, whose metadata has the digest of both."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     own = dict(metadata or {})
-    return save(contiguous, {**own, DIGEST_KEY: _digest(contiguous, own)})
+    return tensor_file(contiguous, {**own, DIGEST_KEY: _digest(contiguous, own)})
 
 
 def unsealed(content: bytes) -> Unsealed:
@@ -45,9 +44,7 @@ def unsealed(content: bytes) -> Unsealed:
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(first_line(error)) from None
     # safetensors has read this header without an error; it does not give its metadata from memory.
-    length = int.from_bytes(content[:_LENGTH_BYTES], "little")
-    header = parsed_json(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
-    metadata = dict(header.get("__metadata__") or {})
+    metadata = dict(header_of(content)[0].get("__metadata__") or {})
     digest = metadata.pop(DIGEST_KEY, None)
     if digest is not None and digest != _digest(tensors, metadata):
         raise ValueError("its content differs from its digest")

@@ -1,0 +1,33 @@
+"""Tensors as a safetensors file of the same bytes each time: safetensors gives metadata any order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save
+
+from voxcpm_constants.json_files import parsed_json
+
+_LENGTH_BYTES = 8
+_ALIGNMENT = 8
+"""Of the tensors in the file, in bytes; spaces fill the header up to it."""
+
+
+def tensor_file(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """The content of a safetensors file of the tensors, any shapes and types, and texts by name."""
+    # save() writes the memory of an array as it lies.
+    content = save({name: np.ascontiguousarray(array) for name, array in tensors.items()}, dict(metadata))
+    header, start = header_of(content)
+    ordered = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    ordered += b" " * (-len(ordered) % _ALIGNMENT)
+    return len(ordered).to_bytes(_LENGTH_BYTES, "little") + ordered + content[start:]
+
+
+def header_of(content: bytes) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file that can be read, and the byte where its tensors start."""
+    start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    return parsed_json(content[_LENGTH_BYTES:start]), start
