@@ -14,7 +14,7 @@ from voxcpm_constants.json_files import parsed_json
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
-"""Of the tensors in the file, in bytes; spaces fill the header up to it."""
+"""Tensors start at a multiple of so many bytes; spaces fill the header up to one."""
 
 
 def tensor_file(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:

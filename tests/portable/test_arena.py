@@ -9,7 +9,7 @@ import pytest
 
 MODELS = 6
 MEGABYTES = 64
-"""Of the one tensor that each of the models needs while it computes."""
+"""The size of the one tensor that each of the models needs while it computes."""
 CHILD = f"""
 import gc, os
 from pathlib import Path
