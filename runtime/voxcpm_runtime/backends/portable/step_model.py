@@ -23,9 +23,9 @@ from .onnx_runtime import ort
 from .sessions import mapped_weights, open_on_device, open_on_processor, refusal_named
 from .state import State
 
-# Calls that compute on the processor at the same time, of all step models. More are no faster, but each has tensors of
-# its own, so that memory would grow with the number of threads that speak.
-COMPUTING = FairLock(max(2, cores()))
+# Calls that compute on the processor at the same time, of all step models: each has tensors of its own, so that memory
+# would grow with the number of threads that speak. One more than cores, as a core would wait while a place changes hands.
+COMPUTING = FairLock(cores() + 1)
 
 
 class PortableStepModel:
@@ -39,7 +39,8 @@ class PortableStepModel:
     threads of one operation. device: the GPU; None for the processor. carried: files of lowered functions in the
     bundle (`load_lowered`).
 
-    Several threads may call one model, each with its own state.
+    Several threads may call one model, each with its own state. On the processor a call waits while as many calls of
+    step models as there are cores, and one, compute in this process.
 
     Raises PackageError for a package that cannot be run, ValueError for a `state` tensor that the model lacks, and
     DeviceError for a GPU that cannot be used or has too little memory, calls also.
