@@ -24,7 +24,7 @@ from .sessions import mapped_weights, open_on_device, open_on_processor, refusal
 from .state import State
 
 # Calls that compute on the processor at the same time, of all step models: each has tensors of its own, so that memory
-# would grow with the number of threads that speak. One more than cores, as a core would wait while a place changes hands.
+# would grow with the number of threads that speak. One more than cores: a core would wait while a place changes hands.
 COMPUTING = FairLock(cores() + 1)
 
 
