@@ -10,7 +10,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c con
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients test-ray torture soak load wheel demo hashes audit clean
+.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients test-ray torture faults soak load wheel demo hashes audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -42,7 +42,7 @@ test: lint types  ## lint, types and tests: about fourteen minutes on two cores
 	@$(BIN)/python -m pytest $(WORKERS)
 
 test-fast: lint types  ## as test, but nothing that converts or runs torch: a few minutes
-	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not wheel and not clients and not ray and not browser and not torture and not soak and not converts"
+	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not wheel and not clients and not ray and not browser and not torture and not faults and not soak and not converts"
 
 test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 	@$(BIN)/python -m pytest -m slow
@@ -57,6 +57,10 @@ load: $(STAMP)  ## a server under 100 clients for a minute and a half: figures, 
 torture: $(STAMP)  ## kills, failing calls, damage, fuzzing, made-up requests, a minute of soak; SEED=18, SHARE=0.1
 	@mkdir -p build
 	@TORTURE_SEED=$(or $(SEED),17) TORTURE_SHARE=$(or $(SHARE),1) $(BIN)/python -m pytest -vv -n 2 --dist worksteal --basetemp build/torture -m torture tests/robustness tests/server
+
+faults: $(STAMP)  ## each call to the system of a conversion fails once: an hour or two; SEED=18, SHARE=0.1
+	@mkdir -p build
+	@TORTURE_SEED=$(or $(SEED),17) TORTURE_SHARE=$(or $(SHARE),1) $(BIN)/python -m pytest -vv -n 2 --dist worksteal --basetemp build/faults -m faults tests/robustness
 
 soak: $(STAMP)  ## 16 threads speak for an hour: memory, descriptors, threads and samples; make soak MINUTES=10
 	@mkdir -p build

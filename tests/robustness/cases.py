@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from robustness.scenarios import LACKING
+
 KILLS = {
     "generate": 50,
     "generate, empty cache": 20,
@@ -16,13 +18,25 @@ KILLS = {
 
 EVERY_CALL = ("generate", "generate, empty cache", "batch", "voices add")
 """Commands of which every call to the system fails once."""
-EACH_ROLE = {"convert, begun": "", "convert": "convert, begun", "convert --overwrite": "convert, begun"}
-"""Commands with thousands of calls, of which one of each kind fails in each role of a folder → another command, whose
-roles are left out, but for those of folders that are there before."""
+ALL_BUT = tuple(f"convert, all but {lacking}" for lacking in LACKING)
+"""A conversion of each part; nearly all of a conversion's thousands of calls are theirs."""
+EACH_ROLE = {ALL_BUT[-1]: (), "convert": ALL_BUT[-1:], "convert --overwrite": ALL_BUT[-1:]}
+"""Commands with many calls, of which one of each kind fails in each role of a folder → other commands, whose roles are
+left out, but for those of folders that are there before."""
 SOME_ROLES = {"default bundle": 12}
 """Commands whose roles are mostly those of `EACH_ROLE` → how many of them."""
-PARTS = {"convert, begun": 4, "convert": 2, "convert --overwrite": 2, "default bundle": 2}
+PARTS = {ALL_BUT[-1]: 4, "convert": 2, "convert --overwrite": 2, "default bundle": 2}
 """Commands that take long → the tests that share their faults, so that two workers can."""
+
+EACH_CALL = {
+    **dict.fromkeys(ALL_BUT, ()),
+    "convert": ALL_BUT,
+    "convert --overwrite": ALL_BUT,
+    "default bundle": (*ALL_BUT, "convert"),
+}
+"""Commands of which every call fails once in `make faults` → other commands, whose roles are left out likewise."""
+PARTS_OF_EACH_CALL = 8
+"""The tests that share the faults of such a command."""
 
 # With digests that match, a flipped byte of a weight is another weight: only that nothing crashes, hangs or takes
 # memory is asked then.

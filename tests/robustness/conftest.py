@@ -239,7 +239,7 @@ def whole(
 
     def of(name: str) -> Whole:
         scenario = SCENARIOS[name]
-        if "begun" in scenario.there.values():
+        if ".bundle.partial" in scenario.there:
             made_once(tmp_path_factory, worker_id, materials.begun.name, begun)
         kind = "converting_children" if scenario.converts else "speaking_children"
         children = request.getfixturevalue(kind)
@@ -249,7 +249,7 @@ def whole(
         return Whole(scenario, children, materials, made_once(tmp_path_factory, worker_id, once, make))
 
     def begun(folder: Path) -> None:
-        begin(of("convert"), tmp_path_factory.mktemp("begun") / "run").rename(folder)
+        begin(of("convert"), folder)
 
     return of
 

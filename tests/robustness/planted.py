@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import threading
@@ -28,6 +29,46 @@ def leftovers_stay() -> None:
     part = whole_file._part
     whole_file._part = lambda path, _: part(path, secrets.token_hex(4))  # type: ignore[assignment]
     whole_file.remove_leftover = lambda _: None
+
+
+def refused_files_stay() -> None:
+    """What could not be written whole is not removed."""
+    unlink = Path.unlink
+
+    def unlinked(self: Path, missing_ok: bool = False) -> None:
+        if self.suffix != ".part":
+            unlink(self, missing_ok)
+
+    Path.unlink = unlinked  # type: ignore[method-assign]
+
+
+def refused_for_good() -> None:
+    """Where a file could not be made once, none is made again."""
+    from voxcpm_runtime.storage import whole_file
+
+    opened = whole_file._opened
+
+    def tried(path: Path) -> Any:
+        mark = path.with_name("refused")
+        if mark.exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        try:
+            return opened(path)
+        except OSError:
+            mark.touch()
+            raise
+
+    whole_file._opened = tried
+
+
+def refusals_without_a_line() -> None:
+    """What the system refuses is not turned into an error of this project's."""
+    from voxcpm_runtime.voices import voice
+
+    def shown(error: BaseException) -> str:
+        raise RuntimeError from error
+
+    voice.os_reason = shown  # type: ignore[attr-defined]
 
 
 def segments_forgotten() -> None:

@@ -15,6 +15,9 @@ from typing import Any
 
 from robustness.children import Case, Children, Ended
 from robustness.folder_contents import files
+from voxcpm_constants.manifest import package_path
+from voxcpm_constants.step_models import LOCDIT_STEP, STEP_MODEL_NAMES
+from voxcpm_constants.vectors import vectors_path
 
 Disturb = Callable[[Any, Path, int, int], tuple[Counter[str], list[str]]]
 """Disturbs a command, which ran whole once, so many times by a seed: outcomes, and what went wrong."""
@@ -35,6 +38,10 @@ SPEAKING = (
     "--no-retry",
 )
 CONVERSION = ("--precision", "int8", "--max-length", "64", "--prefill-chunk", "1")
+LACKING = {"constants": ("constants", "tokenizer")} | {
+    name: (str(package_path("int8", name)), str(vectors_path(name))) for name in STEP_MODEL_NAMES
+}
+"""What a begun conversion lacks → its folders and files in a bundle."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,12 @@ class Materials:
     earlier: Path
     """Its int8 alone: a bundle in whose place another one comes."""
     begun: Path
-    """The folder of a conversion of the checkpoint that was killed when one package was missing; see `begin`."""
+    """A folder of begun conversions of the checkpoint; see `begin`."""
+
+    def path(self, name: str) -> Path:
+        """One of them, or what is in it: "bundle", "begun/constants"."""
+        first, _, below = name.partition("/")
+        return Path(getattr(self, first)) / below
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,7 @@ class Scenario:
     """Whether the user's cache is filled."""
     converts: bool = False
     there: dict[str, str] = field(default_factory=dict)
-    """Name of a folder that is there before the command runs → which of `Materials` it is a copy of."""
+    """Name of a folder that is there before the command runs → which of `Materials` it is a copy of, as of `path`."""
     never_gone: tuple[str, ...] = ()
     """Files of which one is always there; none of them need be if this is empty."""
     replaced: dict[str, str] = field(default_factory=dict)
@@ -94,7 +106,7 @@ class Scenario:
         (folder / "book.txt").write_text(BOOK, encoding="utf-8")
         (folder / "lines.txt").write_text("\n".join(LINES), encoding="utf-8")
         for name, material in self.there.items():
-            shutil.copytree(getattr(materials, material), folder / name)
+            shutil.copytree(materials.path(material), folder / name)
         if self.warm:
             shutil.copytree(materials.cache, folder / "home")
         else:
@@ -170,8 +182,8 @@ class Scenario:
         return found
 
 
-def begin(whole: Any, folder: Path) -> Path:
-    """The unfinished bundle of a conversion that is killed when all of its packages but one are finished.
+def begin(whole: Any, folder: Path) -> None:
+    """Make a folder of begun conversions, by what each of them lacks: one of `LACKING`, and nothing else.
 
     whole: the run of `convert` that nothing disturbed.
     """
@@ -180,12 +192,18 @@ def begin(whole: Any, folder: Path) -> Path:
         for number, (kind, path) in enumerate(whole.calls)
         if kind == "rename" and fnmatch(path, ".bundle.partial/int8/[a-z]*.mlpackage")
     ]
-    scenario = whole.scenario
-    scenario.prepare(folder, whole.materials)
-    ended = scenario.run(whole.children, folder, whole.materials, call=finished[-1])
+    scenario, run = whole.scenario, folder / "run"
+    scenario.prepare(run, whole.materials)
+    ended = scenario.run(whole.children, run, whole.materials, call=finished[-1] + 1)
     assert ended.code == -9, ended.err
-    assert len(list(folder.glob(".bundle.partial/int8/[a-z]*.mlpackage"))) == len(finished) - 1
-    return folder / ".bundle.partial"
+    unfinished = run / ".bundle.partial"
+    for of_the_killed in (".scratch", ".temporary"):
+        shutil.rmtree(unfinished / of_the_killed)
+    for lacking, parts in LACKING.items():
+        shutil.copytree(unfinished, folder / lacking)
+        for part in parts:
+            missing = folder / lacking / part
+            shutil.rmtree(missing) if missing.is_dir() else missing.unlink()
 
 
 def lines_of(ended: Ended) -> list[str]:
@@ -279,15 +297,18 @@ SCENARIOS = {
             warm=False,
             converts=True,
         ),
-        Scenario(
-            "convert, begun",
-            lambda given: ("convert", given.checkpoint, *CONVERSION, "-o", "bundle"),
-            final=("bundle/*",),
-            result=("bundle/*",),
-            saved=(".bundle.partial/*",),
-            warm=False,
-            converts=True,
-            there={".bundle.partial": "begun"},
+        *(
+            Scenario(
+                f"convert, all but {lacking}",
+                lambda given: ("convert", given.checkpoint, *CONVERSION, "-o", "bundle"),
+                final=("bundle/*",),
+                result=("bundle/*",),
+                saved=(".bundle.partial/*",),
+                warm=False,
+                converts=True,
+                there={".bundle.partial": f"begun/{lacking}"},
+            )
+            for lacking in LACKING
         ),
         Scenario(
             "convert --overwrite",
@@ -299,7 +320,7 @@ SCENARIOS = {
             gathers=True,
             warm=False,
             converts=True,
-            there={"bundle": "earlier", ".bundle.partial": "begun"},
+            there={"bundle": "earlier", ".bundle.partial": f"begun/{LOCDIT_STEP}"},
             never_gone=("bundle/manifest.json", ".bundle.replaced/manifest.json"),
         ),
         Scenario(

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from robustness.cases import EACH_ROLE, EVERY_CALL, PARTS, SOME_ROLES
+from robustness.cases import EACH_CALL, EACH_ROLE, EVERY_CALL, PARTS, PARTS_OF_EACH_CALL, SOME_ROLES
 from robustness.children import Ended
+from robustness.folder_contents import files
 from robustness.scenarios import Judge, Scenario, lines_of
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EINTR)
@@ -25,11 +26,14 @@ ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EINTR)
 _NAMES = re.compile(
     r"tmp\w+|(\.unfinished-)?\w+\.mlpackage|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?<=/)(fp16|fp32|int8)(?=/|$)|default-\w{16}"
 )
+_BUILT_IN_VOICE = re.compile(r"home/bundles/\.default-\w{16}\.new(?=\.partial/)")
 
 
 def role(path: str) -> str:
-    """What the folder of a file is for: the folders of all packages are one. What lies at the top is itself one."""
-    return _NAMES.sub("*", path.rpartition("/")[0] or path)
+    """What the folder of a file is for: the folders of all packages are one, and those of a conversion and of the
+    built-in voice's. What lies at the top is itself one.
+    """
+    return _NAMES.sub("*", _BUILT_IN_VOICE.sub(".bundle", path).rpartition("/")[0] or path)
 
 
 Role = tuple[str, str]
@@ -42,6 +46,12 @@ def by_role(calls: list[tuple[str, str]]) -> dict[Role, list[int]]:
     for number, (kind, path) in enumerate(calls):
         groups[kind, role(path)].append(number)
     return groups
+
+
+def of_others(whole: Callable[[str], Any], name: str, others: Collection[str]) -> set[Role]:
+    """The roles of other commands, without those of folders that are there before this one alone."""
+    there = whole(name).scenario.there if others else {}
+    return {found for other in others for found in by_role(whole(other).calls) if found[1] not in there}
 
 
 def chosen(
@@ -86,25 +96,33 @@ def disturbed(
     *,
     left_out: Collection[Role] = (),
     part: tuple[int, int] = (0, 1),
+    planted: str = "",
 ) -> tuple[Counter[str], list[str]]:
     """Outcomes, and what went wrong, of that many runs in each of which one call fails.
 
-    left_out: as of `chosen`. part: which of how many parts of these runs are to be run.
+    The command runs again from each state that such a run leaves; once, if several leave the same files.
+    left_out: as of `chosen`. part: which of how many parts of these runs are to be run. planted: a
+    defect, as of `Case`.
     """
     scenario: Scenario = whole.scenario
+    gone_on_from = [whole.before]
     chance = random.Random(f"{seed} {scenario.name}")
     outcomes: Counter[str] = Counter()
     wrong = []
     for number, error in chosen(whole.calls, count, chance, left_out)[part[0] :: part[1]]:
         shutil.rmtree(folder, ignore_errors=True)
         scenario.prepare(folder, whole.materials)
-        ended = scenario.run(whole.children, folder, whole.materials, call=number, error=error)
+        ended = scenario.run(
+            whole.children, folder, whole.materials, call=number, error=error, planted=planted
+        )
         found = problems(scenario, ended, folder, whole)
         outcomes["wrong" if found else "went on" if ended.code == 0 else "one line"] += 1
-        if ended.code or scenario.differences(folder, whole.files):
-            again = scenario.run(whole.children, folder, whole.materials)
+        left = files(folder)
+        if left not in gone_on_from and (ended.code or scenario.differences(folder, whole.files)):
+            again = scenario.run(whole.children, folder, whole.materials, planted=planted)
             found += [f"then {problem}" for problem in scenario.differences(folder, whole.files)]
             found += [f"then {problem}" for problem in scenario.failed(again, folder, whole.files)]
+            gone_on_from += [] if found else [left]
         kind, path = whole.calls[number]
         wrong += [f"{kind} {path} ({errno.errorcode[error]}, call {number}): {problem}" for problem in found]
     return outcomes, wrong
@@ -132,13 +150,44 @@ def test_every_call_fails_once(
 def test_one_call_of_each_kind_fails_in_each_role_of_a_folder(
     whole: Callable[[str], Any], judged: Judge, share: Callable[[int], int], name: str, part: int
 ) -> None:
-    other = EACH_ROLE.get(name)
-    # What is there before is of this command alone.
-    there = whole(name).scenario.there if other else {}
-    left_out = {found for found in by_role(whole(other).calls) if found[1] not in there} if other else set()
+    left_out = of_others(whole, name, EACH_ROLE.get(name, ()))
     roles = by_role(whole(name).calls).keys() - left_out
     disturb = functools.partial(disturbed, left_out=left_out, part=(part, PARTS[name]))
     judged("Faults", disturb, name, share(SOME_ROLES.get(name, len(roles))))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("name", "part"), [(name, part) for name in EACH_CALL for part in range(PARTS_OF_EACH_CALL)]
+)
+def test_every_call_of_a_conversion_fails_once(
+    whole: Callable[[str], Any], judged: Judge, share: Callable[[int], int], name: str, part: int
+) -> None:
+    left_out = of_others(whole, name, EACH_CALL[name])
+    count = sum(len(calls) for found, calls in by_role(whole(name).calls).items() if found not in left_out)
+    disturb = functools.partial(disturbed, left_out=left_out, part=(part, PARTS_OF_EACH_CALL))
+    judged("Faults", disturb, name, share(count))
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize(
+    ("defect", "seen"),
+    [
+        ("refused_files_stay", "left behind"),
+        ("refused_for_good", "then exit code 2"),
+        ("refusals_without_a_line", "not one line"),
+    ],
+)
+def test_a_planted_defect_is_seen(
+    whole: Callable[[str], Any], tmp_path: Path, torture_seed: int, defect: str, seen: str
+) -> None:
+    """The harness can fail."""
+    command = whole("voices add")
+    planted = f"robustness.planted:{defect}"
+
+    _, wrong = disturbed(command, tmp_path / "run", len(command.calls), torture_seed, planted=planted)
+
+    assert any(seen in problem for problem in wrong), wrong
 
 
 def test_a_fault_is_of_each_role_first_and_then_of_each_call() -> None:
@@ -153,6 +202,14 @@ def test_a_fault_is_of_each_role_first_and_then_of_each_call() -> None:
 
 def test_renames_of_two_bundles_are_two_roles() -> None:
     assert role("bundle") == role("bundle/manifest.json") != role(".bundle.replaced")
+
+
+def test_the_built_in_voices_conversion_has_the_roles_of_any_other() -> None:
+    hidden = "home/bundles/.default-0123456789abcdef.new.partial"
+
+    assert role(f"{hidden}/plan.json") == role(".bundle.partial/plan.json")
+    assert role(f"{hidden}/vectors/a") == role(".bundle.partial/vectors/a") != role(f"{hidden}/plan.json")
+    assert role("home/bundles/default-0123456789abcdef/vectors/a") != role("bundle/vectors/a")
 
 
 def test_roles_of_another_command_are_left_out_and_parts_are_the_whole() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 from documents import REPOSITORY
-from robustness.cases import BY_SEED, DAMAGE, EACH_ROLE, EVERY_CALL, INPUTS, KILLS, SOME_ROLES
+from robustness.cases import BY_SEED, DAMAGE, EACH_CALL, EACH_ROLE, EVERY_CALL, INPUTS, KILLS, SOME_ROLES
 from robustness.fuzz import READERS, engines, inputs
 from robustness.hostile import CASES as HOSTILE
 from robustness.hostile import CHECKPOINT_CASES
 from robustness.scenarios import SCENARIOS
 from robustness.test_hostile_content import SOME
 
-THERE = {name for name in EACH_ROLE if SCENARIOS[name].there}
 PAGE = (REPOSITORY / "docs/reliability.md").read_text(encoding="utf-8")
 
 
@@ -33,15 +32,23 @@ def test_kills() -> None:
 
 
 def test_faults() -> None:
-    found = {row[0].replace("`", ""): row[1] for row in table("Faults")}
+    found = {row[0].replace("`", ""): row[1:] for row in table("Faults")}
 
-    each = "one of each kind in each role"
-    assert found == dict.fromkeys(EVERY_CALL, "every call") | {
-        name: f"{each} that `{other}` has not{', or of what was there before' * (name in THERE)}"
-        if other
-        else each
-        for name, other in EACH_ROLE.items()
-    } | {name: f"{count} of its roles" for name, count in SOME_ROLES.items()}
+    each, every = "one of each kind in each role", "every call"
+    torture = dict.fromkeys(EVERY_CALL, every) | {
+        name: f"{each} that `{others[0]}` has not{_before(name)}" if others else each
+        for name, others in EACH_ROLE.items()
+    }
+    torture |= {name: f"{count} of its roles" for name, count in SOME_ROLES.items()}
+    faults = {
+        name: f"{every} in the roles that none above has{_before(name)}" if others else every
+        for name, others in EACH_CALL.items()
+    }
+    assert found == {name: [torture.get(name, "–"), faults.get(name, "–")] for name in torture | faults}
+
+
+def _before(name: str) -> str:
+    return ", or of what was there before" if "bundle" in SCENARIOS[name].there else ""
 
 
 def test_damage() -> None:
