@@ -12,11 +12,10 @@ import json
 import re
 import shutil
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -165,16 +164,13 @@ class Workspace:
 
         coremltools makes gigabytes of them, which would stay for good if the process were killed.
         """
-        with self._emptied(_TEMPORARY_FOLDER) as folder:
+        with self._emptied(_TEMPORARY_FOLDER) as folder, _closed_at_the_end():
             before, tempfile.tempdir = tempfile.tempdir, str(folder)
             try:
                 yield
-            except BaseException as error:
-                if isinstance(error, RuntimeError):
-                    # coremltools' C++ does not say why it could not write, and its files go now.
-                    self._is_full = shutil.disk_usage(folder).free < _FULL_BYTES
-                # Temporary files that the error's frames hold would be missed when the error is gone, with a traceback.
-                traceback.clear_frames(error.__traceback__)
+            except RuntimeError:
+                # coremltools' C++ does not say why it could not write, and its files go now.
+                self._is_full = shutil.disk_usage(folder).free < _FULL_BYTES
                 raise
             finally:
                 tempfile.tempdir = before
@@ -214,6 +210,31 @@ class Workspace:
             raise
         self.close()
         remove_leftover(old)
+
+
+@contextmanager
+def _closed_at_the_end() -> Iterator[None]:
+    """A context whose temporary files with a name are all closed, and so removed, when it ends.
+
+    coremltools leaves one open that cannot be written. Where the error is known, so is the file, which would be missed
+    when it is forgotten, with a traceback beside the error's line.
+    """
+    made: list[Any] = []
+    make = tempfile.NamedTemporaryFile
+
+    def kept(*arguments: Any, **options: Any) -> Any:
+        made.append(make(*arguments, **options))
+        return made[-1]
+
+    tempfile.NamedTemporaryFile = kept  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        tempfile.NamedTemporaryFile = make  # type: ignore[misc]
+        for file in made:
+            # What could not be written is tried again then.
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 def _locked(folder: Path) -> Lock:

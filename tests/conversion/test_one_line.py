@@ -18,6 +18,7 @@ from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion import convert as conversion
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml import packages
+from voxcpm_conversion.core_ml.compression import compress
 from voxcpm_conversion.lora import Lora
 from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.commands import cli
@@ -293,6 +294,37 @@ def test_a_file_that_a_library_cannot_write_is_one_line(
 
     with pytest.raises(kind, match=message):
         converted(tiny_checkpoint, tmp_path / "b")
+
+
+def test_a_package_that_cannot_be_read_again_is_one_line():
+    """coremltools (9.0) goes on without the place of its weights when the system refuses to open it."""
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        compress(SimpleNamespace(weights_dir=None), "locdit_step", "int8")
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "message"),
+    [
+        ("weight_dir for model_path /a/main.mlpackage not found.", OSError, os.strerror(errno.EIO)),
+        ("expected 3 axes", ValueError, "expected 3 axes"),
+    ],
+)
+def test_functions_that_cannot_be_joined_as_a_package_cannot_be_read(
+    tmp_path, monkeypatch, said, kind, message
+):
+    def refused(*_):
+        raise ValueError(said)
+
+    parts = {name: tmp_path / f"{name}.mlpackage" for name in ("main", "prefill")}
+    for part in parts.values():
+        (part / "Data").mkdir(parents=True)
+        (part / "Manifest.json").write_text("{}")
+    descriptor = SimpleNamespace(add_function=lambda *_, **__: None)
+    tools = SimpleNamespace(save_multifunction=refused, MultiFunctionDescriptor=lambda: descriptor)
+    monkeypatch.setattr(packages, "import_coremltools", lambda: SimpleNamespace(utils=tools))
+
+    with pytest.raises(kind, match=message):
+        packages._join(parts, tmp_path / "a.mlpackage")
 
 
 def test_a_package_with_a_list_that_was_only_begun_is_not_taken(tmp_path):

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import tempfile
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,20 +209,27 @@ def test_temporary_files_that_cannot_be_removed_are_not_published(
             Path(tempfile.mkdtemp(), "weight.bin").write_bytes(b"0")
 
 
-def test_temporary_files_of_what_failed_go_before_their_folder(tmp_path: Path) -> None:
-    """A file that removes itself is missed where its folder has gone: a traceback from nowhere."""
+def test_temporary_files_of_what_failed_are_closed_before_their_folder_goes(tmp_path: Path) -> None:
+    """A file that removes itself is missed where its folder has gone: a traceback from nowhere.
+
+    The frames of an error keep it, and so does a method of it that was called.
+    """
     held = []
 
     def fail() -> None:
         file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - kept by the frame of the error
-        held.append(weakref.ref(file))
+        held.append(file.write)
+        file.write(b"0")
         raise InputError("refused")
 
+    make = tempfile.NamedTemporaryFile
     with Workspace(tmp_path / "bundle", PLAN) as workspace:
         with pytest.raises(InputError) as raised, workspace.temporary_files():
             fail()
         assert raised.value is not None
-        assert held[0]() is None
+        with pytest.raises(ValueError, match="closed"):
+            held[0](b"0")
+    assert tempfile.NamedTemporaryFile is make
 
 
 def write_package(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from robustness.scenarios import LACKING
+from voxcpm_constants.step_models import RESIDUAL_LM_STEP
 
 KILLS = {
     "generate": 50,
@@ -20,12 +21,13 @@ EVERY_CALL = ("generate", "generate, empty cache", "batch", "voices add")
 """Commands of which every call to the system fails once."""
 ALL_BUT = tuple(f"convert, all but {lacking}" for lacking in LACKING)
 """A conversion of each part; nearly all of a conversion's thousands of calls are theirs."""
-EACH_ROLE = {ALL_BUT[-1]: (), "convert": ALL_BUT[-1:], "convert --overwrite": ALL_BUT[-1:]}
+BEGUN = f"convert, all but {RESIDUAL_LM_STEP}"
+EACH_ROLE = {BEGUN: (), "convert": (BEGUN,), "convert --overwrite": (BEGUN,)}
 """Commands with many calls, of which one of each kind fails in each role of a folder → other commands, whose roles are
 left out, but for those of folders that are there before."""
 SOME_ROLES = {"default bundle": 12}
 """Commands whose roles are mostly those of `EACH_ROLE` → how many of them."""
-PARTS = {ALL_BUT[-1]: 4, "convert": 2, "convert --overwrite": 2, "default bundle": 2}
+PARTS = {BEGUN: 4, "convert": 2, "convert --overwrite": 2, "default bundle": 2}
 """Commands that take long → the tests that share their faults, so that two workers can."""
 
 EACH_CALL = {

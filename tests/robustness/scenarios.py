@@ -16,7 +16,7 @@ from typing import Any
 from robustness.children import Case, Children, Ended
 from robustness.folder_contents import files
 from voxcpm_constants.manifest import package_path
-from voxcpm_constants.step_models import LOCDIT_STEP, STEP_MODEL_NAMES
+from voxcpm_constants.step_models import RESIDUAL_LM_STEP, STEP_MODEL_NAMES
 from voxcpm_constants.vectors import vectors_path
 
 Disturb = Callable[[Any, Path, int, int], tuple[Counter[str], list[str]]]
@@ -37,7 +37,11 @@ SPEAKING = (
     "2",
     "--no-retry",
 )
-CONVERSION = ("--precision", "int8", "--max-length", "64", "--prefill-chunk", "1")
+# For macOS 15 a language model's package is joined from one for each chunk.
+CONVERSION = (
+    *("--target", "macos15", "--precision", "int8", "--max-length", "64"),
+    *("--prefill-chunk", "1", "--prefill-chunk", "2"),
+)
 LACKING = {"constants": ("constants", "tokenizer")} | {
     name: (str(package_path("int8", name)), str(vectors_path(name))) for name in STEP_MODEL_NAMES
 }
@@ -320,7 +324,7 @@ SCENARIOS = {
             gathers=True,
             warm=False,
             converts=True,
-            there={"bundle": "earlier", ".bundle.partial": f"begun/{LOCDIT_STEP}"},
+            there={"bundle": "earlier", ".bundle.partial": f"begun/{RESIDUAL_LM_STEP}"},
             never_gone=("bundle/manifest.json", ".bundle.replaced/manifest.json"),
         ),
         Scenario(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,8 +24,14 @@ _HALF_SUFFIX = "_to_fp16"
 
 
 def compress(model: Any, step_model: str, precision: Precision) -> Any:
-    """A copy of an fp16 MLModel whose weights have the formats that the recipe of `precision` prescribes."""
+    """A copy of an fp16 MLModel whose weights have the formats that the recipe of `precision` prescribes.
+
+    Raises OSError if the model's temporary package cannot be read.
+    """
     ct = import_coremltools()
+    if model.weights_dir is None:
+        # coremltools could not open the package that it had just written, and went on.
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
     default = RECIPES[precision].default
     formats = weight_formats(model, step_model, precision)
     config = ct.optimize.coreml.OptimizationConfig(
