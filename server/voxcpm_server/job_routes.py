@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -15,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from voxcpm_server.encoding import FORMATS
 from voxcpm_server.errors import CLIENT_GONE, DOCUMENTED, ApiError, ErrorDetail, ErrorDocument
 from voxcpm_server.job_store import QUEUED, Job
-from voxcpm_server.jobs import Jobs
+from voxcpm_server.jobs import Jobs, unstored
 from voxcpm_server.service import service_of
 from voxcpm_server.speech_requests import DOCUMENTED_BODY, SpeechRequest, speech_request
 
@@ -133,11 +134,19 @@ class _Download(FileResponse):
 
     @classmethod
     async def of(cls, path: Path, name: str, content_type: str, patience: float) -> _Download:
-        """The answer. Raises ApiError (404) for a file that has been deleted meanwhile."""
+        """The answer. Raises ApiError: 404 for a file that has been deleted meanwhile, 507 if the disk refuses."""
+
+        def opened() -> os.stat_result:
+            # Starlette opens it only when it has said that the file comes.
+            with path.open("rb") as file:
+                return os.fstat(file.fileno())
+
         try:
-            found = await run_in_threadpool(path.stat)
-        except OSError:
+            found = await run_in_threadpool(opened)
+        except FileNotFoundError:
             raise ApiError(404, "the job's speech is not there any more") from None
+        except OSError as error:
+            raise unstored(path.parent.name, error) from None
         headers = {"Cache-Control": "no-store"}
         download = cls(path, headers=headers, media_type=content_type, filename=name, stat_result=found)
         download.patience = patience

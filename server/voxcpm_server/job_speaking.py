@@ -33,6 +33,8 @@ class RunningJob:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.cancel = CancelToken()
+        self.starts = job.starts
+        """How often it was begun since its latest finished segment, this time included."""
         self.seconds_of: dict[int, float] = {}
         """Seconds of speech of each finished segment, by its index."""
         self.current_seconds = 0.0
@@ -79,7 +81,7 @@ def spoken_job(
         running.seconds_of[index] = samples / tts.sample_rate
         running.current_seconds = 0.0
         if spoken:
-            done = len(running.seconds_of)
+            done, running.starts = len(running.seconds_of), 0
             store.change(job.id, segments_done=done, audio_seconds=running.audio_seconds, starts=0)
             bound.check()
             turn.give_up_if_wanted()

@@ -188,15 +188,16 @@ class JobStore:
         """The job of one of these models whose turn it is, which is begun by that; None if none waits.
 
         but: names of jobs to leave alone. First comes one that was interrupted; then that of the owner whose latest job
-        began the longest ago.
+        began the longest ago. Call it while none is spoken: what runs by its row has ended, which could not be stored.
         """
         with self._lock:
             job = self._one(
-                f"SELECT * FROM jobs AS j WHERE state = ? AND {_OF_MODELS} "  # noqa: S608 - its own words
+                f"SELECT * FROM jobs AS j WHERE state IN (?, ?) AND {_OF_MODELS} "  # noqa: S608 - its own words
                 "AND id NOT IN (SELECT value FROM json_each(?)) "
                 "ORDER BY started IS NULL, (SELECT MAX(started) FROM jobs AS k WHERE k.owner = j.owner), created, id "
                 "LIMIT 1",
                 QUEUED,
+                RUNNING,
                 json.dumps(list(models)),
                 json.dumps(list(but)),
             )

@@ -153,7 +153,7 @@ class Jobs:
                 await run_in_threadpool(self._check_room, store, owner, await self._bundles.named())
                 job = await run_in_threadpool(add)
         except (OSError, sqlite3.Error, InputError) as error:
-            raise self._unstored("", error) from None
+            raise unstored("", error) from None
         self._wake.set()
         return job
 
@@ -308,12 +308,15 @@ class Jobs:
                 await _to_its_end(run_in_threadpool(queued))
             raise asyncio.CancelledError from None
         except Exception as error:  # noqa: BLE001 - told as the job's error
-            if isinstance(error, OSError | sqlite3.Error):
-                error = self._unstored(job.id, error)
-            answered = as_api_error(error)
+            refused = isinstance(error, OSError | sqlite3.Error)
+            answered = unstored(job.id, error) if refused else as_api_error(error)
             told = json.dumps(answered.document["error"])
+            # Once may be once only, and hours of speech are saved.
+            if refused and running.starts < MOST_STARTS:
+                await self._postpone(store, job, told, running.starts)
+                return
             if isinstance(answered, NoRoomError) or answered.code in _AWAITED:
-                await self._postpone(store, job, told)
+                await self._postpone(store, job, told, job.starts - 1)
                 return
             self._pauses.end(job.id)
 
@@ -326,12 +329,14 @@ class Jobs:
             try:
                 await _to_its_end(run_in_threadpool(failed))
             except sqlite3.Error as unwritten:
+                # Its row says that it runs: it is tried again.
+                self._pauses.lengthen(job.id)
                 _log.error("job %s has failed, which cannot be stored (%s)", job.id, unwritten)
 
-    async def _postpone(self, store: JobStore, job: Job, told: str) -> None:
+    async def _postpone(self, store: JobStore, job: Job, told: str, starts: int) -> None:
         """Have a job wait with its finished segments, and others go on. told: why, as its error."""
         self._pauses.lengthen(job.id)
-        queued = partial(store.change, job.id, state=QUEUED, starts=job.starts - 1, error=told)
+        queued = partial(store.change, job.id, state=QUEUED, starts=starts, error=told)
         try:
             await _to_its_end(run_in_threadpool(queued))
         except sqlite3.Error as unwritten:
@@ -355,10 +360,11 @@ class Jobs:
             finally:
                 turn.leave()
 
-    def _unstored(self, id_: str, error: Exception) -> ApiError:
-        """The error of a disk that is full or broken. Clients need not know its paths."""
-        _log.error("job %s: %s", id_ or "that is new", error)
-        return ApiError(507, "the server could not store the job; its log says why")
+
+def unstored(id_: str, error: Exception) -> ApiError:
+    """The error of a disk that is full or broken. Clients need not know its paths."""
+    _log.error("job %s: %s", id_ or "that is new", error)
+    return ApiError(507, "the server could not store or read the job; its log says why")
 
 
 async def _to_its_end(work: Awaitable[Result]) -> Result:

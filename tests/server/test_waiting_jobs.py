@@ -1,7 +1,10 @@
-"""Jobs that wait for their bundle."""
+"""Jobs that wait for their bundle, or for a disk that refuses."""
 
 from __future__ import annotations
 
+import errno
+import os
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +15,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from voxcpm_runtime import BundleError
-from voxcpm_server import job_pauses
+from voxcpm_server import job_pauses, job_speaking
 from voxcpm_server import jobs as jobs_module
 from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
 from voxcpm_server.job_pauses import Pauses
-from voxcpm_server.job_store import QUEUED, JobStore
+from voxcpm_server.job_store import DONE, FAILED, QUEUED, JobStore
 from voxcpm_server.settings import Settings
 from waiting import until
 
@@ -80,6 +83,88 @@ def test_a_job_waits_for_its_bundle_and_others_go_on(
     refused.clear()
     until(lambda: httpx2.get(f"{url}/{id_}").json()["state"] == "done", 60)
     assert httpx2.get(f"{url}/{id_}").json()["error"] is None
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """refusing(times, *states): that many changes of a job to one of these states are refused; returns those so far."""
+    monkeypatch.setattr(job_pauses, "FIRST_SECONDS", 0.1)
+    change, refused = JobStore.change, list[str]()
+
+    def refusing(times: int, *states: str) -> list[str]:
+        def refuse(self: JobStore, id_: str, **values: Any) -> None:
+            if values.get("state") in states and len(refused) < times:
+                refused.append(values["state"])
+                raise sqlite3.OperationalError("disk I/O error")
+            change(self, id_, **values)
+
+        monkeypatch.setattr(JobStore, "change", refuse)
+        return refused
+
+    return refusing
+
+
+@pytest.mark.parametrize(
+    ("times", "states"),
+    [
+        (1, (DONE,)),
+        # It cannot be said either that the job waits, or has failed: its row says that it runs.
+        (2, (DONE, QUEUED)),
+        (6, (DONE, QUEUED, FAILED)),
+    ],
+)
+def test_a_job_whose_end_a_disk_refuses_is_tried_again(
+    serve: Callable[..., Any], refusing: Callable[..., list[str]], times: int, states: tuple[str, ...]
+) -> None:
+    refused = refusing(times, *states)
+    url = f"{serve().url}/v1/audio/jobs"
+    id_ = httpx2.post(url, json=SAID, timeout=60).json()["id"]
+
+    ended = until(lambda: (now := httpx2.get(f"{url}/{id_}").json())["state"] in (DONE, FAILED) and now, 60)
+
+    assert len(refused) == times
+    # Begun three times, it is given up, when that can be stored.
+    assert ended["state"] == (FAILED if FAILED in states else DONE), ended
+
+
+def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_pauses, "FIRST_SECONDS", 0.1)
+    tries: list[Path] = []
+
+    def full(path: Path) -> Any:
+        tries.append(path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(job_speaking, "appearing", full)
+    url = f"{serve().url}/v1/audio/jobs"
+    id_ = httpx2.post(url, json=SAID, timeout=60).json()["id"]
+
+    failed = until(lambda: (now := httpx2.get(f"{url}/{id_}").json())["state"] in (DONE, FAILED) and now, 60)
+
+    assert (failed["state"], failed["error"]["code"], len(tries)) == (FAILED, "storage", 3)
+    assert str(tmp_path) not in failed["error"]["message"]
+    assert not list(tmp_path.rglob("*.segment"))
+
+
+def test_speech_that_cannot_be_read_is_a_507(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{serve().url}/v1/audio/jobs"
+    id_ = httpx2.post(url, json=SAID, timeout=60).json()["id"]
+    until(lambda: httpx2.get(f"{url}/{id_}").json()["state"] == DONE, 60)
+    opened = Path.open
+
+    def refuse(self: Path, *given: Any, **options: Any) -> Any:
+        if self.name == "speech.wav":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return opened(self, *given, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    answer = httpx2.get(f"{url}/{id_}/audio")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
+    assert str(tmp_path) not in answer.text
 
 
 def test_pauses_double_up_to_ten_minutes() -> None:
