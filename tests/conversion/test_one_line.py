@@ -306,6 +306,11 @@ def test_a_package_that_cannot_be_read_again_is_one_line():
     ("said", "kind", "message"),
     [
         ("weight_dir for model_path /a/main.mlpackage not found.", OSError, os.strerror(errno.EIO)),
+        (
+            "invalid model_path /a with error Input stream is not valid while loading.",
+            OSError,
+            os.strerror(errno.EIO),
+        ),
         ("expected 3 axes", ValueError, "expected 3 axes"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from robustness.scenarios import LACKING
 from voxcpm_constants.step_models import RESIDUAL_LM_STEP
 
+JOBS = "server jobs"
 KILLS = {
     "generate": 50,
     "generate, empty cache": 20,
@@ -13,7 +14,7 @@ KILLS = {
     "convert": 15,
     "convert --overwrite": 5,
     "default bundle": 10,
-    "server jobs": 20,
+    JOBS: 20,
 }
 """Command → how often it is killed."""
 

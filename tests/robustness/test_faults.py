@@ -25,6 +25,7 @@ ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EINTR)
 # What no two conversions have in common, and which step model or precision a file is of.
 _NAMES = re.compile(
     r"tmp\w+|(\.unfinished-)?\w+\.mlpackage|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?<=/)(fp16|fp32|int8)(?=/|$)|default-\w{16}"
+    r"|job_\w{24}"
 )
 _BUILT_IN_VOICE = re.compile(r"home/bundles/\.default-\w{16}\.new(?=\.partial/)")
 

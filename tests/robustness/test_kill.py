@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -18,9 +15,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from robustness.cases import KILLS
+from robustness.cases import JOBS, KILLS
 from robustness.folder_contents import calls, files
 from robustness.scenarios import SCENARIOS, Judge, Scenario
+from robustness.servers import LONGEST_WAIT, ended, served
 from robustness.totals import Totals
 from voxcpm_server.job_store import MOST_STARTS
 
@@ -28,10 +26,7 @@ LONGEST_CHAIN = 4
 """Kills of one command before it may run to its end."""
 LEAST_LEFT = 0.2
 """Part of a run in which a kill falls, however little is to be done: whatever was begun is begun again."""
-JOBS = "server jobs"
 KILLS_OF_A_JOB = 5
-LONGEST_WAIT = 120.0
-"""Seconds for one more segment of a job, or for its end."""
 
 
 def killed(whole: Any, folder: Path, kills: int, seed: int) -> tuple[Counter[str], list[str]]:
@@ -181,7 +176,6 @@ def test_a_planted_defect_is_seen(
     assert any(seen in problem for problem in wrong), wrong
 
 
-PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 TEXT = "\n\n".join(["One two three four."] * 6)
 
 
@@ -254,33 +248,3 @@ def _wait_for_progress(job: Path, pieces: dict[str, int], url: str, id_: str) ->
     while _pieces(job).keys() <= pieces.keys() and not _speech(job):
         assert time.monotonic() < until, httpx2.get(f"{url}/v1/audio/jobs/{id_}", timeout=60).text
         time.sleep(0.05)
-
-
-@contextlib.contextmanager
-def served(bundle: Path, jobs: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server, and its URL, which is killed at the end."""
-    given = ("serve", bundle, "--port", 0, "--voices-folder", jobs.parent / "voices", "--jobs-folder", jobs)
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, given), "--precision", "int8", "--threads", "1"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "VOXCPM_COREML_API_KEYS": ""},
-    )
-    try:
-        line = process.stderr.readline() if process.stderr else ""
-        assert line.startswith("listening on http://127.0.0.1:"), line
-        yield process, line.split()[2]
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def ended(url: str, id_: str) -> tuple[str, str]:
-    """The state in which a job ended, and the whole answer."""
-    until = time.monotonic() + LONGEST_WAIT
-    while time.monotonic() < until:
-        job = httpx2.get(f"{url}/v1/audio/jobs/{id_}", timeout=60).json()
-        if job["state"] in ("done", "failed"):
-            return str(job["state"]), str(job)
-        time.sleep(0.1)
-    return "hanging", ""

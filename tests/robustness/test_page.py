@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 
 from documents import REPOSITORY
-from robustness.cases import BY_SEED, DAMAGE, EACH_CALL, EACH_ROLE, EVERY_CALL, INPUTS, KILLS, SOME_ROLES
+from robustness.cases import (
+    BY_SEED,
+    DAMAGE,
+    EACH_CALL,
+    EACH_ROLE,
+    EVERY_CALL,
+    INPUTS,
+    JOBS,
+    KILLS,
+    SOME_ROLES,
+)
 from robustness.fuzz import READERS, engines, inputs
 from robustness.hostile import CASES as HOSTILE
 from robustness.hostile import CHECKPOINT_CASES
@@ -39,11 +49,12 @@ def test_faults() -> None:
         name: f"{each} that `{others[0]}` has not{_before(name)}" if others else each
         for name, others in EACH_ROLE.items()
     }
-    torture |= {name: f"{count} of its roles" for name, count in SOME_ROLES.items()}
+    torture |= {JOBS: each} | {name: f"{count} of its roles" for name, count in SOME_ROLES.items()}
     faults = {
         name: f"{every} in the roles that none above has{_before(name)}" if others else every
         for name, others in EACH_CALL.items()
     }
+    faults |= {JOBS: every}
     assert found == {name: [torture.get(name, "–"), faults.get(name, "–")] for name in torture | faults}
 
 

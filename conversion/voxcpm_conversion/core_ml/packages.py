@@ -94,14 +94,14 @@ def _join(functions: Mapping[str, Path], package: Path) -> None:
         return
     ct = import_coremltools()
     descriptor = ct.utils.MultiFunctionDescriptor()
-    for name, part in functions.items():
-        descriptor.add_function(str(part), src_function_name=MAIN, target_function_name=name)
-    descriptor.default_function_name = default
     try:
+        for name, part in functions.items():
+            descriptor.add_function(str(part), src_function_name=MAIN, target_function_name=name)
+        descriptor.default_function_name = default
         ct.utils.save_multifunction(descriptor, str(package))
     except ValueError as error:
-        # What it says when it could not open a part: that has a folder of weights.
-        if str(error).startswith("weight_dir for model_path"):
+        # What it says of a package that it has just written and cannot open.
+        if str(error).startswith(("invalid model_path", "weight_dir for model_path")):
             raise OSError(errno.EIO, os.strerror(errno.EIO)) from None
         raise
     _require_whole(package)
