@@ -99,3 +99,27 @@ def test_a_pipe_gets_the_samples_as_they_are_spoken(speaking_bundle: Path) -> No
     lines = done.stderr.decode().splitlines()
     assert lines[0] == f"raw PCM: 16-bit little-endian, mono, {tts.sample_rate} Hz"
     assert lines[-1] == f"{len(audio) / tts.sample_rate:.2f} s of speech"
+
+
+LEFT_OPEN = """
+import sys, time
+from voxcpm_runtime import VoxCPM
+tts = VoxCPM.from_bundle(sys.argv[1], precision="int8")
+sessions = [tts.session(seed=seed) for seed in range(4)]
+for session in sessions:
+    session.push_text("Hello there, my good old friend. " * 5)
+sessions[0].next_audio_chunk()
+if sys.argv[2] == "raise":
+    raise SystemExit("an error")
+"""
+
+
+@pytest.mark.parametrize(("end", "code", "said"), [("end", 0, ""), ("raise", 1, "an error\n")])
+def test_a_program_may_end_while_its_sessions_speak(
+    speaking_bundle: Path, end: str, code: int, said: str
+) -> None:
+    """Their threads are in ONNX Runtime, whose C++ cannot be left by a thread that Python ends: it would abort."""
+    given = [sys.executable, "-c", LEFT_OPEN, str(speaking_bundle), end]
+    ended = subprocess.run(given, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stderr) == (code, said)

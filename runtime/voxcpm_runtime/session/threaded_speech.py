@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -22,6 +24,10 @@ from voxcpm_runtime.text.segments import Segment
 _STATE_DIGITS = 16
 LINGER_SECONDS = 0.5
 """Seconds that the thread waits for room in a full buffer before it ends; a reader that plays takes a chunk sooner."""
+
+
+_BEGUN: weakref.WeakSet[ThreadedSpeech] = weakref.WeakSet()
+"""What has had a thread."""
 
 
 class Narrate(Protocol):
@@ -191,6 +197,7 @@ class ThreadedSpeech:
             # A daemon: a session that nobody closes must not prevent the program from ending.
             self._thread = threading.Thread(target=self._work, name="voxcpm-session", daemon=True)
             self._thread.start()
+            _BEGUN.add(self)
             self._working = True
         self._changed.notify_all()
 
@@ -302,3 +309,15 @@ class ThreadedSpeech:
                 self._chunks.append(chunk)
                 self._changed.notify_all()
             return True
+
+
+@atexit.register
+def _end_all() -> None:
+    """End the threads of sessions that nobody has closed: one that ends with Python, within ONNX Runtime, aborts the
+    program.
+    """
+    begun = list(_BEGUN)
+    for speech in begun:
+        speech.cancel()
+    for speech in begun:
+        speech.close()
