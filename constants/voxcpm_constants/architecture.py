@@ -36,7 +36,7 @@ _Factors = Annotated[tuple[float, ...], Field(max_length=GREATEST_WIDTH)]
 
 class _Config(BaseModel):
     # Upstream ignores unknown keys. They are allowed here too, but stored, so that `unknown_keys` can report typos.
-    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class RopeScaling(_Config):

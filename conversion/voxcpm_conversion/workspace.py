@@ -145,12 +145,19 @@ class Workspace:
         final.parent.mkdir(parents=True, exist_ok=True)
         _remove(unfinished)
         write(unfinished)
+        self._open_to_others(unfinished)
         self._parts[part] = _recorded(unfinished, part)
         # Before the rename: a part without a record would be made again.
         written = self.folder / f"{_UNFINISHED}{_PARTS_FILE}"
         written.write_bytes(_PARTS.dump_json(self._parts, indent=1))
         written.replace(self.folder / _PARTS_FILE)
         unfinished.replace(final)
+
+    def _open_to_others(self, part: Path) -> None:
+        """Let those read a part who may read the bundle: coremltools makes folders that only their owner can."""
+        mode = self.folder.stat().st_mode & 0o777
+        for path in (part, *part.rglob("*")):
+            path.chmod(mode if path.is_dir() else mode & 0o666)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -264,6 +264,12 @@ def llama(folder: Path) -> None:
     )
 
 
+def infinite(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["lm_config"]["rms_norm_eps"] = float("inf")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def truncated_pickle(folder: Path) -> None:
     as_pickle(folder, lambda t: t)
     truncate("pytorch_model.bin")(folder)
@@ -278,6 +284,7 @@ def truncated_pickle(folder: Path) -> None:
         (remove("audiovae.safetensors"), "expected audiovae.safetensors or audiovae.pth"),
         (truncate("model.safetensors"), "model.safetensors: expected a safetensors file"),
         (llama, "not the config.json of a VoxCPM checkpoint"),
+        (infinite, "lm_config.rms_norm_eps: Input should be a finite number"),
         (truncated_pickle, "pytorch_model.bin: expected a PyTorch state dict"),
         (lambda folder: as_pickle(folder, lambda t: [1, 2]), "found a list"),
         (lambda folder: as_pickle(folder, lambda t: {"epoch": 3}), "'epoch' is a int, not a tensor"),

@@ -232,6 +232,26 @@ def test_temporary_files_of_what_failed_are_closed_before_their_folder_goes(tmp_
     assert tempfile.NamedTemporaryFile is make
 
 
+def test_a_bundle_is_as_readable_as_the_process_makes_folders(tmp_path: Path) -> None:
+    """coremltools makes folders and files in temporary places, which are their owner's alone."""
+
+    def write(path: Path) -> None:
+        shutil.copytree(tempfile.mkdtemp(dir=tmp_path), path)
+        (path / "weights").mkdir(0o700)
+        (path / "weights" / "weight.bin").touch(0o600)
+
+    before = os.umask(0o027)
+    try:
+        with Workspace(tmp_path / "bundle", PLAN) as workspace:
+            workspace.add("fp16/a.mlpackage", write)
+    finally:
+        os.umask(before)
+
+    package = workspace.folder / "fp16" / "a.mlpackage"
+    made = {path.name: path.stat().st_mode & 0o777 for path in (package, *package.rglob("*"))}
+    assert made == {"a.mlpackage": 0o750, "weights": 0o750, "weight.bin": 0o640}
+
+
 def write_package(path: Path) -> None:
     path.mkdir()
     (path / "weight.bin").write_text("1234")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,6 +126,19 @@ def test_what_cannot_be_done_is_one_line(speaking, capsys, arguments, message):
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(folder, capsys, monkeypatch):
+    def refused(self):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    monkeypatch.setattr(os, "scandir", refused)
+
+    code, out, err = run(capsys, "voices", "list")
+
+    assert (code, out) == (2, "")
+    assert err == f"error: {folder / 'voices'}: Permission denied\n"
 
 
 def test_without_a_verb_the_verbs_are_listed(capsys):

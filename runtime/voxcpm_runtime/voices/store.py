@@ -28,8 +28,12 @@ class VoiceStore:
 
     @system_errors_as(InputError)
     def names(self) -> list[str]:
-        """The names of all voices, sorted."""
-        return sorted(path.stem for path in self.folder.glob(f"*{SUFFIX}"))
+        """The names of all voices, sorted; none without a folder. Raises InputError for one that cannot be read."""
+        try:
+            # Not glob, to which a folder that cannot be read is empty.
+            return sorted(path.stem for path in self.folder.iterdir() if path.suffix == SUFFIX)
+        except FileNotFoundError:
+            return []
 
     @system_errors_as(InputError)
     def add(self, voice: Voice, *, overwrite: bool = False) -> Voice:
