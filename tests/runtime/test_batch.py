@@ -1,5 +1,7 @@
+import errno
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_runtime.commands import cli
+from voxcpm_runtime.commands import batch_run, cli
 from voxcpm_runtime.voxcpm import VoxCPM
 
 second_generation = pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
@@ -176,6 +178,25 @@ def test_a_file_that_cannot_be_written_is_a_bad_line(batch, folder):
     assert "line 1: out/here.wav: expected the path of an audio file to write, but it is a folder" in err
     assert "line 2: out/file: the folder cannot be made" in err
     assert out.splitlines()[-1].startswith("1 spoken")
+
+
+def test_a_line_that_cannot_be_told_of_is_spoken_all_the_same(batch, folder, monkeypatch):
+    """Standard output may be a file on a full disk."""
+
+    echo = batch_run.typer.echo
+
+    def full(text, *, err=False):
+        if not err:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        echo(text, err=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch_run.typer, "echo", full)
+        assert batch([{"text": "a"}, {"text": "b"}])[::2] == (2, "error: No space left on device\n")
+    assert [entry["line"] for entry in record(folder)] == [1]
+
+    _, out, _ = batch([{"text": "a"}, {"text": "b"}])
+    assert out.splitlines()[-1].startswith("1 spoken, 1 skipped")
 
 
 @second_generation

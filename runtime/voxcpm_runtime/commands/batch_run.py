@@ -53,8 +53,12 @@ class BatchRun:
                 if isinstance(result, Cancelled):
                     # So are all others that run: a cancelled line is left, not failed.
                     continue
+                kept = ""
                 with self._going_on(task.line):
-                    self._keep(task, result)
+                    kept = self._keep(task, result)
+                # Not within that: if it cannot be printed, the line is spoken all the same.
+                if kept and self._shown:
+                    typer.echo(kept)
 
     def report(self, lines: int) -> None:
         """Print how many of `lines` lines were spoken, skipped, failed and left, and the failures again."""
@@ -105,7 +109,8 @@ class BatchRun:
             )
         return recorded.digest == task.digest and recorded.describes(path)
 
-    def _keep(self, task: Task, result: SpokenFile | VoxCPMError) -> None:
+    def _keep(self, task: Task, result: SpokenFile | VoxCPMError) -> str:
+        """Write a line's file and its record; what to say of it."""
         if isinstance(result, VoxCPMError):
             raise result
         path = self.folder / task.line.output
@@ -122,8 +127,7 @@ class BatchRun:
         )
         write_audio_file(path, result.content, record=lambda: self._record.add(spoken))
         self._spoken += 1
-        if self._shown:
-            typer.echo(spoken_line(path, result, result.clipped))
+        return spoken_line(path, result, result.clipped)
 
     @contextlib.contextmanager
     def _going_on(self, line: BatchLine) -> Iterator[None]:
