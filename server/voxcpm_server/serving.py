@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import time
 from typing import Any
@@ -98,6 +99,11 @@ class _Connection(H11Protocol):
             self.transport.close()
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record says more than that a second Ctrl-C has ended all: Starlette has a traceback of that."""
+    return not record.getMessage().rstrip().endswith("asyncio.exceptions.CancelledError")
+
+
 class Server(uvicorn.Server):
     """uvicorn for an app of `create_app`. The first signal drains, a second Ctrl-C ends at once.
 
@@ -127,6 +133,7 @@ class Server(uvicorn.Server):
             **options,
         )
         super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Called by a signal."""

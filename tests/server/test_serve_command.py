@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from voxcpm_runtime.commands.cli import main
+from waiting import until
 
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
@@ -189,6 +190,26 @@ def test_sigterm_lets_conversations_end_and_closes_those_that_are_silent(started
         assert [event["type"] for event in events] == ["done", "error"]
         rest = process.communicate(timeout=30)[1]
     assert (process.returncode, rest) == (0, "")
+
+
+def test_a_second_ctrl_c_ends_a_server_that_speaks_at_once(started: Callable[..., Any]) -> None:
+    process, url = started()
+    said = {"model": "tts-1", "input": "It rained all day. " * 100, "response_format": "pcm"}
+    with httpx2.stream("POST", f"{url}/v1/audio/speech", json=said, timeout=60) as answer:
+        assert next(answer.iter_raw())
+        process.send_signal(signal.SIGINT)
+        # It takes no connections any more.
+        until(lambda: _is_refused(url))
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert rest.splitlines()[-1] == "error: interrupted"
+    assert "Traceback" not in rest
+
+
+def _is_refused(url: str) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0
 
 
 def test_a_conversation_that_outlasts_the_drain_is_cut_off(started: Callable[..., Any]) -> None:
