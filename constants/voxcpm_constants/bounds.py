@@ -23,10 +23,12 @@ MOST_NPY_HEADER_BYTES = 512
 # Recordings.
 MOST_RECORDING_SECONDS = 1200.0
 """Length of a prompt or reference; the KV cache has room for a few minutes."""
+MOST_RECORDING_SAMPLES = 57_600_000
+"""Samples of a recording in each channel: 1200 s at 48 kHz, five minutes at 192 kHz. They take 230 MB."""
 MOST_CHANNELS = 8
 """Channels of a recording."""
-GREATEST_RATE = 1_000_000
-"""Sample rate in Hz, above that of any converter."""
+GREATEST_RATE = 384_000
+"""Sample rate in Hz. A filter from a rate that shares no factor with the wanted one has 20 coefficients for each Hz."""
 MOST_PIPE_SECONDS = 15.0
 """Seconds without a byte after which a pipe is given up."""
 MOST_WHOLE_PIPE_SECONDS = 600.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import sys
 import threading
 import time
 from functools import partial
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 from voxcpm_constants import bounded_files, bounds
 from voxcpm_constants.errors import InputError
@@ -125,6 +128,23 @@ def test_a_silent_prompt_is_refused(refused):
 
     err = refused("--text", "hi.", "--prompt", "silent.wav", "--prompt-text", "a")
     assert "silence throughout: its peak is 0 (no sound at all)" in err
+
+
+def test_a_small_file_of_too_many_samples_is_refused(refused):
+    """Half a megabyte, for which gigabytes would be taken."""
+    with soundfile.SoundFile("long.flac", "w", 192_000, 1, "PCM_16") as file:
+        for _ in range(1190 * 192_000 >> 20):
+            file.write(np.zeros(1 << 20, np.int16))
+    assert Path("long.flac").stat().st_size < 1 << 20
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    err = refused("--text", "hi.", "--prompt", "long.flac", "--prompt-text", "a")
+
+    assert "prompt audio long.flac: more than 57600000 samples, the most of a recording" in err
+    assert "resample it to 48000 Hz or less, or cut it" in err
+    # Bytes on macOS, else kilobytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit < 100e6
 
 
 def test_a_damaged_voice_is_refused(refused, tts, folder):

@@ -7,6 +7,7 @@ import os
 import struct
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,55 @@ def test_samples_are_bounded_as_files_are():
 
     with pytest.raises(InputError, match="prompt audio: longer than 1200 s"):
         read_audio((long, 8000), RATE, what="prompt audio")
+
+
+def test_samples_are_bounded_at_any_rate():
+    """Five minutes at 192 kHz are as many samples as 20 at 48 kHz."""
+    most = np.broadcast_to(np.float32(0.5), (57_600_001,))
+
+    with pytest.raises(InputError) as caught:
+        read_audio((most, 192_000), RATE, what="prompt audio")
+    assert str(caught.value) == (
+        "prompt audio: more than 57600000 samples, the most of a recording: at its 192000 Hz that is 300 s; "
+        "resample it to 48000 Hz or less, or cut it"
+    )
+
+
+@pytest.mark.parametrize("form", ["wav", "flac", "streamed flac"])
+def test_as_many_samples_as_the_bound_are_taken_and_one_more_is_not(monkeypatch, form):
+    content = streamed_flac(20) if form == "streamed flac" else encoded(form, sound(20))
+
+    monkeypatch.setattr("voxcpm_runtime.audio.decoding.MOST_RECORDING_SAMPLES", 20 * RATE)
+    assert len(decode_audio(content, "prompt audio")[0]) == 20 * RATE
+    monkeypatch.setattr("voxcpm_runtime.audio.decoding.MOST_RECORDING_SAMPLES", 20 * RATE - 1)
+    with pytest.raises(InputError, match="prompt audio: more than 319999 samples, the most of a recording"):
+        decode_audio(content, "prompt audio")
+
+
+def test_arrays_have_as_many_channels_as_files():
+    assert len(read_audio((np.full((RATE, 8), 0.5), RATE), RATE)) == RATE
+    with pytest.raises(InputError, match="prompt audio: expected at most 8 channels, got 9"):
+        read_audio((np.full((RATE, 9), 0.5), RATE), RATE, what="prompt audio")
+
+
+def peak_bytes(read) -> int:
+    """The most bytes that are held at once while `read` runs."""
+    tracemalloc.start()
+    try:
+        read()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_recording_is_held_once():
+    """Its samples, and the mask of those that are finite, which has a quarter of their bytes."""
+    samples = np.repeat(sound(120)[:, np.newaxis], 2, axis=1)
+    content, one = encoded("wav", samples), len(samples) * 4
+
+    assert peak_bytes(lambda: decode_audio(content, "prompt audio")) < 1.2 * one
+    assert peak_bytes(lambda: read_audio(content, RATE)) < 1.5 * one
+    assert peak_bytes(lambda: read_audio((samples, RATE), RATE)) < 1.5 * one
 
 
 def test_a_sparse_file_of_gigabytes_is_not_read(tmp_path):

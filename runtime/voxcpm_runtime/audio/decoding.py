@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import soundfile
 
-from voxcpm_constants.bounds import GREATEST_RATE, MOST_CHANNELS, MOST_RECORDING_SECONDS
+from voxcpm_constants.bounds import (
+    GREATEST_RATE,
+    MOST_CHANNELS,
+    MOST_RECORDING_SAMPLES,
+    MOST_RECORDING_SECONDS,
+)
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.argument_types import real_number, text_argument, whole_number, wrong_type
 from voxcpm_runtime.audio.pcm import Audio
@@ -38,9 +42,9 @@ def decode_audio(
 
     name: its name in messages. rates: lowest and highest sample rate in Hz.
 
-    Raises InputError for what is no audio, for a recording that is longer than `most_seconds` – by its header before it
-    is decoded, and if the header is wrong or without a length, as what is written to a pipe has, as soon as that is
-    known –, and for one that was cut off.
+    Raises InputError for what is no audio, for a recording that is longer than `most_seconds` or has more than
+    MOST_RECORDING_SAMPLES – by its header before it is decoded, and if the header is wrong or without a length, as what
+    is written to a pipe has, as soon as that is known –, and for one that was cut off.
     """
     if not isinstance(content, bytes | bytearray | memoryview):
         raise wrong_type(content, "content", "the bytes of an audio file")
@@ -62,7 +66,7 @@ def decode_audio(
         with _InOnePass(_Content(_with_data_to_the_end(content))) as file:
             _check_form(file, name, rates)
             rate, frames, known = file.samplerate, file.frames, file.frames < _UNKNOWN_FRAMES
-            blocks = list(_blocks(file, int(most * rate), name))
+            samples = _samples(file, most, name)
             slack = _MP3_SLACK_FRAMES if file.format == "MP3" else 0
             noted = file.extra_info
     except InputError:
@@ -72,7 +76,6 @@ def decode_audio(
         if not known:
             reason = "it has no length in its header, and it was cut off or damaged"
         raise InputError(f"{name}: expected an audio file, but it cannot be read ({reason})") from None
-    samples = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
     if (known and len(samples) < frames - slack) or _is_cut_off(content, noted):
         raise InputError(
             f"{name}: cut off: its header says that there is more than its {len(samples) / rate:.2f} s; copy it again"
@@ -111,19 +114,36 @@ def _check_form(file: soundfile.SoundFile, name: str, rates: tuple[int, int]) ->
         )
 
 
-def _blocks(file: soundfile.SoundFile, most: int, name: str) -> Iterator[Audio]:
-    """The samples (samples,) in blocks. Raises InputError if there are, or the header says, more than `most`."""
-    too_long = InputError(
-        f"{name}: longer than {most / file.samplerate:g} s, the most of a recording; cut it"
-    )
-    if most < file.frames < _UNKNOWN_FRAMES:
-        raise too_long
+def check_length(frames: int, rate: int, name: str, most_seconds: float = MOST_RECORDING_SECONDS) -> None:
+    """Raises InputError for more than `most_seconds`, or MOST_RECORDING_SAMPLES samples in each channel."""
+    if frames > int(most_seconds * rate):
+        raise InputError(f"{name}: longer than {most_seconds:g} s, the most of a recording; cut it")
+    if frames > MOST_RECORDING_SAMPLES:
+        raise InputError(
+            f"{name}: more than {MOST_RECORDING_SAMPLES} samples, the most of a recording: at its {rate} Hz that is "
+            f"{MOST_RECORDING_SAMPLES / rate:.0f} s; resample it to 48000 Hz or less, or cut it"
+        )
+
+
+def _samples(file: soundfile.SoundFile, most_seconds: float, name: str) -> Audio:
+    """All samples (samples,), channels averaged. Raises InputError if there are, or the header says, too many."""
+    known = file.frames < _UNKNOWN_FRAMES
+    if known:
+        check_length(file.frames, file.samplerate, name, most_seconds)
+    # One array, so that no sample is held twice. Its memory is taken when it is written to, so a header that says too
+    # much takes none.
+    samples = np.empty(file.frames if known else _BLOCK_FRAMES, np.float32)
     decoded = 0
     while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
-        decoded += len(block)
-        if decoded > most:
-            raise too_long
-        yield block[:, 0] if file.channels == 1 else block.mean(axis=1, dtype=np.float32)
+        end = decoded + len(block)
+        check_length(end, file.samplerate, name, most_seconds)
+        if end > len(samples):
+            # No other array shares its memory.
+            samples.resize(max(end, 2 * len(samples)), refcheck=False)
+        samples[decoded:end] = block[:, 0] if file.channels == 1 else block.mean(axis=1, dtype=np.float32)
+        decoded = end
+    samples.resize(decoded, refcheck=False)
+    return samples
 
 
 def _with_data_to_the_end(content: bytes) -> bytes:

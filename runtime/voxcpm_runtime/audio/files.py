@@ -15,10 +15,10 @@ import numpy.typing as npt
 import soundfile
 
 from voxcpm_constants.bounded_files import read_bounded
-from voxcpm_constants.bounds import GREATEST_RATE, MOST_RECORDING_BYTES, MOST_RECORDING_SECONDS
+from voxcpm_constants.bounds import GREATEST_RATE, MOST_CHANNELS, MOST_RECORDING_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import user_path
-from voxcpm_runtime.audio.decoding import decode_audio
+from voxcpm_runtime.audio.decoding import check_length, decode_audio
 from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16, require_finite
 from voxcpm_runtime.storage.whole_file import whole_file
 
@@ -53,6 +53,7 @@ FORMATS = {
 _PCM_SCALES = {"uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
 # Linear: a peak 40 dB above full scale means wrong scaling.
 _GREATEST_PEAK = 100.0
+_BLOCK_FRAMES = 1 << 16
 
 
 def read_audio(
@@ -63,23 +64,23 @@ def read_audio(
     least_samples: smallest allowed length at `sample_rate`. what: its name in messages, such as "prompt audio".
 
     Raises InputError for a source that is no audio, was cut off, is empty, has NaN or infinite samples, is far beyond
-    full scale, is too short, or is longer than MOST_RECORDING_SECONDS.
+    full scale, is too short, or is longer than MOST_RECORDING_SECONDS or MOST_RECORDING_SAMPLES.
     """
     name = f"{what} {source}" if isinstance(source, str | Path) else what
-    if isinstance(source, tuple) and len(source) != 2:
-        raise InputError(f"{name}: expected (samples, sample rate), got a tuple of {len(source)}")
-    samples, rate = source if isinstance(source, tuple) else decode_audio(audio_content(source, name), name)
-    mono = _mono(np.asarray(samples), name)
+    if isinstance(source, tuple):
+        mono, rate = _given(source, name)
+    else:
+        mono, rate = decode_audio(audio_content(source, name), name)
+        if not len(mono):
+            raise _empty(name)
     require_finite(mono, name)
-    peak = float(np.abs(mono).max())
+    # Without an array of all absolute values.
+    peak = float(max(mono.max(), -mono.min()))
     if peak > _GREATEST_PEAK:
         raise InputError(
             f"{name}: expected floating point samples in [-1, 1], got a peak of {peak:g}; scale them"
         )
-    checked = _checked_rate(rate, name)
-    if len(mono) > MOST_RECORDING_SECONDS * checked:
-        raise InputError(f"{name}: longer than {MOST_RECORDING_SECONDS:g} s, the most of a recording; cut it")
-    resampled = resample(mono, checked, sample_rate, name)
+    resampled = resample(mono, rate, sample_rate, name)
     if len(resampled) < least_samples:
         raise InputError(
             f"{name}: {len(mono) / rate:.3f} s long, but one patch, {least_samples / sample_rate:.3f} s, is the least"
@@ -264,24 +265,50 @@ def _missing(name: str) -> InputError:
     return InputError(f"{name}: no such file")
 
 
-def _mono(samples: npt.NDArray[np.generic], name: str) -> Audio:
+def _given(source: tuple[npt.NDArray[np.generic], int], name: str) -> tuple[Audio, int]:
+    """The samples of (samples, sample rate) as mono float32 (samples,), bounded before they are copied."""
+    if len(source) != 2:
+        raise InputError(f"{name}: expected (samples, sample rate), got a tuple of {len(source)}")
+    samples = np.asarray(source[0])
+    _check_samples(samples, name)
+    rate = _checked_rate(source[1], name)
+    check_length(len(samples), rate, name)
+    return _mono(samples), rate
+
+
+def _check_samples(samples: npt.NDArray[np.generic], name: str) -> None:
     if samples.ndim not in (1, 2):
         raise InputError(
             f"{name}: expected samples of shape (samples,) or (samples, channels), got {samples.shape}"
         )
     if samples.size == 0:
-        raise InputError(f"{name}: expected samples, but it is empty")
+        raise _empty(name)
     if samples.ndim == 2 and samples.shape[1] > samples.shape[0]:
         raise InputError(
             f"{name}: expected samples of shape (samples, channels), got {samples.shape}; transpose them"
         )
-    is_floating = np.issubdtype(samples.dtype, np.floating)
-    if not is_floating and samples.dtype.name not in _PCM_SCALES:
+    if samples.ndim == 2 and samples.shape[1] > MOST_CHANNELS:
+        raise InputError(f"{name}: expected at most {MOST_CHANNELS} channels, got {samples.shape[1]}")
+    if not np.issubdtype(samples.dtype, np.floating) and samples.dtype.name not in _PCM_SCALES:
         raise InputError(
             f"{name}: expected floating point, int16, int32 or uint8 samples, got {samples.dtype}"
         )
-    zero, one = (0, 1) if is_floating else _PCM_SCALES[samples.dtype.name]
-    # A value too large for float32 becomes infinite, which `require_finite` refuses.
-    with np.errstate(over="ignore"):
-        values = (np.asarray(samples, np.float32) - np.float32(zero)) / np.float32(one)
-    return values if values.ndim == 1 else values.mean(axis=1, dtype=np.float32)
+
+
+def _mono(samples: npt.NDArray[np.generic]) -> Audio:
+    """The mean of the channels (samples,) in [-1, 1], computed in blocks so that no channel is held again."""
+    zero, one = _PCM_SCALES.get(samples.dtype.name, (0, 1))
+    mono = np.empty(len(samples), np.float32)
+    for start in range(0, len(samples), _BLOCK_FRAMES):
+        block = samples[start : start + _BLOCK_FRAMES]
+        # A value too large for float32 becomes infinite, which `require_finite` refuses.
+        with np.errstate(over="ignore"):
+            values = (np.asarray(block, np.float32) - np.float32(zero)) / np.float32(one)
+            mono[start : start + len(block)] = (
+                values if values.ndim == 1 else values.mean(axis=1, dtype=np.float32)
+            )
+    return mono
+
+
+def _empty(name: str) -> InputError:
+    return InputError(f"{name}: expected samples, but it is empty")
