@@ -46,6 +46,13 @@ MOST_SENTENCE_CHARACTERS = 4000
 MOST_READ_AT_ONCE = 5000
 """Characters of a text that are read and checked before anything is spoken; the rest is read when its turn comes."""
 
+# Tokenisers.
+MOST_TOKENIZER_STEPS = 64
+"""Steps of a tokenizer.json that rewrite or split a text, those inside each other included; VoxCPM's have four."""
+MOST_TOKENIZER_GROWTH = 100
+"""How many times as long the steps may make a text; VoxCPM's own may make one character four: ▁ before it, and
+lower case for one that has two letters there."""
+
 # Configurations.
 MOST_LAYERS = 1024
 """Layers of one transformer; published checkpoints have 28 at most."""

@@ -15,20 +15,19 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from tokenizers import AddedToken, Tokenizer
 
 from voxcpm_constants.errors import first_line, first_wrong_field
 from voxcpm_constants.json_files import read_json
+from voxcpm_constants.tokenizer_steps import check_steps
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 WORD_START = "▁"
 
-_WORKING_ON_TEXT = ("normalizer", "pre_tokenizer")
-"""Parts of the file that rewrite or split a text, and may do so by regular expressions."""
 _LLAMA_NORMALIZER = {
     "type": "Sequence",
     "normalizers": [
@@ -47,9 +46,10 @@ class _AddedToken(BaseModel):
     model_config = ConfigDict(strict=True)
 
     content: str
-    single_word: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
+    # Two tokens that take the text around them as well may take the same, and the library panics.
+    single_word: Literal[False] = False
+    lstrip: Literal[False] = False
+    rstrip: Literal[False] = False
     normalized: bool = True
     special: bool = False
 
@@ -161,31 +161,25 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
     model = document.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         raise ValueError("expected a BPE tokeniser, as every VoxCPM has")
-    if any(_has_pattern(document.get(part)) for part in _WORKING_ON_TEXT):
-        raise ValueError(
-            "it has a regular expression of its own, as no VoxCPM has; such an expression can take any time for a "
-            "text, so it is not run: leave it out"
-        )
+    if model.get("continuing_subword_prefix"):
+        # The library panics where it merges a token that is shorter than the prefix.
+        raise ValueError("expected a BPE without a continuing_subword_prefix, as every VoxCPM has")
+    check_steps(document)
     return document
-
-
-def _has_pattern(value: object) -> bool:
-    """Whether a part of the pipeline has a regular expression, at any depth."""
-    inner = [value]
-    while inner:
-        outer = inner.pop()
-        if isinstance(outer, dict):
-            if "Regex" in outer:
-                return True
-            inner.extend(outer.values())
-        elif isinstance(outer, list):
-            inner.extend(outer)
-    return False
 
 
 def _tokenizer_of_file(document: dict[str, Any]) -> Tokenizer:
     unused = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
-    return Tokenizer.from_str(json.dumps({**document, **unused}))
+    _listed_tokens(document)
+    tokenizer = Tokenizer.from_str(json.dumps({**document, **unused}))
+    if tokenizer.normalizer is not None:
+        for token in tokenizer.get_added_tokens_decoder().values():
+            if token.normalized and token.content and not tokenizer.normalizer.normalize_str(token.content):
+                # Found everywhere, and the library panics there.
+                raise ValueError(
+                    f"nothing is left of the added token {token.content[:40]!r} when it is normalised"
+                )
+    return tokenizer
 
 
 def _llama_tokenizer(document: dict[str, Any], config: _Config) -> Tokenizer:
@@ -226,11 +220,8 @@ def _llama_tokenizer(document: dict[str, Any], config: _Config) -> Tokenizer:
 
 def _added_tokens(document: dict[str, Any], config: _Config) -> list[AddedToken]:
     """Tokens cut out before BPE, by id: the configuration's list, or the file's if it has none, then named ones."""
-    if config.added_tokens_decoder is None:
-        listed = sorted(document.get("added_tokens") or (), key=lambda record: record["id"])
-        records = [_AddedToken.model_validate(record) for record in listed]
-    else:
-        records = _by_id(config.added_tokens_decoder)
+    listed = config.added_tokens_decoder
+    records = _listed_tokens(document) if listed is None else _by_id(listed)
     added = [AddedToken(**record.model_dump(exclude_unset=True)) for record in records]
     known = {record.content for record in records}
     for name in config.named():
@@ -238,6 +229,14 @@ def _added_tokens(document: dict[str, Any], config: _Config) -> list[AddedToken]
             known.add(name)
             added.append(AddedToken(name, special=True))
     return added
+
+
+def _listed_tokens(document: dict[str, Any]) -> list[_AddedToken]:
+    listed = sorted(document.get("added_tokens") or (), key=lambda record: record["id"])
+    try:
+        return [_AddedToken.model_validate(record) for record in listed]
+    except ValidationError as error:
+        raise ValueError(f"added_tokens: {first_wrong_field(error)}") from None
 
 
 def _by_id(listed: dict[str, _AddedToken]) -> list[_AddedToken]:

@@ -83,6 +83,26 @@ def test_a_tokenizer_that_would_not_open_is_not_converted(capsys, checkpoint, tm
 
 
 @pytest.mark.parametrize(
+    ("normalizer", "message"),
+    [
+        ({"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}, "got 'Precompiled'; leave it out"),
+        ({"type": "Prepend", "prepend": "l" * 1000}, "at most 100 times as long, got 1e+03 times"),
+    ],
+)
+def test_a_tokenizer_that_would_panic_or_grow_is_not_converted(
+    capfd, checkpoint, tmp_path, normalizer, message
+):
+    path = checkpoint / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": normalizer}))
+
+    line = one_line(capfd, "convert", checkpoint, "-o", tmp_path / "bundle")
+
+    assert line.startswith(f"error: {path}: expected a tokeniser file")
+    assert message in line
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
     "document",
     [
         {"unk_token": 5},

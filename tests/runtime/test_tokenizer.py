@@ -1,13 +1,17 @@
 """Token ids against upstream's own wrapper."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from voxcpm_constants.errors import BundleError
+from voxcpm_constants.manifest import Manifest, record_file
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
+from voxcpm_runtime.commands import cli
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 TEXTS = [
@@ -161,6 +165,23 @@ def test_a_damaged_tokeniser_is_one_line(bundle_folder, file, content, message):
     assert str(path) in str(caught.value)
 
 
+@pytest.fixture
+def changed(tmp_path):
+    """changed(part): a folder with the built-in voice's tokeniser, in whose tokenizer.json some keys are others."""
+
+    def make(part):
+        folder = tmp_path / "made"
+        folder.mkdir()
+        shutil.copyfile(DEFAULT_CHECKPOINT / "tokenizer_config.json", folder / "tokenizer_config.json")
+        document = json.loads((DEFAULT_CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
+        model = {**document["model"], **part.get("model", {})}
+        document = {**document, **part, "model": model}
+        (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+        return folder
+
+    return make
+
+
 @pytest.mark.parametrize(
     "part",
     [
@@ -170,15 +191,106 @@ def test_a_damaged_tokeniser_is_one_line(bundle_folder, file, content, message):
             {"type": "Split", "pattern": {"Regex": "(x*)*y"}, "behavior": "Removed", "invert": False}]}},
     ],
 )  # fmt: skip
-def test_a_regular_expression_of_the_file_is_not_run(tmp_path, part):
+def test_a_regular_expression_of_the_file_is_not_run(changed, part):
     """It may take any time: for the first one, each further letter a doubles it."""
-    shutil.copytree(DEFAULT_CHECKPOINT, tmp_path / "made", ignore=shutil.ignore_patterns("*.safetensors"))
-    path = tmp_path / "made" / "tokenizer.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**document, **part}), encoding="utf-8")
-
     with pytest.raises(
         BundleError, match=r"tokenizer\.json: .*it has a regular expression of its own"
     ) as caught:
-        TextTokenizer.from_folder(tmp_path / "made")
+        TextTokenizer.from_folder(changed(part))
     assert "\n" not in str(caught.value)
+
+
+def replace(pattern, content):
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+def prepend(text):
+    return {"type": "Prepend", "prepend": text}
+
+
+def sequence(*steps):
+    return {"normalizer": {"type": "Sequence", "normalizers": list(steps)}}
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (sequence(*[replace("l", "l" * 200)] * 3), r"at most 100 times as long, got 8e\+06 times"),
+        (sequence(replace("l", "l" * 10), sequence(replace("l", "l" * 11))["normalizer"]), "got 110 times"),
+        ({"normalizer": replace("ab", "l" * 202)}, "got 101 times"),
+        ({"normalizer": prepend("l" * 100)}, "got 101 times"),
+        (sequence(*[{"type": "NFKD"}, replace("l", "\ufdfa")] * 2), "got 324 times"),
+        ({"normalizer": replace("", "l")}, "a pattern of at least one character in its step Replace"),
+        ({"normalizer": {"type": "Replace", "pattern": "l", "content": "l"}}, "it has a regular expression"),
+        ({"normalizer": {"type": "Replace", "pattern": {"String": "l"}}}, "a text as the content"),
+        (sequence(*[{"type": "Lowercase"}] * 4, *[{"type": "Strip"}] * 60), "at most 64 steps, got 65"),
+        (sequence("Lowercase"), "got 'None'"),
+        ({"normalizer": {"normalizers": [{"type": "Lowercase"}]}}, "got 'None'"),
+    ],
+)  # fmt: skip
+def test_a_normaliser_may_make_a_text_longer_only_within_a_bound(changed, part, message):
+    with pytest.raises(BundleError, match=message) as caught:
+        TextTokenizer.from_folder(changed(part))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_what_grows_up_to_the_bound_is_run(changed):
+    tokenizer = TextTokenizer.from_folder(changed(sequence(replace("l", "ab" * 25), {"type": "Lowercase"})))
+
+    assert "".join(tokenizer.tokens("All")) == "a" + "ab" * 50
+
+
+def added(content, **given):
+    token = {"id": 9, "content": content, "normalized": True, "special": False}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    return {"added_tokens": [{**token, **flags, **given}]}
+
+
+PANICS = {
+    "Precompiled": (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}},
+        "expected no steps of its normalizer but Sequence, Lowercase, .* got 'Precompiled'; leave it out",
+    ),
+    "FixedLength": (
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        "expected no steps of its pre_tokenizer but Sequence, ByteLevel, .* got 'FixedLength'; leave it out",
+    ),
+    "empty Prepend": (sequence(prepend(""), {"type": "Lowercase"}), "at least one character in its step Prepend"),
+    "prefix of subwords": (
+        {"model": {"continuing_subword_prefix": "#" * 99}}, "expected a BPE without a continuing_subword_prefix"
+    ),
+    "empty when normalised": (
+        {"normalizer": replace("z", ""), **added("z")}, "nothing is left of the added token 'z' when it is normal"
+    ),
+    "tokens that overlap": (added("l", lstrip=True), "added_tokens: lstrip: Input should be False"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PANICS)
+def test_where_the_library_would_panic_nothing_is_printed_beside_the_error(changed, capfd, name):
+    """Rust prints a panic on standard error by itself, of 160 lines with RUST_BACKTRACE=1."""
+    part, message = PANICS[name]
+
+    with pytest.raises(BundleError, match=message) as caught:
+        TextTokenizer.from_folder(changed(part))("hello l z")
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["Precompiled", "FixedLength", "prefix of subwords"])
+def test_at_the_command_line_such_a_tokeniser_is_one_line(speaking, folder, changed, capfd, name):
+    bundle = Path(speaking)
+    shutil.copyfile(changed(PANICS[name][0]) / "tokenizer.json", bundle / "tokenizer" / "tokenizer.json")
+    manifest = Manifest.read(bundle)
+    records = {
+        **manifest.files,
+        "tokenizer/tokenizer.json": record_file(bundle / "tokenizer" / "tokenizer.json"),
+    }
+    manifest.model_copy(update={"files": records}).write(bundle)
+
+    assert cli.main(["generate", speaking, "--text", "hello.", "-o", "out.wav"]) == 2
+
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.search(PANICS[name][1], line)
+    assert not (folder / "out.wav").exists()
