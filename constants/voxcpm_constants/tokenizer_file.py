@@ -164,6 +164,8 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
     if model.get("continuing_subword_prefix"):
         # The library panics where it merges a token that is shorter than the prefix.
         raise ValueError("expected a BPE without a continuing_subword_prefix, as every VoxCPM has")
+    if model.get("dropout"):
+        raise ValueError("expected a BPE without dropout, which draws the tokens of a text by chance")
     check_steps(document)
     return document
 

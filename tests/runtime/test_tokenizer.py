@@ -278,6 +278,11 @@ def test_where_the_library_would_panic_nothing_is_printed_beside_the_error(chang
     assert capfd.readouterr().err == ""
 
 
+def test_a_tokeniser_that_draws_its_tokens_is_refused(changed):
+    with pytest.raises(BundleError, match="expected a BPE without dropout"):
+        TextTokenizer.from_folder(changed({"model": {"dropout": 0.5}}))
+
+
 @pytest.mark.parametrize("name", ["Precompiled", "FixedLength", "prefix of subwords"])
 def test_at_the_command_line_such_a_tokeniser_is_one_line(speaking, folder, changed, capfd, name):
     bundle = Path(speaking)
