@@ -90,6 +90,9 @@ def spoken_job(
         plan = tts.plan(**given, progress=heard, cancel=running.cancel, saved_segments=saved)
         speech = served.speeches.speak_plan(plan)
     running.seconds_of, running.current_seconds = {0: speech.audio_seconds}, 0.0
+    # Before the file: with it the job is finished, whatever ends the server then.
+    spoken = len(speech.segments)
+    store.change(job.id, segments_done=spoken, segments=spoken, audio_seconds=speech.audio_seconds)
     encoder = Encoder(asked.response_format, tts.sample_rate, asked.sample_rate, asked.speed)
     with appearing(folder / job.audio_name) as file:
         file.write(encoder.header())
@@ -100,7 +103,16 @@ def spoken_job(
         size = file.tell()
         file.seek(0)
         file.write(encoder.header(encoder.samples))
-    store.change(job.id, segments_done=len(speech.segments), segments=len(speech.segments))
+    return size
+
+
+def finished_size(store: JobStore, running: RunningJob) -> int | None:
+    """Bytes of a job's speech, if it was finished and only that could not be stored; None if it was not."""
+    try:
+        size = (store.path(running.job.id) / running.job.audio_name).stat().st_size
+    except FileNotFoundError:
+        return None
+    running.seconds_of = {0: running.job.audio_seconds}
     return size
 
 

@@ -32,6 +32,7 @@ from voxcpm_server.job_speaking import (
     RunningJob,
     check_size,
     discard_segments,
+    finished_size,
     spoken_job,
 )
 from voxcpm_server.job_store import (
@@ -290,8 +291,10 @@ class Jobs:
         """Speak a job to its end. What goes wrong is the job's error; only a cancellation comes out."""
         job = running.job
         try:
-            _check_starts(job)
-            size = await self._spoken(store, running)
+            size = await run_in_threadpool(finished_size, store, running)
+            if size is None:
+                _check_starts(job)
+                size = await self._spoken(store, running)
 
             def done() -> None:
                 ended = {"state": DONE, "ended": time.time(), "bytes": size, "error": None}

@@ -114,17 +114,25 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     ],
 )
 def test_a_job_whose_end_a_disk_refuses_is_tried_again(
-    serve: Callable[..., Any], refusing: Callable[..., list[str]], times: int, states: tuple[str, ...]
+    serve: Callable[..., Any],
+    refusing: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    times: int,
+    states: tuple[str, ...],
 ) -> None:
     refused = refusing(times, *states)
+    spoken_job, spoken = jobs_module.spoken_job, []
+    monkeypatch.setattr(jobs_module, "spoken_job", lambda *given: spoken.append(1) or spoken_job(*given))
     url = f"{serve().url}/v1/audio/jobs"
     id_ = httpx2.post(url, json=SAID, timeout=60).json()["id"]
 
     ended = until(lambda: (now := httpx2.get(f"{url}/{id_}").json())["state"] in (DONE, FAILED) and now, 60)
 
     assert len(refused) == times
-    # Begun three times, it is given up, when that can be stored.
-    assert ended["state"] == (FAILED if FAILED in states else DONE), ended
+    # Its speech is whole, so it is neither spoken again nor given up.
+    assert (ended["state"], len(spoken)) == (DONE, 1), ended
+    assert ended["audio_seconds"] > 0
+    assert len(httpx2.get(f"{url}/{id_}/audio").content) == ended["bytes"]
 
 
 def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
