@@ -193,7 +193,8 @@ def test_sigterm_lets_conversations_end_and_closes_those_that_are_silent(started
 
 
 def test_a_second_ctrl_c_ends_a_server_that_speaks_at_once(started: Callable[..., Any]) -> None:
-    process, url = started()
+    # What a shell starts in the background ignores Ctrl-C.
+    process, url = started(before="import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n")
     said = {"model": "tts-1", "input": "It rained all day. " * 100, "response_format": "pcm"}
     with httpx2.stream("POST", f"{url}/v1/audio/speech", json=said, timeout=60) as answer:
         assert next(answer.iter_raw())

@@ -188,7 +188,7 @@ def test_a_disk_that_refuses_is_the_servers_fault(
         assert refused(upload(running.url, recording, name="ben"), tmp_path) == (507, "storage")
         patched.setattr(Path, "unlink", full)
         assert refused(httpx2.delete(f"{running.url}/v1/audio/voices/ada"), tmp_path) == (507, "storage")
-        patched.setattr(Path, "glob", full)
+        patched.setattr(Path, "iterdir", full)
         assert refused(httpx2.get(f"{running.url}/v1/audio/voices"), tmp_path) == (507, "storage")
 
     assert f"{tmp_path / 'voices'}" in caplog.text
