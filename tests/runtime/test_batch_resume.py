@@ -10,6 +10,7 @@ import pytest
 import soundfile
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.file_locks import lock_folder
 from voxcpm_runtime.commands.batch_record import Record, SpokenLine
 
 
@@ -266,3 +267,18 @@ def test_an_input_beyond_its_bound_is_not_read(batch, folder, loads):
     assert code == 2
     assert "lines.txt: expected lines of at most 67108864 bytes, got a longer one" in err
     assert not loads
+
+
+def test_a_second_batch_into_one_folder_is_refused_before_it_speaks(batch, folder, loads):
+    (folder / "out").mkdir()
+    lock = lock_folder(folder / "out")
+
+    code, out, err = batch(["one."], name="lines.txt")
+
+    assert (code, out, loads) == (2, "", [])
+    assert "another batch is speaking into this folder" in err.splitlines()[-1]
+    assert not any((folder / "out").iterdir())
+    lock.release()
+    assert batch(None, name="lines.txt")[0] == 0
+    # Each run leaves the folder to the next one.
+    assert batch(None, name="lines.txt")[1].startswith("0 spoken, 1 skipped")

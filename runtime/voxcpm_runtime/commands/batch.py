@@ -12,7 +12,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.commands.batch_execution import OnThisMachine, executor_from
 from voxcpm_runtime.commands.batch_lines import Defaults, Lines
-from voxcpm_runtime.commands.batch_run import BatchRun, count_lines, output_folder
+from voxcpm_runtime.commands.batch_run import BatchRun, alone_in, count_lines, output_folder
 from voxcpm_runtime.commands.engine import opened
 from voxcpm_runtime.commands.interruption import interruptible
 from voxcpm_runtime.commands.parameters import takes_groups
@@ -71,9 +71,12 @@ def batch(
     defaults = Defaults(bundle.architecture, recordings, voice.control, seed, options)
     defaults.check()
     token = CancelToken()
-    with contextlib.closing(Lines(source, defaults)) as lines:
+    with contextlib.ExitStack() as held:
+        lines = held.enter_context(contextlib.closing(Lines(source, defaults)))
         count = count_lines(lines)
-        run = BatchRun(output_folder(folder, source), bundle.digest, shown=not quiet)
+        path = output_folder(folder, source)
+        held.enter_context(alone_in(path))
+        run = BatchRun(path, bundle.digest, shown=not quiet)
         executor = (
             OnThisMachine(bundle, engine) if executors is None else executors(ray or "", name, bundle, engine)
         )

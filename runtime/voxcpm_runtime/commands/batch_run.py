@@ -11,6 +11,7 @@ from pathlib import Path
 import typer
 
 from voxcpm_constants.errors import InputError, VoxCPMError, system_errors_as
+from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.files import check_output_path, write_audio_file
 from voxcpm_runtime.commands.batch_execution import Executor, SpokenFile, Task
@@ -169,6 +170,24 @@ def output_folder(folder: str, source: str) -> Path:
     if user_path(source).resolve() == (path / RECORD_FILE).resolve():
         raise InputError(f"{source}: a batch keeps its own record under this name; give the input another")
     return path
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """A context in which no other batch speaks into the folder. Raises InputError while one does.
+
+    Two that begin together would both find that nothing is there, and speak every line twice.
+    """
+    try:
+        lock = lock_folder(folder)
+    except BlockingIOError:
+        raise InputError(
+            f"{folder}: another batch is speaking into this folder; wait for it, or choose another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _warn(line: int, text: str) -> None:
