@@ -12,6 +12,7 @@ from typing import Any
 from voxcpm_constants.manifest import package_path
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.targets import MAIN, PackageForm, StateForm, Target
+from voxcpm_constants.weight_files import WEIGHT_FILE, is_whole
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml.compression import compress
 from voxcpm_conversion.core_ml.export import export_step
@@ -108,8 +109,12 @@ def _join(functions: Mapping[str, Path], package: Path) -> None:
 
 
 def _require_whole(package: Path) -> None:
-    """Raises OSError for a package in which a list of its files was begun: coremltools writes it beside the last one,
-    which it then replaces, and goes on if the system refuses to write it.
+    """Raises OSError for a package of which something was not written, without a word of coremltools'.
+
+    A list of its files is written beside the last one, which it then replaces; one that was begun stays. And the header
+    of its weights is the last that is written to their file.
     """
-    if {each.name for each in package.iterdir()} != _IN_A_PACKAGE:
+    weights = package / WEIGHT_FILE
+    listed = {each.name for each in package.iterdir()} == _IN_A_PACKAGE
+    if not listed or (weights.exists() and not is_whole(weights)):
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -8,8 +8,9 @@ from typing import Any
 from voxcpm_constants.hardware_limits import LARGEST_WEIGHT_FILE
 from voxcpm_constants.step_models import TensorSpec
 from voxcpm_constants.targets import updated_name
+from voxcpm_constants.weight_files import WEIGHT_FILE
 from voxcpm_runtime.backends.portable.lowered import Interface
-from voxcpm_runtime.backends.portable.package import HALF_BYTES, WEIGHT_FILE, TensorType
+from voxcpm_runtime.backends.portable.package import HALF_BYTES, TensorType
 
 from .function import INPUT, Function, Violation, constants_of, spelled, violation
 

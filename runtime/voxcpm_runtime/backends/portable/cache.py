@@ -20,10 +20,11 @@ from pathlib import Path
 from voxcpm_constants.manifest import LOWERED_FOLDER
 from voxcpm_constants.targets import MAIN
 from voxcpm_constants.user_folders import cache_folder
+from voxcpm_constants.weight_files import WEIGHT_FILE
 from voxcpm_runtime.storage.whole_file import whole_file
 
 from .lowered import Lowered, Mode
-from .package import MODEL_FILE, WEIGHT_FILE, map_weights
+from .package import MODEL_FILE, map_weights
 from .signed_products import exact
 
 # Part of every key: raise it when the same package would lower to another graph.

@@ -7,7 +7,6 @@ memory-mapped file. coremltools supplies the protobuf classes, which are importe
 from __future__ import annotations
 
 import functools
-import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,16 +18,12 @@ import numpy as np
 
 from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.targets import MAIN
+from voxcpm_constants.weight_files import BLOB_RECORD, BLOB_SENTINEL, WEIGHT_FILE
 
 from .lowered import OPEN_END, Interface
 
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
-WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
 BLOB_FILE_NAME = "@model_path/weights/weight.bin"
-
-# A weight record: sentinel, element type, size in bytes, offset of the data from the start of the file.
-BLOB_RECORD = struct.Struct("<IIQQ")
-BLOB_SENTINEL = 0xDEADBEEF
 
 # MIL element type → how its elements lie in memory.
 STORED_DTYPES: dict[str, np.dtype[Any]] = {
