@@ -61,7 +61,7 @@ class Settings:
         _network(
             min=0, max=65535,
             help="Port to speak Wyoming on, for Home Assistant; 0 is any that is free. It has no key: on loopback only "
-            "unless --insecure-wyoming-without-key is given.",
+            "unless an --insecure option lets everyone in.",
         ),
     ] = None  # fmt: skip
     access_log: Annotated[
@@ -87,7 +87,7 @@ class Settings:
         bool,
         _access(
             "--insecure-serve-without-key",
-            help="Let anyone who reaches the address use the server; without a key it is loopback only otherwise.",
+            help="Without a key, serve whoever reaches the address, over Wyoming too; otherwise on loopback only.",
         ),
     ] = False
     insecure_wyoming_without_key: Annotated[
