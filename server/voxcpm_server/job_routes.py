@@ -73,7 +73,7 @@ class JobList(BaseModel):
 async def submit_job(
     asked: Annotated[SpeechRequest, Depends(speech_request)], request: Request, response: Response
 ) -> JobDocument:
-    """Have a long text spoken in the background. Fields are those of speech, of which `stream_format` has no effect."""
+    """Have a long text spoken in the background. Of speech's fields, `stream` and `stream_format` have no effect."""
     jobs = service_of(request).jobs
     job = await jobs.submit(request.state.owner, asked)
     response.headers["Location"] = f"/v1/audio/jobs/{job.id}"

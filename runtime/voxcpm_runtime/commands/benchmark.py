@@ -258,7 +258,7 @@ def benchmark(
         int, typer.Option(help="Timed calls of each step model at the most, within about a second.", min=1)
     ] = 20,
     threads: Annotated[int | None, typer.Option(help="Threads of one operation (portable).")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or tensorrt (portable).")] = CPU_DEVICE,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda[:N] or tensorrt[:N] (portable).")] = CPU_DEVICE,
     cold: Annotated[bool, typer.Option(help="Also start with an empty cache of lowered graphs.")] = True,
 ) -> None:
     """Time a bundle: each step model, prefill, speech, start-up, memory."""

@@ -154,7 +154,7 @@ class Engine:
     threads: Annotated[int | None, _engine(help="Threads of one operation (portable).")] = None
     device: Annotated[
         str,
-        _engine(metavar="DEVICE", help="auto, cpu, cuda, cuda:N or tensorrt: where it computes (portable)."),
+        _engine(metavar="DEVICE", help="auto, cpu, cuda[:N] or tensorrt[:N]: where it computes (portable)."),
     ] = CPU_DEVICE
     verify: Annotated[bool, _engine("--verify", help="Hash every file of the bundle first.")] = False
 
