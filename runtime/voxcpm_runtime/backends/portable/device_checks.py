@@ -37,9 +37,7 @@ def check_device(device: Device) -> None:
     """Raises DeviceError, one line, if this machine or its ONNX Runtime lacks the device."""
     wanted = PROVIDERS[device.kind][0]
     if sys.version_info < (3, 11) or sys.platform == "darwin":
-        raise DeviceError(
-            f"--device {device.kind} needs Python 3.11 or newer, and Linux or Windows; use --device cpu"
-        )
+        raise DeviceError(f"--device {device.kind} needs Python 3.11 or newer, and Linux; use --device cpu")
     if wanted not in ort.get_available_providers():
         raise DeviceError(
             f"--device {device.kind} needs ONNX Runtime with {wanted}, and this one has none: {INSTALL_CUDA}"
