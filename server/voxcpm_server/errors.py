@@ -127,7 +127,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
         (403, "A web page of another origin, or another name than this machine's."),
         (404, "No such model, voice or path."),
         (408, "The body did not arrive in time."),
-        (409, "The name is taken, the stored voice is damaged, or the job is not done."),
+        (409, "The name is taken, too many voices are stored, one is damaged, or the job is not done."),
         (413, "The body is too large."),
         (429, "This key has too many requests waiting; Retry-After says when to come again."),
         (
