@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from voxcpm_constants.errors import os_reason
+from voxcpm_constants.json_files import read_json
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError, Voice, VoiceStore
 from voxcpm_server.errors import ApiError
@@ -137,7 +137,7 @@ def read_aliases(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     try:
-        document = json.loads(user_path(path).read_text(encoding="utf-8"))
+        document = read_json(user_path(path))
     except OSError as error:
         raise InputError(f"{path}: the aliases cannot be read ({os_reason(error)})") from None
     except ValueError:

@@ -198,7 +198,7 @@ def test_a_driver_without_a_gpu_shows_none(driver: Callable[..., None]) -> None:
 
 
 def test_without_a_driver_the_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(device_checks._DRIVERS, "linux", "libcuda-of-no-machine.so.1")
+    monkeypatch.setattr(device_checks, "_DRIVER", "libcuda-of-no-machine.so.1")
     monkeypatch.setattr("sys.platform", "linux")
     with pytest.raises(DeviceError, match=re.escape("(libcuda-of-no-machine.so.1 cannot be loaded)")):
         gpu_count()

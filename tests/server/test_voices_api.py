@@ -239,3 +239,8 @@ def test_aliases_that_cannot_be_read(content: str | None, tmp_path: Path) -> Non
         path.write_text(content)
     with pytest.raises(InputError, match="aliases"):
         read_aliases(path)
+
+
+def test_aliases_that_never_end_are_refused() -> None:
+    with pytest.raises(InputError, match="/dev/zero: expected a JSON object"):
+        read_aliases(Path("/dev/zero"))

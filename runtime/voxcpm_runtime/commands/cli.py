@@ -64,8 +64,11 @@ _EXTRAS = {
     "av": "serve",
     "fastapi": "serve",
     "prometheus_client": "serve",
+    "psutil": "serve",
     "python_multipart": "serve",
     "uvicorn": "serve",
+    "websockets": "serve",
+    "wyoming": "serve",
     "ray": "ray",
 }
 

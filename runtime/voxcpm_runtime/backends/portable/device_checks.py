@@ -27,10 +27,8 @@ _LIBRARIES = {
 }
 """Kind of GPU device -> what brings the libraries of its provider."""
 
-_PROVIDER_LIBRARY = (
-    "onnxruntime_providers_{}.dll" if sys.platform == "win32" else "libonnxruntime_providers_{}.so"
-)
-_DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
+_PROVIDER_LIBRARY = "libonnxruntime_providers_{}.so"
+_DRIVER = "libcuda.so.1"
 
 
 def check_device(device: Device) -> None:
@@ -89,12 +87,11 @@ _NO_DEVICE = 100
 
 
 def _driver() -> Any:
-    name = _DRIVERS.get(sys.platform, "")
     try:
-        return ctypes.CDLL(name) if name else None
+        return ctypes.CDLL(_DRIVER)
     except OSError:
         raise DeviceError(
-            f"no NVIDIA driver here ({name} cannot be loaded); install it, or use --device cpu"
+            f"no NVIDIA driver here ({_DRIVER} cannot be loaded); install it, or use --device cpu"
         ) from None
 
 
