@@ -282,3 +282,16 @@ def test_a_second_batch_into_one_folder_is_refused_before_it_speaks(batch, folde
     assert batch(None, name="lines.txt")[0] == 0
     # Each run leaves the folder to the next one.
     assert batch(None, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
+
+
+def test_a_folder_may_be_a_link_and_is_locked_under_both_names(batch, folder):
+    (folder / "elsewhere").mkdir()
+    (folder / "out").symlink_to(folder / "elsewhere")
+
+    code, _, err = batch(["one."], name="lines.txt")
+
+    assert (code, err) == (0, "")
+    assert (folder / "elsewhere" / "output_001.wav").is_file()
+    lock = lock_folder(folder / "elsewhere")
+    assert "another batch is speaking into this folder" in batch(None, name="lines.txt")[2]
+    lock.release()

@@ -179,7 +179,8 @@ def alone_in(folder: Path) -> Iterator[None]:
     Two that begin together would both find that nothing is there, and speak every line twice.
     """
     try:
-        lock = lock_folder(folder)
+        # Where a link leads: by its own name it is no folder that could be locked.
+        lock = lock_folder(folder.resolve())
     except BlockingIOError:
         raise InputError(
             f"{folder}: another batch is speaking into this folder; wait for it, or choose another folder"
