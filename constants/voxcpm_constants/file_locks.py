@@ -46,9 +46,10 @@ def is_at(descriptor: int, path: Path) -> bool:
 def lock_folder(folder: Path) -> Lock:
     """Lock a folder that exists.
 
-    Raises BlockingIOError if another has locked it, FileNotFoundError if it is not there (any more).
+    Raises BlockingIOError if another has locked it, FileNotFoundError if it is not there (any more), and OSError for a
+    link: whoever waits for a folder to be there would wait for ever.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     lock = Lock(descriptor)
     if try_lock(descriptor) is False:
         lock.release()

@@ -153,3 +153,17 @@ def test_a_folder_of_segments_that_cannot_be_locked_is_not_left_behind(tts, book
     with pytest.raises(InputError, match="cannot be written"):
         saved.put(0, segments[0])
     assert not saved.folder.exists()
+
+
+def test_a_link_in_the_place_of_the_folder_of_segments_is_refused(tts, book, tmp_path):
+    """It cannot be locked under that name, and was tried again and again."""
+    segments = tts.speak("hello there.", seed=1, max_len=4).segments
+    saved = SavedSegments(book, "d", 3, drawn=False)
+    (tmp_path / "others").mkdir()
+    saved.folder.symlink_to(tmp_path / "others")
+
+    with pytest.raises(InputError, match="cannot be written"):
+        saved.put(0, segments[0])
+    with pytest.raises(OSError, match=saved.folder.name):
+        SavedSegments(book, "d", 3, drawn=False)
+    assert not list((tmp_path / "others").iterdir())
