@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from voxcpm_constants import json_files
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.saved_segments import SavedSegments
@@ -167,3 +168,25 @@ def test_a_link_in_the_place_of_the_folder_of_segments_is_refused(tts, book, tmp
     with pytest.raises(OSError, match=saved.folder.name):
         SavedSegments(book, "d", 3, drawn=False)
     assert not list((tmp_path / "others").iterdir())
+
+
+def test_segments_whose_plan_a_disk_refuses_to_read_once_are_not_taken_for_others(tts, book, monkeypatch):
+    segments = tts.speak("hello there.", seed=1, max_len=4).segments
+    first = SavedSegments(book, "d", 3, drawn=False)
+    first.put(0, segments[0])
+    first.release()
+    again, refused = SavedSegments(book, "d", 3, drawn=False), []
+
+    def refuse(path, *given):
+        refused.append(path)
+        raise OSError(5, "Input/output error", str(path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(json_files, "json_content", refuse)
+        with pytest.raises(InputError, match="cannot be written"):
+            again.put(1, segments[0])
+        with pytest.raises(OSError, match="plan.json"):
+            SavedSegments(book, "d", 3, drawn=False)
+    assert len(refused) == 2
+
+    assert SavedSegments(book, "d", 3, drawn=False).count == 1

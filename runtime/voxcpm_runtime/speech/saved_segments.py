@@ -50,7 +50,7 @@ class SavedSegments:
         # Refused now if another run has it, before any work. It is held from the first segment that is saved on.
         if (lock := self._locked()) is not None:
             lock.release()
-        recorded = _read_plan(self.folder / _PLAN)
+        recorded = _plan_in(self.folder)
         self._is_same = recorded.get("digest") == digest and (drawn or recorded.get("seed") == seed)
         if self._is_same and isinstance(recorded.get("seed"), int):
             self.seed = recorded["seed"]
@@ -121,11 +121,16 @@ class SavedSegments:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._locked()
         plan = {"digest": self._digest, "seed": self.seed}
-        if _read_plan(self.folder / _PLAN) != plan:
-            for earlier in self.folder.iterdir():
-                earlier.unlink()
-            with whole_file(self.folder / _PLAN) as file:
-                file.write(json.dumps(plan).encode())
+        try:
+            if _plan_in(self.folder) != plan:
+                for earlier in self.folder.iterdir():
+                    earlier.unlink()
+                with whole_file(self.folder / _PLAN) as file:
+                    file.write(json.dumps(plan).encode())
+        except BaseException:
+            # The next segment is not saved without the plan.
+            self.release()
+            raise
         self._is_same = True
 
     def _locked(self) -> Lock | None:
@@ -150,9 +155,13 @@ class SavedSegments:
         return self.folder / f"{index:05d}.segment"
 
 
-def _read_plan(path: Path) -> dict[str, Any]:
+def _plan_in(folder: Path) -> dict[str, Any]:
+    """The plan of a folder's segments; an empty one if there is none.
+
+    Raises OSError for one that cannot be read: it may be that of this speech, whose segments are not another's then.
+    """
     try:
-        plan = read_json(path)
-    except (OSError, ValueError):
+        plan = read_json(folder / _PLAN)
+    except (FileNotFoundError, ValueError):
         return {}
     return plan if isinstance(plan, dict) else {}
