@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import math
 import shutil
 import time
@@ -41,6 +42,11 @@ class RunningJob:
         self.remaining_seconds: float | None = None
 
     @property
+    def starts_before(self) -> int:
+        """The same without this time, if it is one that does not count."""
+        return max(0, self.starts - 1)
+
+    @property
     def audio_seconds(self) -> float:
         """Seconds of speech so far."""
         return sum(self.seconds_of.values()) + self.current_seconds
@@ -57,7 +63,7 @@ def spoken_job(
     job, folder, tts = running.job, store.path(running.job.id), served.tts
     asked = SpeechRequest.model_validate({**job.asked, "seed": job.seed})
     asked.attach({field: (folder / field).read_bytes() for field in RECORDINGS if (folder / field).is_file()})
-    voice = Voice.load(folder / VOICE_FILE) if (folder / VOICE_FILE).is_file() else None
+    voice = _voice(folder / VOICE_FILE) if (folder / VOICE_FILE).is_file() else None
     given = asked.arguments(settings, served, settings.max_job_characters, voice)
 
     bound = _SizeBound(store, settings)
@@ -104,6 +110,14 @@ def spoken_job(
         file.seek(0)
         file.write(encoder.header(encoder.samples))
     return size
+
+
+def _voice(path: Path) -> Voice:
+    """The voice of a job. Raises OSError for one that cannot be read: whoever sent the job has no part in that file."""
+    try:
+        return Voice.load(path)
+    except InputError as error:
+        raise OSError(str(error)) from None
 
 
 def finished_size(store: JobStore, running: RunningJob) -> int | None:
@@ -175,9 +189,10 @@ class _Segments(SavedSegments):
 
 
 def discard_segments(store: JobStore, job: Job) -> None:
-    """Delete the finished segments of a job that is not being spoken."""
-    for folder in store.path(job.id).glob(".*.segments"):
-        shutil.rmtree(folder, ignore_errors=True)
+    """Delete the finished segments of a job that is not being spoken; what cannot be deleted stays until it is."""
+    with contextlib.suppress(OSError):
+        for folder in store.path(job.id).glob(".*.segments"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class JobTurn:

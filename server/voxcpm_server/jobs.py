@@ -306,7 +306,7 @@ class Jobs:
             self._metrics.jobs.labels(DONE).inc()
         except (asyncio.CancelledError, Cancelled):
             # The server ends, or the job is deleted. This is no attempt that has failed.
-            queued = partial(store.change, job.id, state=QUEUED, starts=job.starts - 1)
+            queued = partial(store.change, job.id, state=QUEUED, starts=running.starts_before)
             with contextlib.suppress(sqlite3.Error):
                 await _to_its_end(run_in_threadpool(queued))
             raise asyncio.CancelledError from None
@@ -319,7 +319,7 @@ class Jobs:
                 await self._postpone(store, job, told, running.starts)
                 return
             if isinstance(answered, NoRoomError) or answered.code in _AWAITED:
-                await self._postpone(store, job, told, job.starts - 1)
+                await self._postpone(store, job, told, running.starts_before)
                 return
             self._pauses.end(job.id)
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from voxcpm_runtime import BundleError
+from voxcpm_runtime.voices import voice
 from voxcpm_server import job_pauses, job_speaking
 from voxcpm_server import jobs as jobs_module
 from voxcpm_server.application import create_app
@@ -28,11 +30,14 @@ SAID = {
     "model": "tts-1", "input": "one two three.", "response_format": "wav", "seed": 7, "voice": "default",
 }  # fmt: skip
 
+SENTENCE = "one two three four five six seven."
+LONG = "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 4)
 
-def stored(folder: Path, model: str = "tts-1") -> tuple[str, Path]:
+
+def stored(folder: Path, model: str = "tts-1", text: str = SAID["input"]) -> tuple[str, Path]:
     """A job that waits in a folder, and a finished segment of it."""
     store = JobStore(folder)
-    job = store.add(store.new_folder(), "", {**SAID, "model": model}, 7, 1)
+    job = store.add(store.new_folder(), "", {**SAID, "model": model, "input": text}, 7, 1)
     segment = store.path(job.id) / ".speech.wav.segments" / "0.segment"
     segment.parent.mkdir()
     segment.write_bytes(b"finished")
@@ -154,6 +159,72 @@ def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
     assert (failed["state"], failed["error"]["code"], len(tries)) == (FAILED, "storage", 3)
     assert str(tmp_path) not in failed["error"]["message"]
     assert not list(tmp_path.rglob("*.segment"))
+
+
+def test_a_job_whose_voice_a_disk_refuses_once_is_tried_again(
+    serve: Callable[..., Any], tts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_pauses, "FIRST_SECONDS", 0.1)
+    id_, _ = stored(tmp_path / "jobs")
+    recording = (np.sin(np.arange(16_000) / 20).astype(np.float32) / 3, 16_000)
+    tts.create_voice(recording, "a", name="ada").save(tmp_path / "jobs" / id_ / job_speaking.VOICE_FILE)
+    read, refused = voice.read_bounded, list[Path]()
+
+    def refuse(path: Path, most_bytes: int) -> bytes:
+        if not refused:
+            refused.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(path, most_bytes)
+
+    monkeypatch.setattr(voice, "read_bounded", refuse)
+    url = f"{serve().url}/v1/audio/jobs/{id_}"
+
+    ended = until(lambda: (now := httpx2.get(url).json())["state"] in (DONE, FAILED) and now, 60)
+
+    assert (ended["state"], ended["error"], len(refused)) == (DONE, None, 1)
+
+
+def test_a_finished_segment_counts_though_the_server_ends_within_the_next_one(
+    serve: Callable[..., Any], euler_steps: Any, tmp_path: Path
+) -> None:
+    id_, _ = stored(tmp_path / "jobs", text=LONG)
+    store = JobStore(tmp_path / "jobs")
+    store.change(id_, starts=2)
+    store.close()
+    euler_steps.seconds = 0.005
+    running = serve()
+    until(lambda: httpx2.get(f"{running.url}/v1/audio/jobs/{id_}").json()["segments_done"], 60)
+    running.stop()
+
+    store = JobStore(tmp_path / "jobs")
+    job = store.get("", id_)
+    store.close()
+    assert job is not None
+    assert (job.state, job.starts) == (QUEUED, 0)
+
+
+def test_a_job_that_failed_is_failed_though_its_segments_cannot_be_listed(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id_, _ = stored(tmp_path / "jobs")
+    listed, tries = Path.glob, list[Path]()
+
+    def refuse(self: Path, pattern: str) -> Any:
+        if self.name == id_:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+        return listed(self, pattern)
+
+    def too_long(store: JobStore, running: Any, *_: Any) -> int:
+        tries.append(store.path(running.job.id))
+        raise ApiError(400, "too long", code="speech_too_long")
+
+    monkeypatch.setattr(Path, "glob", refuse)
+    monkeypatch.setattr(jobs_module, "spoken_job", too_long)
+    url = f"{serve().url}/v1/audio/jobs/{id_}"
+
+    until(lambda: httpx2.get(url).json()["state"] == FAILED or len(tries) > 1, 60)
+
+    assert (httpx2.get(url).json()["state"], len(tries)) == (FAILED, 1)
 
 
 def test_speech_that_cannot_be_read_is_a_507(
