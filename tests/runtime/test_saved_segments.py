@@ -177,7 +177,7 @@ def test_segments_whose_plan_a_disk_refuses_to_read_once_are_not_taken_for_other
     first.release()
     again, refused = SavedSegments(book, "d", 3, drawn=False), []
 
-    def refuse(path, *given):
+    def refuse(path, _):
         refused.append(path)
         raise OSError(5, "Input/output error", str(path))
 
@@ -185,7 +185,7 @@ def test_segments_whose_plan_a_disk_refuses_to_read_once_are_not_taken_for_other
         broken.setattr(json_files, "json_content", refuse)
         with pytest.raises(InputError, match="cannot be written"):
             again.put(1, segments[0])
-        with pytest.raises(OSError, match="plan.json"):
+        with pytest.raises(OSError, match=r"plan\.json"):
             SavedSegments(book, "d", 3, drawn=False)
     assert len(refused) == 2
 
