@@ -137,6 +137,13 @@ def test_samples_are_scaled_to_one(dtype, zero, one):
     np.testing.assert_allclose(read_audio((samples, RATE), RATE), [0.5, -0.25, 0.0], atol=1e-6)
 
 
+def float_wav(samples):
+    """The bytes of a WAV file with these samples (samples, channels) as they are."""
+    file = io.BytesIO()
+    soundfile.write(file, np.array(samples, np.float32), RATE, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -155,6 +162,9 @@ def test_samples_are_scaled_to_one(dtype, zero, one):
         ((np.zeros((2, 500), np.float32), RATE), r"\(2, 500\); transpose"),
         ((np.full(500, 3e4, np.float32), RATE), "peak of 30000; scale"),
         ((np.full(500, 1e300), RATE), "NaN or infinite"),
+        ((np.array([[np.inf, -np.inf]] * 9), RATE), "NaN or infinite"),
+        (float_wav([[np.inf, -np.inf]] * 9), "NaN or infinite"),
+        (float_wav([[3e38, 3e38]] * 9), "NaN or infinite"),
         ((np.zeros(500, np.float32), 0), "sample rate"),
         ((np.zeros(500, np.float32), 44100.0), "sample rate"),
         ((np.zeros(500, np.float32), 10**9), "from 1 to 384000, got 1000000000"),

@@ -125,6 +125,14 @@ def check_length(frames: int, rate: int, name: str, most_seconds: float = MOST_R
         )
 
 
+def mean_of_channels(samples: Audio) -> Audio:
+    """The mean (samples,) of samples (samples, channels); what is not finite there is not finite here."""
+    # Opposite infinities, or a sum beyond float32, which is no news: whoever reads recordings refuses them.
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean: Audio = samples.mean(axis=1, dtype=np.float32)
+    return mean
+
+
 def _samples(file: soundfile.SoundFile, most_seconds: float, name: str) -> Audio:
     """All samples (samples,), channels averaged. Raises InputError if there are, or the header says, too many."""
     known = file.frames < _UNKNOWN_FRAMES
@@ -140,7 +148,7 @@ def _samples(file: soundfile.SoundFile, most_seconds: float, name: str) -> Audio
         if end > len(samples):
             # No other array shares its memory.
             samples.resize(max(end, 2 * len(samples)), refcheck=False)
-        samples[decoded:end] = block[:, 0] if file.channels == 1 else block.mean(axis=1, dtype=np.float32)
+        samples[decoded:end] = block[:, 0] if file.channels == 1 else mean_of_channels(block)
         decoded = end
     samples.resize(decoded, refcheck=False)
     return samples

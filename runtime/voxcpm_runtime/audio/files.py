@@ -18,7 +18,7 @@ from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import GREATEST_RATE, MOST_CHANNELS, MOST_RECORDING_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import user_path
-from voxcpm_runtime.audio.decoding import check_length, decode_audio
+from voxcpm_runtime.audio.decoding import check_length, decode_audio, mean_of_channels
 from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16, require_finite
 from voxcpm_runtime.storage.whole_file import whole_file
 
@@ -304,9 +304,7 @@ def _mono(samples: npt.NDArray[np.generic]) -> Audio:
         # A value too large for float32 becomes infinite, which `require_finite` refuses.
         with np.errstate(over="ignore"):
             values = (np.asarray(block, np.float32) - np.float32(zero)) / np.float32(one)
-            mono[start : start + len(block)] = (
-                values if values.ndim == 1 else values.mean(axis=1, dtype=np.float32)
-            )
+        mono[start : start + len(block)] = values if values.ndim == 1 else mean_of_channels(values)
     return mono
 
 
