@@ -102,7 +102,7 @@ _NORMALIZERS: dict[str, _Growth] = {
     "StripAccents": _at_most(1),
 }
 _PRE_TOKENIZERS: dict[str, _Growth] = {
-    "ByteLevel": _at_most(4),  # a character for each byte of UTF-8
+    "ByteLevel": _at_most(5),  # a character for each byte of UTF-8, and one before each piece
     "Digits": _at_most(1),
     "Metaspace": _at_most(2),  # may stand before each piece
     "Punctuation": _at_most(1),

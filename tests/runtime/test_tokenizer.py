@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.manifest import Manifest, record_file
@@ -233,6 +234,15 @@ def test_a_normaliser_may_make_a_text_longer_only_within_a_bound(changed, part, 
         TextTokenizer.from_folder(changed(part))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
+
+
+def test_the_bytes_of_a_character_count_and_the_space_before_them(changed):
+    ((made, _),) = pre_tokenizers.ByteLevel(add_prefix_space=True).pre_tokenize_str("😀")
+    step = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    part = {"normalizer": None, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [step] * 3}}
+
+    with pytest.raises(BundleError, match=f"got {len(made) ** 3} times"):
+        TextTokenizer.from_folder(changed(part))
 
 
 def test_what_grows_up_to_the_bound_is_run(changed):
