@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -166,8 +166,24 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
         raise ValueError("expected a BPE without a continuing_subword_prefix, as every VoxCPM has")
     if model.get("dropout"):
         raise ValueError("expected a BPE without dropout, which draws the tokens of a text by chance")
+    _check_merges(model)
     check_steps(document)
     return document
+
+
+def _check_merges(model: dict[str, Any]) -> None:
+    """Raises ValueError, one line, if a merge makes what the vocabulary lacks, where the library panics.
+
+    It says itself what is wrong with a vocabulary or merges of another form.
+    """
+    vocabulary, merges = model.get("vocab"), model.get("merges")
+    if not isinstance(vocabulary, dict) or not isinstance(merges, list):
+        return
+    made = (merge.replace(" ", "") if isinstance(merge, str) else "".join(merge) for merge in merges)
+    with suppress(TypeError):
+        for token in made:
+            if token not in vocabulary:
+                raise ValueError(f"expected {token[:40]!r} in its vocabulary, which its merges make")
 
 
 def _tokenizer_of_file(document: dict[str, Any]) -> Tokenizer:

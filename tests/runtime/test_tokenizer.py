@@ -270,6 +270,13 @@ PANICS = {
     "prefix of subwords": (
         {"model": {"continuing_subword_prefix": "#" * 99}}, "expected a BPE without a continuing_subword_prefix"
     ),
+    "merge out of vocabulary": (
+        {"model": {"vocab": {"<unk>": 0, "ab": 1, "cd": 2}, "merges": [["ab", "cd"]]}},
+        "expected 'abcd' in its vocabulary, which its merges make",
+    ),
+    "merge out of vocabulary, as text": (
+        {"model": {"vocab": {"<unk>": 0, "ab": 1, "cd": 2}, "merges": ["ab cd"]}}, "expected 'abcd' in its vocab"
+    ),
     "empty when normalised": (
         {"normalizer": replace("z", ""), **added("z")}, "nothing is left of the added token 'z' when it is normal"
     ),
