@@ -11,6 +11,7 @@ import errno
 import json
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -157,7 +158,11 @@ class Workspace:
         """Let those read a part who may read the bundle: coremltools makes folders that only their owner can."""
         mode = self.folder.stat().st_mode & 0o777
         for path in (part, *part.rglob("*")):
-            path.chmod(mode if path.is_dir() else mode & 0o666)
+            found = path.stat().st_mode
+            wanted = found | (mode if stat.S_ISDIR(found) else mode & 0o666)
+            # FAT has one mode for all files, and refuses others.
+            if wanted != found:
+                path.chmod(wanted)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:

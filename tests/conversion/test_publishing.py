@@ -252,6 +252,25 @@ def test_a_bundle_is_as_readable_as_the_process_makes_folders(tmp_path: Path) ->
     assert made == {"a.mlpackage": 0o750, "weights": 0o750, "weight.bin": 0o640}
 
 
+def test_modes_that_a_file_system_gives_to_all_of_its_files_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAT has one for all files, by which they can be executed, say. It refuses to be asked for another."""
+
+    def refuse(path: Path, _: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    def write(path: Path) -> None:
+        path.touch()
+        path.chmod(0o777)
+        monkeypatch.setattr(Path, "chmod", refuse)
+
+    with Workspace(tmp_path / "bundle", PLAN) as workspace:
+        workspace.add("a.npy", write)
+
+    assert (workspace.folder / "a.npy").is_file()
+
+
 def write_package(path: Path) -> None:
     path.mkdir()
     (path / "weight.bin").write_text("1234")
