@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,8 @@ _STATE_DIGITS = 16
 LINGER_SECONDS = 0.5
 """Seconds that the thread waits for room in a full buffer before it ends; a reader that plays takes a chunk sooner."""
 
+ENDING_SECONDS = 10.0
+"""Seconds that a program waits for threads when it ends: a step takes less, a turn that never comes takes for ever."""
 
 _BEGUN: weakref.WeakSet[ThreadedSpeech] = weakref.WeakSet()
 """What has had a thread."""
@@ -180,11 +183,11 @@ class ThreadedSpeech:
             del pieces
             self._leave_turn()
 
-    def close(self) -> None:
-        """Cancel, and wait for the thread."""
+    def close(self, most_seconds: float | None = None) -> None:
+        """Cancel, and wait for the thread; None waits as long as it takes."""
         self.cancel()
         if self._thread is not None and threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(most_seconds)
 
     def _require_open(self) -> None:
         if self._cancel.cancelled:
@@ -319,5 +322,6 @@ def _end_all() -> None:
     begun = list(_BEGUN)
     for speech in begun:
         speech.cancel()
+    until = time.monotonic() + ENDING_SECONDS
     for speech in begun:
-        speech.close()
+        speech.close(max(0.0, until - time.monotonic()))
