@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -367,30 +366,3 @@ def test_sessions_that_are_dropped_without_being_closed_leave_no_threads() -> No
     del session
     gc.collect()
     until(lambda: speaking_threads() == before)
-
-
-WAITS = """
-import threading
-from voxcpm_runtime.session import threaded_speech
-from voxcpm_runtime.session.session import Session
-threaded_speech.ENDING_SECONDS = 0.2
-entered = threading.Event()
-class Never:
-    def __enter__(self):
-        entered.set()
-        threading.Event().wait()
-    def __exit__(self, *_):
-        pass
-def narrate(segments, *, cancel):
-    for _ in segments:
-        yield from ()
-session = Session(narrate, 16_000, turn=Never)
-session.push_text("Hello there. And so on. ")
-assert entered.wait(10)
-"""
-
-
-def test_a_program_ends_though_a_session_waits_for_a_turn_that_never_comes() -> None:
-    ended = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, timeout=30, check=False)
-
-    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import os
 import threading
 import time
 import weakref
@@ -325,3 +326,7 @@ def _end_all() -> None:
     until = time.monotonic() + ENDING_SECONDS
     for speech in begun:
         speech.close(max(0.0, until - time.monotonic()))
+
+
+# A forked process has none of the threads; locks that one of them held would never be released there.
+os.register_at_fork(after_in_child=_BEGUN.clear)
