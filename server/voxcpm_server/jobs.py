@@ -391,4 +391,4 @@ def _planned(served: Served, given: dict[str, Any]) -> tuple[int, int]:
 
 def _check_starts(job: Job) -> None:
     if job.starts > MOST_STARTS:
-        raise ApiError(500, f"the server ended {MOST_STARTS} times while it spoke this job; it is given up")
+        raise ApiError(500, f"it was begun {MOST_STARTS} times without a finished segment, and is given up")

@@ -161,6 +161,23 @@ def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
     assert not list(tmp_path.rglob("*.segment"))
 
 
+def test_a_job_whose_failure_a_disk_refuses_too_does_not_say_that_the_server_ended(
+    serve: Callable[..., Any], refusing: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(job_speaking, "appearing", full)
+    refused = refusing(1, FAILED)
+    url = f"{serve().url}/v1/audio/jobs"
+    id_ = httpx2.post(url, json=SAID, timeout=60).json()["id"]
+
+    failed = until(lambda: (now := httpx2.get(f"{url}/{id_}").json())["state"] in (DONE, FAILED) and now, 60)
+
+    assert (failed["state"], refused) == (FAILED, [FAILED])
+    assert failed["error"]["message"] == "it was begun 3 times without a finished segment, and is given up"
+
+
 def test_a_job_whose_voice_a_disk_refuses_once_is_tried_again(
     serve: Callable[..., Any], tts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
