@@ -328,9 +328,9 @@ class Jobs:
                 discard_segments(store, job)
                 store.change(job.id, state=FAILED, ended=time.time(), error=told)
 
-            self._metrics.jobs.labels(FAILED).inc()
             try:
                 await _to_its_end(run_in_threadpool(failed))
+                self._metrics.jobs.labels(FAILED).inc()
             except sqlite3.Error as unwritten:
                 # Its row says that it runs: it is tried again.
                 self._pauses.lengthen(job.id)

@@ -138,6 +138,9 @@ def test_a_job_whose_end_a_disk_refuses_is_tried_again(
     assert (ended["state"], len(spoken)) == (DONE, 1), ended
     assert ended["audio_seconds"] > 0
     assert len(httpx2.get(f"{url}/{id_}/audio").content) == ended["bytes"]
+    told = httpx2.get(url.replace("/v1/audio/jobs", "/metrics")).text
+    assert 'voxcpm_jobs_total{outcome="done"} 1.0' in told
+    assert 'voxcpm_jobs_total{outcome="failed"} 1.0' not in told
 
 
 def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
