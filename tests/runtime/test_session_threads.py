@@ -366,3 +366,16 @@ def test_sessions_that_are_dropped_without_being_closed_leave_no_threads() -> No
     del session
     gc.collect()
     until(lambda: speaking_threads() == before)
+
+
+def test_a_session_whose_thread_the_system_refused_can_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Session(Speaker(), RATE) as session, monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            session.push_text(TEXT)
+        session.close()

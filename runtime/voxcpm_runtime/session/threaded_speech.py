@@ -199,8 +199,10 @@ class ThreadedSpeech:
         work = self._has_room() if self._unwritten else bool(self._waiting)
         if work and not self._working and not self._ended and not self._cancel.cancelled:
             # A daemon: a session that nobody closes must not prevent the program from ending.
-            self._thread = threading.Thread(target=self._work, name="voxcpm-session", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="voxcpm-session", daemon=True)
+            thread.start()
+            # Not before: one that the system has refused cannot be waited for.
+            self._thread = thread
             _BEGUN.add(self)
             self._working = True
         self._changed.notify_all()
