@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -52,6 +53,8 @@ notice at once when a small file is not written."""
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _FULL_BYTES = 1 << 20
 """A disk with less space counts as full when something could not be written."""
+_ONE_AT_A_TIME = threading.RLock()
+"""Held while `tempfile` is changed, which is the whole process's."""
 _Parts = dict[str, dict[str, FileRecord]]
 """The records of each finished part's files; parts and files by their paths relative to the bundle."""
 _PARTS: TypeAdapter[_Parts] = TypeAdapter(_Parts)
@@ -174,9 +177,10 @@ class Workspace:
     def temporary_files(self) -> Iterator[None]:
         """A context in which all temporary files of this process lie in the workspace, and go with it.
 
-        coremltools makes gigabytes of them, which would stay for good if the process were killed.
+        coremltools makes gigabytes of them, which would stay for good if the process were killed. Conversions on
+        several threads take turns.
         """
-        with self._emptied(_TEMPORARY_FOLDER) as folder, _closed_at_the_end():
+        with _ONE_AT_A_TIME, self._emptied(_TEMPORARY_FOLDER) as folder, _closed_at_the_end():
             before, tempfile.tempdir = tempfile.tempdir, str(folder)
             try:
                 yield
@@ -226,17 +230,19 @@ class Workspace:
 
 @contextmanager
 def _closed_at_the_end() -> Iterator[None]:
-    """A context whose temporary files with a name are all closed, and so removed, when it ends.
+    """A context whose temporary files with a name, of this thread, are closed, and so removed, when it ends.
 
     coremltools leaves one open that cannot be written. Where the error is known, so is the file, which would be missed
     when it is forgotten, with a traceback beside the error's line.
     """
     made: list[Any] = []
-    make = tempfile.NamedTemporaryFile
+    make, thread = tempfile.NamedTemporaryFile, threading.get_ident()
 
     def kept(*arguments: Any, **options: Any) -> Any:
-        made.append(make(*arguments, **options))
-        return made[-1]
+        file = make(*arguments, **options)
+        if threading.get_ident() == thread:
+            made.append(file)
+        return file
 
     tempfile.NamedTemporaryFile = kept  # type: ignore[assignment]
     try:
