@@ -165,7 +165,7 @@ class Workspace:
             wanted = found | (mode if stat.S_ISDIR(found) else mode & 0o666)
             # FAT has one mode for all files, and refuses others.
             if wanted != found:
-                path.chmod(wanted)
+                path.chmod(stat.S_IMODE(wanted))
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
