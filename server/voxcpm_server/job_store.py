@@ -20,7 +20,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -203,9 +203,12 @@ class JobStore:
             )
             if job is None:
                 return None
-            began = job.started or time.time()
-            self.change(job.id, state=RUNNING, started=began, starts=job.starts + 1, error=None)
-            return self._one("SELECT * FROM jobs WHERE id = ?", job.id)
+            # Not read again: if that were refused, it would count as begun, though it is not spoken.
+            begun = replace(
+                job, state=RUNNING, started=job.started or time.time(), starts=job.starts + 1, error=None
+            )
+            self.change(job.id, state=RUNNING, started=begun.started, starts=begun.starts, error=None)
+            return begun
 
     def change(self, id_: str, **values: Any) -> None:
         """Change fields of a job; one that was deleted stays deleted."""

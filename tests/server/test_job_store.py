@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,33 @@ def test_owners_take_turns(tmp_path: Path) -> None:
         time.sleep(0.002)
 
     assert order == [ids["a"][0], ids["b"][0], ids["a"][1], ids["b"][1], ids["a"][2], ids["b"][2]]
+    store.close()
+
+
+@pytest.mark.parametrize("refused", range(3))
+def test_a_job_that_a_disk_refuses_to_begin_has_not_been_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    store = JobStore(tmp_path / "jobs")
+    store.add(store.new_folder(), "a", SAID, 7, 1)
+    execute, made = store._execute, list[str]()
+
+    def refuse(statement: str, *values: Any) -> list[Any]:
+        made.append(statement)
+        if len(made) == refused + 1:
+            raise sqlite3.OperationalError("disk I/O error")
+        return execute(statement, *values)
+
+    monkeypatch.setattr(store, "_execute", refuse)
+    try:
+        job = store.next(MODELS)
+    except sqlite3.OperationalError:
+        job = store.next(MODELS)
+
+    monkeypatch.undo()
+    assert job is not None
+    assert (job.state, job.starts, job.error) == (RUNNING, 1, None)
+    assert job == store.get("a", job.id)
     store.close()
 
 
