@@ -263,7 +263,7 @@ def test_a_job_that_ends_the_server_again_and_again_is_given_up(
 
     failed = ended(serve().url, job.id)
     assert failed["state"] == "failed"
-    assert "ended 3 times" in failed["error"]["message"]
+    assert "begun 3 times" in failed["error"]["message"]
 
 
 def test_old_jobs_are_deleted(serve: Callable[..., Any], tmp_path: Path) -> None:
