@@ -15,6 +15,7 @@ import httpx2
 import openai
 import pytest
 
+from heard_words import SEED
 from server_on_loopback import ServerOnLoopback
 from voxcpm_constants.step_models import LOCDIT_STEP
 from voxcpm_runtime import VoxCPM
@@ -63,6 +64,12 @@ def server(tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     folders = {f"{kind}_folder": tmp_path_factory.mktemp(kind) for kind in ("voices", "jobs")}
     with ServerOnLoopback.of(tts, **folders) as running:
         yield running
+
+
+@pytest.fixture
+def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same seed each time, for clients that cannot ask for one."""
+    monkeypatch.setattr("secrets.randbits", lambda bits: SEED)
 
 
 @pytest.fixture

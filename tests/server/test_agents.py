@@ -36,12 +36,6 @@ def python() -> Path:
     return found
 
 
-@pytest.fixture
-def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same seed each time: no agent asks for one."""
-    monkeypatch.setattr("secrets.randbits", lambda bits: 9)
-
-
 @pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize("service", ["openai", "elevenlabs"])
 @pytest.mark.parametrize("agent", ["pipecat", "livekit"])

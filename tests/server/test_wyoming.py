@@ -93,12 +93,6 @@ def spoken_by(tts: VoxCPM, text: str, **given: Any) -> bytes:
         return np.concatenate([chunk.pcm for chunk in session]).astype("<i2").tobytes()
 
 
-@pytest.fixture
-def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same seed each time: Wyoming cannot ask for one."""
-    monkeypatch.setattr("voxcpm_server.sessions.secrets.randbits", lambda bits: SEED)
-
-
 def test_it_tells_what_it_is(server: Any) -> None:
     (answer,) = exchanged(server, Describe(), last=Info.is_type)
     (program,) = Info.from_event(answer).tts
