@@ -186,6 +186,22 @@ def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver: Callable[.
 
 
 @pytest.mark.usefixtures("with_cuda")
+def test_an_older_onnx_runtime_is_refused(
+    driver: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from voxcpm_runtime.backends.portable.onnx_runtime import ort
+
+    driver(1)
+    monkeypatch.setattr(ort, "__version__", "1.30.2")
+    with pytest.raises(
+        DeviceError, match=r"--device cuda needs ONNX Runtime 1\.31 or newer, and this one is 1\.30\.2: "
+    ):
+        check_device(Device("cuda"))
+    monkeypatch.setattr(ort, "__version__", "2.0.0")
+    check_device(Device("cuda"))
+
+
+@pytest.mark.usefixtures("with_cuda")
 def test_a_driver_that_does_not_answer_is_one_line(driver: Callable[..., None]) -> None:
     driver(1, status=999)
     with pytest.raises(DeviceError, match=r"driver does not answer \(CUDA error 999\)"):

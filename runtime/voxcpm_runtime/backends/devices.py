@@ -28,6 +28,8 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "arena_extend_strategy": "kSameAsRequested",
         # An fp32 bundle is one in fp32: TF32 has fp16's ten bits.
         "use_tf32": "0",
+        # Squares of fp16 numbers are added up in float32, in the node of a sum and its RMSNorm, too.
+        "enable_skip_layer_norm_strict_mode": "1",
     },
     "TensorrtExecutionProvider": {"trt_fp16_enable": "1"},
 }

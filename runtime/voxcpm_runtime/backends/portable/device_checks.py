@@ -21,6 +21,9 @@ INSTALL_CUDA = (
 )
 """What brings the CUDA provider."""
 
+# The first that has nodes for silu(a) · b and for a convolution with its context.
+_OLDEST = (1, 31)
+
 _LIBRARIES = {
     "cuda": 'pip install "onnxruntime-gpu[cuda,cudnn]"',
     "tensorrt": 'NVIDIA TensorRT, and pip install "onnxruntime-gpu[cuda,cudnn]"',
@@ -39,6 +42,11 @@ def check_device(device: Device) -> None:
     if wanted not in ort.get_available_providers():
         raise DeviceError(
             f"--device {device.kind} needs ONNX Runtime with {wanted}, and this one has none: {INSTALL_CUDA}"
+        )
+    if tuple(map(int, ort.__version__.split(".")[:2])) < _OLDEST:
+        oldest, here = ".".join(map(str, _OLDEST)), ort.__version__
+        raise DeviceError(
+            f"--device {device.kind} needs ONNX Runtime {oldest} or newer, and this one is {here}: {INSTALL_CUDA}"
         )
     count = gpu_count()
     if device.index >= count:

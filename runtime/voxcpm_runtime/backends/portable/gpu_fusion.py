@@ -5,17 +5,30 @@ Nodes that nothing reads any more stay in the list; they are dropped later.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from .formulas import Formula
 from .gpu_attention import attention
+from .gpu_convolution import causal_convolution
 from .gpu_rotary import first_halves, fixed_tables, gathered_tables, rotary
 from .gpu_solver import solver_step
 from .gpu_view import HEADS_FIRST, Shapes, View, attribute, is_product
 from .graph import CONTRIB, Graph
 from .lowered import WeightRef
+
+# What a layer's last product reads.
+_GATED: Formula = {
+    "gated": ("Mul", "silu", "x"),
+    "silu": ("Mul", "gate", "sigmoid"),
+    "sigmoid": ("Sigmoid", "gate"),
+}
+
+# Elements of a row that a block of threads takes at a time.
+_GROUP = 1024
 
 
 def fuse_for_gpu(
@@ -29,10 +42,14 @@ def fuse_for_gpu(
 
     Attention becomes one node, with one product for queries, keys and values. Where its form is another one, as in a
     batch, products are joined all the same, a rotary embedding and a scaled product become one node each, and scatters
-    share indices. ONNX Runtime's node for a sum and its RMSNorm is not used: on CUDA it adds up squares in fp16.
+    share indices. A sum and its RMSNorm become one node, as do silu and its product, and a causal convolution with its
+    contexts. Weights lie as ONNX Runtime's kernels for few rows read them.
     """
     view = View(nodes, graph, read, shapes, dtypes)
-    for rewrite in (solver_step, attention, _merged, _replaced):
+    rewrites = (
+        solver_step, attention, causal_convolution, _merged, _replaced, _gated, _sum_and_norm, _plain_product
+    )  # fmt: skip
+    for rewrite in rewrites:
         nodes = [new for node in nodes for new in rewrite(view, node) or [node]]
         view.look_at(nodes)
     return list(nodes)
@@ -158,3 +175,67 @@ def _scaled_product(view: View, node: NodeProto) -> list[NodeProto] | None:
         result = graph.emit("FusedMatMul", shaped, node.input[1], domain=CONTRIB, alpha=alpha, **flags)
         return view.appended(start, result, node.output[0])
     return None
+
+
+def _gated(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """silu(gate) · x as one node: an RMSNorm times silu(gate), whose epsilon leaves nothing of the norm.
+
+    x / sqrt(mean(x²) + 2^30) · 2^15 is x to less than half a step of fp16 while the mean square is below 2^20. The node
+    computes in float32.
+    """
+    names = view.match(_GATED, "gated", node.output[0]) if node.op_type == "Mul" else None
+    if names is None or view.dtypes.get(node.output[0]) != np.float16:
+        return None
+    shape = view.shapes.get(node.output[0])
+    if shape is None or not shape[-1] or not _same_shape(view, names["gate"], names["x"]):
+        return None
+    start, graph = len(view.graph.nodes), view.graph
+    scale = graph.constant(np.full(math.gcd(shape[-1], _GROUP), 2.0**15), np.float16)
+    result = graph.emit(
+        "GatedRMSNorm", names["x"], scale, names["gate"], domain=CONTRIB, activation="silu", epsilon=2.0**30
+    )
+    return view.appended(start, result, node.output[0])
+
+
+def _sum_and_norm(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """A sum on the residual path with the RMSNorm that reads it.
+
+    ONNX Runtime 1.31 adds up squares in float32; an older source does so where `devices._OPTIONS` asks for it.
+    """
+    if node.op_type != "Add" or not _same_shape(view, *node.input):
+        return None
+    readers = view.readers.get(node.output[0], [])
+    norms = [reader for reader in readers if reader.op_type == "SimplifiedLayerNormalization"]
+    # The weight of a norm that stands here must be there already.
+    if len(norms) != 1 or norms[0].input[1] in view.producers:
+        return None
+    epsilon = next(a.f for a in norms[0].attribute if a.name == "epsilon")
+    start = len(view.graph.nodes)
+    view.graph.emit_many(
+        "SkipSimplifiedLayerNormalization",
+        *node.input,
+        norms[0].input[1],
+        outputs=4,
+        domain=CONTRIB,
+        epsilon=epsilon,
+    )
+    new = view.taken(start)
+    new[-1].output[:] = [norms[0].output[0], "", "", node.output[0]]
+    norms[0].output[:] = [view.graph.name("unread")]
+    return new
+
+
+def _same_shape(view: View, *names: str) -> bool:
+    first, second = (view.shapes.get(name) for name in names)
+    return first is not None and first == second and len(first) in (2, 3)
+
+
+def _plain_product(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """A product with a fixed weight, which is transposed when the graph is loaded instead of in each call."""
+    if not is_product(node) or not view.is_fixed(node.input[1]):
+        return None
+    start, graph = len(view.graph.nodes), view.graph
+    turned = ("turned", view.recipe(node.input[1]))
+    weight = view.shared(turned, lambda: graph.emit("Transpose", node.input[1], perm=[1, 0]))
+    result = graph.emit("MatMul", node.input[0], weight)
+    return view.appended(start, result, node.output[0])

@@ -21,7 +21,7 @@ class View:
     """The nodes of a graph, by what they make and read.
 
     read: the elements of a weight. shapes: of the graph's inputs and of values; None is an axis of several lengths.
-    dtypes: of the graph's inputs.
+    dtypes: likewise.
     """
 
     def __init__(

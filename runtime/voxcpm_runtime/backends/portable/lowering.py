@@ -130,9 +130,10 @@ def _serialised(
         nodes = cut_behind_positions(nodes, graph)
     if mode == "half" and not probed and program.weights is not None:
         shapes: dict[str, tuple[int | None, ...] | None] = {i.name: i.fixed_shape for i in program.inputs}
-        given = ((name, type_.shape) for op in program.operations for name, type_ in op.outputs)
-        shapes |= {values[name]: shape for name, shape in given if name in values}
         dtypes = {i.name: graph_dtype(i.dtype, mode) for i in program.inputs}
+        given = {values[n]: type_ for op in program.operations for n, type_ in op.outputs if n in values}
+        shapes |= {name: type_.shape for name, type_ in given.items()}
+        dtypes |= {name: graph_dtype(type_.dtype, mode) for name, type_ in given.items()}
         nodes = fuse_for_gpu(nodes, graph, partial(WeightRef.view, weights=program.weights), shapes, dtypes)
     nodes = _needed(nodes, outputs)
     used = {name for node in nodes for name in node.input}

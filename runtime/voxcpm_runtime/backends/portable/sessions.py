@@ -155,6 +155,11 @@ def _options(mode: Mode, threads: int | None) -> ort.SessionOptions:
     # language model took. Without a plan the allocator reuses memory as it is freed; peak and speed are the same.
     # Sessions for a GPU keep the plan, as captured calls were tested with it.
     options.enable_mem_reuse = mode == "half"
+    if mode == "half":
+        # CUDA's provider times its kernels for few rows beside cuBLAS's, once for each shape in a process.
+        options.add_session_config_entry("ep.cuda.enable_gemm_auto_tune", "1")
+        # What comes after that is for processors, and crashes where a feat encoder has GatedRMSNorm nodes.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     threads = threads or fair_threads()
     if threads is not None:
         options.intra_op_num_threads = threads
