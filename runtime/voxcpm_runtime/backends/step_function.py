@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +43,10 @@ class StepFunction(Protocol):
         """Run one step. Raises ValueError for wrong inputs, and for a missing state or one of another step model."""
 
 
+PendingPatch = Future[dict[str, Array]]
+"""The outputs of a `NextPatch`, as soon as they are computed."""
+
+
 class NextPatch(Protocol):
     """All step models from one patch to the next in one call. Only some backends have it."""
 
@@ -51,11 +56,19 @@ class NextPatch(Protocol):
         The step models take them, too. A call takes no others: both come from one call of this.
         """
 
-    def __call__(self, inputs: Mapping[str, Array], base: StepState, residual: StepState) -> dict[str, Array]:
-        """Predict the patch that follows another one, and update both states in place.
+    def begin(
+        self,
+        inputs: Mapping[str, Array],
+        base: StepState,
+        residual: StepState,
+        before: PendingPatch | None = None,
+    ) -> PendingPatch:
+        """Begin to predict the patch that follows another one, which updates both states in place.
 
         inputs: `patches` (1, 1, frames, latent_dim), the patch before; `position` (1,), its position in the caches;
-        `noise`, `t_embeddings`, `step_lengths` and `cfg_value` as `locdit_solve` takes them. The outputs are `patch`
-        (1, latent_dim, frames) and `stop_logits` (1, 1, 2), which belong to the patch before. Raises ValueError for
-        wrong inputs, and for states that were not made together by `new_states`.
+        `noise`, `t_embeddings`, `step_lengths` and `cfg_value` as `locdit_solve` takes them. before: what was begun
+        last, if the patch before comes from it; then there are no `patches`. All are computed in the order in which
+        they were begun. The outputs are `patch` (1, latent_dim, frames) and `stop_logits` (1, 1, 2), which belong to
+        the patch before. Raises ValueError for wrong inputs, and for states that were not made together by
+        `new_states`.
         """

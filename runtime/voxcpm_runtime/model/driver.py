@@ -6,6 +6,7 @@ embed ─► base LM ─► hidden (text) or fsq_hidden (audio) ─┬─► DiT
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -30,10 +31,11 @@ from voxcpm_constants.step_models import (
     encoder_patches,
 )
 from voxcpm_runtime.audio.pcm import Audio
-from voxcpm_runtime.backends.step_function import Floats, NextPatch, StepFunction, StepState
+from voxcpm_runtime.backends.step_function import Floats, NextPatch, PendingPatch, StepFunction, StepState
 from voxcpm_runtime.model.audio_vae import encode_audio, pad_to_patches, patch_decoder
 from voxcpm_runtime.model.chunk_plan import plan_chunks
 from voxcpm_runtime.model.flow_matching import solve, solve_at_once, solver_inputs
+from voxcpm_runtime.model.patches_ahead import Following, patches_ahead
 from voxcpm_runtime.model.projections import projections
 from voxcpm_runtime.model.sequence import Latents, Sequence
 from voxcpm_runtime.options import GenerationOptions
@@ -189,19 +191,22 @@ class Driver:
             return
         hiddens, stop_logits = (prefilled.hidden, prefilled.residual_hidden), prefilled.stop_logits
         predicted = self._predict(*hiddens, prefilled.last_patch, options, rng)
-        for index in range(count):
-            if not np.isfinite(predicted).all():
-                raise BundleError(
-                    f"patch {index} is not finite: the step models overflow; try another precision"
-                )
-            stops = index > options.min_len and int(np.argmax(stop_logits)) == _STOP
-            yield Patch(index, predicted, stops)
-            if index + 1 == count or (stops and teacher is None):
-                return
-            last = predicted if teacher is None else np.asarray(teacher[index], np.float32)
-            predicted, stop_logits = self._following(
-                prefilled, last, prefilled.position + index, options, rng
-            )
+        given = (prefilled, predicted, options, rng, count, teacher)
+        if self.next_patch is not None and self._solves_at_once(options):
+            followed = self._by_one_call(self.next_patch, *given)
+        else:
+            followed = self._by_step_models(*given)
+        with contextlib.closing(followed) as following:
+            for index in range(count):
+                if not np.isfinite(predicted).all():
+                    raise BundleError(
+                        f"patch {index} is not finite: the step models overflow; try another precision"
+                    )
+                stops = index > options.min_len and int(np.argmax(stop_logits)) == _STOP
+                yield Patch(index, predicted, stops)
+                if index + 1 == count or (stops and teacher is None):
+                    return
+                predicted, stop_logits = next(following)
 
     def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
         """A function that decodes generated patches, in order, to audio (samples,), after the end of the prompt."""
@@ -264,22 +269,52 @@ class Driver:
             self.models[AUDIO_VAE_ENCODER], audio, samples, encoder_patches(self.architecture)
         )
 
-    def _following(
-        self, prefilled: Prefilled, last: Latents, position: int, options: GenerationOptions, rng: NoiseSource
-    ) -> tuple[Latents, Floats]:
-        """The patch after `last`, whose embedding gets that position, and the stop logits that belong to it."""
-        states = prefilled.base_state, prefilled.residual_state
-        if self.next_patch is not None and self._solves_at_once(options):
-            moved = solver_inputs(self._noise(options, rng), **self._solving(options))
-            given = {"patches": last[np.newaxis, np.newaxis], "position": np.array([position], np.int32)}
-            outputs = self.next_patch(given | moved, *states)
-            return np.ascontiguousarray(outputs["patch"][0].T, np.float32), outputs["stop_logits"][0, 0]
-        embedding = self.embed_patches(last[np.newaxis])
-        outputs = self._lm_step(self.models[BASE_LM_STEP], states[0], embedding, position)
-        hidden, stop_logits = outputs["fsq_hidden"][0], outputs["stop_logits"][0]
-        residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
-        residual = self._lm_step(self.models[RESIDUAL_LM_STEP], states[1], residual_input, position)
-        return self._predict(hidden, residual["hidden"][0], last, options, rng), stop_logits
+    def _by_one_call(
+        self,
+        next_patch: NextPatch,
+        prefilled: Prefilled,
+        first: Latents,
+        options: GenerationOptions,
+        rng: NoiseSource,
+        count: int,
+        teacher: Items[Latents] | None,
+    ) -> Following:
+        """All of `count` patches but the first, each by one call of what stands for the step models."""
+
+        def begin(
+            index: int, last: Latents | None = None, before: PendingPatch | None = None
+        ) -> PendingPatch:
+            inputs = solver_inputs(self._noise(options, rng), **self._solving(options))
+            inputs["position"] = np.array([prefilled.position + index], np.int32)
+            if last is not None:
+                inputs["patches"] = last[np.newaxis, np.newaxis]
+            return next_patch.begin(inputs, prefilled.base_state, prefilled.residual_state, before)
+
+        return patches_ahead(begin, first, rng, count, teacher)
+
+    def _by_step_models(
+        self,
+        prefilled: Prefilled,
+        first: Latents,
+        options: GenerationOptions,
+        rng: NoiseSource,
+        count: int,
+        teacher: Items[Latents] | None,
+    ) -> Following:
+        """The same, by a call of each step model."""
+        last = first
+        for index in range(count - 1):
+            if teacher is not None:
+                last = np.asarray(teacher[index], np.float32)
+            embedding, position = self.embed_patches(last[np.newaxis]), prefilled.position + index
+            outputs = self._lm_step(self.models[BASE_LM_STEP], prefilled.base_state, embedding, position)
+            hidden, stop_logits = outputs["fsq_hidden"][0], outputs["stop_logits"][0]
+            residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
+            residual = self._lm_step(
+                self.models[RESIDUAL_LM_STEP], prefilled.residual_state, residual_input, position
+            )
+            last = self._predict(hidden, residual["hidden"][0], last, options, rng)
+            yield last, stop_logits
 
     def _predict(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from voxcpm_constants.errors import VoxCPMError
 from voxcpm_runtime.argument_types import instance
-from voxcpm_runtime.backends.step_function import Array, NextPatch, StepFunction, StepState
+from voxcpm_runtime.backends.step_function import Array, NextPatch, PendingPatch, StepFunction, StepState
 
 
 class Cancelled(VoxCPMError):
@@ -77,10 +77,16 @@ class PollingPatch:
         """The states of both language models at the start of a stream."""
         return self._call.new_states()
 
-    def __call__(self, inputs: Mapping[str, Array], base: StepState, residual: StepState) -> dict[str, Array]:
-        """Predict the next patch. Raises Cancelled after the token's `cancel`, and what the call raises."""
+    def begin(
+        self,
+        inputs: Mapping[str, Array],
+        base: StepState,
+        residual: StepState,
+        before: PendingPatch | None = None,
+    ) -> PendingPatch:
+        """Begin to predict the next patch. Raises Cancelled after the token's `cancel`, and what the call raises."""
         self._token.check()
-        return self._call(inputs, base, residual)
+        return self._call.begin(inputs, base, residual, before)
 
 
 def polling_patch(call: NextPatch | None, token: CancelToken) -> PollingPatch | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,8 +78,18 @@ class DeviceCalls:
 
     def call(self, feeds: Mapping[str, np.ndarray], state: DeviceState | None) -> dict[str, np.ndarray]:
         """Run one step, update the state and return the outputs by name."""
-        with self._device.memory_checked("run a step model"):
-            return self._worker.run(self._call, feeds, state)
+        return self.begin(lambda: feeds, state).result()
+
+    def begin(
+        self, feeds: Callable[[], Mapping[str, np.ndarray]], state: DeviceState | None
+    ) -> Future[dict[str, np.ndarray]]:
+        """Begin such a step after all that were begun before. feeds: called when its turn has come."""
+
+        def called() -> dict[str, np.ndarray]:
+            with self._device.memory_checked("run a step model"):
+                return self._call(feeds(), state)
+
+        return self._worker.begin(called)
 
     def _call(self, feeds: Mapping[str, np.ndarray], state: DeviceState | None) -> dict[str, np.ndarray]:
         signature = tuple(array.shape for array in feeds.values())

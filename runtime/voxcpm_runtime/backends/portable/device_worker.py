@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
@@ -67,7 +67,11 @@ class DeviceWorker:
 
     def run(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """The result of a call on the thread, which must not wait for itself."""
-        return self._thread.submit(call, *arguments, **named).result()
+        return self.begin(call, *arguments, **named).result()
+
+    def begin(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+        """The same, without waiting for it."""
+        return self._thread.submit(call, *arguments, **named)
 
     def run_alone(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """The result of a call on the thread, with the GPU to itself."""

@@ -23,7 +23,7 @@ from voxcpm_constants.step_models import (
     StepSizes,
 )
 from voxcpm_runtime.backends.devices import Device
-from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
+from voxcpm_runtime.backends.step_function import Array, PendingPatch, StepFunction, StepState
 
 from .checked_inputs import checked_inputs
 from .device_calls import DeviceCalls
@@ -37,9 +37,11 @@ PARTS = (FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_SOLVE)
 LANGUAGE_MODELS = (BASE_LM_STEP, RESIDUAL_LM_STEP)
 OUTPUTS = ["patch", "stop_logits"]
 
+PATCHES = "patches"
+
 # Inputs of the step models that no other one makes: (step model, input) by the name that the call has for it.
 _GIVEN = {
-    "patches": (FEAT_ENCODER,),
+    PATCHES: (FEAT_ENCODER,),
     "position": (BASE_LM_STEP, RESIDUAL_LM_STEP),
     **dict.fromkeys(("noise", "t_embeddings", "step_lengths", "cfg_value"), (LOCDIT_SOLVE,)),
 }
@@ -82,10 +84,27 @@ class JoinedPatch:
         base, residual = (both.part(_own(part, "")) for part in LANGUAGE_MODELS)
         return base, residual
 
-    def __call__(self, inputs: Mapping[str, Array], base: StepState, residual: StepState) -> dict[str, Array]:
+    def begin(
+        self,
+        inputs: Mapping[str, Array],
+        base: StepState,
+        residual: StepState,
+        before: PendingPatch | None = None,
+    ) -> PendingPatch:
         """The patch that follows and the stop logits, as `NextPatch` has them."""
-        feeds = checked_inputs("a patch", self._inputs, inputs, "half")
-        return self._calls.call(feeds, self._both(base, residual))
+        both = self._both(base, residual)
+        if before is None:
+            feeds = checked_inputs("a patch", self._inputs, inputs, "half")
+            return self._calls.begin(lambda: feeds, both)
+        given = {name: interface for name, interface in self._inputs.items() if name != PATCHES}
+        others = checked_inputs("a patch", given, inputs, "half")
+
+        def continued() -> dict[str, Array]:
+            patches = before.result()["patch"].transpose(0, 2, 1)[np.newaxis]
+            last = {PATCHES: self._inputs[PATCHES]}
+            return checked_inputs("a patch", last, {PATCHES: patches}, "half") | others
+
+        return self._calls.begin(continued, both)
 
     def _both(self, base: StepState, residual: StepState) -> DeviceState:
         """The state that both are parts of: a call is captured for its buffers alone."""
@@ -154,7 +173,7 @@ def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapp
         for part in readers:
             link(name, part, name)
     # The DiT's condition is the same patch.
-    frames = graph.emit("Squeeze", "patches", graph.integers([0]))
+    frames = graph.emit("Squeeze", PATCHES, graph.integers([0]))
     link(graph.emit("Transpose", frames, perm=[0, 2, 1]), LOCDIT_SOLVE, "cond")
     graph.nodes.extend(parts[FEAT_ENCODER].node)
     embedding = _own(FEAT_ENCODER, "embeddings")
