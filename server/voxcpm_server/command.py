@@ -8,7 +8,9 @@ import socket
 from collections.abc import Iterator
 from functools import partial
 
+import python_multipart  # noqa: F401 - FastAPI names another package where it is missing
 import typer
+import websockets  # noqa: F401 - without it uvicorn would answer everything but websockets
 
 from voxcpm_constants.errors import os_reason
 from voxcpm_constants.hub import is_hub_id
