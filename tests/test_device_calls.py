@@ -120,7 +120,8 @@ def test_a_gpu_launches_few_nodes_for_a_layer(tiny_bundle: Path) -> None:
     # The first norm has no sum before it.
     assert counts["SkipSimplifiedLayerNormalization"] == 2 * layers
     assert counts["SimplifiedLayerNormalization"] == 1
-    assert counts["GatedRMSNorm"] == layers
+    # This MLP is too narrow for it.
+    assert not counts["GatedRMSNorm"]
 
 
 def test_float32_keeps_its_scatters(tiny_bundle: Path) -> None:

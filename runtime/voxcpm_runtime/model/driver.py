@@ -178,11 +178,14 @@ class Driver:
         limit: int,
         *,
         teacher: Items[Latents] | None = None,
+        ahead: bool = False,
     ) -> Iterator[Patch]:
         """Generate at most `limit` patches; the one at which the stop head ends the speech is the last.
 
         The caches must have room for `limit` more positions. teacher: teacher forcing, patches (frames, latent_dim) fed
         back instead of the predicted ones; then the stop head is ignored, and the length of `teacher` is a limit, too.
+        ahead: where one call makes a patch, begin each before the one before is known; then `rng` may give the noise of
+        one more than are generated.
 
         Raises BundleError if a patch has infinities or NaN.
         """
@@ -193,7 +196,7 @@ class Driver:
         predicted = self._predict(*hiddens, prefilled.last_patch, options, rng)
         given = (prefilled, predicted, options, rng, count, teacher)
         if self.next_patch is not None and self._solves_at_once(options):
-            followed = self._by_one_call(self.next_patch, *given)
+            followed = self._by_one_call(self.next_patch, *given, ahead=ahead)
         else:
             followed = self._by_step_models(*given)
         with contextlib.closing(followed) as following:
@@ -278,6 +281,8 @@ class Driver:
         rng: NoiseSource,
         count: int,
         teacher: Items[Latents] | None,
+        *,
+        ahead: bool,
     ) -> Following:
         """All of `count` patches but the first, each by one call of what stands for the step models."""
 
@@ -290,7 +295,7 @@ class Driver:
                 inputs["patches"] = last[np.newaxis, np.newaxis]
             return next_patch.begin(inputs, prefilled.base_state, prefilled.residual_state, before)
 
-        return patches_ahead(begin, first, rng, count, teacher)
+        return patches_ahead(begin, first, count, teacher, ahead=ahead)
 
     def _by_step_models(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Generator, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -24,29 +24,25 @@ class Begin(Protocol):
 
 
 def patches_ahead(
-    begin: Begin, first: Latents, rng: object, count: int, teacher: Sequence[Latents] | None
+    begin: Begin, first: Latents, count: int, teacher: Sequence[Latents] | None, *, ahead: bool
 ) -> Following:
     """All of `count` patches but the first. teacher: what each of them follows, in place of the one before.
 
-    Where numpy's Generator draws the noise, each patch is begun before the one before it is computed. If nobody asks
-    for the last that was begun, the Generator is left as if its noise had not been drawn.
+    ahead: begin each before the one before it is computed, so that the last one begun may be for nothing.
     """
-    generator = rng if isinstance(rng, np.random.Generator) and teacher is None else None
-    last, ahead = first, None
-    before: Mapping[str, Any] = {}
+    last, pending, begun = first, None, None
     try:
         for index in range(count - 1):
             if teacher is not None:
                 last = np.asarray(teacher[index], np.float32)
-            pending = begin(index, last) if ahead is None else ahead
-            ahead = None
-            if generator is not None and index + 2 < count:
-                before = generator.bit_generator.state
-                ahead = begin(index + 1, before=pending)
+            pending = begin(index, last) if begun is None else begun
+            more = ahead and teacher is None and index + 2 < count
+            begun = begin(index + 1, before=pending) if more else None
             outputs = pending.result()
             last = np.ascontiguousarray(outputs["patch"][0].T, np.float32)
             yield last, outputs["stop_logits"][0, 0]
     finally:
-        if generator is not None and ahead is not None:
-            ahead.cancel()
-            generator.bit_generator.state = before
+        if begun is not None:
+            begun.cancel()
+        # An error's traceback has this frame: with a call that holds the error, both would keep the caches.
+        del pending, begun

@@ -145,7 +145,11 @@ def _decoded(
     Where step models release the GIL, a patch is decoded while the next one is predicted.
     """
     decode = driver.patch_decoder(utterance.sequence)
-    patches = slot.computed(driver.generate_patches(prefilled, plan.options, noise, utterance.limit))
+    # A caller's own source of noise is not drawn from for a patch that nobody asks for.
+    ahead = plan.randomness.rng is None
+    patches = slot.computed(
+        driver.generate_patches(prefilled, plan.options, noise, utterance.limit, ahead=ahead)
+    )
     if beside:
         patches = one_ahead(patches)
     # Closed last, which waits for its thread: the slot is another utterance's afterwards.

@@ -84,7 +84,7 @@ class PollingPatch:
         residual: StepState,
         before: PendingPatch | None = None,
     ) -> PendingPatch:
-        """Begin to predict the next patch. Raises Cancelled after the token's `cancel`, and what the call raises."""
+        """Begin to predict the next patch. Raises Cancelled after the token's `cancel`, and what `begin` raises."""
         self._token.check()
         return self._call.begin(inputs, base, residual, before)
 

@@ -14,6 +14,9 @@ from .graph import CONTRIB
 # Of (utterances, channels, samples).
 _SAMPLES_AXIS = 2
 
+# The end of a slice that takes all that there is.
+_WHOLE = int(np.iinfo(np.int64).max)
+
 
 def causal_convolution(view: View, node: NodeProto) -> list[NodeProto] | None:
     """A convolution of each channel after its context, as the node that has both; None for another node."""
@@ -63,9 +66,10 @@ def _is_end(view: View, reader: NodeProto, first: int) -> bool:
     """Whether a node takes all samples from one on, of all channels."""
     if reader.op_type != "Slice":
         return False
-    starts, ends, axes, steps = (view.constant(name) for name in reader.input[1:])
-    if starts is None or ends is None or axes is None or steps is None:
+    bounds = [view.constant(name) for name in reader.input[1:]]
+    known = [bound.tolist() for bound in bounds if bound is not None]
+    if len(known) != len(bounds) or len(known) < len(("starts", "ends", "axes")):
         return False
-    taken = dict(zip(axes.tolist(), starts.tolist(), strict=True))
-    whole = np.iinfo(np.int64).max
-    return {a: s for a, s in taken.items() if s} == {_SAMPLES_AXIS: first} and {*steps, *ends} == {1, whole}
+    starts, ends, axes, *steps = known
+    taken = {axis: start for axis, start in zip(axes, starts, strict=True) if start}
+    return taken == {_SAMPLES_AXIS: first} and {*ends} == {_WHOLE} and all({*step} == {1} for step in steps)

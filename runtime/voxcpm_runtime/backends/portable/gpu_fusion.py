@@ -27,8 +27,8 @@ _GATED: Formula = {
     "sigmoid": ("Sigmoid", "gate"),
 }
 
-# Elements of a row that a block of threads takes at a time.
-_GROUP = 1024
+# Elements of a row over which GatedRMSNorm takes a mean, for a block of threads each.
+_GROUP, _LEAST_GROUP = 1024, 128
 
 
 def fuse_for_gpu(
@@ -180,17 +180,19 @@ def _scaled_product(view: View, node: NodeProto) -> list[NodeProto] | None:
 def _gated(view: View, node: NodeProto) -> list[NodeProto] | None:
     """silu(gate) · x as one node: an RMSNorm times silu(gate), whose epsilon leaves nothing of the norm.
 
-    x / sqrt(mean(x²) + 2^30) · 2^15 is x to less than half a step of fp16 while the mean square is below 2^20. The node
-    computes in float32.
+    x / sqrt(mean(x²) + 2^30) · 2^15 is x to less than half a step of fp16 while the mean square is below 2^19. One large
+    number alone does not reach that in a wide group. The node computes in float32.
     """
     names = view.match(_GATED, "gated", node.output[0]) if node.op_type == "Mul" else None
     if names is None or view.dtypes.get(node.output[0]) != np.float16:
         return None
-    shape = view.shapes.get(node.output[0])
-    if shape is None or not shape[-1] or not _same_shape(view, names["gate"], names["x"]):
+    if not _same_shape(view, names["gate"], names["x"]):
+        return None
+    group = math.gcd((view.shapes.get(names["x"]) or (None,))[-1] or 1, _GROUP)
+    if group < _LEAST_GROUP:
         return None
     start, graph = len(view.graph.nodes), view.graph
-    scale = graph.constant(np.full(math.gcd(shape[-1], _GROUP), 2.0**15), np.float16)
+    scale = graph.constant(np.full(group, 2.0**15), np.float16)
     result = graph.emit(
         "GatedRMSNorm", names["x"], scale, names["gate"], domain=CONTRIB, activation="silu", epsilon=2.0**30
     )
@@ -200,7 +202,7 @@ def _gated(view: View, node: NodeProto) -> list[NodeProto] | None:
 def _sum_and_norm(view: View, node: NodeProto) -> list[NodeProto] | None:
     """A sum on the residual path with the RMSNorm that reads it.
 
-    ONNX Runtime 1.31 adds up squares in float32; an older source does so where `devices._OPTIONS` asks for it.
+    ONNX Runtime 1.31 adds up squares in float32, as `devices._OPTIONS` asks it to.
     """
     if node.op_type != "Add" or not _same_shape(view, *node.input):
         return None
@@ -231,8 +233,8 @@ def _same_shape(view: View, *names: str) -> bool:
 
 
 def _plain_product(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """A product with a fixed weight, which is transposed when the graph is loaded instead of in each call."""
-    if not is_product(node) or not view.is_fixed(node.input[1]):
+    """A product with a fixed weight, which is transposed when the graph is loaded: kernels for few rows read it so."""
+    if not is_product(node) or not view.is_fixed(node.input[1]) or not view.is_matrix(node.input[1]):
         return None
     start, graph = len(view.graph.nodes), view.graph
     turned = ("turned", view.recipe(node.input[1]))

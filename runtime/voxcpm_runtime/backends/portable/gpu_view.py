@@ -43,10 +43,11 @@ class View:
 
     def look_at(self, nodes: Sequence[NodeProto]) -> None:
         """Have the next pass read these nodes."""
-        self.producers = {output: node for node in nodes for output in node.output}
+        # Inputs and outputs that are left out have an empty name.
+        self.producers = {output: node for node in nodes for output in node.output if output}
         self.readers: dict[str, list[NodeProto]] = {}
         for node in nodes:
-            for name in node.input:
+            for name in filter(None, node.input):
                 self.readers.setdefault(name, []).append(node)
         self.order = {id(node): index for index, node in enumerate(nodes)}
 
@@ -77,6 +78,18 @@ class View:
             return True
         node = self.producers.get(value)
         return node is not None and all(self.is_fixed(name) for name in node.input if name)
+
+    def is_matrix(self, value: str) -> bool:
+        """Whether a fixed value is known to have two axes."""
+        if value in self.graph.initializers:
+            return len(self.graph.initializers[value].dims) == 2
+        if value in self.graph.weights:
+            return len(self.graph.weights[value].shape) == 2
+        node = self.producers[value]
+        if node.op_type == "Reshape":
+            shape = self.constant(node.input[1])
+            return shape is not None and shape.size == 2
+        return self.is_matrix(node.input[0])
 
     def recipe(self, value: str) -> str:
         """How a fixed value is computed: equal for equal values."""

@@ -99,8 +99,11 @@ class JoinedPatch:
         given = {name: interface for name, interface in self._inputs.items() if name != PATCHES}
         others = checked_inputs("a patch", given, inputs, "half")
 
+        begun = [before]
+
         def continued() -> dict[str, Array]:
-            patches = before.result()["patch"].transpose(0, 2, 1)[np.newaxis]
+            # Taken out: an error's traceback has this frame. With a call that holds the error it would keep the caches.
+            patches = begun.pop().result()["patch"].transpose(0, 2, 1)[np.newaxis]
             last = {PATCHES: self._inputs[PATCHES]}
             return checked_inputs("a patch", last, {PATCHES: patches}, "half") | others
 

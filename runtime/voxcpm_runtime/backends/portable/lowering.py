@@ -186,7 +186,7 @@ def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProt
     kept = []
     for node in reversed(nodes):
         if needed.intersection(node.output):
-            needed.update(node.input)
+            needed.update(filter(None, node.input))
             kept.append(node)
     return kept[::-1]
 

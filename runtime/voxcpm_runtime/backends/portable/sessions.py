@@ -26,7 +26,8 @@ SPIN_MICROSECONDS = "50"
 
 OPTIMIZATION = {
     "plain": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    "half": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    # What comes after that is for processors, and crashes where a feat encoder has GatedRMSNorm nodes.
+    "half": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     # Folds constants, so that fp16 weights are unpacked once; merges nothing across a rounding.
     "faithful": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
 }
@@ -158,8 +159,6 @@ def _options(mode: Mode, threads: int | None) -> ort.SessionOptions:
     if mode == "half":
         # CUDA's provider times its kernels for few rows beside cuBLAS's, once for each shape in a process.
         options.add_session_config_entry("ep.cuda.enable_gemm_auto_tune", "1")
-        # What comes after that is for processors, and crashes where a feat encoder has GatedRMSNorm nodes.
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     threads = threads or fair_threads()
     if threads is not None:
         options.intra_op_num_threads = threads

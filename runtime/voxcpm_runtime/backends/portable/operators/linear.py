@@ -13,7 +13,7 @@ def _linear(call: Call) -> str:
     """X · weightᵀ + bias, weight (out_features, in_features)."""
     product = quantized_matmul(call, "weight", transposed=True)
     if product is None:
-        # The contrib form multiplies by the transpose as it is stored: no transposed copy at load.
+        # The contrib form multiplies by the transpose as it is stored: no transposed copy at load on a processor.
         product = call.emit("FusedMatMul", call.tensor("x"), call.tensor("weight"), domain=CONTRIB, transB=1)
     # coremltools gives a product without bias one of zeros.
     if not call.has("bias") or _is_zero(call, "bias"):
