@@ -180,8 +180,8 @@ def _scaled_product(view: View, node: NodeProto) -> list[NodeProto] | None:
 def _gated(view: View, node: NodeProto) -> list[NodeProto] | None:
     """silu(gate) · x as one node: an RMSNorm times silu(gate), whose epsilon leaves nothing of the norm.
 
-    x / sqrt(mean(x²) + 2^30) · 2^15 is x to less than half a step of fp16 while the mean square is below 2^19. One large
-    number alone does not reach that in a wide group. The node computes in float32.
+    x / sqrt(mean(x²) + 2^30) · 2^15 is x to less than half a step of fp16 while the mean square is below 2^19.
+    One large number does not reach that in a wide group. The node computes in float32.
     """
     names = view.match(_GATED, "gated", node.output[0]) if node.op_type == "Mul" else None
     if names is None or view.dtypes.get(node.output[0]) != np.float16:
