@@ -25,9 +25,9 @@ def _lengths(monkeypatch) -> None:
     """The stop head ends each attempt after 4 to 12 patches, by its first patch alone."""
     generate = Driver.generate_patches
 
-    def patches(*arguments) -> Iterator[Patch]:
+    def patches(*arguments, **named) -> Iterator[Patch]:
         length = None
-        for patch in generate(*arguments):
+        for patch in generate(*arguments, **named):
             length = length or 4 + int(np.abs(patch.latents).sum() * 1000) % 9
             stops = patch.index + 1 == length
             yield Patch(patch.index, patch.latents, stops)
