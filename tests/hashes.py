@@ -20,9 +20,13 @@ FOLDER = REPOSITORY / "hashes"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 BUILD = ("hatchling",)
 """What `pip install .` builds this package with."""
-EXTRAS = {"install": ("convert",), "make": ("convert-coreai", "validate", "listen", "dev")}
-"""List → the extras that its set-up command installs."""
-WITHOUT_DEPENDENCIES: dict[str, tuple[str, ...]] = {"install": (), "make": ALSO}
+EXTRAS = {
+    "make": ("convert", "validate", "listen", "dev"),
+    "install": ("convert",),
+    "core-ai": ("convert-coreai",),
+}
+"""List → the extras that its set-up command installs. The longest comes first: the others have its versions."""
+WITHOUT_DEPENDENCIES = {"make": ALSO}
 CUDA = re.compile(r"(nvidia|cuda)-|triton$")
 """What PyPI's torch for Linux needs and the CPU build does not: a list of its own, of gigabytes."""
 OLDEST_PYTHON = "3.10"
@@ -90,17 +94,20 @@ def main(uv: str) -> None:
     whole = FOLDER / "make.txt"
     cpu = _digests_of_the_cpu_build(entries(whole.read_text()) if whole.exists() else {})
     cuda: Entries = {}
-    # The longer list first: the other one has its versions.
-    for name in ("make", "install"):
-        extras = [word for extra in EXTRAS[name] for word in ("--extra", extra)]
+    for name, wanted in EXTRAS.items():
+        extras = [word for extra in wanted for word in ("--extra", extra)]
         same = ("--constraints", str(whole)) if name != "make" else ()
         found = _compiled(uv, "pyproject.toml", *extras, *same, packages=BUILD)
-        if alone := WITHOUT_DEPENDENCIES[name]:
+        if alone := WITHOUT_DEPENDENCIES.get(name):
             found |= _compiled(uv, "--no-deps", packages=alone)
         cuda |= {package: digests for package, digests in found.items() if CUDA.match(package)}
         found = {package: digests for package, digests in found.items() if package not in cuda}
         torch = next(package for package in found if package.startswith("torch=="))
         found[torch] += cpu
+        if name == "core-ai":
+            # What Core AI adds to `make`'s packages.
+            names = {package.partition("==")[0] for package in entries(whole.read_text())}
+            found = {package: found[package] for package in found if package.partition("==")[0] not in names}
         FOLDER.mkdir(exist_ok=True)
         (FOLDER / f"{name}.txt").write_text(written(found))
     (FOLDER / "cuda.txt").write_text(written(cuda))

@@ -43,7 +43,7 @@ def versions(
 def test_the_versions_are_those_of_the_constraints_and_one_for_each_system(
     python: str, system: dict[str, str]
 ) -> None:
-    whole = versions(LISTS["make"], python, system)
+    whole = versions(LISTS["make"] | LISTS["core-ai"], python, system)
     wanted = versions(CONSTRAINTS, python, system)
     for_this_system = {"atheris", "coreai-core", "coreai-opt", "coreai-torch", "torchao"}
     for name in NOT_LISTED:
@@ -57,7 +57,7 @@ def test_the_versions_are_those_of_the_constraints_and_one_for_each_system(
     assert versions(LISTS["install"], python, system).items() <= whole.items()
 
 
-@pytest.mark.parametrize("name", ["install", "make", "cuda"])
+@pytest.mark.parametrize("name", ["install", "make", "core-ai", "cuda"])
 def test_each_package_has_one_version_and_digests(name: str) -> None:
     assert LISTS[name]
     for package, digests in LISTS[name].items():
@@ -67,7 +67,7 @@ def test_each_package_has_one_version_and_digests(name: str) -> None:
 
 
 def test_what_is_installed_for_this_package_is_in_the_list() -> None:
-    listed = {normalized(package.partition("==")[0]) for package in LISTS["make"]}
+    listed = {normalized(package.partition("==")[0]) for package in LISTS["make"] | LISTS["core-ai"]}
     brought = {name for name in dependencies() if not CUDA.match(name)}
 
     assert {"numpy", "fastapi", "pytest", "torch"} <= brought
@@ -76,6 +76,12 @@ def test_what_is_installed_for_this_package_is_in_the_list() -> None:
         assert brought - listed == set()
     assert {normalized(name) for name in (*ALSO, *BUILD)} <= listed
     assert set(NOT_INSTALLED) & {extra for extras in EXTRAS.values() for extra in extras} == set()
+
+
+def test_no_command_needs_core_ai_whose_wheels_are_for_macos_26_alone() -> None:
+    assert [package for package in LISTS["core-ai"] if package.startswith("coreai-core==")]
+    for name in ("install", "make"):
+        assert [package for package in LISTS[name] if package.startswith(("coreai", "torchao"))] == []
 
 
 def test_the_digests_of_the_shorter_list_are_those_of_the_longer_one() -> None:
@@ -99,7 +105,8 @@ def test_what_the_set_up_commands_install_is_what_the_lists_are_made_of() -> Non
     makefile, readme = ((REPOSITORY / name).read_text(encoding="utf-8") for name in ("Makefile", "README.md"))
     project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
 
-    assert f"-e '.[{','.join(EXTRAS['make'])}]'" in makefile
+    for name in ("make", "core-ai"):
+        assert f"-e '.[{','.join(EXTRAS[name])}]'" in makefile
     assert f'pip install ".[{",".join(EXTRAS["install"])}]"' in readme
     assert re.findall(r'^requires = \["([a-z]+)[^"]*"\]$', project, re.MULTILINE) == list(BUILD)
 

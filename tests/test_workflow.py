@@ -134,6 +134,31 @@ def test_clients_that_cannot_be_installed_fail_in_continuous_integration(ci: str
     assert "1 skipped: the tests with Pipecat and LiveKit" in done.stdout
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(
+    ("ci", "system", "code"), [("", "Linux", 0), ("true", "Darwin", 0), ("true", "Linux", 2)]
+)
+def test_make_goes_on_without_core_ai_in_one_line(ci: str, system: str, code: int, tmp_path: Path) -> None:
+    """A pip that has no package for Core AI, as on macOS 14 and 15. Linux in CI must have one."""
+    python = '#!/bin/sh\ncase "$*" in *coreai*) echo no matching distribution >&2; exit 1;; esac\n'
+    venv = f'case "$*" in *venv*) mkdir -p {tmp_path}/venv/bin; cp "$0" {tmp_path}/venv/bin/python;; esac\n'
+    for name, text in (("python", python + venv), ("uname", f"#!/bin/sh\necho {system}\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["make", "venv", f"VENV={tmp_path}/venv", f"PYTHON={tmp_path}/python"],  # noqa: S607 - the one of the path
+        cwd=REPOSITORY,
+        env=os.environ | {"CI": ci, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert done.stdout.count("Core AI has no packages for this system or Python") == 1
+    assert (tmp_path / "venv" / ".installed").exists() == (code == 0)
+    assert (tmp_path / "venv" / "core-ai.log").read_text() == "no matching distribution\n"
+
+
 def test_what_python_runs_exists() -> None:
     called = [words[1:] for words in lines() if words[0] == ".venv/bin/python"]
     assert {tuple(words[:2]) if words[0] == "-m" else words[0] for words in called} == {
