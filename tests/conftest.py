@@ -4,7 +4,7 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,11 +75,18 @@ def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def core_ml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
-    """Core ML's stand-in on the portable executor (tests/coreml_stand_in), in this process and in its children."""
+def core_ml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIn]:
+    """Core ML's stand-in on the portable executor (tests/coreml_stand_in), in this process and in its children.
+
+    The test fails if an input of a prediction was owned by Core ML alone, which crashes on a Mac.
+    """
+    from coreml_stand_in.inputs import release_all
     from coreml_stand_in.installation import install
 
-    return install(monkeypatch, tmp_path / "core_ml")
+    stand_in = install(monkeypatch, tmp_path / "core_ml")
+    yield stand_in
+    release_all()
+    assert not stand_in.events("crash")
 
 
 @pytest.fixture(scope="session")

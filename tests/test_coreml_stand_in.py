@@ -24,7 +24,8 @@ TRIAL = """
 import sys, coremltools as ct, numpy as np
 model = ct.models.MLModel(sys.argv[1], compute_units=ct.ComputeUnit.CPU_AND_NE)
 inputs = model.get_spec().description.input
-results = model.predict({i.name: np.zeros(list(i.type.multiArrayType.shape), np.float32) for i in inputs})
+given = {i.name: np.zeros(list(i.type.multiArrayType.shape), np.float32) for i in inputs}
+results = model.predict(given)
 print("torch" in sys.modules, *results)
 """
 
@@ -36,11 +37,16 @@ def ct(core_ml: StandIn) -> Any:  # noqa: ARG001 - coremltools with the stand-in
     return coremltools
 
 
+KEPT = []
+"""Inputs that must outlive their prediction."""
+
+
 def zeros(declared: StepModel) -> dict[str, np.ndarray]:
-    return {
+    KEPT.append({
         t.name: np.zeros(t.shape_at(0), np.int32 if t.dtype == "int32" else np.float32)
         for t in (*declared.inputs, *declared.state)
-    }
+    })  # fmt: skip
+    return KEPT[-1]
 
 
 def test_results_are_float32_strided_and_read_only(ct: Any, tiny_bundle: Path) -> None:
@@ -102,7 +108,8 @@ def test_functions_of_a_compiled_package_share_a_state(
 
     name = one.state[0].name
     row = state.read_state(name)
-    state.write_state(name, row + np.float32(1 / 3))
+    KEPT.append({name: row + np.float32(1 / 3)})
+    state.write_state(name, KEPT[-1][name])
     np.testing.assert_array_equal(state.read_state(name), (row + np.float32(1 / 3)).astype(np.float16))
     with pytest.raises(RuntimeError, match="does not exist"):
         state.read_state("cache")
@@ -140,6 +147,20 @@ def test_child_processes_have_the_stand_in_and_die_of_its_faults(core_ml: StandI
         core_ml.fault(unit="CPU_AND_NE", at=at, does=does)
         assert subprocess.run(given, stderr=subprocess.DEVNULL, check=False).returncode == code
     assert len({event["pid"] for event in core_ml.events("load")}) == 3
+
+
+def test_a_child_crashes_where_core_ml_alone_has_an_input(core_ml: StandIn, tiny_bundle: Path) -> None:
+    """About a second after the prediction, as on a Mac, or at the end of the process."""
+    package = str(tiny_bundle / "fp16" / f"{LOCDIT_STEP}.mlpackage")
+    lost = TRIAL.replace("print(", "del given; import time; time.sleep(float(sys.argv[2])); print(")
+
+    for seconds, printed in (("0", True), ("30", False)):
+        given = [sys.executable, "-c", lost, package, seconds]
+        child = subprocess.run(given, capture_output=True, text=True, check=False)
+        assert (child.returncode, bool(child.stdout)) == (-signal.SIGSEGV, printed), child.stderr
+
+    assert all("was owned by Core ML alone" in event["reason"] for event in core_ml.events("crash"))
+    core_ml.log.unlink()
 
 
 def test_a_child_that_hangs_can_be_ended_from_outside_only(core_ml: StandIn, tiny_bundle: Path) -> None:

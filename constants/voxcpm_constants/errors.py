@@ -7,6 +7,7 @@ Each message is one line: what was expected, what was found, what to do. The com
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -89,6 +90,40 @@ def is_refused_memory(error: ImportError) -> bool:
 def first_line(error: BaseException) -> str:
     """The first line of another library's error, or its class name if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# Strings as the system prints them in a dictionary.
+_STRING = r'"((?:[^"\\]|\\.)*)"'
+_DESCRIPTION = re.compile(rf"NSLocalizedDescription = (?:{_STRING}|([^;\n]*));")
+_UNDERLYING = re.compile(rf"NSUnderlyingError = {_STRING};")
+_CAUSE = re.compile(rf"Code=-?\d+ {_STRING}")
+_ESCAPED = re.compile(r"\\(U[0-9a-fA-F]{4}|.)")
+
+
+def core_ml_reason(error: BaseException) -> str:
+    """The sentence in an error of coremltools, and the underlying one if there is one, on one line.
+
+    coremltools throws the `userInfo` of Core ML's NSError as the system prints a dictionary: several lines in braces.
+    """
+    text = str(error)
+    described = _DESCRIPTION.search(text)
+    if described is None and text.startswith("{"):
+        return f"Core ML gives no reason: {' '.join(text.split())}"
+    if described is None:
+        return first_line(error)
+    underlying = _UNDERLYING.search(text)
+    cause = _CAUSE.search(_unescaped(underlying[1])) if underlying else None
+    found = [_unescaped(described[1] or described[2] or ""), _unescaped(cause[1]) if cause else ""]
+    lines = [said.strip().splitlines()[0] for said in found if said.strip() not in ("", "(null)")]
+    return " ".join(dict.fromkeys(lines)) or "Core ML gives no reason"
+
+
+def _unescaped(text: str) -> str:
+    def character(match: re.Match[str]) -> str:
+        code = match[1]
+        return chr(int(code[1:], 16)) if len(code) > 1 else {"n": "\n", "t": "\t"}.get(code, code)
+
+    return _ESCAPED.sub(character, text)
 
 
 def first_wrong_field(error: ValidationError) -> str:

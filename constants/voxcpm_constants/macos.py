@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 # Every Mac has this file and no other system does. The tests name another one, so that Core ML's path runs anywhere.
 SYSTEM_VERSION_FILE = Path("/System/Library/CoreServices/SystemVersion.plist")
+# In the same folder. A Python built on an SDK before macOS 26 is given a SystemVersion.plist that says 16.0, as is
+# `platform.mac_ver`, but no other version of this file.
+_PLATFORM_VERSION = ".SystemVersionPlatform.plist"
 
 
 class MacOS(NamedTuple):
@@ -22,9 +25,11 @@ class MacOS(NamedTuple):
 
 def macos() -> MacOS | None:
     """The system's version and build; None where this is no Mac."""
-    try:
-        described = plistlib.loads(SYSTEM_VERSION_FILE.read_bytes())
-    except FileNotFoundError:
-        return None
-    version = tuple(int(part) for part in described["ProductVersion"].split("."))
-    return MacOS(version, described["ProductBuildVersion"])
+    for path in (SYSTEM_VERSION_FILE.with_name(_PLATFORM_VERSION), SYSTEM_VERSION_FILE):
+        try:
+            described = plistlib.loads(path.read_bytes())
+        except FileNotFoundError:
+            continue
+        version = tuple(int(part) for part in described["ProductVersion"].split("."))
+        return MacOS(version, described["ProductBuildVersion"])
+    return None

@@ -86,6 +86,7 @@ class VoxCPM(UpstreamNames):
         verify: bool = False,
         compute_units: ComputeUnits = AUTO,
         device: str = CPU_DEVICE,
+        on_first_use: Callable[[str], object] = lambda _: None,
     ) -> Self:
         """Open a bundle and load its step models.
 
@@ -95,7 +96,8 @@ class VoxCPM(UpstreamNames):
         threads: threads of one operation (portable backend only). verify: hash every file. compute_units (Core ML
         only): "auto", "all", "cpu", "cpu_and_gpu" or "cpu_and_ne", or a mapping from names of step models to these, in
         which "*" stands for all others. device (portable backend only): "cpu", a GPU: "cuda", "cuda:N", "tensorrt" or
-        "tensorrt:N", or "auto": the first GPU that can be used here, otherwise "cpu".
+        "tensorrt:N", or "auto": the first GPU that can be used here, otherwise "cpu". on_first_use (Core ML only):
+        called with a line when Core ML begins to compile or prepare a step model for this machine, which takes minutes.
 
         Raises BundleError for a bundle that cannot be opened or loaded, InputError for a wrong argument, DeviceError
         for a GPU that cannot be used.
@@ -111,7 +113,13 @@ class VoxCPM(UpstreamNames):
         device = chosen_device(device, chosen)
         measured = measured_units(bundle.digest) if chosen == "coreml" else {}
         placed = place_step_models(
-            bundle, backend, threads=threads, device=device, compute_units=compute_units, measured=measured
+            bundle,
+            backend,
+            threads=threads,
+            device=device,
+            compute_units=compute_units,
+            measured=measured,
+            first_use=on_first_use,
         )
         models = {name: step_model.model for name, step_model in placed.items()}
         next_patch = load_next_patch(bundle, models, device)

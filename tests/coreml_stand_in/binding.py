@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from coreml_stand_in.faults import meet, told
+from coreml_stand_in.faults import events, meet, told
+from coreml_stand_in.inputs import keep
 
 # The newest specification that a system can open, by its major version; later ones open the last.
 SPECIFICATIONS = {13: 7, 14: 8, 15: 9, 26: 10}
@@ -47,6 +48,9 @@ class Model:
             raise RuntimeError(
                 "Failed to load: .functionName property must be nil unless the model type is ML Program."
             )
+        use = {"at": "load", "package": self._package, "unit": unit, "function": function}
+        if not any(event.items() >= use.items() for event in events()):
+            meet("first load", self._package, unit, function)
         meet("load", self._package, unit, function, hints)
         chosen = function or spec.description.defaultFunctionName or "main"
         self._executor, self._states = _executor(_digest(self._compiled), chosen, self._compiled)
@@ -99,6 +103,7 @@ class Model:
                 # The native module asks for the array's mutable data.
                 if not value.flags.writeable:
                     raise ValueError("array is not writeable")
+            keep(data, self._package)
             try:
                 results = self._executor(data, None if state is None else state.inner)
             except ValueError as error:
@@ -131,6 +136,7 @@ class State:
 
     def write_state(self, name, value):
         self._check(name)
+        keep({name: value}, "state")
         try:
             self.inner.set(name, np.asarray(value, np.float32))
         except ValueError as error:

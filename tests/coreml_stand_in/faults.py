@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import threading
-import time
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -21,6 +20,7 @@ WORDS = {
     'in operation scores: Incompatible Shape.".',
     "load": "Failed to build the model execution plan using a model architecture file "
     "'model.mil' with error code: -14.",
+    "first load": "E5RT: ANECCompile() FAILED.",
     "predict": "Unable to compute the prediction using ML Program. "
     "It can be an invalid input data or broken/unsupported model.",
 }
@@ -30,9 +30,10 @@ WORDS = {
 class Fault:
     """Something that goes wrong. package, unit, function: patterns as of file names; "" is the only function.
 
-    unit: ALL, CPU_ONLY, CPU_AND_GPU, CPU_AND_NE. at: compile (which knows no unit), load or predict.
-    does: refuse, abort (SIGABRT), kill (SIGKILL), hang (holds the GIL, as Core ML would), delay (by `seconds`),
-    wrong (predictions come out in another order).
+    unit: ALL, CPU_ONLY, CPU_AND_GPU, CPU_AND_NE. at: compile (which knows no unit), first load (on a unit, which takes
+    longer than all others), load or predict. does: refuse, abort (SIGABRT), kill (SIGKILL), hang, delay (by `seconds`;
+    both hold the GIL, as Core ML's binding does), wrong (predictions come out in another order). after: the first
+    events that go well.
     """
 
     package: str = "*"
@@ -42,6 +43,7 @@ class Fault:
     does: str = "refuse"
     message: str = ""
     seconds: float = 0.0
+    after: int = 0
 
 
 def told():
@@ -52,33 +54,68 @@ def settings(system_version: Path, log: Path, faults=()):
     """The variable's value."""
     return json.dumps({
         "system_version": str(system_version), "log": str(log), "faults": [asdict(fault) for fault in faults],
+        "test": os.getpid(),
     })  # fmt: skip
 
 
 def meet(at: str, package: str, unit: str = "", function: str = "", hints: object = None) -> bool:
     """Write the event into the log, and do what the faults for it say. True if the numbers shall be wrong."""
-    given = told()
     event = {"at": at, "package": package, "unit": unit, "function": function}
-    line = json.dumps(
-        {**event, "hints": hints, "pid": os.getpid(), "thread": threading.current_thread().name}
-    )
-    with Path(given["log"]).open("a") as log:
-        log.write(f"{line}\n")
+    record(**event, hints=hints)
     wrong = False
-    for fault in (Fault(**fields) for fields in given["faults"]):
+    for fault in (Fault(**fields) for fields in told()["faults"]):
         asked = asdict(fault)
         if fault.at == at and all(
             fnmatch(event[key], asked[key])
             for key in ("package", "unit", "function")
             if (key, at) != ("unit", "compile")
         ):
-            _DOES[fault.does](fault)
-            wrong |= fault.does == "wrong"
+            _met[fault] = _met.get(fault, 0) + 1
+            if _met[fault] > fault.after:
+                _DOES[fault.does](fault)
+                wrong |= fault.does == "wrong"
     return wrong
 
 
+_met = {}
+
+
+def record(**event):
+    """Write an event into the log."""
+    line = json.dumps({**event, "pid": os.getpid(), "thread": threading.current_thread().name})
+    with Path(told()["log"]).open("a") as log:
+        log.write(f"{line}\n")
+
+
+def events():
+    """All events in the log so far, of all processes."""
+    log = Path(told()["log"])
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def crash(reason):
+    """End this process as the system would; in the test's own process, leave that to the fixture."""
+    record(at="crash", reason=reason)
+    if os.getpid() != told()["test"]:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
 def _refuse(fault):
-    raise RuntimeError(fault.message or WORDS[fault.at])
+    words = fault.message or WORDS[fault.at]
+    # Of a compilation the binding throws the sentence, of all else the `userInfo` of Core ML's error as it is printed.
+    raise RuntimeError(words if fault.at == "compile" else printed_dictionary(words))
+
+
+def printed_dictionary(description, cause="(null)"):
+    """An error's `userInfo` as Foundation prints it."""
+    underlying = f"Error Domain=com.apple.CoreML Code=0 {_quoted(cause)}"
+    entries = {"NSLocalizedDescription": description, "NSUnderlyingError": underlying}
+    return "{\n" + "".join(f"    {key} = {_quoted(text)};\n" for key, text in entries.items()) + "}"
+
+
+def _quoted(text):
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return '"' + "".join(c if c.isascii() else f"\\U{ord(c):04x}" for c in escaped) + '"'
 
 
 def _hang(_):
@@ -94,6 +131,6 @@ _DOES = {
     "abort": lambda fault: os.abort(),
     "kill": lambda fault: os.kill(os.getpid(), signal.SIGKILL),
     "hang": _hang,
-    "delay": lambda fault: time.sleep(fault.seconds),
+    "delay": lambda fault: ctypes.PyDLL(None).usleep(int(1e6 * fault.seconds)),
     "wrong": lambda fault: None,
 }

@@ -1,6 +1,6 @@
 """The stand-in in this process and in its children."""
 
-import json
+import atexit
 import os
 import plistlib
 import sys
@@ -11,7 +11,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 
-from coreml_stand_in.faults import VARIABLE, Fault, settings, told
+from coreml_stand_in.faults import VARIABLE, Fault, events, settings, told
 
 BINDING = "coremltools.libcoremlpython"
 CHILD = Path(__file__).with_name("child")
@@ -44,10 +44,9 @@ class StandIn:
         self.faults.clear()
         self.tell()
 
-    def events(self, at: str) -> list[dict]:
-        """What happened so far, in all processes: compile, load or predict."""
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
-        return [event for event in map(json.loads, lines) if event["at"] == at]
+    def events(self, at: str, *, here: bool = False) -> list[dict]:
+        """What happened so far, in all processes or only in this one: compile, first load, load, predict or crash."""
+        return [e for e in events() if e["at"] == at and (not here or e["pid"] == os.getpid())]
 
     def tell(self) -> None:
         value = settings(self.folder / "SystemVersion.plist", self.log, self.faults)
@@ -72,6 +71,7 @@ def install(monkeypatch, folder: Path) -> StandIn:
 def install_in_child() -> None:
     """Put the stand-in into coremltools when it is imported. torch is hidden: importing it takes seconds a process."""
     sys.meta_path.insert(0, Finder())
+    atexit.register(lambda: import_module("coreml_stand_in.inputs").release_all())
     with suppress(ImportError):
         import_module("voxcpm_constants.macos").SYSTEM_VERSION_FILE = Path(told()["system_version"])
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +27,7 @@ from voxcpm_runtime.voxcpm import VoxCPM
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
 
-Load = Callable[..., Any]
+Load = Any
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +43,7 @@ def load(core_ml: StandIn, tiny_bundle: Path) -> Load:  # noqa: ARG001 - in plac
     def load(name: str = LOCDIT_STEP, folder: Path = tiny_bundle, **options: Any) -> Any:
         return load_step_models(open_bundle(folder, "fp16"), "coreml", names=[name], **options)[name]
 
+    load.folder = tiny_bundle  # type: ignore[attr-defined]
     return load
 
 
@@ -60,7 +64,7 @@ def test_a_package_is_compiled_once(load: Load, core_ml: StandIn, cache: Path) -
         load(compute_units=unit)
 
     assert [event["package"] for event in core_ml.events("compile")] == [LOCDIT_STEP]
-    assert [event["unit"] for event in core_ml.events("load")] == ["CPU_ONLY", "ALL", "CPU_ONLY"]
+    assert [event["unit"] for event in core_ml.events("load", here=True)] == ["CPU_ONLY", "ALL", "CPU_ONLY"]
     assert len(list(cache.glob("*.mlmodelc"))) == 1
 
 
@@ -80,7 +84,11 @@ def test_step_models_run_where_the_table_says_or_the_caller(load: Load, core_ml:
     load(LOCDIT_STEP, compute_units={LOCDIT_STEP: "cpu_and_gpu"})
     load(LOCDIT_STEP, measured={LOCDIT_STEP: "all"})
 
-    assert [event["unit"] for event in core_ml.events("load")] == ["CPU_AND_NE", "CPU_AND_GPU", "ALL"]
+    assert [event["unit"] for event in core_ml.events("load", here=True)] == [
+        "CPU_AND_NE",
+        "CPU_AND_GPU",
+        "ALL",
+    ]
 
 
 def test_a_damaged_compiled_package_is_made_again_once(load: Load, core_ml: StandIn, cache: Path) -> None:
@@ -107,7 +115,11 @@ def test_enumerated_lengths_rarely_change(
     if hint:
         load(BASE_LM_STEP, tiny_bundle_15)
 
-    assert [event["hints"] for event in core_ml.events("load")] == [hint, {}, *([{}, {}, {}] if hint else [])]
+    assert [event["hints"] for event in core_ml.events("load", here=True)] == [
+        hint,
+        {},
+        *([{}, {}, {}] if hint else []),
+    ]
 
 
 def test_a_package_that_a_unit_refuses_is_not_compiled_again(load: Load, core_ml: StandIn) -> None:
@@ -128,12 +140,107 @@ def test_what_no_unit_takes_is_tried_twice_at_most(load: Load, core_ml: StandIn)
     load()
     core_ml.fault(package=LOCDIT_STEP)
 
-    with pytest.raises(BundleError, match=r"error code: -14\.\); try --compute-units locdit_step=cpu or"):
+    with pytest.raises(
+        BundleError, match=r"\(Failed to build .* error code: -14\.\); try --compute-units locdit_step=cpu or"
+    ):
         load(compute_units="cpu_and_ne")
     with pytest.raises(BundleError, match=r"refuses it on cpu \(.*\); try --backend portable"):
         load(compute_units="cpu")
 
     assert len(core_ml.events("compile")) == 3
+
+
+def test_python_goes_on_while_core_ml_compiles_and_first_loads(load: Load, core_ml: StandIn) -> None:
+    """The binding never releases the GIL: a child process has both before this one."""
+    core_ml.fault(at="compile", does="delay", seconds=1.5)
+    core_ml.fault(at="first load", does="delay", seconds=1.5)
+    ticks = [time.monotonic()]
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(0.02):
+            ticks.append(time.monotonic())
+
+    clock, said = threading.Thread(target=tick), []
+    clock.start()
+    load(compute_units="cpu_and_gpu", first_use=said.append)
+    ended.set()
+    clock.join()
+
+    assert max(after - before for before, after in pairwise(ticks)) < 1.2
+    assert ticks[-1] - ticks[0] > 3
+    assert said == [
+        "Core ML compiles locdit_step, once …",
+        "Core ML prepares locdit_step for cpu_and_gpu, once …",
+    ]
+    assert {e["pid"] for at in ("compile", "first load") for e in core_ml.events(at)}.isdisjoint(
+        {os.getpid()}
+    )
+    load(compute_units="cpu_and_gpu", first_use=said.append)
+    assert len(said) == 2
+
+
+def test_a_unit_that_ends_the_process_is_one_line_and_the_cpu_takes_its_place(
+    load: Load, core_ml: StandIn
+) -> None:
+    core_ml.fault(at="first load", unit="CPU_AND_NE", does="abort")
+    line = r"Core ML refuses it on cpu_and_ne \(it ended the process that tried it: SIGABRT"
+
+    with pytest.warns(UserWarning, match=f"locdit_step runs on cpu and not on cpu_and_ne .*{line}"):
+        load_step_models(open_bundle(load.folder, "fp16"), names=[LOCDIT_STEP])
+    with pytest.raises(BundleError, match=line):
+        load(compute_units="cpu_and_ne")
+
+
+@pytest.mark.parametrize("at", ["compile", "first load"])
+def test_ctrl_c_ends_a_compilation_at_once(
+    core_ml: StandIn, tiny_bundle: Path, tmp_path: Path, at: str
+) -> None:
+    core_ml.fault(at=at, does="hang")
+    given = [str(tiny_bundle), "--precision", "fp16", "-t", "one", "-o", str(tmp_path / "o.wav")]
+    # A shell's background job ignores the signal, and so would this child.
+    heard = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heard}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "generate", *given], stderr=subprocess.PIPE, text=True
+    ) as speaking:
+        while not core_ml.events(at):
+            assert speaking.poll() is None
+            time.sleep(0.05)
+        began = time.monotonic()
+        speaking.send_signal(signal.SIGINT)
+        _, told = speaking.communicate(timeout=20)
+
+    assert (speaking.returncode, told.splitlines()[-1]) == (130, "error: interrupted")
+    assert time.monotonic() - began < 5
+    with pytest.raises(ProcessLookupError):
+        os.kill(core_ml.events(at)[0]["pid"], 0)
+
+
+def test_a_compilation_ends_with_its_process(core_ml: StandIn, tiny_bundle: Path) -> None:
+    """Also where nothing can end it in order: the child has no thread that could notice."""
+    core_ml.fault(at="compile", does="hang")
+    program = "import sys; from voxcpm_runtime.voxcpm import VoxCPM; VoxCPM.from_bundle(sys.argv[1], 'fp16')"
+    with subprocess.Popen([sys.executable, "-c", program, str(tiny_bundle)]) as opening:
+        while not core_ml.events("compile"):
+            assert opening.poll() is None
+            time.sleep(0.05)
+        opening.kill()
+
+    pid = core_ml.events("compile")[0]["pid"]
+    deadline = time.monotonic() + 20
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(pid)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        # A container may leave the zombie of a process without a parent.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_package_that_cannot_be_compiled_is_one_line(load: Load, core_ml: StandIn, cache: Path) -> None:
@@ -150,7 +257,11 @@ def test_every_function_is_loaded_when_the_bundle_is_opened(
 ) -> None:
     load(BASE_LM_STEP, tiny_bundle_15)
 
-    assert [event["function"] for event in core_ml.events("load")] == ["decode", "prefill_16", "prefill_64"]
+    assert [event["function"] for event in core_ml.events("load", here=True)] == [
+        "decode",
+        "prefill_16",
+        "prefill_64",
+    ]
     core_ml.fault(
         package=BASE_LM_STEP, function="prefill_64", message=".functionName property must be nil unless …"
     )
@@ -312,7 +423,8 @@ def test_two_processes_compile_once(core_ml: StandIn, tiny_bundle: Path, cache: 
         _, error = child.communicate()
         assert child.returncode == 0, error
     assert len(core_ml.events("compile")) == 1
-    assert len({event["pid"] for event in core_ml.events("load")}) == 2
+    loading = {event["pid"] for event in core_ml.events("load")}
+    assert {child.pid for child in children} <= loading
     assert len(list(cache.glob("*.mlmodelc"))) == 1
 
 
@@ -336,7 +448,7 @@ def test_the_command_chooses_compute_units_for_one_step_model_or_for_all(
 
     assert cli.main(["generate", *given]) == 0
 
-    units = {event["package"]: event["unit"] for event in core_ml.events("load")}
+    units = {event["package"]: event["unit"] for event in core_ml.events("load", here=True)}
     assert set(units) == set(open_bundle(tiny_bundle, "fp16").manifest.step_models)
     assert units.pop(LOCDIT_STEP) == "CPU_AND_GPU"
     assert set(units.values()) == {"CPU_ONLY"}

@@ -26,6 +26,7 @@ _FOLDER = "compiled"
 DIGITS = 32
 """How much of a digest the name of a compiled form begins with."""
 LOCK = ".lock"
+_LOADED = ".loaded"
 # Longer than any compilation that is known of. Whoever waits longer compiles for itself.
 LOCK_SECONDS = 1800
 _OWN = "voxcpm-coreml-compiled-"
@@ -35,33 +36,26 @@ Compile = Callable[[Path, Path], None]
 """compile(package, folder to make). It raises OSError if the folder cannot be made, and what the compiler raises."""
 
 
-def compile_package(package: Path, compiled: Path) -> None:
-    """Compile a package into a new folder. Raises what Core ML's compiler raises."""
-    import coremltools as ct  # seconds, and on a Mac only
-
-    ct.utils.compile_model(str(package), destination_path=str(compiled))
-
-
 class CompiledPackage:
     """The compiled form of a package: shipped beside it, or in the user's cache, or compiled for this process alone.
 
-    digest: identifies the package's content. compile_with: `compile_package` by default. compiler: identifies what
-    compiles; by default the system's build. suffix: the end of a compiled form's name. A folder for this process alone
-    is removed with this object; if the process is killed, by the next one that needs such a folder.
+    digest: identifies the package's content. compiler: identifies what compiles; by default the system's build. suffix:
+    the end of a compiled form's name. A folder for this process alone is removed with this object; if the process is
+    killed, by the next one that needs such a folder.
     """
 
     def __init__(
         self,
         package: Path,
         digest: str,
-        compile_with: Compile | None = None,
+        compile_with: Compile,
         *,
         compiler: str | None = None,
         suffix: str = COMPILED,
     ) -> None:
         self._package = package
         self._digest = digest[:DIGITS]
-        self._compile = compile_with or compile_package
+        self._compile = compile_with
         self._compiler, self._suffix = compiler, suffix
         self._own: Path | None = None
         self._lock: Lock | None = None
@@ -72,9 +66,20 @@ class CompiledPackage:
         folder = self._package.with_suffix(self._suffix)
         return folder if folder.is_dir() else None
 
-    def loadable(self) -> Path:
-        """The shipped form, or else the compiled one. Raises what Core ML's compiler raises."""
-        return self.shipped or self.path()[0]
+    def loaded_before(self, compiled: Path, use: str) -> bool:
+        """Whether `record_load` was called for this compiled form. use: the function and the compute unit."""
+        try:
+            return self._record(use).read_text(encoding="utf-8") == str(mark(compiled))
+        except OSError:
+            return False
+
+    def record_load(self, compiled: Path, use: str) -> None:
+        """Record that the compiled form was loaded; without a cache that can be written, do nothing."""
+        with contextlib.suppress(OSError):
+            self._record(use).write_text(str(mark(compiled)), encoding="utf-8")
+
+    def _record(self, use: str) -> Path:
+        return cache_folder(_FOLDER) / f"{self._name}.{use}{_LOADED}"
 
     def path(self, damaged: int | None = None) -> tuple[Path, bool]:
         """The compiled form, and whether this call made it.
@@ -121,6 +126,8 @@ class CompiledPackage:
         # Damaged, of an earlier build of the system, or left by a process that was killed.
         for old in (*entry.parent.glob(f"{self._digest}-*{self._suffix}"), unfinished := _unfinished(entry)):
             shutil.rmtree(old, ignore_errors=True)
+        for record in entry.parent.glob(f"{self._digest}-*{_LOADED}"):
+            record.unlink(missing_ok=True)
         try:
             self._compile(self._package, unfinished)
             unfinished.replace(entry)

@@ -9,17 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
 
 from voxcpm_constants.errors import BundleError, first_line, os_reason
 from voxcpm_constants.manifest import record_file
 from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
+from voxcpm_runtime.backends.compiler_process import end_with_the_parent, run_child
 from voxcpm_runtime.bundle.verified_files import check_recorded, record_files
 
 COMPILED = ".aimodelx"
@@ -70,30 +67,14 @@ def compile_program(program: Path, compiled: Path) -> None:
     """
     check_program(program)
     compiled.mkdir()
-    with tempfile.TemporaryFile() as output:
-        # The child ends with this process, however that ends: its standard input is closed then.
-        child = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-m", __name__, str(program.absolute()), str(compiled.absolute())],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            # Python 3.11: a file of the user's working directory must not be taken for a module.
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
+    code, words = run_child(__name__, str(program.absolute()), str(compiled.absolute()))
+    if code == -signal.SIGBUS:
+        # The compiler writes by way of a mapped file.
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if code != 0:
+        raise BundleError(
+            f"{program}: Core AI cannot compile it ({words}); convert again, or update {CORE_AI_PACKAGE}"
         )
-        with child:
-            try:
-                code = child.wait()
-            except BaseException:
-                child.kill()
-                raise
-        if code == -signal.SIGBUS:
-            # The compiler writes by way of a mapped file.
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if code != 0:
-            raise BundleError(
-                f"{program}: Core AI cannot compile it ({_last_words(code, output)}); convert again, or update "
-                f"{CORE_AI_PACKAGE}"
-            )
     record_files(compiled)
 
 
@@ -106,18 +87,9 @@ def _is_whole(compiled: Path) -> bool:
     return True
 
 
-def _last_words(code: int, output: IO[bytes]) -> str:
-    """Why the child ended: the first error that it names, or its last line, or the signal."""
-    output.seek(0)
-    lines = [line.strip() for line in output.read().decode(errors="replace").splitlines()]
-    errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
-    ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return next(filter(None, (*errors[:1], *lines[-1:], ended)))
-
-
 def _main(program: str, compiled: str) -> None:
     """Compile and end the process: at an orderly exit Core AI's threads may end it with a signal."""
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    end_with_the_parent()
     try:
         from coreai.authoring import AIModelAsset  # half a second, and only here
 
@@ -129,11 +101,6 @@ def _main(program: str, compiled: str) -> None:
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
-
-
-def _end_with_the_parent() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.errors import BundleError, first_line
+from voxcpm_constants.errors import BundleError, core_ml_reason
 from voxcpm_constants.macos import MacOS, macos
-from voxcpm_constants.step_models import Precision
 from voxcpm_constants.targets import OLDEST_MACOS, Target
-from voxcpm_runtime.backends.compiled_packages import CompiledPackage, compile_package, mark
-from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, CPU
+from voxcpm_runtime.backends.compiled_packages import CompiledPackage, mark
+from voxcpm_runtime.backends.compute_units import CPU
 from voxcpm_runtime.backends.coreml import CoreMLStepModel
+from voxcpm_runtime.backends.coreml_child import compile_package, in_child, load_function
 from voxcpm_runtime.backends.package_functions import PackageFunction
+
+Note = Callable[[str], object]
+"""note(line): what is being done, for a user who waits."""
 
 # Core ML says this of a package of several functions that it refuses for another reason (VoxCPMANE 14 and 15).
 _MISLEADING = ".functionName"
@@ -31,18 +33,16 @@ def check_system(folder: Path, target: Target, system: MacOS | None) -> None:
 
 
 def load_functions(
-    functions: Sequence[PackageFunction], digest: str, precision: Precision, unit: str
+    functions: Sequence[PackageFunction], digest: str, unit: str, first_use: Note | None
 ) -> list[CoreMLStepModel]:
     """All functions of a package on Core ML. digest: identifies the package. unit: a key of COMPUTE_UNITS.
 
-    All are loaded at once, so that a refusal is an error now and not in the middle of speech. Raises BundleError, as a
-    RefusedError what another unit may take.
+    first_use: called with a line whenever a child process begins what takes minutes: it compiles the package, or loads
+    it on a unit for the first time; None to do so in this process. All functions are loaded at once, so that a refusal
+    is an error now and not in the middle of speech. Raises BundleError, as a RefusedError what another unit may take.
     """
-    package = _Package(functions, digest, unit)
-    return [
-        CoreMLStepModel(f.declared, package.load(f), precision, state=f.state, package=package)
-        for f in functions
-    ]
+    package = _Package(functions, digest, unit, first_use)
+    return [CoreMLStepModel(f.declared, package.load(f), state=f.state, package=package) for f in functions]
 
 
 class RefusedError(BundleError):
@@ -52,11 +52,14 @@ class RefusedError(BundleError):
 class _Package:
     """A package that Core ML loads for one compute unit, compiled before."""
 
-    def __init__(self, functions: Sequence[PackageFunction], digest: str, unit: str) -> None:
+    def __init__(
+        self, functions: Sequence[PackageFunction], digest: str, unit: str, first_use: Note | None
+    ) -> None:
         self._functions = functions
         self._path = functions[0].package
         self._unit = unit
-        self._compiled = CompiledPackage(self._path, digest, partial(_check_and_compile, functions))
+        self._first_use = first_use
+        self._compiled = CompiledPackage(self._path, digest, self._compile)
 
     def load(self, function: PackageFunction) -> Any:
         """coremltools' model of one function. A compiled form that is damaged is made again once."""
@@ -79,17 +82,31 @@ class _Package:
         except Exception as error:  # noqa: BLE001 - coremltools raises any class
             raise self._refused(error) from None
 
-    def _loaded(self, compiled: Path, function: PackageFunction, unit: str) -> Any:
+    def _compile(self, package: Path, compiled: Path) -> None:
+        """Compile the package. Raises BundleError if its functions are not the declared ones."""
         import coremltools as ct  # seconds, and on a Mac only
 
+        description = ct.utils.load_spec(str(package)).description
+        for function in self._functions:
+            function.check(*_interface_names(description, function.name))
+        if self._first_use is None:
+            compile_package(package, compiled)
+            return
+        self._first_use(f"Core ML compiles {package.stem}, once …")
+        in_child("compile", str(package.absolute()), str(compiled.absolute()))
+
+    def _loaded(self, compiled: Path, function: PackageFunction, unit: str) -> Any:
         # The only function of a package is loaded without its name: systems before macOS 15 know no names.
-        options: dict[str, Any] = {"function_name": function.name} if len(self._functions) > 1 else {}
+        name = function.name if len(self._functions) > 1 else ""
         # Speech keeps to the shortest length after the prefill. coremltools refuses the hint before macOS 15.
-        if function.declared.chunk_count > 1 and (system := macos()) and system.version >= (15,):
-            options["optimization_hints"] = {"reshapeFrequency": ct.ReshapeFrequency.Infrequent}
-        return ct.models.CompiledMLModel(
-            str(compiled), getattr(ct.ComputeUnit, COMPUTE_UNITS[unit]), **options
-        )
+        system = macos()
+        enumerated = function.declared.chunk_count > 1 and system is not None and system.version >= (15,)
+        reshapes, use = "Infrequent" if enumerated else "", f"{function.name}.{unit}"
+        if self._first_use is not None and not self._compiled.loaded_before(compiled, use):
+            self._first_use(f"Core ML prepares {self._path.stem} for {unit}, once …")
+            in_child("load", str(compiled.absolute()), unit, name, reshapes)
+            self._compiled.record_load(compiled, use)
+        return load_function(compiled, unit, name, reshapes)
 
     def _loads_on_cpu(self, compiled: Path, function: PackageFunction) -> bool:
         """Whether the compiled form is whole: then it is the compute unit that refuses it."""
@@ -107,26 +124,16 @@ class _Package:
         except BundleError:
             raise
         except Exception as error:  # noqa: BLE001 - coremltools raises any class
-            raise BundleError(f"{self._path}: Core ML cannot compile it ({first_line(error)})") from None
+            raise BundleError(f"{self._path}: Core ML cannot compile it ({core_ml_reason(error)})") from None
 
     def _refused(self, error: Exception) -> RefusedError:
-        words = first_line(error)
+        words = core_ml_reason(error)
         if _MISLEADING in words:
             words = (
                 "the package is too large for it, or the system refuses one of the functions, though Core ML speaks of "
                 f"{_MISLEADING}"
             )
         return RefusedError(f"{self._path}: Core ML refuses it on {self._unit} ({words})")
-
-
-def _check_and_compile(functions: Sequence[PackageFunction], package: Path, compiled: Path) -> None:
-    """Compile a package of these functions. Raises BundleError if they are not the package's."""
-    import coremltools as ct  # seconds, and on a Mac only
-
-    description = ct.utils.load_spec(str(package)).description
-    for function in functions:
-        function.check(*_interface_names(description, function.name))
-    compile_package(package, compiled)
 
 
 def _interface_names(description: Any, function: str) -> tuple[list[str], list[str], list[str]]:

@@ -27,7 +27,7 @@ from voxcpm_runtime.backends.compute_units import (
     is_auto,
 )
 from voxcpm_runtime.backends.core_ai import load_functions as load_core_ai_functions
-from voxcpm_runtime.backends.coreml_loading import RefusedError, check_system, load_functions
+from voxcpm_runtime.backends.coreml_loading import Note, RefusedError, check_system, load_functions
 from voxcpm_runtime.backends.devices import CPU_DEVICE, read_device
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE, Placed, first_that_loads
 from voxcpm_runtime.backends.functions_by_length import FunctionsByLength
@@ -52,13 +52,16 @@ def place_step_models(
     device: str = CPU_DEVICE,
     compute_units: ComputeUnits = AUTO,
     measured: Mapping[str, str] | None = None,
+    first_use: Note | None = lambda _: None,
 ) -> dict[str, Placed]:
     """Step models of an open bundle, in its precision, and the unit of each one.
 
     names: some of them; by default all that the bundle has. threads: threads of one operation. device: "cpu", or a
     GPU: "cuda", "cuda:N" or "tensorrt" (both for the portable backend only).
     compute_units, measured: see `chosen_units` (Core ML only). With backend "auto", what Core ML refuses runs on
-    another unit or on the portable backend, with a warning, unless the caller named its unit.
+    another unit or on the portable backend, with a warning, unless the caller named its unit. first_use (Core ML only):
+    called with a line when a child process begins to compile a package or to load it for the first time, which takes
+    minutes; None to do both in this process.
 
     Raises InputError for a backend that this machine lacks or that does not run the bundle, or compute units that
     there are not, DeviceError for a GPU that cannot be used, BundleError for a package that cannot be loaded, needs a
@@ -102,7 +105,7 @@ def place_step_models(
         def load_package(package: StepModel) -> StepFunction:
             functions = package_functions(folder, manifest, precision, package)
             digest = manifest.package_key(precision, package.name)
-            return _by_length(package, load_functions(functions, digest, precision, unit))
+            return _by_length(package, load_functions(functions, digest, unit, first_use))
 
         return _in_turn(manifest.parts(name), load_package)
 

@@ -140,7 +140,7 @@ class OnThisMachine:
         ]
         outputs = [task.line.output for task in ready]
         for index, result in spoken_files(
-            loaded(self._bundle, self._engine),
+            loaded(self._bundle, self._engine, note),
             asked,
             outputs,
             lambda place, text: warn(ready[place].line.line, text),

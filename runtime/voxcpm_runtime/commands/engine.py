@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from voxcpm_runtime.backends.choice import Backend, check_engine, choose_backend
+from voxcpm_runtime.backends.choice import Backend, check_engine
 from voxcpm_runtime.bundle.opening import Bundle, locate_bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import pretrained_bundle
 from voxcpm_runtime.commands.shared_arguments import CheckpointArguments, Engine
-from voxcpm_runtime.commands.status_line import status_line
+from voxcpm_runtime.commands.status_line import Notes, status_line
 from voxcpm_runtime.voxcpm import VoxCPM
 
 _CONVERTING = "the built-in voice (converted when first used) …"
@@ -37,18 +37,13 @@ def opened(
     return opened_bundle
 
 
-def loading_text(bundle: Bundle, engine: Engine) -> str:
-    """What a command says while step models are loaded. Raises InputError for a backend that this machine lacks."""
-    compiles = choose_backend(engine.backend, bundle) == "coreml"
-    return f"loading …{' (Core ML compiles step models once, which can take minutes)' if compiles else ''}"
-
-
-def loaded(bundle: Bundle, engine: Engine) -> VoxCPM:
-    """The bundle with its step models. Raises BundleError, DeviceError and InputError."""
+def loaded(bundle: Bundle, engine: Engine, note: Notes = lambda _: None) -> VoxCPM:
+    """The bundle with its step models. note: see `on_first_use`. Raises BundleError, DeviceError and InputError."""
     return VoxCPM.from_bundle(
         bundle,
         backend=cast("Backend", engine.backend),
         threads=engine.threads,
         compute_units=engine.units(),
         device=engine.device,
+        on_first_use=note,
     )

@@ -11,7 +11,7 @@ import typer
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.files import check_output_path, write_audio
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.commands.engine import loaded, loading_text, opened
+from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.interruption import interruptible
 from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.raw_pcm import STANDARD_OUTPUT, check_standard_output, write_raw_pcm
@@ -115,8 +115,8 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
                 cancel=token,
             ),
         )
-        note(loading_text(bundle, asked.engine))
-        tts = loaded(bundle, asked.engine)
+        note("loading …")
+        tts = loaded(bundle, asked.engine, note)
         note("prefill …")
         with interruptible(token):
             speech = tts.speak_plan(planned)

@@ -41,8 +41,9 @@ def add(
     recordings.check_files()
     opened_bundle = opened(bundle, engine, shown=not quiet)
     unencoded = recordings.decoded(opened_bundle.architecture, trimmed=trim_silence)
-    tts = loaded(opened_bundle, engine)
-    with status_line("encoding …", shown=not quiet):
+    with status_line("loading …", shown=not quiet) as note:
+        tts = loaded(opened_bundle, engine, note)
+        note("encoding …")
         voice = unencoded.encoded(tts.driver, name, recordings.provenance(opened_bundle.manifest.source))
     voice = store.add(voice, overwrite=overwrite)
     if not quiet:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from voxcpm_constants.errors import first_line
+from voxcpm_constants.errors import core_ml_reason
 from voxcpm_constants.vectors import read_vectors
 from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.backends.compute_units import AUTO, COREAI, PORTABLE
@@ -69,7 +69,7 @@ def _events(request: Request) -> Iterator[Event]:
             for event in work(bundle, name, request):
                 yield {"step_model": name, **event}
         except Exception as error:  # noqa: BLE001 - coremltools raises what Core ML gives it, of any class
-            yield {"step_model": name, "outcome": "refused", "message": first_line(error)}
+            yield {"step_model": name, "outcome": "refused", "message": core_ml_reason(error)}
         gc.collect()
 
 
@@ -79,7 +79,7 @@ def _trial(bundle: Bundle, name: str, request: Request) -> Iterator[Event]:
     began = time.perf_counter()
     backend = _BACKENDS.get(request.unit, "coreml")
     units = AUTO if request.unit in _BACKENDS else request.unit
-    model = load_step_models(bundle, backend, names=[name], compute_units=units)[name]
+    model = load_step_models(bundle, backend, names=[name], compute_units=units, first_use=None)[name]
     yield {"stage": "check", "load_seconds": time.perf_counter() - began}
     vectors = read_vectors(bundle.folder, declared, sizes) if request.judged else None
     agreement = None if vectors is None else compared(model, declared, sizes, vectors).model_dump()
