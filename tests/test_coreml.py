@@ -7,12 +7,12 @@ virtual Macs of continuous integration: Core ML would quietly compute elsewhere,
 from __future__ import annotations
 
 import os
-import platform
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import (
     BASE_LM_STEP,
     FEAT_ENCODER,
@@ -70,7 +70,7 @@ def test_step_model_at_every_chunk_length(tiny_bundle: Path, precision: str, nam
 
 
 @pytest.mark.skipif(
-    int(platform.mac_ver()[0].partition(".")[0] or 0) < 15, reason="Core ML has states from macOS 15 on"
+    (system := macos()) is None or system.version < (15,), reason="Core ML has states from macOS 15 on"
 )
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize("name", [BASE_LM_STEP, RESIDUAL_LM_STEP])

@@ -11,6 +11,6 @@ warning and a model without a proxy, which raises at its first prediction.
     faults.py         what goes wrong on demand: refusals, crashes, hangs, wrong numbers, delays
 
 The binding differs from a Mac in what is worse than a Mac, so that a test finds it: results are read-only and strided,
-and two predictions at once are an error. Refusals are printed dictionaries. fp16 results and states are rounded to fp16 after every operation, and come
-back as float32.
+and two predictions at once are an error. Refusals are printed dictionaries. fp16 results and states are rounded to fp16
+after every operation, and come back as float32.
 """

@@ -6,11 +6,15 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from coremltools.proto import Model_pb2
 
 from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    AUDIO_VAE_ENCODER,
     FEAT_ENCODER,
     LOCDIT_SOLVE,
     LOCDIT_STEP,
@@ -19,11 +23,15 @@ from voxcpm_constants.step_models import (
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.doctor import trials as trials_module
 from voxcpm_runtime.doctor.children import Ending
+from voxcpm_runtime.doctor.endurance import endurance
+from voxcpm_runtime.doctor.placement import operations_by_device
 from voxcpm_runtime.doctor.trials import Trial, trials
 from voxcpm_runtime.doctor.worker import Event, Request
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
+
+MODEL_FILE = "Data/com.apple.CoreML/model.mlmodel"
 
 # A child has a minute more to start.
 LIMIT = 8.0
@@ -95,6 +103,56 @@ def test_a_child_that_hangs_is_ended_after_its_time(core_ml: StandIn, bundle: Bu
         os.kill(pid, 0)
 
 
+def test_a_group_of_zombies_is_no_error_on_a_mac(
+    core_ml: StandIn,  # noqa: ARG001 - in place
+    bundle: Bundle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "killpg", refused)
+
+    (found,) = tried(bundle, LOCDIT_STEP)
+
+    assert found.outcome == "correct"
+
+
+class MLCPUComputeDevice:
+    pass
+
+
+def test_the_plan_counts_the_operations_of_every_function(
+    core_ml: StandIn,  # noqa: ARG001 - in place
+    tiny_bundle_15: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Core ML plans the default function of a package only."""
+    from coremltools.models import compute_plan
+
+    def load_from_path(path: str, _unit: object) -> SimpleNamespace:
+        spec = Model_pb2.Model()
+        spec.ParseFromString((Path(path) / MODEL_FILE).read_bytes())
+        blocks = {
+            name: SimpleNamespace(block=SimpleNamespace(operations=[(name, index) for index in range(3)]))
+            for name in spec.mlProgram.functions
+        }
+        planned = SimpleNamespace(preferred_compute_device=MLCPUComputeDevice())
+        default = spec.description.defaultFunctionName
+        return SimpleNamespace(
+            model_structure=SimpleNamespace(program=SimpleNamespace(functions=blocks)),
+            get_compute_device_usage_for_mlprogram_operation=lambda o: planned if o[0] == default else None,
+        )
+
+    monkeypatch.setattr(compute_plan, "MLComputePlan", SimpleNamespace(load_from_path=load_from_path))
+    package = tiny_bundle_15 / "fp16" / f"{RESIDUAL_LM_STEP}.mlpackage"
+    before = (package / MODEL_FILE).read_bytes()
+
+    # decode, prefill_16 and prefill_64, of three operations each.
+    assert operations_by_device(package, "digest", "cpu") == {"cpu": 9}
+    assert (package / MODEL_FILE).read_bytes() == before
+
+
 def test_every_correct_trial_on_core_ml_has_its_plan_or_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child process that made plans crashed at the second step model; another goes on behind it."""
     found = [Trial(step_model=name, unit="cpu", outcome="correct") for name in ("a", "b", "c")]
@@ -124,3 +182,25 @@ def test_every_correct_trial_on_core_ml_has_its_plan_or_the_reason(monkeypatch: 
 
     assert asked == [("placement", "cpu", ("a", "b", "c")), ("placement", "cpu", ("c",))]
     assert plans == [({"ne": 3}, ""), (None, "SIGABRT"), ({"ne": 3}, ""), (None, ""), (None, "")]
+
+
+@pytest.mark.parametrize("does", ["abort", "kill"])
+def test_a_unit_that_ends_the_process_after_a_while_is_replaced(
+    core_ml: StandIn, bundle: Bundle, does: str
+) -> None:
+    """Also tried is the fp32 AudioVAE, which the bundle has."""
+    core_ml.fault(package=AUDIO_VAE_DECODER, unit="CPU_ONLY", at="predict", does=does, after=20)
+    found = [Trial(step_model=AUDIO_VAE_DECODER, unit=u, outcome="correct") for u in ("cpu", "cpu_and_gpu")]
+    found += [Trial(step_model=AUDIO_VAE_ENCODER, unit="cpu", outcome="correct", call_seconds=1.0)]
+
+    first, *others = endurance(bundle, found, 3 / 60, limit=60, begun=lambda name, unit: None)
+
+    assert (first.outcome, first.step_model, first.precision) == ("crashed", AUDIO_VAE_DECODER, "fp16")
+    assert first.message.startswith({"abort": "SIGABRT", "kill": "SIGKILL"}[does])
+    assert first.units == {AUDIO_VAE_DECODER: "cpu", AUDIO_VAE_ENCODER: "cpu"}
+    assert [(o.precision, o.units[AUDIO_VAE_DECODER]) for o in others] == [
+        ("fp32", "cpu"),
+        ("fp16", "cpu_and_gpu"),
+    ]
+    assert others[1].outcome == "done"
+    assert others[1].seconds >= 3

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from voxcpm_constants.errors import BundleError, InputError
+from voxcpm_constants.errors import BundleError, InputError, core_ml_reason
 from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, declare_step_models
 from voxcpm_runtime.backends.choice import choose_backend
@@ -105,6 +105,37 @@ def test_state_goes_through_a_prediction_as_an_input_and_comes_back(declared):
     assert (second["v_cache_00"] == 1).all()
     assert (state.numpy("k_cache_00") == 2).all()
     assert (kept == 1).all()
+
+
+FAILED = "Failed to build the model execution plan using 'model.mil' with error code: -14."
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (f'{{\n    NSLocalizedDescription = "{FAILED}";\n}}', FAILED),
+        (
+            (
+                f'{{\n    NSLocalizedDescription = "{FAILED}";\n'
+                '    NSUnderlyingError = "Error Domain=com.apple.CoreML Code=-1 '
+                '\\"ANECCompile(\\\\\\"a\\\\\\") FAILED\\" UserInfo={NSLocalizedDescription=no}";\n}'
+            ),
+            f'{FAILED} ANECCompile("a") FAILED',
+        ),
+        (
+            (
+                '{\n    NSLocalizedDescription = "Couldn\\U2019t open \\"x\\".\\nMore.";\n'
+                '    NSUnderlyingError = "Error Domain=com.apple.CoreML Code=110 \\"(null)\\"";\n}'
+            ),
+            'Couldn’t open "x".',
+        ),
+        ("{\n    NSLocalizedDescription = Failed;\n}", "Failed"),
+        ("{\n}", "Core ML gives no reason: { }"),
+        ("array is not writeable\nmore", "array is not writeable"),
+    ],
+)
+def test_of_a_printed_dictionary_the_sentence_is_told(said, reason):
+    assert core_ml_reason(RuntimeError(said)) == reason
 
 
 def test_a_missing_input_or_state_is_told(declared):

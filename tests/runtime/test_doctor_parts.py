@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
+from voxcpm_constants.macos import MacOS
 from voxcpm_runtime.backends import measured_units as saved
 from voxcpm_runtime.backends.machine import chip
 from voxcpm_runtime.doctor import children
 from voxcpm_runtime.doctor.agreement import FLOORS, Agreement, correlation, lowest_correlation
 from voxcpm_runtime.doctor.anonymous import anonymous
-from voxcpm_runtime.doctor.placement import operations_by_device
+from voxcpm_runtime.doctor.endurance import Endurance
 from voxcpm_runtime.doctor.report import Described, Machine, Report
+from voxcpm_runtime.doctor.systems import known_crash
 from voxcpm_runtime.doctor.trials import Trial, fastest_correct
 from voxcpm_runtime.doctor.worker import Request
 
@@ -250,45 +250,44 @@ def test_folders_with_spaces_are_removed_as_a_whole():
     assert left.startswith("…/fp16/x.mlpackage and ")
 
 
-class MLCPUComputeDevice:
-    pass
+@pytest.mark.parametrize(
+    ("version", "source"),
+    [
+        ((14, 8, 7), "878"),
+        ((15, 7), None),
+        ((26, 3), None),
+        ((26, 4, 1), "587"),
+        ((26, 5), "587"),
+        ((26, 6), None),
+        ((27, 0), None),
+        (None, None),
+    ],
+)
+def test_a_system_with_known_crashes_is_named_with_its_source(version, source):
+    said = known_crash(version and MacOS(version, ""))
+
+    assert bool(said) == (source is not None)
+    assert source is None or source in said
 
 
-class MLNeuralEngineComputeDevice:
-    pass
+def test_the_advice_says_what_lasted_and_what_did_not():
+    units = {"audio_vae_decoder": "cpu"}
+    crash = {"outcome": "crashed", "step_model": "audio_vae_decoder", "message": "SIGSEGV"}
+    ended = Endurance(precision="fp16", units=units, seconds=90.0, **crash)
+    lasted = Endurance(precision="fp16", units={"audio_vae_decoder": "all"}, seconds=600.0, outcome="done")
+    found = report(trial("audio_vae_decoder", "cpu", 1.0), trial("audio_vae_decoder", "all", 2.0))
 
+    after = found.model_copy(update={"endurance": (ended, lasted)})
 
-def test_operations_are_counted_by_device(tmp_path, monkeypatch):
-    usages = {
-        "conv": SimpleNamespace(preferred_compute_device=MLNeuralEngineComputeDevice()),
-        "cast": SimpleNamespace(preferred_compute_device=MLCPUComputeDevice()),
-        "const": None,
-    }
-    functions = {
-        "decode": SimpleNamespace(block=SimpleNamespace(operations=["const", "conv", "conv"])),
-        "prefill_16": SimpleNamespace(block=SimpleNamespace(operations=["cast", "conv"])),
-    }
-    plan = SimpleNamespace(
-        model_structure=SimpleNamespace(program=SimpleNamespace(functions=functions)),
-        get_compute_device_usage_for_mlprogram_operation=usages.get,
-    )
-    asked = []
-
-    def load_from_path(path, unit):
-        asked.append((path, unit))
-        return plan
-
-    compute_plan = ModuleType("coremltools.models.compute_plan")
-    compute_plan.MLComputePlan = SimpleNamespace(load_from_path=load_from_path)
-    tools = ModuleType("coremltools")
-    tools.ComputeUnit = SimpleNamespace(CPU_AND_NE="CPU_AND_NE")
-    monkeypatch.setitem(sys.modules, "coremltools", tools)
-    monkeypatch.setitem(sys.modules, "coremltools.models", ModuleType("coremltools.models"))
-    monkeypatch.setitem(sys.modules, "coremltools.models.compute_plan", compute_plan)
-    (tmp_path / "x.mlmodelc").mkdir()
-
-    assert operations_by_device(tmp_path / "x.mlpackage", "digest", "cpu_and_ne") == {"ne": 3, "cpu": 1}
-    assert asked == [(str(tmp_path / "x.mlmodelc"), "CPU_AND_NE")]
+    assert (found.chosen["audio_vae_decoder"].unit, after.chosen["audio_vae_decoder"].unit) == ("cpu", "all")
+    assert after.advice()[:3] == [
+        "The chosen units did not last: audio_vae_decoder ends the process on cpu after 1.5 minutes: SIGSEGV",
+        "The chosen units lasted 10.0 minutes: audio_vae_decoder on all.",
+        "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae fp32.",
+    ]
+    known = found.model_copy(update={"known_crash": "macOS 26.4: …"}).advice()
+    assert known[0] == "Known of macOS 26.4: …."
+    assert "--minutes" in known[1]
 
 
 def test_what_is_saved_names_no_folder(cache):

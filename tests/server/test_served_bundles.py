@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import numpy as np
@@ -25,6 +26,9 @@ from voxcpm_server.errors import ApiError
 from voxcpm_server.memory import bytes_of, resident_bytes
 from voxcpm_server.served_bundles import Bundles, Unloaded, read_named
 from voxcpm_server.settings import Settings
+
+if TYPE_CHECKING:
+    from coreml_stand_in.installation import StandIn
 
 SAID = {"voice": "default", "input": "Hello.", "response_format": "wav", "seed": 3, "stream": False}
 
@@ -272,4 +276,28 @@ def test_it_answers_while_it_loads(tts: VoxCPM) -> None:
         assert httpx2.get(f"{running.url}/ready").status_code == 200
     finally:
         may_load.set()
+        running.stop()
+
+
+def test_it_answers_while_core_ml_compiles(
+    core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The binding never releases the GIL: here it holds it for eight seconds, and then refuses the package."""
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+    core_ml.fault(at="compile", does="delay", seconds=8)
+    core_ml.fault(at="compile")
+    begun: list[Exception | None] = []
+    settings = Settings(max_jobs=0)
+    source = partial(Unloaded, 1, "voxcpm", lambda: VoxCPM.from_bundle(tiny_bundle, "fp16", "coreml"))
+    running = ServerOnLoopback(create_app(source, settings, Keys(()), when_begun=begun.append), settings)
+    try:
+        while not core_ml.events("compile"):
+            time.sleep(0.05)
+        assert httpx2.get(f"{running.url}/healthz", timeout=5).status_code == 200
+        assert httpx2.get(f"{running.url}/ready", timeout=5).status_code == 503
+        assert not begun
+        while not begun:
+            time.sleep(0.05)
+        assert "Incompatible Shape" in str(begun[0])
+    finally:
         running.stop()

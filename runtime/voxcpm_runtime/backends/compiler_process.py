@@ -29,6 +29,7 @@ def run_child(module: str, *arguments: str, timeout: float | None = None) -> tup
                 code = child.wait(timeout)
             except BaseException:
                 child.kill()
+                child.wait()
                 raise
         return code, _last_words(code, output)
 

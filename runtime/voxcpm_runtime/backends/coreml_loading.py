@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class _Package:
         self._path = functions[0].package
         self._unit = unit
         self._first_use = first_use
-        self._compiled = CompiledPackage(self._path, digest, self._compile)
+        self._compiled = CompiledPackage(self._path, digest, partial(_compile, functions, first_use))
 
     def load(self, function: PackageFunction) -> Any:
         """coremltools' model of one function. A compiled form that is damaged is made again once."""
@@ -81,19 +82,6 @@ class _Package:
             return self._loaded(path, function, self._unit)
         except Exception as error:  # noqa: BLE001 - coremltools raises any class
             raise self._refused(error) from None
-
-    def _compile(self, package: Path, compiled: Path) -> None:
-        """Compile the package. Raises BundleError if its functions are not the declared ones."""
-        import coremltools as ct  # seconds, and on a Mac only
-
-        description = ct.utils.load_spec(str(package)).description
-        for function in self._functions:
-            function.check(*_interface_names(description, function.name))
-        if self._first_use is None:
-            compile_package(package, compiled)
-            return
-        self._first_use(f"Core ML compiles {package.stem}, once …")
-        in_child("compile", str(package.absolute()), str(compiled.absolute()))
 
     def _loaded(self, compiled: Path, function: PackageFunction, unit: str) -> Any:
         # The only function of a package is loaded without its name: systems before macOS 15 know no names.
@@ -134,6 +122,22 @@ class _Package:
                 f"{_MISLEADING}"
             )
         return RefusedError(f"{self._path}: Core ML refuses it on {self._unit} ({words})")
+
+
+def _compile(
+    functions: Sequence[PackageFunction], first_use: Note | None, package: Path, compiled: Path
+) -> None:
+    """Compile a package of these functions. Raises BundleError if they are not the package's."""
+    import coremltools as ct  # seconds, and on a Mac only
+
+    description = ct.utils.load_spec(str(package)).description
+    for function in functions:
+        function.check(*_interface_names(description, function.name))
+    if first_use is None:
+        compile_package(package, compiled)
+        return
+    first_use(f"Core ML compiles {package.stem}, once …")
+    in_child("compile", str(package.absolute()), str(compiled.absolute()))
 
 
 def _interface_names(description: Any, function: str) -> tuple[list[str], list[str], list[str]]:

@@ -40,6 +40,12 @@ def doctor(
     timeout: Annotated[
         int, typer.Option(help="Seconds for one step model on one compute unit.", min=1)
     ] = 120,
+    minutes: Annotated[
+        float,
+        typer.Option(
+            help="Then call all step models on their chosen units for so long (Core ML).", min=0, max=1440
+        ),
+    ] = 0.0,
 ) -> None:
     """Try every step model on every compute unit: is it correct, how fast, and which is best here."""
     console = Console(highlight=False, markup=False, emoji=False)
@@ -48,7 +54,13 @@ def doctor(
         _show_machine(console, this_machine(), as_json=as_json)
         raise InputError(NO_BACKEND)
     with status_line("the test vectors …", shown=not as_json) as note:
-        report = examine(opened, backend, limit=timeout, begun=lambda name, unit: note(f"{name} on {unit} …"))
+        report = examine(
+            opened,
+            backend,
+            limit=timeout,
+            minutes=minutes,
+            begun=lambda name, unit: note(f"{name} on {unit} …"),
+        )
     saved = _saved(opened, report)
     if as_json:
         typer.echo(json.dumps(_document(opened, report, saved=saved), indent=1, ensure_ascii=False))

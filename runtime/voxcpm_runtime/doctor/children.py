@@ -31,7 +31,8 @@ class Ending(NamedTuple):
 
 
 def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
-    """Run a child process and pass on its events. It is ended if a step model takes longer than `request.limit`.
+    """Run a child process and pass on its events. It is ended if a step model takes longer than `request.limit`, which
+    begins again with each event that says "running".
 
     It is also ended with this function, however that ends: Ctrl-C does not reach it directly.
     """
@@ -62,7 +63,8 @@ def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
         except subprocess.TimeoutExpired:
             return Ending("hung", f"did not end within {request.limit:g} s")
         finally:
-            with contextlib.suppress(ProcessLookupError):
+            # macOS refuses a signal to a group that has only a zombie left.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
         return Ending("done") if code == 0 else Ending("crashed", _last_words(code, errors, said or 0))
@@ -82,7 +84,7 @@ def _events(reported: IO[bytes], limit: float) -> Iterator[Event | None]:
         *lines, rest = (rest + received).split(b"\n")
         for line in lines:
             event = parsed_json(line)
-            if event.get("stage") == "load":
+            if event.get("stage") in ("load", "running"):
                 deadline = time.monotonic() + limit
             yield event
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -50,6 +50,20 @@ def median_seconds(
     model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors | None
 ) -> float:
     """Median seconds of a call at the shortest length. Without vectors the inputs are zeros."""
+    call = repeated(model, declared, sizes, vectors)
+    call()
+    seconds: list[float] = []
+    while len(seconds) < _LEAST_CALLS or (len(seconds) < _TIMED_CALLS and sum(seconds) < _TIMED_SECONDS):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def repeated(
+    model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors | None
+) -> Callable[[], object]:
+    """A function that calls a step model at the shortest length, always with the same inputs and one state."""
     chain = streams(declared, sizes)[0]
     given: Mapping[str, Array] = (
         {t.name: np.zeros(t.shape_at(0), t.dtype) for t in chain.declared.inputs}
@@ -57,13 +71,7 @@ def median_seconds(
         else _inputs(chain, 0, vectors)
     )
     state = model.new_state() if declared.state else None
-    model(given, state)
-    seconds: list[float] = []
-    while len(seconds) < _LEAST_CALLS or (len(seconds) < _TIMED_CALLS and sum(seconds) < _TIMED_SECONDS):
-        began = time.perf_counter()
-        model(given, state)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
+    return lambda: model(given, state)
 
 
 def _inputs(stream: Stream, call: int, vectors: Vectors) -> dict[str, Array]:

@@ -13,6 +13,7 @@ from voxcpm_runtime.backends.coreml_loading import check_system
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle
+from voxcpm_runtime.doctor.endurance import endurance
 from voxcpm_runtime.doctor.report import Report, report_of
 from voxcpm_runtime.doctor.trials import Begun, placed, trials
 
@@ -38,8 +39,16 @@ def units_here(backend: str, bundle: Bundle | None = None) -> tuple[str, ...]:
     return tuple(unit for name in asked for unit in UNITS[name])
 
 
-def examine(bundle: Bundle, backend: str, *, limit: float, begun: Begun = lambda name, unit: None) -> Report:
-    """Try every step model of an open bundle. limit: seconds for one step model on one unit.
+def examine(
+    bundle: Bundle,
+    backend: str,
+    *,
+    limit: float,
+    minutes: float = 0.0,
+    begun: Begun = lambda name, unit: None,
+) -> Report:
+    """Try every step model of an open bundle. limit: seconds for one step model on one unit. minutes: of a further
+    trial of the chosen units of Core ML; 0 for none.
 
     Raises BundleError, naming the file, for test vectors that were altered, BundleError where Core ML alone is here and
     needs a newer system, and InputError where no backend is here that runs the bundle.
@@ -51,6 +60,10 @@ def examine(bundle: Bundle, backend: str, *, limit: float, begun: Begun = lambda
             read_vectors(bundle.folder, declared, bundle.manifest.sizes)
     if not units:
         raise InputError(NO_BACKEND)
+    if minutes and not set(units) & COMPUTE_UNITS.keys():
+        raise InputError(
+            f"--minutes tries Core ML's compute units, and here are {', '.join(units)}: leave it out"
+        )
     refusal = ""
     try:
         # Core AI brings a runtime for systems before macOS 27.
@@ -63,7 +76,9 @@ def examine(bundle: Bundle, backend: str, *, limit: float, begun: Begun = lambda
         refusal = str(error)
     names = tuple(bundle.manifest.step_models)
     found = [trial for unit in units for trial in trials(bundle, unit, names, limit=limit, begun=begun)]
-    return report_of(bundle, placed(bundle, found, limit=limit), refusal)
+    found = placed(bundle, found, limit=limit)
+    lasted = endurance(bundle, found, minutes, limit=limit, begun=begun) if minutes else []
+    return report_of(bundle, found, refusal, lasted)
 
 
 NO_BACKEND = (

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from pydantic import BaseModel, ConfigDict
 
-from voxcpm_constants.step_models import Precision
+from voxcpm_constants.macos import macos
+from voxcpm_constants.step_models import AUDIO_VAE_DECODER, AUDIO_VAE_ENCODER, Precision
 from voxcpm_constants.targets import CORE_AI
-from voxcpm_runtime.backends.compute_units import COREAI, PORTABLE
+from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, COREAI, CPU, PORTABLE
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE
 from voxcpm_runtime.backends.machine import backends, build, chip, system
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.agreement import FLOORS
+from voxcpm_runtime.doctor.endurance import Endurance
+from voxcpm_runtime.doctor.systems import known_crash
 from voxcpm_runtime.doctor.trials import Trial, fastest_correct
 
 _LIBRARIES = ("voxcpm-coreml", "coremltools", "coreai-core", "onnxruntime", "onnx", "numpy")
@@ -63,11 +66,22 @@ class Report(_Record):
     trials: tuple[Trial, ...]
     refusal: str = ""
     """Why no step model of the bundle was tried on Core ML: it needs a newer system."""
+    known_crash: str = ""
+    """What is known of this version of macOS; empty for most."""
+    endurance: tuple[Endurance, ...] = ()
+    """The trials of minutes, if they were asked for."""
 
     @property
     def chosen(self) -> dict[str, Trial]:
-        """The fastest correct trial of each step model that has one."""
-        return fastest_correct(self.trials)
+        """The fastest correct trial of each step model that has one, and that no trial of minutes ended."""
+        lost = {
+            (t.step_model, t.units[t.step_model]) for t in self._ended if t.precision == self.bundle.precision
+        }
+        return fastest_correct(t for t in self.trials if (t.step_model, t.unit) not in lost)
+
+    @property
+    def _ended(self) -> tuple[Endurance, ...]:
+        return tuple(trial for trial in self.endurance if trial.outcome != "done")
 
     @property
     def healthy(self) -> bool:
@@ -107,8 +121,10 @@ def describe_bundle(bundle: Bundle) -> Described:
     )
 
 
-def report_of(bundle: Bundle, trials: Iterable[Trial], refusal: str = "") -> Report:
-    """The report of a bundle's trials on this machine. refusal: see `Report`."""
+def report_of(
+    bundle: Bundle, trials: Iterable[Trial], refusal: str = "", endurance: Iterable[Endurance] = ()
+) -> Report:
+    """The report of a bundle's trials on this machine. refusal, endurance: see `Report`."""
     return Report(
         machine=this_machine(),
         bundle=describe_bundle(bundle),
@@ -116,6 +132,8 @@ def report_of(bundle: Bundle, trials: Iterable[Trial], refusal: str = "") -> Rep
         step_models=tuple(bundle.manifest.step_models),
         trials=tuple(trials),
         refusal=refusal,
+        known_crash=known_crash(macos()),
+        endurance=tuple(endurance),
     )
 
 
@@ -174,6 +192,36 @@ def _failures(report: Report) -> Iterable[str]:
         yield f"{name} {_FAILED[outcome]} on {', '.join(units)}{f': {message}' if message else '.'}"
 
 
+def _known_crash(report: Report) -> Iterable[str]:
+    if report.known_crash:
+        yield f"Known of {report.known_crash}."
+        if not report.endurance and any(trial.unit in COMPUTE_UNITS for trial in report.trials):
+            yield "Try it for longer with --minutes 30: the GPU takes the place of a CPU that ends the process."
+
+
+def _lasting(report: Report) -> Iterable[str]:
+    """What the trials of minutes found, and an fp32 AudioVAE where the CPU did not last."""
+    for trial in report.endurance:
+        vae = "The fp32 AudioVAE" if trial.precision != report.bundle.precision else "The chosen units"
+        if trial.outcome == "done":
+            yield f"{vae} lasted {trial.seconds / 60:.1f} minutes: {_units(trial.units)}."
+        else:
+            where = f"{_FAILED[trial.outcome]} on {trial.units[trial.step_model]}"
+            after = f"after {trial.seconds / 60:.1f} minutes"
+            yield f"{vae} did not last: {trial.step_model} {where} {after}: {trial.message}"
+    if any(t.step_model in _AUDIO_VAE and t.units[t.step_model] == CPU for t in report.endurance):
+        tried = any(trial.precision != report.bundle.precision for trial in report.endurance)
+        if not tried and report.bundle.precision != "fp32":
+            yield "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae fp32."
+
+
+_AUDIO_VAE = (AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER)
+
+
+def _units(units: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} on {unit}" for name, unit in units.items())
+
+
 def _too_slow(report: Report) -> Iterable[str]:
     if any(trial.outcome == "hung" for trial in report.trials):
         yield "What did not answer in time may only be slow to compile: give it longer with --timeout."
@@ -189,6 +237,8 @@ _FAILED = {
 
 _ADVICE: tuple[Callable[[Report], Iterable[str]], ...] = (
     _refused,
+    _known_crash,
+    _lasting,
     _usable,
     _unjudged,
     _without_a_unit,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -25,11 +26,11 @@ from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.backends.compute_units import AUTO, COREAI, PORTABLE
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.doctor.comparison import compared, median_seconds
+from voxcpm_runtime.doctor.comparison import compared, median_seconds, repeated
 from voxcpm_runtime.doctor.placement import operations_by_device
 
 Event = dict[str, Any]
-Task = Literal["trial", "placement"]
+Task = Literal["trial", "placement", "endurance"]
 
 
 class Request(BaseModel):
@@ -47,13 +48,17 @@ class Request(BaseModel):
     """Seconds for one step model."""
     judged: bool
     """Whether the bundle has test vectors."""
+    units: dict[str, str] = {}
+    """For an endurance trial: the compute unit of each step model."""
+    seconds: float = 0.0
+    """For an endurance trial: how long it lasts."""
 
 
 def main() -> None:
     """Answer the request in the first argument through the file descriptor in the second."""
     request = Request.model_validate_json(sys.argv[1])
     with os.fdopen(int(sys.argv[2]), "wb", buffering=0) as reports:
-        for event in _events(request):
+        for event in (_endurance if request.task == "endurance" else _events)(request):
             reports.write(json.dumps(event).encode() + b"\n")
 
 
@@ -96,6 +101,34 @@ def _placement(bundle: Bundle, name: str, request: Request) -> Iterator[Event]:
         operations += operations_by_device(package, digest, request.unit)
     yield {"stage": "done", "operations": operations}
 
+
+def _endurance(request: Request) -> Iterator[Event]:
+    """All step models of the request in turn, for its time. An event says which one is called for the next second."""
+    bundle = open_bundle(request.bundle, request.precision)
+    importlib.import_module("coremltools")
+    names, sizes = request.step_models, bundle.manifest.sizes
+    yield {"step_model": names[0], "stage": "load"}
+    # The models load together: a refusal is that of the whole trial.
+    models = load_step_models(bundle, "coreml", names=names, compute_units=request.units, first_use=None)
+    calls = {}
+    for name in names:
+        declared = bundle.manifest.step_models[name]
+        vectors = read_vectors(bundle.folder, declared, sizes) if request.judged else None
+        calls[name] = repeated(models[name], declared, sizes, vectors)
+    began = time.monotonic()
+    for name in itertools.cycle(names):
+        elapsed = time.monotonic() - began
+        if elapsed >= request.seconds:
+            break
+        signal.alarm(int(request.limit) + 30)
+        yield {"step_model": name, "stage": "running", "elapsed": elapsed}
+        until = time.monotonic() + _SECONDS_IN_TURN
+        while time.monotonic() < until:
+            calls[name]()
+    yield {"step_model": names[-1], "stage": "done", "elapsed": time.monotonic() - began}
+
+
+_SECONDS_IN_TURN = 1.0
 
 _BACKENDS: dict[str, Backend] = {PORTABLE: "portable", COREAI: "coreai"}
 _IMPORTED = {PORTABLE: "voxcpm_runtime.backends.portable", COREAI: "coreai.runtime"}

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import BaseModel, ConfigDict
 
+from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import FileRecord
 from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.core_ai.toolchain import import_module
@@ -85,7 +86,7 @@ def golden_key(bundle: Bundle, backend: Backend) -> GoldenKey:
     numpy = f"numpy {_minor(version('numpy'))}"
     if chosen == "coreml":
         processor = _sysctl("-n", "machdep.cpu.brand_string").strip()
-        engine = f"macOS {_minor(platform.mac_ver()[0])}, {numpy}"
+        engine = f"macOS {_minor(str(macos()).split()[-1])}, {numpy}"
     elif chosen == "coreai":
         processor = "+".join(_instruction_sets()) or "unknown"
         engine = f"coreai-core {version('coreai-core')}, {numpy}"
