@@ -14,10 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from voxcpm_constants.errors import BundleError
-from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP
+from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
 from voxcpm_runtime.backends.compiled_packages import CompiledPackage
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
@@ -148,6 +149,25 @@ def test_what_no_unit_takes_is_tried_twice_at_most(load: Load, core_ml: StandIn)
         load(compute_units="cpu")
 
     assert len(core_ml.events("compile")) == 3
+
+
+@pytest.mark.parametrize("form", ["tiny_bundle", "tiny_bundle_15"])
+def test_core_ml_is_never_the_only_owner_of_an_input(
+    load: Load, core_ml: StandIn, request: pytest.FixtureRequest, form: str
+) -> None:
+    """It releases inputs a second after a prediction, without the GIL. By then the model may be gone, and the state."""
+    folder = request.getfixturevalue(form)
+    declared = open_bundle(folder, "fp16").manifest.step_models[RESIDUAL_LM_STEP]
+    model = load(RESIDUAL_LM_STEP, folder, first_use=None, compute_units="cpu")
+    for _ in range(2):
+        state = model.new_state()
+        model({t.name: np.zeros(t.shape_at(0), t.dtype) for t in declared.inputs}, state)
+        state.set_rows(0, state.rows(1, 2))
+    del model, state
+
+    # The fixture looks again.
+    time.sleep(1.5)
+    assert not core_ml.events("crash")
 
 
 def test_python_goes_on_while_core_ml_compiles_and_first_loads(load: Load, core_ml: StandIn) -> None:
