@@ -4,6 +4,7 @@ The variable is JSON: the path of a SystemVersion.plist, the path of a log, and 
 """
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -31,9 +32,9 @@ class Fault:
     """Something that goes wrong. package, unit, function: patterns as of file names; "" is the only function.
 
     unit: ALL, CPU_ONLY, CPU_AND_GPU, CPU_AND_NE. at: compile (which knows no unit), first load (on a unit, which takes
-    longer than all others), load or predict. does: refuse, abort (SIGABRT), kill (SIGKILL), hang, delay (by `seconds`;
-    both hold the GIL, as Core ML's binding does), wrong (predictions come out in another order). after: the first
-    events that go well.
+    longer than all others), load or predict. does: refuse, full (no space left), abort (SIGABRT), kill (SIGKILL), hang,
+    delay (by `seconds`; both hold the GIL, as Core ML's binding does), wrong (predictions come out in another order).
+    after: the first events that go well.
     """
 
     package: str = "*"
@@ -126,7 +127,12 @@ def _hang(_):
         libc.pthread_mutex_lock(lock)
 
 
+def _full(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 _DOES = {
+    "full": _full,
     "refuse": _refuse,
     "abort": lambda fault: os.abort(),
     "kill": lambda fault: os.kill(os.getpid(), signal.SIGKILL),

@@ -20,6 +20,7 @@ import pytest
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
 from voxcpm_runtime.backends.compiled_packages import CompiledPackage
+from voxcpm_runtime.backends.coreml_child import in_child
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
@@ -172,8 +173,8 @@ def test_core_ml_is_never_the_only_owner_of_an_input(
 
 def test_python_goes_on_while_core_ml_compiles_and_first_loads(load: Load, core_ml: StandIn) -> None:
     """The binding never releases the GIL: a child process has both before this one."""
-    core_ml.fault(at="compile", does="delay", seconds=1.5)
-    core_ml.fault(at="first load", does="delay", seconds=1.5)
+    core_ml.fault(at="compile", does="delay", seconds=3)
+    core_ml.fault(at="first load", does="delay", seconds=3)
     ticks = [time.monotonic()]
     ended = threading.Event()
 
@@ -187,8 +188,8 @@ def test_python_goes_on_while_core_ml_compiles_and_first_loads(load: Load, core_
     ended.set()
     clock.join()
 
-    assert max(after - before for before, after in pairwise(ticks)) < 1.2
-    assert ticks[-1] - ticks[0] > 3
+    assert max(after - before for before, after in pairwise(ticks)) < 2.5
+    assert ticks[-1] - ticks[0] > 6
     assert said == [
         "Core ML compiles locdit_step, once …",
         "Core ML prepares locdit_step for cpu_and_gpu, once …",
@@ -409,6 +410,15 @@ def test_a_package_of_other_tensors_is_refused_before_it_is_compiled(
     assert not core_ml.events("compile")
 
 
+def test_a_full_disk_is_told_from_a_refusal(core_ml: StandIn, tiny_bundle: Path, tmp_path: Path) -> None:
+    core_ml.fault(at="compile", does="full")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        in_child(
+            "compile", str(tiny_bundle / "fp16" / f"{LOCDIT_STEP}.mlpackage"), str(tmp_path / "x.mlmodelc")
+        )
+
+
 def test_a_full_disk_leaves_nothing_half_made(
     load: Load, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,7 +433,7 @@ def test_a_full_disk_leaves_nothing_half_made(
     monkeypatch.setattr(shutil, "move", full)
 
     with pytest.warns(UserWarning, match="No space left on device"):
-        assert load() is not None
+        assert load(first_use=None) is not None
 
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 

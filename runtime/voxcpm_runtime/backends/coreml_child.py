@@ -7,6 +7,7 @@ process. So a child does both first. Loading again takes the lock, too, but for 
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from voxcpm_constants.errors import core_ml_reason
 from voxcpm_runtime.backends.compiled_packages import LOCK_SECONDS
 from voxcpm_runtime.backends.compiler_process import end_with_the_parent, run_child
 from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS
+
+_SYSTEM_ERROR = 3
+"""The exit code of a child that says an error number."""
 
 
 def compile_package(package: Path, compiled: Path) -> None:
@@ -42,7 +46,7 @@ def load_function(compiled: Path, unit: str, function: str, reshapes: str) -> An
 def in_child(task: str, *arguments: str) -> None:
     """Compile or load in a child process. task: "compile" or "load". arguments: those of the functions above.
 
-    Raises RuntimeError with Core ML's reason, or how the child ended.
+    Raises RuntimeError with Core ML's reason, or how the child ended, and OSError as for a full disk.
     """
     try:
         code, words = run_child(__name__, task, *arguments, timeout=LOCK_SECONDS)
@@ -50,6 +54,8 @@ def in_child(task: str, *arguments: str) -> None:
         raise RuntimeError(f"no answer within {LOCK_SECONDS} s") from None
     if code == 0:
         return
+    if code == _SYSTEM_ERROR:
+        raise OSError(int(words), os.strerror(int(words)))
     raise RuntimeError(words if code == 1 else f"it ended the process that tried it: {words}")
 
 
@@ -60,6 +66,9 @@ def _main(task: str, path: str, *arguments: str) -> None:
             compile_package(Path(path), Path(arguments[0]))
         else:
             load_function(Path(path), *arguments)
+    except OSError as error:
+        os.write(sys.stderr.fileno(), f"\nerror: {error.errno or errno.EIO}\n".encode())
+        os._exit(_SYSTEM_ERROR)
     except Exception as error:  # noqa: BLE001 - coremltools raises any class
         sys.stderr.write(f"error: {core_ml_reason(error)}\n")
         sys.stderr.flush()
