@@ -16,19 +16,19 @@ PLAN_FILE = "plan.json"
 
 
 def bundle_folder(output: Path, inputs: Iterable[str | Path], *, overwrite: bool) -> Path:
-    """Absolute path of the bundle to write at `output`, `..` resolved.
+    """Absolute path of the bundle to write at `output`, with `..` and links resolved.
 
     inputs: what the same conversion reads; a hub id, which is no path here, is passed over.
     Raises InputError for an output that exists, unless `overwrite` is given and it is a bundle that neither is nor
     holds an input or the current folder; and for folders beside it that have the conversion's own names, but that no
     conversion left.
     """
-    folder = _located(output)
+    folder = Path(os.path.realpath(output))
     read = [place for given in inputs for place in _places(user_path(given))]
     if os.path.lexists(folder):
+        _check_kind(output, folder)
         if not overwrite:
             raise InputError(f"{output}: already exists; choose another name, or replace it with --overwrite")
-        _check_kind(output, folder)
         _check_holds_none(output, folder, read)
         if not _is_bundle(folder):
             raise InputError(
@@ -99,11 +99,6 @@ def is_finished(folder: Path, plan: Mapping[str, object]) -> bool:
     return all(name in plan and plan[name] == value for name, value in found.items())
 
 
-def _located(output: Path) -> Path:
-    """The absolute path; a link in its last part is not followed."""
-    return output.resolve() if output.name in {"", ".."} else output.parent.resolve() / output.name
-
-
 def _places(given: Path) -> Iterator[Path]:
     """The places of an input: its path, the target of a link, and targets of links in it, as in the hub's cache."""
     if not given.exists():
@@ -114,12 +109,8 @@ def _places(given: Path) -> Iterator[Path]:
 
 
 def _check_kind(named: Path, folder: Path) -> None:
-    if folder.is_symlink():
-        raise InputError(
-            f"{named}: expected a folder to replace, but this is a symbolic link; remove it first"
-        )
-    if not folder.is_dir():
-        raise InputError(f"{named}: expected a folder to replace, but this is a file; remove it first")
+    if folder.is_symlink() or not folder.is_dir():
+        raise InputError(f"{named}: what is here is not a folder; choose another output")
 
 
 def _check_holds_none(named: Path, folder: Path, inputs: Iterable[Path]) -> None:

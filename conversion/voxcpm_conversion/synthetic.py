@@ -107,10 +107,10 @@ def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
 
     A hidden folder that a killed run left is emptied first. Raises CheckpointError.
     """
-    place = Path(os.path.abspath(folder))  # noqa: PTH100 - without following links
+    place = Path(os.path.realpath(folder))
     hidden = place.with_name(f".{place.name}.unfinished")
     try:
-        if os.path.lexists(folder) and not folder.is_dir():
+        if os.path.lexists(place) and not place.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         hidden.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(hidden)
@@ -124,12 +124,12 @@ def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
         for left in hidden.iterdir():
             left.unlink()
         write(hidden)
-        if not folder.is_dir():
-            hidden.rename(folder)
+        if not place.is_dir():
+            hidden.rename(place)
             return
         # Last the file without which it is no checkpoint.
         for made in sorted(hidden.iterdir(), key=lambda path: path.name == CONFIG_FILE):
-            made.rename(folder / made.name)
+            made.rename(place / made.name)
     except OSError as error:
         raise CheckpointError(f"{folder}: the checkpoint cannot be written ({os_reason(error)})") from None
     finally:

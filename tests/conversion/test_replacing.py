@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -122,14 +123,22 @@ def test_a_folder_that_is_no_bundle_is_not_replaced(here: Path) -> None:
     refused("app", match=r"no bundle's manifest\.json")
 
 
-def test_nor_is_a_file_or_a_link(bundle: Callable[[Path], Path], here: Path) -> None:
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_nor_is_what_is_no_folder(here: Path, *, overwrite: bool) -> None:
     (here / "file").touch()
-    refused("file", match="this is a file")
+    os.mkfifo(here / "pipe")
+    (here / "loop").symlink_to("loop")
+    for name in ("file", "pipe", "loop"):
+        with pytest.raises(InputError, match=f"{name}: what is here is not a folder"):
+            bundle_folder(Path(name), [], overwrite=overwrite)
+
+
+def test_a_link_is_written_through(bundle: Callable[[Path], Path], here: Path) -> None:
     (here / "link").symlink_to(bundle(here / "b"))
-    for name in ("link", "link/"):
-        refused(name, match="symbolic link")
-    (here / "dangling").symlink_to(here / "absent")
-    refused("dangling", match="symbolic link")
+    (here / "dangling").symlink_to("absent")
+    assert bundle_folder(Path("link/"), [], overwrite=True) == here / "b"
+    assert bundle_folder(Path("dangling"), [], overwrite=False) == here / "absent"
+    refused("link", "b", match="which the conversion reads")
 
 
 @pytest.mark.parametrize("name", [".b.partial", ".b.replaced"])
@@ -141,7 +150,7 @@ def test_a_users_folder_of_a_name_that_conversion_uses_is_kept(here: Path, name:
             bundle_folder(Path("b"), [], overwrite=overwrite)
     shutil.rmtree(here / name)
     (here / name).symlink_to(here)
-    refused("b", match="symbolic link")
+    refused("b", match="is not a folder")
 
 
 def test_a_bundle_beside_the_output_that_is_read_is_kept(bundle: Callable[[Path], Path], here: Path) -> None:

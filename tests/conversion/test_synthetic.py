@@ -221,6 +221,19 @@ def test_what_a_killed_run_left_goes_with_the_next_one(tmp_path: Path) -> None:
     assert Checkpoint.open(tmp_path / "made").sha256()
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_link_is_written_through(tmp_path: Path, exists: bool) -> None:
+    (tmp_path / "link").symlink_to("other/made")
+    if exists:
+        (tmp_path / "other" / "made").mkdir(parents=True)
+
+    assert command("tiny", "-o", str(tmp_path / "link"))[0] == 0
+
+    assert (tmp_path / "link").is_symlink()
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["made"]
+    assert Checkpoint.open(tmp_path / "other" / "made").sha256()
+
+
 def test_a_folder_that_another_process_writes_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".made.unfinished").mkdir()
     lock = lock_folder(tmp_path / ".made.unfinished")

@@ -245,7 +245,6 @@ def test_the_same_audio_gives_the_same_bytes(tmp_path):
     [
         ("a file/out.wav", "a file is not a folder"),
         ("a file/new/out.wav", "a file is not a folder"),
-        ("dangling/new/out.wav", "dangling is not a folder"),
         ("out.txt", "expected a name that ends in .wav"),
         ("out", "no ending"),
         ("folder.wav", "it is a folder"),
@@ -258,7 +257,6 @@ def test_the_same_audio_gives_the_same_bytes(tmp_path):
 def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):
     (tmp_path / "folder.wav").mkdir()
     (tmp_path / "a file").touch()
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
 
     with pytest.raises(InputError, match=message):
         check_output_path(tmp_path / name)

@@ -175,7 +175,7 @@ def test_a_file_that_cannot_be_written_is_a_bad_line(batch, folder):
     code, out, err = batch(lines, "--overwrite")
 
     assert code == 1
-    assert "line 1: out/here.wav: expected the path of an audio file to write, but it is a folder" in err
+    assert "line 1: out/here.wav: cannot be written (it is a folder)" in err
     assert "line 2: out/file: the folder cannot be made" in err
     assert out.splitlines()[-1].startswith("1 spoken")
 

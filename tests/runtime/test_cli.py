@@ -275,17 +275,3 @@ def test_a_command_starts_numpy_without_idle_threads_unless_told(monkeypatch, gi
         monkeypatch.delenv("OPENBLAS_NUM_THREADS")
     cli.main(["generate", "--help"])
     assert os.environ["OPENBLAS_NUM_THREADS"] == expected
-
-
-@pytest.mark.parametrize("target", ["nowhere.wav", "nowhere/there.wav"])
-def test_a_link_to_nothing_is_replaced_by_the_speech_and_not_followed(speaking, tmp_path, target):
-    """A speech is renamed to its name when it is complete, which replaces a link as it replaces a file."""
-    there = tmp_path / "there"
-    there.mkdir()
-    (there / "link.wav").symlink_to(target)
-
-    assert cli.main(["generate", speaking, "--text", "ab", "-o", str(there / "link.wav"), "--seed", "1"]) == 0
-
-    assert [path.name for path in there.iterdir()] == ["link.wav"]
-    assert not (there / "link.wav").is_symlink()
-    assert len(soundfile.read(there / "link.wav")[0])

@@ -391,10 +391,34 @@ def test_every_error_of_the_family_is_caught_by_its_base():
         raise InputError("a line")
 
 
-@pytest.mark.parametrize("command", [("validate", "{}", "--checkpoint", "x"), ("listen", "{}")])
-def test_a_report_that_could_not_be_written_is_refused_before_the_work(capsys, speaking, folder, command):
-    (folder / "dangling").symlink_to("nowhere")
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ("a file", "a file: the folder cannot be made"),
+        ("read-only", "{name}.json: it exists and is read-only"),
+        ("folders", "{name}.json: it is a folder"),
+        ("linked", "linked/{name}.json: this is also an input"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("validation", ("validate", "{}", "--checkpoint", "x", "--prompt", "in.json", "--prompt-text", "a")),
+        ("listening", ("listen", "--saved", "in.json")),
+    ],
+)
+def test_a_report_that_could_not_be_written_is_refused_before_the_work(
+    capsys, speaking, folder, name, command, report, message
+):
+    for made in ("read-only", "linked", "folders"):
+        (folder / made).mkdir()
+    for empty in ("a file", "in.json", f"read-only/{name}.json"):
+        (folder / empty).touch()
+    (folder / "read-only" / f"{name}.json").chmod(0o444)
+    (folder / "linked" / f"{name}.json").symlink_to("../in.json")
+    (folder / "folders" / f"{name}.json").mkdir()
 
-    line = one_line(capsys, *(word.replace("{}", speaking) for word in command), "--report", "dangling")
+    line = one_line(capsys, *(word.replace("{}", speaking) for word in command), "--report", report)
 
-    assert "dangling: the folder cannot be made" in line
+    assert message.format(name=name) in line
+    assert (folder / "in.json").read_bytes() == b""

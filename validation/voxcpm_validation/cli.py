@@ -12,7 +12,7 @@ from rich.table import Table
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.manifest import MODEL_CARD_FILE
 from voxcpm_constants.step_models import PRECISIONS
-from voxcpm_runtime.storage.whole_file import make_folder
+from voxcpm_runtime.storage.whole_file import report_folder
 
 if TYPE_CHECKING:
     from voxcpm_validation.report import Report
@@ -100,8 +100,8 @@ def validate(
     if (prompt is None) != (prompt_text is None):
         raise InputError("--prompt and --prompt-text belong together: give both or neither")
     if report is not None:
-        # Before minutes of work; a dangling link, for example, is no folder.
-        make_folder(report)
+        inputs = (bundle, checkpoint, lora, prompt, beside)
+        report_folder(report, ("validation.json", "validation.md"), inputs)
     _against_upstream(
         Path(bundle),
         checkpoint,

@@ -18,6 +18,7 @@ from voxcpm_conversion.convert import convert
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, PRECISIONS, SIZES
 from voxcpm_runtime.audio.files import write_audio
 from voxcpm_runtime.speech.results import Speech
+from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.listening.recognition import Recogniser, word_errors
 from voxcpm_validation.validate import validate_bundle
@@ -110,7 +111,8 @@ def draw(speech: Speech, path: Path) -> None:
         vmin=mel.max() - 80,
     )
     picture.set(xlabel="seconds", ylabel="mel band")
-    figure.savefig(path, dpi=120)
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=120)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.storage.whole_file import make_folder, whole_file
 from voxcpm_validation.end_to_end import EndToEnd
 from voxcpm_validation.half_arithmetic import HalfArithmetic
 from voxcpm_validation.sensitivity import MARGIN, Sensitivity
@@ -131,9 +132,11 @@ class Report(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Write `validation.json` and `validation.md` into a folder, which is created if it is absent."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "validation.json").write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        (folder / "validation.md").write_text(self.markdown(), encoding="utf-8")
+        make_folder(folder)
+        with whole_file(folder / "validation.json") as file:
+            file.write(self.model_dump_json(indent=1).encode() + b"\n")
+        with whole_file(folder / "validation.md") as file:
+            file.write(self.markdown().encode())
 
     def markdown(self) -> str:
         """The report in Markdown: versions, tables, and the verdict."""

@@ -6,7 +6,7 @@ import contextlib
 import io
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -20,7 +20,7 @@ from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.decoding import check_length, decode_audio, mean_of_channels
 from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16, require_finite
-from voxcpm_runtime.storage.whole_file import whole_file
+from voxcpm_runtime.storage.whole_file import refuse_inputs, replaced_file, whole_file
 
 AudioSource = str | Path | bytes | bytearray | memoryview | BinaryIO | tuple[npt.NDArray[np.generic], int]
 """A path, a file's bytes, an open binary file, or (samples, sample rate in Hz).
@@ -113,35 +113,36 @@ def _checked_rate(rate: object, name: str = "audio") -> int:
     return int(rate)
 
 
-def check_output_path(path: str | Path) -> Path:
+def check_output_path(
+    path: str | Path, *, inputs: Iterable[str | Path | None] = (), overwrite: bool = False
+) -> Path:
     """The path with ~ expanded. Raises InputError if no audio file can be written there, by a test file.
 
-    Missing folders are made for the test, as names too long show only then, and removed again.
+    Missing folders are made for the test, as names too long show only then, and removed again. inputs: files that are
+    read for the speech, none of which may be the output. overwrite: whether a read-only file may be replaced.
     """
     path = user_path(path)
-    _format(path)
     made: list[Path] = []
     try:
-        if path.is_dir():
-            raise InputError(f"{path}: expected the path of an audio file to write, but it is a folder")
-        above = path.absolute().parents
+        target = replaced_file(path, overwrite=overwrite)
+        _format(path)
+        refuse_inputs(path, inputs)
+        if target is None:
+            return path
+        above = target.parents
         nearest = next(i for i, folder in enumerate(above) if os.path.lexists(folder))
         if not above[nearest].is_dir():
             raise InputError(
                 f"{path}: cannot be written, because {above[nearest]} is not a folder; choose another path"
             )
         for folder in reversed(above[:nearest]):
-            # `missing/..` is there once `missing` is.
-            if folder.name != "..":
-                folder.mkdir()
-                made.append(folder)
+            folder.mkdir()
+            made.append(folder)
         with contextlib.suppress(FileNotFoundError):
             # For a name that is too long: the test file's is shortened.
-            path.lstat()
-        with whole_file(path, keep=False) as file:
+            target.lstat()
+        with whole_file(path, keep=False, overwrite=overwrite) as file:
             file.write(b"")
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError("it exists and is read-only")
     # ValueError: a null character in the name.
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
@@ -156,16 +157,24 @@ def check_output_path(path: str | Path) -> Path:
     return path
 
 
-def write_audio(path: str | Path, audio: Audio, sample_rate: int) -> int:
+def write_audio(
+    path: str | Path,
+    audio: Audio,
+    sample_rate: int,
+    *,
+    inputs: Iterable[str | Path | None] = (),
+    overwrite: bool = False,
+) -> int:
     """Write mono audio (samples,) in the format of the path's extension; samples outside [-1, 1] are clipped.
 
-    WAV and the other lossless formats hold 16-bit samples. Folders that are missing are made. The file appears when it
-    is complete. For a codec that does
-    not take `sample_rate`, audio is resampled to the next higher rate. Returns the number of clipped samples. Raises
-    InputError if the file cannot be written, and for NaN or infinite samples.
+    WAV and the other lossless formats hold 16-bit samples; a pipe or a device without an extension gets WAV. Folders
+    that are missing are made. The file appears when it is complete. For a codec that does not take `sample_rate`, audio
+    is resampled to the next higher rate. inputs, overwrite: see `check_output_path`. Returns the number of clipped
+    samples. Raises InputError if the file cannot be written, and for NaN or infinite samples.
     """
+    refuse_inputs(user_path(path), inputs)
     content, clipped = audio_file(path, audio, sample_rate)
-    write_audio_file(path, content)
+    write_audio_file(path, content, overwrite=overwrite)
     return clipped
 
 
@@ -192,15 +201,18 @@ def audio_file(path: str | Path, audio: Audio, sample_rate: int) -> tuple[bytes,
     return encoded.getvalue(), clipped_samples(audio)
 
 
-def write_audio_file(path: str | Path, content: bytes, *, record: Callable[[], None] | None = None) -> None:
-    """Write what `audio_file` returned. Folders and errors: see `write_audio`.
+def write_audio_file(
+    path: str | Path, content: bytes, *, overwrite: bool = False, record: Callable[[], None] | None = None
+) -> None:
+    """Write what `audio_file` returned. Folders, `overwrite` and errors: see `write_audio`.
 
     record: called when all is written, just before the file appears under its name; an error of it leaves no file.
     """
     path = user_path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
+        if (target := replaced_file(path, overwrite=overwrite)) is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path, overwrite=overwrite) as file:
             file.write(content)
             # A full disk is told now, not after the record.
             file.flush()
@@ -212,6 +224,9 @@ def write_audio_file(path: str | Path, content: bytes, *, record: Callable[[], N
 
 def _format(path: Path) -> _Format:
     form = FORMATS.get(path.suffix.lower())
+    if form is None:
+        with contextlib.suppress(OSError):
+            form = FORMATS[".wav"] if replaced_file(path) is None else None
     if form is None:
         raise InputError(
             f"{path}: expected a name that ends in {', '.join(FORMATS)}, got {path.suffix or 'no ending'!r}"

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.commands.batch_execution import OnThisMachine, executor_from
 from voxcpm_runtime.commands.batch_lines import Defaults, Lines
@@ -42,7 +43,7 @@ def batch(
         str, typer.Option("--output", "--output-dir", "-o", "-od", help="Folder for the audio files.")
     ],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Speak lines again whose file exists.")
+        bool, typer.Option("--overwrite", help="Speak lines again whose file exists, even a read-only one.")
     ] = False,
     seed: Annotated[
         int | None, typer.Option(help="Seed of every line without its own. Default: a fresh one each.")
@@ -73,16 +74,16 @@ def batch(
     token = CancelToken()
     with contextlib.ExitStack() as held:
         lines = held.enter_context(contextlib.closing(Lines(source, defaults)))
-        count = count_lines(lines)
+        count = count_lines(lines, user_path(folder), source)
         path = output_folder(folder, source)
         held.enter_context(alone_in(path))
-        run = BatchRun(path, bundle.digest, shown=not quiet)
+        run = BatchRun(path, bundle.digest, overwrite=overwrite, shown=not quiet)
         executor = (
             OnThisMachine(bundle, engine) if executors is None else executors(ray or "", name, bundle, engine)
         )
         with interruptible(token):
             try:
-                run.speak(lines, executor, token, overwrite=overwrite)
+                run.speak(lines, executor, token)
             finally:
                 # After Ctrl-C, too.
                 run.report(count)

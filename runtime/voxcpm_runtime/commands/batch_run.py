@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,22 +19,24 @@ from voxcpm_runtime.commands.batch_execution import Executor, SpokenFile, Task
 from voxcpm_runtime.commands.batch_lines import BatchLine, Failure
 from voxcpm_runtime.commands.batch_record import RECORD_FILE, Record, SpokenLine
 from voxcpm_runtime.commands.generate import spoken_line
+from voxcpm_runtime.commands.shared_arguments import input_file
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
-from voxcpm_runtime.storage.whole_file import make_folder
+from voxcpm_runtime.storage.whole_file import make_folder, refuse_inputs
 
 
 class BatchRun:
     """One run over a batch. A line that fails is reported and the others continue; finished files are recorded."""
 
-    def __init__(self, folder: Path, bundle: str, *, shown: bool) -> None:
-        """Open the folder's record. bundle: digest of the bundle. shown: whether to report success.
+    def __init__(self, folder: Path, bundle: str, *, overwrite: bool, shown: bool) -> None:
+        """Open the folder's record. bundle: digest of the bundle. overwrite: speak also what is there already, and
+        replace read-only files. shown: whether to report success.
 
         Raises InputError for a folder that cannot be written to.
         """
         self.folder = folder
         self.failures: list[Failure] = []
-        self._bundle, self._shown = bundle, shown
+        self._bundle, self._overwrite, self._shown = bundle, overwrite, shown
         self._record = Record(folder)
         self._spoken = self._skipped = 0
 
@@ -42,15 +45,13 @@ class BatchRun:
         lines: Iterable[BatchLine | Failure],
         executor: Executor,
         cancel: CancelToken,
-        *,
-        overwrite: bool,
     ) -> None:
         """Speak the lines that are not there yet. If one fails, the others continue; failures are reported at once.
 
         All files are written here, whole, wherever they are spoken.
         """
         with status_line("prefill …", shown=self._shown) as note:
-            for task, result in executor(self._tasks(lines, overwrite), cancel, note, _warn):
+            for task, result in executor(self._tasks(lines), cancel, note, _warn):
                 if isinstance(result, Cancelled):
                     # So are all others that run: a cancelled line is left, not failed.
                     continue
@@ -73,24 +74,24 @@ class BatchRun:
         for failure in sorted(self.failures):
             typer.echo(f"failed: {failure}", err=True)
 
-    def _tasks(self, lines: Iterable[BatchLine | Failure], overwrite: bool) -> Iterator[Task]:
+    def _tasks(self, lines: Iterable[BatchLine | Failure]) -> Iterator[Task]:
         """The lines still to be spoken, whose files can be written."""
         for line in lines:
             if isinstance(line, Failure):
                 self._fail(line)
-            elif (task := self._task(line, overwrite)) is not None:
+            elif (task := self._task(line)) is not None:
                 yield task
 
-    def _task(self, line: BatchLine, overwrite: bool) -> Task | None:
+    def _task(self, line: BatchLine) -> Task | None:
         """The line as a task; None if it has failed, or its file is there."""
         with self._going_on(line):
             task = Task(line, line.arguments.digest(self._bundle))
-            if not overwrite and self._is_there(task):
+            if not self._overwrite and self._is_there(task):
                 self._skipped += 1
                 return None
             path = self.folder / line.output
             make_folder(path.parent)
-            check_output_path(path)
+            check_output_path(path, overwrite=self._overwrite)
             return task
         return None
 
@@ -126,7 +127,9 @@ class BatchRun:
             sha256=hashlib.sha256(result.content).hexdigest(),
             suspicious=result.suspicious,
         )
-        write_audio_file(path, result.content, record=lambda: self._record.add(spoken))
+        write_audio_file(
+            path, result.content, overwrite=self._overwrite, record=lambda: self._record.add(spoken)
+        )
         self._spoken += 1
         return spoken_line(path, result, result.clipped)
 
@@ -143,9 +146,11 @@ class BatchRun:
         typer.echo(str(failure), err=True)
 
 
-def count_lines(lines: Iterable[BatchLine | Failure]) -> int:
-    """The number of lines. Raises InputError for two with the same file, also if they differ only in case or Unicode
-    form.
+def count_lines(lines: Iterable[BatchLine | Failure], folder: Path, source: str) -> int:
+    """The number of lines. folder: of the output. source: the input.
+
+    Raises InputError for two lines with the same file, also through links and if they differ only in case or Unicode
+    form, and for one whose file is the input or one of its own recordings.
     """
     count = 0
     # A digest of each name, as names may be long and many.
@@ -153,7 +158,9 @@ def count_lines(lines: Iterable[BatchLine | Failure]) -> int:
     for line in lines:
         count += 1
         if isinstance(line, BatchLine):
-            name = unicodedata.normalize("NFC", line.output).casefold()
+            path = folder / line.output
+            refuse_inputs(path, [input_file(source), *line.arguments.recordings.files()])
+            name = unicodedata.normalize("NFC", os.path.realpath(path)).casefold()
             digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
             earlier = first.setdefault(digest, line.line)
             if earlier != line.line:

@@ -23,6 +23,7 @@ from voxcpm_runtime.commands.shared_arguments import (
     RecordingArguments,
     VoiceArguments,
     Words,
+    input_file,
 )
 from voxcpm_runtime.commands.status_line import progress_text, status_line
 from voxcpm_runtime.options import GenerationOptions
@@ -31,6 +32,7 @@ from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.plan import plan
 from voxcpm_runtime.speech.randomness import randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.storage.whole_file import replaced_file
 
 # `design` has these parameters only to refuse them by name.
 _OF_A_VOICE = ("voice", *(field.name for field in fields(RecordingArguments)))
@@ -80,7 +82,10 @@ def clone(*, bundle: BundleArgument = None, asked: Asked) -> None:
 def _speak(bundle: str | None, asked: Asked) -> None:
     # What can be refused without the bundle is refused before it is opened, the rest before its models are loaded.
     delivery, voice = asked.delivery, asked.voice
-    target = None if delivery.output == STANDARD_OUTPUT else check_output_path(delivery.output)
+    target = None
+    if delivery.output != STANDARD_OUTPUT:
+        inputs = (input_file(asked.words.text_file), *voice.files())
+        target = check_output_path(delivery.output, inputs=inputs, overwrite=delivery.overwrite)
     arguments = Arguments(
         text=asked.words.read(),
         recordings=voice.recordings(),
@@ -103,13 +108,15 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
     token = CancelToken()
     seed = randomness(arguments.seed, None).seed or 0
     digest = replace(arguments, seed=None).digest(bundle.digest)
-    saved = SavedSegments(target, digest, seed, drawn=arguments.seed is None)
+    file = replaced_file(target, overwrite=asked.delivery.overwrite)
+    # Beside a pipe or a device, which is no file, nothing is saved.
+    saved = None if file is None else SavedSegments(file, digest, seed, drawn=arguments.seed is None)
     with status_line("reading …", shown=shown) as note:
         planned = plan(
             bundle,
             replace(
                 arguments,
-                seed=saved.seed,
+                seed=saved.seed if saved else seed,
                 saved_segments=saved,
                 progress=lambda progress: note(progress_text(progress)),
                 cancel=token,
@@ -121,13 +128,18 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
         with interruptible(token):
             speech = tts.speak_plan(planned)
     writes = not speech.cancelled or (asked.delivery.keep_partial and len(speech.audio) > 0)
-    clipped = write_audio(target, speech.audio, speech.sample_rate) if writes else 0
-    if not speech.cancelled:
+    clipped = 0
+    if writes:
+        overwrite = asked.delivery.overwrite
+        clipped = write_audio(target, speech.audio, speech.sample_rate, overwrite=overwrite)
+    if saved and not speech.cancelled:
         saved.discard()
     if shown and writes:
-        typer.echo(spoken_line(target, speech, clipped))
+        # A stream may be standard output itself.
+        typer.echo(spoken_line(target, speech, clipped), err=file is None)
     if speech.cancelled:
-        done = f"; {saved.count} segments are saved: the same command resumes" if saved.count else ""
+        count = saved.count if saved else 0
+        done = f"; {count} segments are saved: the same command resumes" if count else ""
         raise Cancelled(f"interrupted: {target} {'holds a part' if writes else 'was not written'}{done}")
 
 

@@ -64,6 +64,9 @@ class Delivery:
             help="Audio file; its ending chooses the format. - is raw 16-bit PCM on standard output, as it is spoken.",
         ),
     ] = "out.wav"  # fmt: skip
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the output even if it is read-only.")
+    ] = False
     seed: Annotated[int | None, typer.Option(help="Same seed, same speech. Default: a fresh one.")] = None
     parallel_segments: Annotated[
         int,
@@ -107,6 +110,10 @@ class RecordingArguments:
             raise InputError("expected one of --prompt-text and --prompt-file, got both")
         return self.prompt_text if self.prompt_file is None else _utf8_file(self.prompt_file)
 
+    def files(self) -> list[str | None]:
+        """The files that are read for the recordings; None in place of one that is not given."""
+        return [self.prompt, input_file(self.prompt_file), self.reference]
+
 
 @dataclass(frozen=True)
 class VoiceArguments(RecordingArguments):
@@ -132,6 +139,11 @@ class VoiceArguments(RecordingArguments):
         """
         given = Recordings(self.prompt, self.transcript(), self.reference)
         return given.in_voice(stored_voice(self.voice))
+
+    def files(self) -> list[str | None]:
+        """The files that are read for the voice; None in place of one that is not given."""
+        voice = None if self.voice is None else str(VoiceStore().located(self.voice))
+        return [*super().files(), voice]
 
 
 @dataclass(frozen=True)
@@ -217,6 +229,11 @@ class CheckpointArguments:
 def stored_voice(name: str | None) -> Voice | None:
     """The user's voice of that name, or from that file. Raises InputError for a voice that does not exist."""
     return None if name is None else VoiceStore().load(name)
+
+
+def input_file(path: str | None) -> str | None:
+    """The file that an argument of a command names, also for `-`."""
+    return "/dev/stdin" if path == STANDARD_INPUT else path
 
 
 def standard_input() -> bytes:

@@ -12,6 +12,7 @@ from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, Engine, Quiet, RecordingArguments
 from voxcpm_runtime.commands.status_line import status_line
+from voxcpm_runtime.storage.whole_file import refuse_inputs
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Voice
@@ -36,7 +37,7 @@ def add(
 ) -> None:
     """Make a voice from recordings. It works with bundles that have the same AudioVAE as BUNDLE."""
     store = VoiceStore()
-    store.free_path(name, overwrite=overwrite)
+    refuse_inputs(store.free_path(name, overwrite=overwrite), given.files())
     recordings = Recordings.of_a_new_voice(given.prompt, given.transcript(), given.reference)
     recordings.check_files()
     opened_bundle = opened(bundle, engine, shown=not quiet)

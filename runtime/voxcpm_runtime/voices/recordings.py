@@ -92,6 +92,11 @@ class Recordings:
         """Whether there is a prompt to continue."""
         return self.prompt is not None or (self.voice is not None and self.voice.prompt is not None)
 
+    def files(self) -> list[str | Path]:
+        """The files that are read for the voice."""
+        given = (self.prompt, self.reference, self.voice and self.voice.path)
+        return [source for source in given if isinstance(source, str | Path)]
+
     def check_files(self) -> None:
         """Raises InputError for a recording whose file does not exist; `read` checks everything else."""
         for what, source in (("prompt audio", self.prompt), ("reference audio", self.reference)):

@@ -46,7 +46,7 @@ class VoiceStore:
         make_folder(self.folder)
         _forget_prefixes(path)
         remove_leftovers(self.folder, _OWN_FILE)
-        return voice.save(path)
+        return voice.save(path, overwrite=overwrite)
 
     def free_path(self, name: str, *, overwrite: bool = False) -> Path:
         """The path of a voice to be saved under a name. Raises InputError for what `add` refuses."""
@@ -55,13 +55,15 @@ class VoiceStore:
             raise InputError(f"a voice {name} is there already; choose another name, or give --overwrite")
         return path
 
+    def located(self, name: str) -> Path:
+        """The path of the file of a voice, given by its name or by that path itself. Raises InputError: see `path`."""
+        return path_argument(name, "name") if _is_path(name) else self.path(name)
+
     @system_errors_as(InputError)
     def load(self, name: str) -> Voice:
         """The voice of that name, or from the file of that path. Raises InputError, listing the voices that exist."""
-        if text_argument(name, "name").endswith(SUFFIX) or os.sep in name:
-            return Voice.load(name)
-        path = self.path(name)
-        if not path.is_file():
+        path = self.located(name)
+        if not path.is_file() and not _is_path(name):
             present = ", ".join(self.names()) or "none"
             raise InputError(
                 f"no voice {name} (there are: {present}); make one with `voxcpm-coreml voices add`"
@@ -86,6 +88,10 @@ class VoiceStore:
                 f"voice name: {name!r} would be taken for a file; leave {SUFFIX} out, which is added to it"
             )
         return self.folder / f"{name}{SUFFIX}"
+
+
+def _is_path(name: str) -> bool:
+    return text_argument(name, "name").endswith(SUFFIX) or os.sep in name
 
 
 def _forget_prefixes(path: Path) -> None:

@@ -21,10 +21,12 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.bounds import MOST_VOICE_BYTES
 from voxcpm_constants.errors import InputError, first_line, first_wrong_field, os_reason, system_errors_as
+from voxcpm_constants.manifest import record_file
 from voxcpm_runtime.argument_types import (
     file_argument,
     instance,
     path_argument,
+    switch,
     text_argument,
     whole_number,
     wrong_type,
@@ -161,13 +163,19 @@ class Voice:
                 )
 
     @system_errors_as(InputError)
-    def save(self, path: str | Path) -> Voice:
-        """Write the voice to a file, completely or not at all, and return it with its path. Raises InputError."""
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Voice:
+        """Write the voice to a file, completely or not at all, and return it with its path.
+
+        overwrite: replace a read-only file, too. Raises InputError, also for a recording that the voice was made from.
+        """
         path = file_argument(path, "path")
+        switch(overwrite, "overwrite")
         header = self.header.model_copy(update={"format": FORMAT})
         metadata = {_METADATA_KEY: header.model_dump_json()}
+        if path.is_file() and record_file(path).sha256 in self.header.provenance.values():
+            raise InputError(f"{path}: the voice was made from this recording; choose another name")
         try:
-            with whole_file(path) as file:
+            with whole_file(path, overwrite=overwrite) as file:
                 file.write(sealed(self._tensors(), metadata))
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({os_reason(error)})") from None

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from voxcpm_constants.errors import InputError, first_wrong_field
 from voxcpm_constants.manifest import Source
+from voxcpm_runtime.storage.whole_file import make_folder, whole_file
 from voxcpm_validation.golden.cases import SpeechRecord
 from voxcpm_validation.golden.key import GoldenKey
 
@@ -37,8 +38,9 @@ class GoldenRecord(BaseModel):
         """
         path = folder / self.key.file_name
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            make_folder(folder)
+            with whole_file(path) as file:
+                file.write(self.model_dump_json(indent=1).encode() + b"\n")
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
         return path

@@ -12,7 +12,7 @@ from rich.console import Console
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_runtime.bundle.opening import locate_bundle
-from voxcpm_runtime.storage.whole_file import make_folder
+from voxcpm_runtime.storage.whole_file import report_folder, whole_file
 
 if TYPE_CHECKING:
     from voxcpm_validation.listening.parts import Report
@@ -87,7 +87,8 @@ def listen(
     if sweep:
         _refuse_beside_sweep(context)
     if report is not None:
-        make_folder(report)
+        inputs = (bundle, checkpoint, recogniser, *(saved or ()))
+        report_folder(report, ("listening.json", "narration.svg", "prose.svg", "sweep.svg"), inputs)
     # The recogniser and PyTorch: `--help` works without the extra.
     from voxcpm_validation.listening.parts import PARTS, Report
     from voxcpm_validation.listening.plots import write_plots
@@ -122,7 +123,8 @@ def listen(
     for table in tables(measured):
         output.print(table)
     if report is not None:
-        (report / "listening.json").write_text(measured.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        with whole_file(report / "listening.json") as file:
+            file.write(measured.model_dump_json(indent=1).encode() + b"\n")
         for path in (report / "listening.json", *write_plots(measured, report)):
             console.print(f"written: {path}")
 

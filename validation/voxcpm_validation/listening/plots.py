@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from voxcpm_runtime.storage.whole_file import make_folder, whole_file
 from voxcpm_validation.listening.narration_scores import Minute
 from voxcpm_validation.listening.parts import Report
 from voxcpm_validation.listening.prose_scores import LONG, SHORT
@@ -26,7 +27,7 @@ def write_plots(report: Report, folder: Path) -> list[Path]:
         for part, draw in (("narration", _narration), ("prose", _prose))
         if getattr(report, part)
     ]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for path, draw in drawn:
         save_plot(draw(report), path)
     return [path for path, _ in drawn]
@@ -36,8 +37,8 @@ def save_plot(figure: Any, path: Path) -> None:
     """Write a figure of matplotlib as SVG: without a date and with fixed ids, so that equal scores give equal files."""
     import matplotlib as mpl
 
-    with mpl.rc_context({"svg.hashsalt": "voxcpm", "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={"Date": None})
+    with mpl.rc_context({"svg.hashsalt": "voxcpm", "svg.fonttype": "none"}), whole_file(path) as file:
+        figure.savefig(file, format="svg", metadata={"Date": None})
 
 
 def _narration(report: Report) -> Any:

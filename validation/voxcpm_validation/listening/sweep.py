@@ -18,7 +18,7 @@ from rich.table import Table
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
-from voxcpm_runtime.storage.whole_file import whole_file
+from voxcpm_runtime.storage.whole_file import make_folder, whole_file
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.listening.parts import Ears, Extent, listen
 from voxcpm_validation.listening.plots import save_plot
@@ -107,7 +107,7 @@ def sweep(
             f"{bundle}: expected a bundle with {' or '.join(_PRECISIONS)}; it has {', '.join(manifest.precisions)}; "
             "convert it in one of them"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # Before hours of listening: a damaged file is reported at once.
     times = _read_times(folder / _TIMES)
     cells = []
