@@ -184,7 +184,7 @@ def test_a_disk_that_refuses_is_the_servers_fault(
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Voice, "save", lambda _, path: full(path))
+        patched.setattr(Voice, "save", lambda _, path, **__: full(path))
         assert refused(upload(running.url, recording, name="ben"), tmp_path) == (507, "storage")
         patched.setattr(Path, "unlink", full)
         assert refused(httpx2.delete(f"{running.url}/v1/audio/voices/ada"), tmp_path) == (507, "storage")

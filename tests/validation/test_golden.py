@@ -370,7 +370,7 @@ def test_without_a_bundle_the_built_in_voice_is_examined(
 def test_a_record_that_cannot_be_written_is_one_line(record: GoldenRecord, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match="the folder cannot be made"):
         record.write(tmp_path / "file")
 
 
