@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
@@ -92,7 +91,7 @@ def attempts(
             if retries:
                 spoken.append(told)
             if reason and not before and not retries:
-                _warn(utterance, reason, patch.index + 1, "it cannot be tried again once it is heard")
+                _warn(plan, utterance, reason, patch.index + 1, "it cannot be tried again once it is heard")
             yield told
         if not reason:
             return
@@ -107,7 +106,7 @@ def attempts(
         for told in (SpokenPatch(None, _NOTHING, best[0].attempt, most, began), *best):
             yield told._replace(attempts=most, began=began)
     kept = f"of {most} attempts the best one is kept" if most > 1 else "it was not tried again"
-    _warn(utterance, best[-1].reason, len(best), kept)
+    _warn(plan, utterance, best[-1].reason, len(best), kept)
 
 
 def _reason(utterance: Utterance, patch: Patch, *, judged: bool) -> Reason:
@@ -164,7 +163,7 @@ def _decoded(
                 ending.cancel()
 
 
-def _warn(utterance: Utterance, reason: Reason, patches: int, then: str) -> None:
+def _warn(plan: Plan, utterance: Utterance, reason: Reason, patches: int, then: str) -> None:
     """Warn of a suspicious segment. then: what became of it."""
     number, length = utterance.index + 1, utterance.length
     if reason == "cut":
@@ -182,4 +181,4 @@ def _warn(utterance: Utterance, reason: Reason, patches: int, then: str) -> None
             f"segment {number}: the speech is suspiciously {reason} for its text ({against}); {then}; "
             "another seed may do better"
         )
-    warnings.warn(message, _CATEGORIES[reason], stacklevel=3)
+    plan.warn(message, _CATEGORIES[reason])

@@ -8,10 +8,11 @@ does not wait for its last page, and what is wrong with a text of ordinary lengt
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import overload
 
@@ -30,7 +31,13 @@ from voxcpm_runtime.speech.progress import ProgressCallback, ProgressReporter
 from voxcpm_runtime.speech.randomness import Randomness, randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.text.control import controlled, described, require_references
-from voxcpm_runtime.text.letters import check_sayable, continued_transcript, spelled, spelled_transcript
+from voxcpm_runtime.text.letters import (
+    check_sayable,
+    continued_transcript,
+    listed,
+    spelled,
+    spelled_transcript,
+)
 from voxcpm_runtime.text.segments import Segment, each_segment, has_words, one_segment
 from voxcpm_runtime.text.words import said_text
 from voxcpm_runtime.voices.recordings import Recordings, UnencodedVoice
@@ -38,6 +45,7 @@ from voxcpm_runtime.voices.voice import Voice
 
 LEAST_SEGMENT_TOKENS = 8
 """Text tokens that a segment may always have, even if the KV cache seems too short for their speech."""
+_NOT_CALLERS = ("voxcpm_runtime", "voxcpm_constants", "contextlib")
 _CHARACTERS_PER_TOKEN = 16
 """A text with more characters for each token of the longest segment is long, without counting its tokens."""
 
@@ -101,6 +109,14 @@ class PlannedSegments(Sequence[PlannedSegment]):
         return self._plan.all_segments[index]
 
 
+def _calling_line() -> tuple[str, int]:
+    """File and line of the innermost caller outside this package; contextlib's frames are those of decorators."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals["__name__"].partition(".")[0] in _NOT_CALLERS:
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame else (__file__, 1)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is to be spoken, and how; make one with `plan`."""
@@ -121,6 +137,12 @@ class Plan:
     """The whole text; None if it comes later, as in a session."""
     opening: tuple[PlannedSegment, ...] = ()
     """The first segments: all of a text of ordinary length, the very first of a longer one."""
+    caller: tuple[str, int] = field(default_factory=_calling_line, compare=False, repr=False)
+    """File and line of the call from outside this package, to which warnings point, whichever thread speaks."""
+
+    def warn(self, message: str | Warning, category: type[Warning]) -> None:
+        """Warn at the line of the caller."""
+        warnings.warn_explicit(message, category, *self.caller)
 
     @property
     def segments(self) -> PlannedSegments:
@@ -238,7 +260,7 @@ class Plan:
         target = spelled(said, tokenizer)
         transcript = spelled_transcript(self.voice.transcript if self.voice else anchored, tokenizer)
         if unknown := tokenizer.unknown_characters(transcript + target):
-            warnings.warn(f"this voice has no token for {unknown!r}, which it will not speak", stacklevel=5)
+            self.warn(f"this voice has no token for {listed(unknown)}, which it will not speak", UserWarning)
         planned = PlannedSegment(
             text=segment.text,
             transcript=continued_transcript(said, tokenizer),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from functools import partial
 from itertools import count, takewhile
@@ -80,7 +79,7 @@ class _Speaking:
     def _take(self, index: int, planned: PlannedSegment) -> bool:
         """Take the segment as the next one, spoken now if it is not yet. False if `max_len` leaves nothing for it."""
         if self._left == 0:
-            warnings.warn(UnspokenWarning.of(index, self._plan.most_patches), stacklevel=4)
+            self._plan.warn(UnspokenWarning.of(index, self._plan.most_patches), UnspokenWarning)
             self.ended_early = True
             return False
         # One that was spoken ahead did not know how many patches the ones before it take.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -34,7 +33,7 @@ def stream(plan: Plan, narrator: Narrator, segments: Iterable[PlannedSegment | N
                 yield Piece(np.zeros(0, np.float32), index)
                 continue
             if left == 0:
-                warnings.warn(UnspokenWarning.of(index, plan.options.max_len), stacklevel=2)
+                plan.warn(UnspokenWarning.of(index, plan.options.max_len), UnspokenWarning)
                 break
             if paused:
                 yield Piece(narrator.pause(), index)

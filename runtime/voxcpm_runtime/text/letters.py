@@ -21,6 +21,7 @@ _PAUSES = ";:()[]{}–—"
 _STOPS = ".!?"
 _MOST_SHOWN = 60
 """Characters of a text in an error."""
+_MAX_LISTED = 10
 # A text is read again for each way of cutting it that is tried.
 _read_aloud = functools.lru_cache(maxsize=256)(read_aloud)
 # What was replaced leaves spaces before marks, and commas beside other marks.
@@ -52,7 +53,8 @@ def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
     whole = " ".join(filter(None, said))
     if left := tokenizer.unknown_characters(_each_once(whole)):
         raise InputError(
-            f"this voice knows the letters a to z only, and cannot say {left!r}; write it in English letters",
+            f"this voice knows the letters a to z only, and cannot say {listed(left)}; write the text in English "
+            "letters",
             argument=argument,
         )
     if not whole:
@@ -69,6 +71,12 @@ def check_sayable(text: str, tokenizer: TextTokenizer) -> None:
         for char in dict.fromkeys(text):
             if char.isalpha() and not char.isascii():
                 spelled(f"a {char} a", tokenizer)
+
+
+def listed(characters: str) -> str:
+    """Characters one by one, as a message shows them: the first few, and how many more there are."""
+    more = f" and {len(characters) - _MAX_LISTED} more" if len(characters) > _MAX_LISTED else ""
+    return ", ".join(map(repr, characters[:_MAX_LISTED])) + more
 
 
 def spelled_transcript(transcript: str, tokenizer: TextTokenizer) -> str:
