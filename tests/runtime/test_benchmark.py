@@ -108,6 +108,19 @@ def test_features_are_those_that_the_system_lists(tmp_path, monkeypatch, listed,
         machine.cpu_features.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"), [({"--text": ""}, "the text is empty"), ({"--patches": "9999"}, "the KV cache has")]
+)
+def test_what_cannot_be_spoken_is_refused_before_anything_is_measured(
+    tiny_bundle, capsys, monkeypatch, given, message
+):
+    monkeypatch.setattr(benchmark, "measure", None)
+    options = [part for option in given.items() for part in option]
+
+    assert cli.main(["benchmark", str(tiny_bundle), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_reading_memory_takes_the_time_that_it_takes():
     """A bandwidth beyond any memory would mean that nothing was read."""
     assert np.isfinite(bandwidth := roofline.memory_bandwidth(1))

@@ -189,7 +189,7 @@ REFUSALS = [
     ("clone", ["--text", "a"], "clone needs a recording: --reference, or --prompt"),
     ("clone", ["--text", "a", *CONTROL], "clone needs a recording"),
     ("clone", ["--text", "a", *PROMPT[:2]], "audio without the transcript"),
-    ("clone", [*REFERENCE], "expected one of --text and --text-file"),
+    ("clone", [*REFERENCE], "to speak it: voxcpm-coreml clone --text nowhere"),
 ]
 
 

@@ -47,6 +47,9 @@ def test_a_voice_is_added_listed_shown_used_and_removed(speaking, folder, capsys
     assert shown["provenance"]["prompt"] == "prompt.wav"
 
     expected = VoxCPM.from_bundle(speaking).generate("hello.", "prompt.wav", "so it is ", seed=3)
+    np.testing.assert_array_equal(
+        VoxCPM.from_bundle(speaking).generate("hello.", voice="ada", seed=3), expected
+    )
     for voice in ("ada", folder / "voices" / "ada.voice"):
         for command in ("generate", "clone"):
             code, _, _ = run(
@@ -105,7 +108,7 @@ def test_a_batch_takes_voices_by_line_and_for_all(speaking, batch, folder, capsy
         (("voices", "add", "eve", "BUNDLE"), "a voice needs a recording"),
         (
             ("voices", "add", "eve", "BUNDLE", "--prompt", "prompt.wav", "--reference", "voice.wav"),
-            "reference",
+            "--prompt needs --prompt-text or --prompt-file",
         ),
         (("voices", "add", "eve", "BUNDLE", "--prompt", "no.wav", "--prompt-text", "a"), "no such file"),
         (("voices", "show", "eve"), "no voice eve (there are: ada)"),

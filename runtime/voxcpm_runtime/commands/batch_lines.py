@@ -24,7 +24,6 @@ from voxcpm_runtime.commands.shared_arguments import (
     STANDARD_INPUT,
     VoiceArguments,
     standard_input,
-    stored_voice,
 )
 from voxcpm_runtime.options import GenerationOptions, option_table
 from voxcpm_runtime.speech.arguments import Arguments
@@ -229,7 +228,7 @@ def _recordings(given: dict[str, Any], defaults: Recordings, folder: Path) -> Re
     """The line's voice. A prompt and its transcript replace the command line's together, a voice all recordings."""
     if "voice" in given:
         own: dict[str, Any] = {name: _path(given, name, folder) for name in _RECORDINGS}
-        return Recordings(**own).in_voice(stored_voice(given["voice"]))
+        return Recordings(**own).in_voice(given["voice"])
     if not given.keys() & set(_RECORDINGS):
         return defaults
     chosen: dict[str, Any] = {"reference": defaults.reference}

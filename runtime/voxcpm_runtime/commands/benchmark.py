@@ -30,6 +30,7 @@ from voxcpm_runtime.backends.machine import chip, cores, cpu_features
 from voxcpm_runtime.commands.roofline import memory_bandwidth, weight_bytes_a_patch
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import SEGMENT_TOKENS
+from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voxcpm import VoxCPM
 
 DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
@@ -263,8 +264,11 @@ def benchmark(
 ) -> None:
     """Time a bundle: each step model, prefill, speech, start-up, memory."""
     check_engine("auto", threads, AUTO, device=device)
+    checked_text(text, "text")
     # Opened before any start is timed: a bad bundle gives a one-line error, not a failed child process.
     tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads, device=device)
+    # Refuses what cannot be spoken before minutes of measuring.
+    tts.plan(text, **_one_utterance(patches))
     device = chosen_device(device, choose_backend("auto", tts.bundle))
     measured = measure(
         tts, text=text, patches=patches, repeats=repeats, threads=threads, cold=cold, device=device

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
@@ -9,6 +11,8 @@ from typing import Protocol
 import typer
 
 from voxcpm_constants.errors import InputError
+from voxcpm_constants.hub import is_hub_id
+from voxcpm_runtime.argument_types import shown
 from voxcpm_runtime.audio.files import check_output_path, write_audio
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.engine import loaded, opened
@@ -34,6 +38,8 @@ from voxcpm_runtime.speech.randomness import randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.storage.whole_file import replaced_file
 
+_MAX_REPEATED = 200
+"""Characters of a text that an error repeats in full."""
 # `design` has these parameters only to refuse them by name.
 _OF_A_VOICE = ("voice", *(field.name for field in fields(RecordingArguments)))
 
@@ -53,7 +59,7 @@ class Asked:
 @takes_groups()
 def generate(*, bundle: BundleArgument = None, asked: Asked) -> None:
     """Speak a text of any length with a bundle into an audio file, in any mode."""
-    _speak(bundle, asked)
+    _speak("generate", bundle, asked)
 
 
 @takes_groups(hidden=_OF_A_VOICE)
@@ -64,7 +70,7 @@ def design(*, bundle: BundleArgument = None, asked: Asked) -> None:
         raise InputError(
             f"design makes a voice from words and takes no recording, got {', '.join(given)}; use clone"
         )
-    _speak(bundle, asked)
+    _speak("design", bundle, asked)
 
 
 @takes_groups()
@@ -76,11 +82,13 @@ def clone(*, bundle: BundleArgument = None, asked: Asked) -> None:
             "clone needs a recording: --reference, or --prompt with --prompt-text or --prompt-file, or a --voice; "
             "use generate or design without one"
         )
-    _speak(bundle, asked)
+    _speak("clone", bundle, asked)
 
 
-def _speak(bundle: str | None, asked: Asked) -> None:
+def _speak(command: str, bundle: str | None, asked: Asked) -> None:
     # What can be refused without the bundle is refused before it is opened, the rest before its models are loaded.
+    if bundle is not None and asked.words == Words() and not is_hub_id(bundle):
+        _refuse_text_as_bundle(command, bundle)
     delivery, voice = asked.delivery, asked.voice
     target = None
     if delivery.output != STANDARD_OUTPUT:
@@ -101,6 +109,18 @@ def _speak(bundle: str | None, asked: Asked) -> None:
         _stream(arguments, opened_bundle, asked)
     else:
         _write(arguments, target, opened_bundle, asked)
+
+
+def _refuse_text_as_bundle(command: str, bundle: str) -> None:
+    """Raises InputError for the only argument of a command if it is not a folder: it is probably what to say."""
+    # pathlib raises for text that is too long for a file name.
+    if not os.path.isdir(bundle):  # noqa: PTH112
+        option = "--text-file" if os.path.isfile(bundle) else "--text"  # noqa: PTH113
+        words = shlex.quote(bundle) if len(bundle) <= _MAX_REPEATED else '"…"'
+        raise InputError(
+            f"{shown(bundle)} was taken as the bundle, and is not a folder; to speak it: "
+            f"voxcpm-coreml {command} {option} {words}"
+        )
 
 
 def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> None:

@@ -19,8 +19,6 @@ from voxcpm_runtime.bundle.pretrained import Pretrained
 from voxcpm_runtime.options import WITH_REFERENCE, Option, checked_options
 from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voices.recordings import Recordings
-from voxcpm_runtime.voices.store import VoiceStore
-from voxcpm_runtime.voices.voice import Voice
 
 _engine = functools.partial(typer.Option, rich_help_panel="Bundle and machine")
 
@@ -138,7 +136,7 @@ class VoiceArguments(RecordingArguments):
         for a voice that does not exist.
         """
         given = Recordings(self.prompt, self.transcript(), self.reference)
-        return given.in_voice(stored_voice(self.voice))
+        return given.in_voice(self.voice)
 
     def files(self) -> list[str | None]:
         """The files that are read for the voice; None in place of one that is not given."""
@@ -224,11 +222,6 @@ class CheckpointArguments:
         if self.model_path is not None and not user_path(self.model_path).is_dir():
             raise InputError(f"--model-path {self.model_path}: no such folder; a hub id is --hf-model-id's")
         return Pretrained(model, self.cache_dir, self.local_files_only, self.lora_path)
-
-
-def stored_voice(name: str | None) -> Voice | None:
-    """The user's voice of that name, or from that file. Raises InputError for a voice that does not exist."""
-    return None if name is None else VoiceStore().load(name)
 
 
 def input_file(path: str | None) -> str | None:

@@ -22,13 +22,14 @@ from voxcpm_runtime.audio.silence import trim_silence
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.text.control import require_references
 from voxcpm_runtime.text.words import checked_text
+from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
 LEAST_PEAK = 0.001
 """The least peak of a recording, linear: 33 steps of 16 bits. Below it there is no speech to take a voice from."""
 
 VoiceSource = Voice | str | Path
-"""A voice, or the path of its file."""
+"""A voice, the name of a stored one, or the path of a voice's file."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,16 @@ class Recordings:
         return recordings
 
     def in_voice(self, source: VoiceSource | None) -> Recordings:
-        """This with a voice, if one is given. Raises InputError for both kinds, and for a file that is no voice."""
+        """This with a voice, if one is given. A string is a name or a path, as in `VoiceStore.load`; a Path is a path.
+
+        Raises InputError for both kinds, for a voice that does not exist, and for a file that is not a voice.
+        """
         if source is None:
             return self
         if not isinstance(source, Voice | str | os.PathLike):
-            raise wrong_type(source, "voice", "a Voice or the path of its file")
+            raise wrong_type(source, "voice", "a Voice, the name of a stored one, or the path of its file")
+        if isinstance(source, str):
+            source = VoiceStore().load(source)
         return replace(self, voice=source if isinstance(source, Voice) else Voice.load(source))
 
     @property
