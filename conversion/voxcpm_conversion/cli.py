@@ -17,6 +17,7 @@ from voxcpm_constants.bounds import GREATEST_POSITIONS
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.euler_steps import LEAST_SOLVER_STEPS, MOST_EULER_STEPS
 from voxcpm_constants.hardware_limits import LONGEST_AXIS
+from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_constants.step_models import LARGEST_BATCH, PRECISIONS, Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
 from voxcpm_conversion.checkpoint import Checkpoint
@@ -165,6 +166,10 @@ def progress_console() -> Console:
 @contextmanager
 def _progress(console: Console) -> Iterator[Report]:
     """A progress bar for each step model. It starts at the first report, so that an earlier error is one line."""
+    if not console.is_terminal:
+        with progress_lines() as note:
+            yield lambda model, stage, done, total: note(f"{model}: {stage}")
+        return
     progress = Progress(
         TextColumn("{task.description:>18}"), BarColumn(), TextColumn("{task.fields[stage]}"), TimeElapsedColumn(),
         console=console,

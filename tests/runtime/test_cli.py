@@ -1,7 +1,9 @@
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from voxcpm_constants import progress_lines
 from voxcpm_runtime import voxcpm
 from voxcpm_runtime.commands import cli
 
@@ -127,6 +130,48 @@ def test_bad_input_is_one_line_exit_code_two_and_nothing_written(
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        (
+            "Hello",
+            "'Hello' was taken as the bundle, and is not a folder; to speak it: voxcpm-coreml generate --text Hello",
+        ),
+        ("It's me.", """voxcpm-coreml generate --text 'It'"'"'s me.'"""),
+        ("notes.txt", "voxcpm-coreml generate --text-file notes.txt"),
+        ("long " * 1000, 'voxcpm-coreml generate --text "…"'),
+        ("someone/voice", "expected one of --text and --text-file"),
+    ],
+)
+def test_a_text_in_the_place_of_the_bundle_is_said_so(tmp_path, monkeypatch, capsys, text, meant):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("Hello.")
+
+    assert cli.main(["generate", text]) == 2
+
+    err = capsys.readouterr().err
+    assert err.endswith(f"{meant}\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("options", "shown"), [((), True), (("--quiet",), False)])
+def test_progress_is_a_line_at_times_where_standard_error_is_no_terminal(
+    speaking, tmp_path, monkeypatch, capsys, models, options, shown
+):
+    function = models["locdit_step"].function
+    models["locdit_step"].function = lambda *given: time.sleep(0.01) or function(*given)
+    monkeypatch.setattr(progress_lines, "LINE_SECONDS", 0.05)
+    given = ["--text", "hello there.", "--seed", "3", "--no-retry", "-o", str(tmp_path / "a.wav")]
+
+    assert cli.main(["generate", speaking, *given, *options]) == 0
+
+    lines = capsys.readouterr().err.splitlines()
+    assert (
+        any(re.match(r"\d+ patches, [\d.]+ s of speech, real-time factor", line) for line in lines) == shown
+    )
+    assert bool(lines) == shown
 
 
 def test_no_such_bundle(tmp_path, monkeypatch, capsys):

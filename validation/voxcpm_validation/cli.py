@@ -12,6 +12,7 @@ from rich.table import Table
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.manifest import MODEL_CARD_FILE
 from voxcpm_constants.step_models import PRECISIONS
+from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.storage.whole_file import report_folder
 
 if TYPE_CHECKING:
@@ -126,10 +127,8 @@ def _against_upstream(
     from voxcpm_validation.validate import validate_bundle
 
     console = Console(stderr=True)
-    with console.status("") as status:
-        findings = validate_bundle(
-            bundle, checkpoint, text=text or DEFAULT_TEXT, report=status.update, **asked
-        )
+    with status_line("") as note:
+        findings = validate_bundle(bundle, checkpoint, text=text or DEFAULT_TEXT, report=note, **asked)
     out = Console()
     for title, header, rows in findings.tables():
         table = Table(*header, title=title)

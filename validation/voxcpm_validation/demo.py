@@ -17,6 +17,7 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, PRECISIONS, SIZES
 from voxcpm_runtime.audio.files import write_audio
+from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.speech.results import Speech
 from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -39,18 +40,18 @@ def demo(
     output.mkdir(parents=True, exist_ok=True)
     bundle = output / "bundle"
     console.print("[bold]1. Converting[/bold] the built-in voice's checkpoint into six step models")
-    with console.status("") as status:
+    with status_line("") as note:
         convert(
             Checkpoint.open(str(DEFAULT_CHECKPOINT)),
             bundle,
             precisions=PRECISIONS,
             sizes=SIZES,
             overwrite=True,
-            report=lambda model, stage, done, total: status.update(f"{model}: {stage}"),
+            report=lambda model, stage, done, total: note(f"{model}: {stage}"),
         )
     console.print("[bold]2. Validating[/bold] against upstream's PyTorch code")
-    with console.status("") as status:
-        report = validate_bundle(bundle, str(DEFAULT_CHECKPOINT), patches=8, report=status.update)
+    with status_line("") as note:
+        report = validate_bundle(bundle, str(DEFAULT_CHECKPOINT), patches=8, report=note)
     report.write(output)
     for step in report.steps:
         if step.arithmetic == "plain":

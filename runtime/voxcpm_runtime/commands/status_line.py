@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_runtime.speech.progress import Progress
 
 Notes = Callable[[str], None]
@@ -13,9 +14,13 @@ Notes = Callable[[str], None]
 
 @contextlib.contextmanager
 def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
-    """Show a line on standard error, which the yielded function changes; nothing if that is no terminal."""
-    if not shown or not sys.stderr.isatty():
+    """Show a line on standard error, which the yielded function changes; where that is no terminal, a line at times."""
+    if not shown:
         yield lambda _: None
+        return
+    if not sys.stderr.isatty():
+        with progress_lines(message) as note:
+            yield note
         return
     # Takes time to import, which a command in a script need not wait for.
     from rich.console import Console

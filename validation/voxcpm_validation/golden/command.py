@@ -16,6 +16,7 @@ from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.audio.pcm import Levels
 from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
+from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_validation.golden.examination import Comparison, Examination, ExaminedCase, compare, examine
 from voxcpm_validation.golden.record import RECORDS, read_records
 
@@ -41,10 +42,9 @@ def check_golden(
     chosen: list[Precision] = [choose_precision(folder, manifest, p) for p in precisions]
     known = () if record else read_records(_existing(records))
     console, out = Console(stderr=True), Console()
-    with console.status("") as status:
+    with status_line("") as note:
         examinations = [
-            examine(folder, precision, backend, report=status.update)
-            for precision in chosen or manifest.precisions
+            examine(folder, precision, backend, report=note) for precision in chosen or manifest.precisions
         ]
     comparisons = [compare(examination, known) for examination in examinations]
     pairs = list(zip(examinations, comparisons, strict=True))

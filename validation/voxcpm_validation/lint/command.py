@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from voxcpm_runtime.commands.status_line import status_line
+
 if TYPE_CHECKING:
     from .report import LintReport
 
@@ -31,8 +33,8 @@ def lint(
     # onnx and coremltools, which --help does not need.
     from .bundle import lint_bundle
 
-    with Console(stderr=True).status("") as status:
-        report = lint_bundle(bundle, precision or (), report=status.update)
+    with status_line("") as note:
+        report = lint_bundle(bundle, precision or (), report=note)
     if as_json:
         typer.echo(json.dumps(report.document(), indent=1))
     else:

@@ -12,6 +12,7 @@ from rich.console import Console
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_runtime.bundle.opening import locate_bundle
+from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.storage.whole_file import report_folder, whole_file
 
 if TYPE_CHECKING:
@@ -115,7 +116,6 @@ def listen(
             extents=[(sentences, words, minutes), (sentences, upstream_words or words, minutes)],
             seed=seed,
             recogniser=recogniser,
-            console=console,
         )
     output = Console()
     if not output.is_terminal:
@@ -154,10 +154,8 @@ def _sweep(
         raise InputError("--sweep keeps what it has measured: name a folder with --report")
     test = material(sentences)
     located, ears, console = locate_bundle(bundle), Ears.of(test, recogniser), Console(stderr=True)
-    with console.status("") as status:
-        measured = sweep(
-            located, folder, ears, sentences=len(test.sentences), seed=seed, report=status.update
-        )
+    with status_line("") as note:
+        measured = sweep(located, folder, ears, sentences=len(test.sentences), seed=seed, report=note)
     output = Console()
     if not output.is_terminal:
         output.width = max(output.width, _WIDTH)
@@ -174,7 +172,6 @@ def _measured(
     extents: list[tuple[int | None, int | None, float]],
     seed: int,
     recogniser: Path | None,
-    console: Console,
 ) -> Report:
     from voxcpm_validation.listening.material import material
     from voxcpm_validation.listening.parts import Ears, Extent, Report, listen
@@ -189,18 +186,18 @@ def _measured(
     ears = Ears.of(material(), recogniser)
     natural = natural_seconds(folder)
     result = Report()
-    with console.status("") as status:
+    with status_line("") as note:
         if checkpoint is not None:
             short = [part for part in parts if part != "narration"]
             speak = upstream_speaker(checkpoint, folder)
             result += listen(
                 "upstream fp32", speak, short, ears=ears, extent=of_upstream, natural=natural, seed=seed,
-                report=status.update,
+                report=note,
             )  # fmt: skip
         for p in asked:
             result += listen(
                 f"bundle {p}", bundle_speaker(folder, p), parts, ears=ears, extent=of_bundle, natural=natural,
-                seed=seed, report=status.update,
+                seed=seed, report=note,
             )  # fmt: skip
     return result
 

@@ -1,0 +1,40 @@
+"""Progress in a log: a line now and then, where there is no terminal to show a status that changes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+LINE_SECONDS = 10.0
+"""Seconds between two lines, and before the first, so that a short run prints none."""
+
+
+@contextlib.contextmanager
+def progress_lines(text: str = "") -> Iterator[Callable[[str], None]]:
+    """A context that writes the latest text to standard error every LINE_SECONDS, unless it is the one before.
+
+    The yielded function sets the text.
+    """
+    # Converters replace standard error while they run.
+    stream, latest, ended = sys.stderr, [text], threading.Event()
+
+    def write() -> None:
+        written = ""
+        while not ended.wait(LINE_SECONDS):
+            if latest[0] != written:
+                written = latest[0]
+                # Nobody may read it any more, which is no reason to stop working.
+                with contextlib.suppress(OSError, ValueError):
+                    stream.write(f"{written}\n")
+                    stream.flush()
+
+    # A thread, because a single step, such as compiling a model, may take minutes.
+    writer = threading.Thread(target=write, name="progress lines", daemon=True)
+    writer.start()
+    try:
+        yield lambda text: latest.__setitem__(0, text)
+    finally:
+        ended.set()
+        writer.join()
