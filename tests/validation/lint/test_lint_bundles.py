@@ -221,6 +221,16 @@ def test_the_manual_lists_the_rules() -> None:
     assert between.strip() == rules_table()
 
 
+def test_the_command_prints_nothing_of_other_libraries(
+    tiny_bundle: Path, command: Callable[..., Any]
+) -> None:
+    done = command("lint", tiny_bundle, "--precision", "fp16")
+
+    assert done.returncode == 0
+    # On a slow machine there are lines of progress.
+    assert [line for line in done.stderr.splitlines() if not line.startswith("fp16/")] == []
+
+
 def test_a_bundle_of_core_ai_programs_is_refused_in_one_line(
     tiny_bundle_27: Path, command: Callable[..., Any]
 ) -> None:

@@ -9,6 +9,7 @@ from voxcpm_constants.hardware_limits import LARGEST_WEIGHT_FILE
 from voxcpm_constants.step_models import TensorSpec
 from voxcpm_constants.targets import updated_name
 from voxcpm_constants.weight_files import WEIGHT_FILE
+from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_runtime.backends.portable.lowered import Interface
 from voxcpm_runtime.backends.portable.package import HALF_BYTES, TensorType
 
@@ -107,8 +108,8 @@ def _dtype(tensor: TensorSpec, function: Function) -> str:
 
 def targets(function: Function) -> Iterator[Violation]:
     """A specification, operations and element types that the deployment target does not have."""
-    # coremltools and its registry of operations take seconds to import.
-    import coremltools
+    # The registry takes seconds to import, and warns of untested versions unless coremltools is imported silently.
+    coremltools = import_coremltools()
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
     available: Any = coremltools.target
