@@ -352,7 +352,10 @@ def test_bad_input_is_one_line_and_exit_code_two(
 
 
 def test_without_a_bundle_the_built_in_voice_is_examined(
-    speaking_bundle: Path, examination: Examination, monkeypatch: pytest.MonkeyPatch
+    speaking_bundle: Path,
+    examination: Examination,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked = []
 
@@ -365,6 +368,7 @@ def test_without_a_bundle_the_built_in_voice_is_examined(
 
     assert cli.main(["validate", "--golden", "--precision", "int8"]) == 0
     assert asked == [speaking_bundle]
+    assert capsys.readouterr().out.splitlines()[-1] == "Everything that can be compared is the same."
 
 
 def test_a_record_that_cannot_be_written_is_one_line(record: GoldenRecord, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -18,13 +19,17 @@ from voxcpm_constants.manifest import Manifest, package_path
 from voxcpm_constants.step_models import STEP_MODEL_NAMES, StepSizes
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.backends.portable import PortableStepModel
+from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.end_to_end import Case, Spoken, cases, compare_speech, speak_upstream
+from voxcpm_validation import validate
+from voxcpm_validation.end_to_end import Case, EndToEnd, Spoken, cases, compare_speech, speak_upstream
+from voxcpm_validation.half_arithmetic import HalfArithmetic
 from voxcpm_validation.listening.material import material, prompt_clip
-from voxcpm_validation.measures import agreement
+from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.reference import record_reference
 from voxcpm_validation.report import Report
-from voxcpm_validation.step_agreement import measure_step
+from voxcpm_validation.sensitivity import Sensitivity
+from voxcpm_validation.step_agreement import NearLimit, StepAgreement, measure_step
 from voxcpm_validation.upstream import load_upstream
 from voxcpm_validation.validate import validate_bundle
 
@@ -133,6 +138,49 @@ def test_a_low_figure_is_a_failure(report: Report, precision: str) -> None:
     failures = report.model_copy(update={"steps": (low,), "end_to_end": ()}).failures()
     assert len(failures) == 1
     assert "0.9000000 is below" in failures[0]
+
+
+@pytest.mark.parametrize("correlation", [0.8765432, 1.0])
+def test_the_command_shows_every_figure_in_80_columns_and_ends_with_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], correlation: float
+) -> None:
+    one = Agreement(correlation=correlation, max_abs_error=1.2345e-5, snr_db=-12.3, finite=True)
+    step = StepAgreement(
+        step_model=names.AUDIO_VAE_ENCODER, precision="fp16", arithmetic="faithful", calls=12345,
+        outputs={"stop_logits": one}, lengths={1: one, 12345: one},
+        near_fp16_limit=(NearLimit(operation="a_long_name_of_an_operation_" * 2, max_abs=65504),),
+    )  # fmt: skip
+    spoken = EndToEnd(
+        case="reference and continuation", precision="fp16", patches=12, upstream_patches=123,
+        free_running_latents=one, waveform=one, teacher_forced_worst=correlation, teacher_forced_median=correlation,
+    )  # fmt: skip
+    half = HalfArithmetic(
+        step_model=names.AUDIO_VAE_ENCODER, length=12345, calls=12345, core_ai=one, faithful=one, between=one
+    )
+    disturbed = Sensitivity(
+        case=spoken.case, precision="fp16", disturbance=0.00123, free_running=correlation, forced_worst=correlation,
+        forced_median=correlation,
+    )  # fmt: skip
+    report = Report(
+        bundle="b", checkpoint="c", tools={}, steps=(step,), end_to_end=(spoken,), half=(half,),
+        sensitivity=(disturbed,),
+    )  # fmt: skip
+    monkeypatch.setattr(validate, "validate_bundle", lambda *_, **__: report)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    code = cli.main(["validate", str(tmp_path), "--checkpoint", "c"])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    # Of the step model, its two lengths, the case, half arithmetic, and the disturbed case: none is cut off.
+    figures = " ".join(lines)
+    assert len(re.findall(r"0\.8765432|1\.0000000", figures)) == 1 + 2 + 3 + 3 + 3
+    assert len(re.findall(r"0\.876543 |1\.000000 ", figures)) == 1
+    assert (code, lines[-1]) == (
+        (0, "Every figure that can be judged is at or above its floor.")
+        if correlation == 1
+        else (1, "1 figure below the floor or not finite.")
+    )
 
 
 def test_another_checkpoint_is_refused(tiny_bundle: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     from voxcpm_validation.report import Report
 
 _PATCHES = 12
+_IN_THE_REPORT_ONLY = ("calls", "waveform SNR dB")
+"""Columns that would make a table wider than a terminal."""
+_MAX_UNBROKEN = 17
+"""Characters of the longest cell in a column that is not broken: those of the longest step model."""
 
 
 def validate(
@@ -131,10 +138,7 @@ def _against_upstream(
         findings = validate_bundle(bundle, checkpoint, text=text or DEFAULT_TEXT, report=note, **asked)
     out = Console()
     for title, header, rows in findings.tables():
-        table = Table(*header, title=title)
-        for row in rows:
-            table.add_row(*row)
-        out.print(table)
+        out.print(_narrow_table(title, header, rows), "")
     if report is not None:
         findings.write(report)
         console.print(f"written: {report / 'validation.json'}, {report / 'validation.md'}")
@@ -147,8 +151,29 @@ def _against_upstream(
         console.print(f"[red]below its floor:[/red] {line}")
     for line in findings.unjudged():
         console.print(f"not judged: {line}")
+    out.print(f"[bold]{findings.verdict()}[/bold]")
     if failures:
         raise typer.Exit(1)
+
+
+def _narrow_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table that fits 80 columns: headers and long names are broken over lines, figures are not."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=0,
+    )
+    shown = [index for index, name in enumerate(header) if name not in _IN_THE_REPORT_ONLY]
+    for index in shown:
+        width = max(len(row[index]) for row in rows)
+        name = "\n".join(textwrap.wrap(header[index], width, break_long_words=False))
+        table.add_column(name, no_wrap=width <= _MAX_UNBROKEN, overflow="fold")
+    for row in rows:
+        table.add_row(*(row[index] for index in shown))
+    return table
 
 
 def _in_model_card(bundle: Path, findings: Report, console: Console) -> bool:

@@ -108,6 +108,13 @@ class Report(BaseModel):
             if not missed.judged
         ]
 
+    def verdict(self) -> str:
+        """The outcome of the validation, in one sentence."""
+        count = len(self.failures())
+        if not count:
+            return "Every figure that can be judged is at or above its floor."
+        return f"{count} figure{'s' * (count > 1)} below the floor or not finite."
+
     def _step_failures(self) -> Iterable[str]:
         for step in self.steps:
             what = f"{step.step_model} {step.precision} {step.arithmetic}"
@@ -149,10 +156,8 @@ class Report(BaseModel):
         lines += [
             "## Verdict",
             "",
-            *(
-                [f"- {line}" for line in failures]
-                or ["Every figure that can be judged is at or above its floor."]
-            ),
+            self.verdict(),
+            *(["", *(f"- {line}" for line in failures)] if failures else []),
             *(["", *(f"- {line}" for line in self.unjudged())] if self.unjudged() else []),
             "",
         ]
@@ -209,11 +214,11 @@ class Report(BaseModel):
             yield (
                 "fp16: Core AI's half arithmetic, and the portable executor's model of it",
                 ["step model", "length", "calls", "Core AI, r", "max abs error", "faithful, r", "max abs error",
-                 "one with the other, r", "max abs difference"],
+                 "one with the other, r", "max abs delta"],
                 [
                     [h.step_model, str(h.length), str(h.calls),
                      *(cell for a in (h.core_ai, h.faithful, h.between)
-                       for cell in (f"{a.correlation:.7f}", f"{a.max_abs_error:.2e}"))]
+                       for cell in (f"{a.correlation:.7f}", f"{a.max_abs_error:.1e}"))]
                     for h in self.half
                 ],
             )  # fmt: skip

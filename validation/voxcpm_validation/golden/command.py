@@ -59,6 +59,7 @@ def check_golden(
     failures = [line for pair in pairs for line in _failures(*pair)]
     for line in failures:
         console.print(f"[red]differs:[/red] {line}", soft_wrap=True)
+    out.print("Samples or figures differ." if failures else "Everything that can be compared is the same.")
     if failures:
         raise typer.Exit(1)
 
