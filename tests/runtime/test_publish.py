@@ -81,6 +81,16 @@ def test_a_bundle_that_was_published_opens_again_and_speaks_the_same(
     assert spoken[0] == spoken[1]
 
 
+def test_a_repository_without_a_manifest_is_named_by_its_id(hub: Hub, command: Command) -> None:
+    hub.repositories["someone/checkpoint"] = {"main": {"config.json": b"{}"}}
+
+    done = command("inspect", "someone/checkpoint")
+
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]  # the hub's client writes its own before
+    assert line.startswith("error: someone/checkpoint: this repository of the hub is not a bundle")
+
+
 def test_only_files_of_the_manifest_are_uploaded(carded: Path, hub: Hub, command: Command) -> None:
     (carded / "notes.txt").write_text("mine")
     (carded / ".env").write_text("secret")

@@ -129,6 +129,11 @@ def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path
     if folder.exists() or not is_hub_id(str(path)):
         return folder
     manifest_only = _download(str(path), [MANIFEST_FILE, MANIFEST_DIGEST_FILE])
+    if not (manifest_only / MANIFEST_FILE).is_file():
+        raise BundleError(
+            f"{path}: this repository of the hub is not a bundle, as it has no {MANIFEST_FILE}; if it is a checkpoint, "
+            "make a bundle of it with `voxcpm-coreml convert`"
+        )
     chosen = choose_precision(Path(str(path)), Manifest.read(manifest_only), precision)
     folders = (CONSTANTS_FOLDER, TOKENIZER_FOLDER, VECTORS_FOLDER, LOWERED_FOLDER, chosen)
     return _download(str(path), [MANIFEST_FILE, MANIFEST_DIGEST_FILE, *(f"{name}/**" for name in folders)])
