@@ -28,7 +28,7 @@ from voxcpm_constants.arrays import constant_shapes
 from voxcpm_constants.errors import BundleError, first_wrong_field, os_reason
 from voxcpm_constants.json_files import json_content, parsed_json
 from voxcpm_constants.parts import parts
-from voxcpm_constants.speech_profile import DEFAULT_LICENCE, SpeechProfile
+from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.targets import (
     CORE_AI,
@@ -92,7 +92,8 @@ class Source(_Record):
     sha256: str
     """SHA-256 over the contents of the checkpoint's weight files, in name order."""
     lora: MergedLora | None = None
-    licence: str = DEFAULT_LICENCE
+    licence: str = ""
+    """Licence of the weights, as an SPDX identifier or a hub's name for it; empty if the checkpoint names none."""
 
 
 class Manifest(_Record):

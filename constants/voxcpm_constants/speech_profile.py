@@ -15,8 +15,6 @@ from voxcpm_constants.json_files import read_json
 
 SPEECH_FILE = "speech.json"
 _LEAST_TOKENS = 8
-DEFAULT_LICENCE = "Apache-2.0"
-"""The licence of a checkpoint that does not name one: that of all published ones."""
 
 
 class SpeechProfile(BaseModel):
@@ -34,8 +32,8 @@ class SpeechProfile(BaseModel):
     """Seconds of an utterance that do not depend on its text, such as silence at its ends."""
     language: str | None = None
     """Language of the texts, as a code of ISO 639 such as "en"."""
-    licence: str = DEFAULT_LICENCE
-    """Licence of the weights, as an SPDX identifier."""
+    licence: str = ""
+    """Licence of the weights, as an SPDX identifier; empty if it is not named here."""
     figures: dict[str, str] = {}
     """Measured figures by name, for the model card."""
 

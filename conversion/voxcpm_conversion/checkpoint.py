@@ -5,6 +5,7 @@
       model.safetensors       or model.safetensors.index.json with its shards, or pytorch_model.bin
       audiovae.safetensors    or audiovae.pth
       tokenizer.json          and, where published, tokenizer_config.json and special_tokens_map.json
+      README.md               optional; its front matter may name the licence
 
 Each weight is read when it is asked for, so that a checkpoint is never in memory as a whole. Reading a weight folds
 weight norm into it and merges the LoRA, if the checkpoint was opened with one.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -24,10 +25,11 @@ import torch
 from torch import nn
 
 from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.errors import CheckpointError, first_line
 from voxcpm_constants.hub import is_hub_id
-from voxcpm_constants.manifest import Source
-from voxcpm_constants.speech_profile import DEFAULT_LICENCE, SPEECH_FILE, SpeechProfile
+from voxcpm_constants.manifest import MODEL_CARD_FILE, Source
+from voxcpm_constants.speech_profile import SPEECH_FILE, SpeechProfile
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, open_tokenizer
 from voxcpm_constants.user_folders import user_path
 from voxcpm_conversion.lora import WEIGHT_FILES as LORA_FILES
@@ -38,6 +40,11 @@ CONFIG_FILE = "config.json"
 # In upstream's order of preference (`from_local`); the sharded form occurs on the hub.
 MODEL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 VAE_FILES = ("audiovae.safetensors", "audiovae.pth")
+_WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".pth", ".pt", ".ckpt")
+_LISTED = 5
+_MAX_CARD_BYTES = 1 << 20
+_FRONT_MATTER = re.compile(r"---\r?\n.*?^---", re.DOTALL | re.MULTILINE)
+_LICENCE = re.compile(r"^license:[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
 TOKENIZER_COMPANIONS = (TOKENIZER_CONFIG_FILE, "special_tokens_map.json")
 VAE_PREFIX = "audio_vae."
 
@@ -55,8 +62,6 @@ _WEIGHT_NORM = (
     (".weight_g", ".weight_v"),
     (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
 )
-
-_LISTED = 20
 
 _T = TypeVar("_T")
 
@@ -205,10 +210,25 @@ class Checkpoint:
     def source(self) -> Source:
         """The origin of the weights, as the bundle's manifest records it."""
         lora = None if self.lora is None else self.lora.record()
-        licence = DEFAULT_LICENCE if self.speech is None else self.speech.licence
         return Source(
-            checkpoint=self._name, revision=self._revision, sha256=self.sha256(), lora=lora, licence=licence
+            checkpoint=self._name,
+            revision=self._revision,
+            sha256=self.sha256(),
+            lora=lora,
+            licence=self.licence(),
         )
+
+    def licence(self) -> str:
+        """The licence that `speech.json` or the front matter of the checkpoint's README.md names; empty for none."""
+        if self.speech is not None and self.speech.licence:
+            return self.speech.licence
+        try:
+            card = read_bounded(self.folder / MODEL_CARD_FILE, _MAX_CARD_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return ""
+        front = _FRONT_MATTER.match(card)
+        named = _LICENCE.search(front.group()) if front else None
+        return named.group(1) if named else ""
 
 
 def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
@@ -219,35 +239,6 @@ def fold_weight_norm(magnitude: torch.Tensor, direction: torch.Tensor) -> torch.
     """
     norm: torch.Tensor = direction.flatten(1).norm(dim=1).view(-1, *(1,) * (direction.dim() - 1))
     return direction * (magnitude.reshape(norm.shape) / norm)
-
-
-def check_weights(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> None:
-    """Compare names and shapes of a checkpoint's weights.
-
-    Raises CheckpointError, which lists missing and unexpected weights and those of another shape.
-    """
-    lora = [name for name in found if ".lora_" in f".{name}" and name not in expected]
-    if lora:
-        raise CheckpointError(
-            f"the checkpoint carries {len(lora)} LoRA weights beside the base weights ({lora[0]}, …): "
-            "keep the base weights alone here, and give the LoRA as a folder of its own with --lora"
-        )
-    missing = [f"{name} {expected[name]}" for name in sorted(expected.keys() - found.keys())]
-    unexpected = [f"{name} {found[name]}" for name in sorted(found.keys() - expected.keys())]
-    wrong = [
-        f"{name} (expected {expected[name]}, found {found[name]})"
-        for name in sorted(expected.keys() & found.keys())
-        if tuple(expected[name]) != tuple(found[name])
-    ]
-    groups = (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
-    complaints = [f"{len(names)} {what}: {_listing(names)}" for what, names in groups if names]
-    if complaints:
-        raise CheckpointError("the weights do not fit config.json; " + "; ".join(complaints))
-
-
-def _listing(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
 
 
 def _weights(file: WeightFile) -> dict[str, _Weight]:
@@ -288,7 +279,14 @@ def _without_wrappers(key: str) -> str:
 def _first(folder: Path, names: tuple[str, ...]) -> Path:
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
-        raise CheckpointError(f"{folder}: expected {' or '.join(names)}, found neither")
+        there = sorted(file.name for file in folder.iterdir() if file.name.endswith(_WEIGHT_SUFFIXES))
+        others = [name for name in there if name not in (*MODEL_FILES, *VAE_FILES)]
+        renamed = (
+            f"found {', '.join(others[:_LISTED])}; rename it if it is that file"
+            if others
+            else "found neither"
+        )
+        raise CheckpointError(f"{folder}: expected {' or '.join(names)}, {renamed}")
     return path
 
 
@@ -298,7 +296,7 @@ def _download(repository: str, revision: str | None, cache_dir: Path | None, loc
     from huggingface_hub import snapshot_download
 
     weights = (*MODEL_FILES, "model-*-of-*.safetensors", *VAE_FILES)
-    names = [CONFIG_FILE, SPEECH_FILE, *weights, TOKENIZER_FILE, *TOKENIZER_COMPANIONS]
+    names = [CONFIG_FILE, SPEECH_FILE, MODEL_CARD_FILE, *weights, TOKENIZER_FILE, *TOKENIZER_COMPANIONS]
     try:
         return Path(
             snapshot_download(

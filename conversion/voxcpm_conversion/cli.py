@@ -151,6 +151,10 @@ def convert(
             f"merged {merged.name} (r {merged.r}, alpha {merged.alpha}) into {merged.weights} weights: "
             f"{', '.join(merged.modules)}"
         )
+    if not manifest.source.licence:
+        console.print(
+            "Neither speech.json nor README.md names the checkpoint's licence: the model card has none."
+        )
     size = sum(record.bytes for record in manifest.files.values())
     console.print(
         f"{output}: {len(manifest.step_models)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "

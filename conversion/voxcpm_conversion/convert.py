@@ -35,7 +35,7 @@ from voxcpm_constants.targets import CORE_AI, KVCache, Target, package_form
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE
 from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
-from voxcpm_conversion.checkpoint import Checkpoint, check_weights
+from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ai import packages as core_ai_packages
 from voxcpm_conversion.core_ai import toolchain as core_ai_toolchain
 from voxcpm_conversion.core_ml import packages as core_ml_packages
@@ -43,11 +43,11 @@ from voxcpm_conversion.core_ml import toolchain as core_ml_toolchain
 from voxcpm_conversion.core_ml.compilation import compile_packages
 from voxcpm_conversion.model_card import write_model_card
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
-from voxcpm_conversion.modules.voxcpm import expected_shapes
 from voxcpm_conversion.recipes import check_target
 from voxcpm_conversion.replacing import bundle_folder
 from voxcpm_conversion.step_modules import loaded_modules
 from voxcpm_conversion.vectors import add_vectors
+from voxcpm_conversion.weight_shapes import check_weights
 from voxcpm_conversion.workspace import Workspace
 
 Report = Callable[[str, str, int, int], None]
@@ -76,7 +76,7 @@ def convert(
     folder = bundle_folder(bundle, checkpoint.inputs(), overwrite=overwrite)
     check_forms(precisions, sizes, target, kv_cache)
     _check_architecture(a, sizes)
-    check_weights(checkpoint.shapes(), expected_shapes(a))
+    check_weights(checkpoint.shapes(), a)
     source = checkpoint.source()
     toolchain = core_ai_toolchain if target == CORE_AI else core_ml_toolchain
     tools = {name: version(name) for name in toolchain.TOOLS}

@@ -131,7 +131,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _front_matter(manifest: Manifest) -> str:
     source = manifest.source
     return ModelCardData(
-        license=source.licence.lower(),
+        license=source.licence.lower() or None,
         base_model=source.checkpoint if is_hub_id(source.checkpoint) else None,
         library_name=_framework(manifest).lower().replace(" ", ""),
         pipeline_tag="text-to-speech",
@@ -157,7 +157,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     )
     if source.lora is not None:
         yield "LoRA", f"{source.lora.name} (r {source.lora.r}, alpha {source.lora.alpha}), merged"
-    yield "licence", source.licence
+    yield "licence", source.licence or "not named by the checkpoint; ask its authors before you publish this"
     yield "generation", a.generation
     yield "modes", ", ".join(a.traits.modes)
     yield "precisions", ", ".join(manifest.precisions)

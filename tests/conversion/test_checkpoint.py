@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from voxcpm_constants.errors import CheckpointError
-from voxcpm_conversion.checkpoint import Checkpoint, check_weights, fold_weight_norm
+from voxcpm_conversion.checkpoint import Checkpoint, fold_weight_norm
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_conversion.modules.voxcpm import empty_modules, expected_shapes
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
+from voxcpm_conversion.weight_shapes import check_weights
 from voxcpm_validation.upstream import load_upstream
 
 NORM = "base_lm.norm.weight"
@@ -46,7 +47,7 @@ def as_pickle(folder: Path, wrap: Callable[[Tensors], object]) -> None:
 
 def open_and_check(folder: Path | str) -> None:
     checkpoint = Checkpoint.open(folder)
-    check_weights(checkpoint.shapes(), expected_shapes(checkpoint.architecture))
+    check_weights(checkpoint.shapes(), checkpoint.architecture)
 
 
 def one_line_error(folder: Path | str, fragment: str) -> None:
@@ -171,9 +172,44 @@ def test_missing_unexpected_and_wrong_shaped_weights_are_named(copy: Path) -> No
     one_line_error(copy, "1 of another shape: stop_head.weight (expected (2, 64), found (3, 64))")
 
 
-def test_a_long_list_of_names_ends_in_a_count() -> None:
-    with pytest.raises(CheckpointError, match=r"25 missing: w00 .* and 5 more$"):
-        check_weights({}, {f"w{index:02d}": (1,) for index in range(25)})
+def test_a_long_list_of_names_ends_in_a_count(tiny: Path) -> None:
+    a = Checkpoint.open(tiny).architecture
+    names = sorted(expected_shapes(a))
+    with pytest.raises(
+        CheckpointError, match=rf"{len(names)} missing: {names[0]} .* and {len(names) - 20} more$"
+    ):
+        check_weights({}, a)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"lm_config": {"hidden_size": 128}}, ["lm_config.hidden_size is 128, but the weights have 64"]),
+        (
+            {"lm_config": {"num_key_value_heads": 4}},
+            ["lm_config.num_key_value_heads is 4, but the weights have 2"],
+        ),
+        (
+            {"lm_config": {"hidden_size": 32}, "dit_config": {"ffn_dim": 100}},
+            ["lm_config.hidden_size is 32, but the weights have 64", "dit_config.ffn_dim is 100, but"],
+        ),
+    ],
+)
+def test_wrong_shapes_name_the_field_that_they_follow_from(
+    copy: Path, wrong: dict[str, dict[str, int]], named: list[str]
+) -> None:
+    path = copy / "config.json"
+    document = json.loads(path.read_text())
+    for part, fields in wrong.items():
+        document[part] |= fields
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(CheckpointError) as caught:
+        open_and_check(copy)
+
+    assert all(fragment in str(caught.value) for fragment in named)
+    assert "of another shape" not in str(caught.value)
+    assert len(str(caught.value)) < 250
 
 
 def test_buffers_that_are_no_weights_are_accepted(copy: Path) -> None:
@@ -181,7 +217,7 @@ def test_buffers_that_are_no_weights_are_accepted(copy: Path) -> None:
     weights["base_lm.rope_emb.inv_freq"] = torch.ones(8)
     save_file(weights, copy / "model.safetensors")
     checkpoint = Checkpoint.open(copy)
-    check_weights(checkpoint.shapes(), expected_shapes(checkpoint.architecture))
+    check_weights(checkpoint.shapes(), checkpoint.architecture)
 
 
 def test_unmerged_lora_weights_are_refused_as_such(copy: Path) -> None:
@@ -324,7 +360,7 @@ def test_a_hub_id_opens_the_snapshot_and_records_its_commit(
 
 def test_the_small_speaking_checkpoint_fits() -> None:
     checkpoint = Checkpoint.open(DEFAULT_CHECKPOINT)
-    check_weights(checkpoint.shapes(), expected_shapes(checkpoint.architecture))
+    check_weights(checkpoint.shapes(), checkpoint.architecture)
     assert sorted(checkpoint.tokenizer_files()) == [
         "special_tokens_map.json",
         "tokenizer.json",
@@ -345,7 +381,28 @@ def test_a_speech_json_is_read_with_its_licence(copy: Path) -> None:
 
 def test_a_checkpoint_needs_no_speech_json(copy: Path) -> None:
     checkpoint = Checkpoint.open(copy)
-    assert (checkpoint.speech, checkpoint.source().licence) == (None, "Apache-2.0")
+    assert (checkpoint.speech, checkpoint.source().licence) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\ntags:\n- x\nlicense: apache-2.0\n---\n# A voice\n", "apache-2.0"),
+        ("---\nlicense: 'cc-by-4.0'\n---\n", "cc-by-4.0"),
+        ("---\ntags: []\n---\nlicense: mit\n", ""),
+        ("# A voice\n\nlicense: mit\n", ""),
+    ],
+)
+def test_a_checkpoints_own_card_names_its_licence(copy: Path, card: str, licence: str) -> None:
+    (copy / "README.md").write_text(card)
+    assert Checkpoint.open(copy).source().licence == licence
+    (copy / "speech.json").write_text(json.dumps(PROFILE))
+    assert Checkpoint.open(copy).source().licence == "CC0-1.0"
+
+
+def test_a_weight_file_of_another_name_is_listed(copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "weights.safetensors")
+    one_line_error(copy, "or pytorch_model.bin, found weights.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,17 @@ def rows(card: str) -> dict[str, list[str]]:
     return {first: rest for first, *rest in cells}
 
 
+def test_a_licence_that_the_checkpoint_does_not_name_is_not_made_up() -> None:
+    card = model_card(manifest("1.5"))
+
+    assert "license" not in front_matter(card)
+    assert rows(card)["licence"] == ["not named by the checkpoint; ask its authors before you publish this"]
+    assert "apache" not in card.lower()
+
+
 def test_a_hub_finds_licence_task_library_and_base_model() -> None:
-    assert front_matter(model_card(manifest("1.5"))) == {
-        "license": "apache-2.0",
+    assert front_matter(model_card(manifest("1.5", licence="CC0-1.0"))) == {
+        "license": "cc0-1.0",
         "base_model": "openbmb/VoxCPM1.5",
         "library_name": "coreml",
         "pipeline_tag": "text-to-speech",

@@ -112,7 +112,7 @@ def _show(facts: dict[str, Any]) -> None:
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     source, sizes = facts["source"], facts["sizes"]
-    yield facts["architecture"], f"from {source['checkpoint']} ({source['licence']})"
+    yield facts["architecture"], f"from {source['checkpoint']} ({source['licence'] or 'no licence named'})"
     for name, value in source.items():
         if name not in _SHOWN_FIRST and value:
             yield name, _spelled({name: value}).partition(" ")[2]
