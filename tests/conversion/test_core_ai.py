@@ -19,6 +19,7 @@ from voxcpm_constants.step_models import (
     FEAT_ENCODER,
     LOCDIT_SOLVE,
     RESIDUAL_LM_STEP,
+    STEP_MODEL_NAMES,
     StepSizes,
     declare_step_models,
 )
@@ -93,9 +94,11 @@ def test_what_does_not_go_together_is_refused_before_anything_is_read(
 
 def test_the_command_speaks_for_itself_alone(core_ai_conversion: Path) -> None:
     said = [line for line in (core_ai_conversion / "output.txt").read_text().splitlines() if line.strip()]
-    assert len([line for line in said if "done" in line]) == 6
+    # Where the conversion takes long, there are lines of progress, such as "base_lm_step: export".
+    said = [line for line in said if line.partition(":")[0] not in STEP_MODEL_NAMES]
     assert "for macOS27" in " ".join(" ".join(said).split())
-    assert len(said) <= 9
+    # Two sentences, which may be broken over lines.
+    assert len(said) <= 5
 
 
 def test_the_card_says_how_an_app_loads_it(tiny_bundle_27: Path) -> None:
