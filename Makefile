@@ -10,7 +10,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c con
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients test-ray torture faults soak load wheel demo hashes mac-packages audit clean
+.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients test-ray torture faults soak load wheel built-in-voice demo hashes mac-packages audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -71,21 +71,15 @@ soak: $(STAMP)  ## 16 threads speak for an hour: memory, descriptors, threads an
 	@mkdir -p build
 	@SOAK_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m pytest --basetemp build/soak -m soak tests/robustness/test_soak.py
 
-# The bundle is made anew each time. Its graphs are lowered into a cache, from which they move into the bundle and its
-# manifest: so the wheel's first command off the Mac need not lower them.
-wheel: $(STAMP)  ## dist/*.whl with the built-in voice's int8 bundle: it speaks without PyTorch
-	@rm -rf build/bundle build/cache dist/*.whl
-	@mkdir -p build
-	@echo "Converting the built-in voice"
-	@$(BIN)/python -c 'from pathlib import Path; from voxcpm_conversion.default_bundle import make_default_bundle; \
-	  make_default_bundle(Path("build/bundle"), ("int8",))'
-	@VOXCPM_COREML_CACHE=build/cache $(BIN)/python -c 'from voxcpm_runtime.backends.loading import lower_everywhere; \
-	  from voxcpm_runtime.bundle.opening import open_bundle; lower_everywhere(open_bundle("build/bundle", "int8"))'
-	@mv build/cache/lowered build/bundle/
-	@$(BIN)/python -c 'from pathlib import Path; from voxcpm_constants.manifest import record_lowered; \
-	  record_lowered(Path("build/bundle"))'
-	@VOXCPM_COREML_WHEEL_BUNDLE=build/bundle $(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps -w dist .
+wheel: $(STAMP)  ## dist/*.whl
+	@rm -f dist/*.whl
+	@$(BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps -w dist .
 	@ls -l dist/*.whl
+
+# After a change of the checkpoint, of conversion or of its tools; tests/conversion/test_default_bundle.py says when.
+built-in-voice: $(STAMP)  ## convert the built-in voice's checkpoint again: the int8 bundle that is in the tree
+	@$(BIN)/voxcpm-coreml convert conversion/voxcpm_conversion/default_checkpoint --precision int8 --max-length 1024 \
+	  --overwrite -o runtime/voxcpm_runtime/default_bundle
 
 test-wheel: wheel  ## install that wheel into an environment of its own and speak, offline: a minute or two
 	@$(BIN)/python -m pytest -m wheel

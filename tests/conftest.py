@@ -25,7 +25,6 @@ CONVERSIONS = {
     "tiny_checkpoint",
     "second_checkpoint",
     "speaking_bundle",
-    "default_cache",
     "some_packages",
 }
 CONVERTING_FOLDERS = {"conversion", "portable", "training", "validation"}

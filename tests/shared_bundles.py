@@ -221,24 +221,11 @@ def some_packages(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> C
 
 
 @pytest.fixture(scope="session")
-def default_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A user's cache directory that holds the built-in voice's bundle, in fp32 too."""
-    from voxcpm_conversion.default_bundle import make_default_bundle
-    from voxcpm_runtime.bundle.default import cached_folder, maker
+def speaking_bundle(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The built-in voice's checkpoint, converted in all three precisions."""
+    from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
 
-    def make(folder: Path) -> None:
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setenv("VOXCPM_COREML_CACHE", str(folder))
-            make_default_bundle(cached_folder(maker()), ("fp16", "int8", "fp32"))
-
-    return made_once(tmp_path_factory, worker_id, "cache", make)
-
-
-@pytest.fixture(scope="session")
-def speaking_bundle(default_cache: Path) -> Path:
-    """The small speaking checkpoint of the tree in all three precisions."""
-    (manifest,) = default_cache.glob("bundles/*/manifest.json")
-    return manifest.parent
+    return made_once(tmp_path_factory, worker_id, "speaking", bundle_maker(DEFAULT_CHECKPOINT, SIZES))
 
 
 def _synthesize(preset: str) -> Callable[[Path], object]:

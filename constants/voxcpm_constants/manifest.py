@@ -8,7 +8,6 @@ bundle/
   tokenizer/   tokenizer.json, tokenizer_config.json
   fp16/        <step model>.mlpackage (and .mlmodelc where Apple's compiler was present), for macOS 27
                <step model>.aimodel; int8/, int4/ and fp32/ likewise
-  lowered/     graphs of ONNX Runtime, only in the bundle of a wheel; derived from the packages
   vectors/     test vectors of the step models (`voxcpm_constants.vectors`)
 """
 
@@ -54,7 +53,6 @@ TOKENIZER_FOLDER = "tokenizer"
 TOKENIZER_FILE = "tokenizer/tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer/tokenizer_config.json"
 VECTORS_FOLDER = "vectors"
-LOWERED_FOLDER = "lowered"
 
 
 class _Record(BaseModel):
@@ -222,19 +220,12 @@ class Manifest(_Record):
         """The files of the test vectors, by path; none in a bundle that an earlier release made."""
         return {path: record for path, record in self.files.items() if path.startswith(f"{VECTORS_FOLDER}/")}
 
-    def lowered_files(self) -> dict[str, FileRecord]:
-        """The files of lowered graphs, by path; none unless `record_lowered` was called."""
-        return {path: record for path, record in self.files.items() if path.startswith(f"{LOWERED_FOLDER}/")}
-
     def digest(self, precision: Precision) -> str:
         """SHA-256 over the recorded digests of every file that this precision uses, and over `speech` if it is there.
 
-        Both determine what a text sounds like. Lowered graphs are left out, as they follow from the packages.
+        Both determine what a text sounds like.
         """
-        lowered = self.lowered_files()
-        files = {
-            path: record.sha256 for path, record in self.files_of(precision).items() if path not in lowered
-        }
+        files = {path: record.sha256 for path, record in self.files_of(precision).items()}
         if self.speech is not None:
             files["speech"] = self.speech.model_dump_json()
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
@@ -299,15 +290,6 @@ def record_folder(folder: Path) -> dict[str, FileRecord]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path not in own
     }
-
-
-def record_lowered(bundle: Path) -> None:
-    """List the files in the bundle's folder of lowered graphs in its manifest: only those that are listed are used."""
-    manifest = Manifest.read(bundle)
-    lowered = {
-        f"{LOWERED_FOLDER}/{path}": record for path, record in record_folder(bundle / LOWERED_FOLDER).items()
-    }
-    manifest.model_copy(update={"files": {**manifest.files, **lowered}}).write(bundle)
 
 
 def _places(bundle: Path) -> Path:

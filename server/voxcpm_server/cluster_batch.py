@@ -47,7 +47,7 @@ class Speaker:
         digest: of the bundle that the command was given.
         """
         try:
-            bundle = opened(name, engine, shown=False)
+            bundle = opened(name, engine)
             if bundle.digest != digest:
                 return (
                     f"{bundle.folder} is another bundle than the command's; give all machines the same files"

@@ -57,7 +57,7 @@ class Replica:
                     f"--voices-folder {settings.voices_folder} is not the command's folder on this machine; give one "
                     "that all machines share"
                 )
-            bundle = opened(name, engine, shown=False)
+            bundle = opened(name, engine)
             if bundle.digest != digest:
                 raise InputError(
                     f"{bundle.folder} is another bundle than the command's; give all machines the same files"
@@ -87,7 +87,7 @@ def serve_on_ray(
     check_address(address)
     check_device(engine.device)
     settings = _for_machines(settings, address)
-    bundle = opened(name, replace(engine, device="cpu", threads=None), shown=False)
+    bundle = opened(name, replace(engine, device="cpu", threads=None))
     engine = replace(engine, precision=bundle.precision, verify=False)
     concurrency = settings.concurrency or turns_of(bundle.manifest.sizes.batch)
     settings = replace(settings, concurrency=concurrency)

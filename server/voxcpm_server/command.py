@@ -110,7 +110,7 @@ def _source(path: str | None, engine: Engine) -> Source:
     """Where a bundle of the command line comes from; None is the built-in voice."""
 
     def unloaded() -> Unloaded:
-        bundle = opened(path, engine, shown=False)
+        bundle = opened(path, engine)
         size = sum(file.bytes for file in bundle.manifest.files_of(bundle.precision).values())
         return Unloaded(size, bundle.architecture.generation, partial(loaded, bundle, engine))
 
@@ -126,7 +126,7 @@ def _check_present(path: str) -> None:
 
 
 def _loading_text(bundle: str | None, listener: socket.socket) -> str:
-    what = bundle or "the built-in voice (converted when first used)"
+    what = bundle or "the built-in voice"
     return f"loading {what} … ({_url(listener)}/ready says when)"
 
 

@@ -21,13 +21,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built-in voice in int8 alone, which is a third of the work of `speaking_bundle`."""
-    from voxcpm_conversion.default_bundle import make_default_bundle
+def bundle() -> Path:
+    """The built-in voice."""
+    from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 
-    folder = tmp_path_factory.mktemp("voice") / "bundle"
-    make_default_bundle(folder, ("int8",))
-    return folder
+    return DEFAULT_BUNDLE
 
 
 @pytest.fixture(scope="session")

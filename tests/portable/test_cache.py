@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from voxcpm_runtime.backends.portable import PortableStepModel, cache
-from voxcpm_runtime.backends.portable.cache import content_key, load_lowered, read_entry, write_entry
+from voxcpm_runtime.backends.portable.cache import content_key, load_lowered, read_entry
 
 X = np.ones((1, 64), np.float32)
 
@@ -115,21 +115,3 @@ def test_a_cache_that_cannot_be_written_is_no_error(package: Path, private_cache
     private_cache.mkdir()
     (private_cache / "lowered").write_text("a file where the directory should be")
     assert y(package) == 128
-
-
-def test_a_graph_of_the_bundle_is_used_only_if_the_manifest_lists_it(
-    lab: Any, package: Path, private_cache: Path
-) -> None:
-    load_lowered(package)
-    ours = the_entry(private_cache)
-    bundled = package.absolute().parents[1] / "lowered" / ours.name
-    weight = np.full((64, 64), 2, np.float32)
-    other = lab.package(
-        lambda x: lab.mb.linear(x=lab.mb.add(x=x, y=x), weight=weight), {"x": X}, name="other"
-    )
-    forged = load_lowered(other)
-    bundled.parent.mkdir()
-    write_entry(bundled, forged)
-
-    assert load_lowered(package) == read_entry(ours) != forged
-    assert load_lowered(package, carried=[bundled]) == forged

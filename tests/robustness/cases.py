@@ -13,7 +13,6 @@ KILLS = {
     "voices add": 30,
     "convert": 15,
     "convert --overwrite": 5,
-    "default bundle": 10,
     JOBS: 20,
 }
 """Command → how often it is killed."""
@@ -26,16 +25,13 @@ BEGUN = f"convert, all but {RESIDUAL_LM_STEP}"
 EACH_ROLE = {BEGUN: (), "convert": (BEGUN,), "convert --overwrite": (BEGUN,)}
 """Commands with many calls, of which one of each kind fails in each role of a folder → other commands, whose roles are
 left out, but for those of folders that are there before."""
-SOME_ROLES = {"default bundle": 12}
-"""Commands whose roles are mostly those of `EACH_ROLE` → how many of them."""
-PARTS = {BEGUN: 4, "convert": 2, "convert --overwrite": 2, "default bundle": 2}
+PARTS = {BEGUN: 4, "convert": 2, "convert --overwrite": 2}
 """Commands that take long → the tests that share their faults, so that two workers can."""
 
 EACH_CALL = {
     **dict.fromkeys(ALL_BUT, ()),
     "convert": ALL_BUT,
     "convert --overwrite": ALL_BUT,
-    "default bundle": (*ALL_BUT, "convert"),
 }
 """Commands of which every call fails once in `make faults` → other commands, whose roles are left out likewise."""
 PARTS_OF_EACH_CALL = 8

@@ -35,8 +35,6 @@ class Case:
     """The errno of that call; 0 kills the process there."""
     log: Path | None = None
     """A file for a line of each call: its kind and path."""
-    replaced: dict[str, str] = field(default_factory=dict)
-    """`module:NAME` → path: constants of modules that are others in the child."""
     planted: str = ""
     """`module:function`, called in the child before the command: it plants a defect that the harness must see."""
 
@@ -155,9 +153,6 @@ def _become(case: dict[str, Any], outputs: Path) -> None:
         # The parent has asked for its own already.
         tempfile.tempdir = None
         os.chdir(case["folder"])
-        for place, value in case["replaced"].items():
-            module, _, constant = place.partition(":")
-            setattr(importlib.import_module(module), constant, Path(value))
         if case["planted"]:
             module, _, function = case["planted"].partition(":")
             getattr(importlib.import_module(module), function)()

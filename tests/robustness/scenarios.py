@@ -96,7 +96,6 @@ class Scenario:
     """Name of a folder that is there before the command runs → which of `Materials` it is a copy of, as of `path`."""
     never_gone: tuple[str, ...] = ()
     """Files of which one is always there; none of them need be if this is empty."""
-    replaced: dict[str, str] = field(default_factory=dict)
     codes: tuple[int, ...] = (2,)
     """Exit codes of a failure."""
     named_by_content: tuple[str, ...] = ()
@@ -123,7 +122,6 @@ class Scenario:
             arguments=tuple(map(str, self.arguments(materials))),
             folder=folder,
             environment={"VOXCPM_COREML_CACHE": str(folder / "home"), "TMPDIR": str(folder / "temporary")},
-            replaced={place: getattr(materials, name) for place, name in self.replaced.items()},
             **what,  # type: ignore[arg-type]
         )
         return children.run(case)
@@ -326,43 +324,6 @@ SCENARIOS = {
             converts=True,
             there={"bundle": "earlier", ".bundle.partial": f"begun/{RESIDUAL_LM_STEP}"},
             never_gone=("bundle/manifest.json", ".bundle.replaced/manifest.json"),
-        ),
-        Scenario(
-            "default bundle",
-            lambda given: (
-                "generate",
-                "--precision",
-                "int8",
-                "--threads",
-                "1",
-                "--seed",
-                "4",
-                "--inference-timesteps",
-                "2",
-                "--no-retry",
-                "--max-len",
-                "2",
-                "--text",
-                "the you and",
-                "-o",
-                "speech.wav",
-            ),
-            final=("speech.wav", "home/bundles/default-*/*"),
-            result=("speech.wav", "home/bundles/default-*/*"),
-            saved=(
-                "home/*/",
-                "home/bundles/.default-*.partial/*",
-                "home/bundles/default-*.new/*",
-                "home/bundles/default-*.lock",
-            ),
-            finished=(
-                "home/bundles/.default-*.partial/*/*.mlpackage",
-                "home/bundles/default-*/*/*.mlpackage",
-            ),
-            warm=False,
-            converts=True,
-            named_by_content=("home/lowered/*.lowered", "home/verified/*.json"),
-            replaced={"voxcpm_conversion.default_bundle:DEFAULT_CHECKPOINT": "checkpoint"},
         ),
     )
 }

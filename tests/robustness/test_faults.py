@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from robustness.cases import EACH_CALL, EACH_ROLE, EVERY_CALL, PARTS, PARTS_OF_EACH_CALL, SOME_ROLES
+from robustness.cases import EACH_CALL, EACH_ROLE, EVERY_CALL, PARTS, PARTS_OF_EACH_CALL
 from robustness.children import Ended
 from robustness.folder_contents import files
 from robustness.scenarios import Judge, Scenario, lines_of
@@ -24,17 +24,13 @@ ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EINTR)
 
 # What no two conversions have in common, and which step model or precision a file is of.
 _NAMES = re.compile(
-    r"tmp\w+|(\.unfinished-)?\w+\.mlpackage|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?<=/)(fp16|fp32|int8)(?=/|$)|default-\w{16}"
-    r"|job_\w{24}"
+    r"tmp\w+|(\.unfinished-)?\w+\.mlpackage|[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}|(?<=/)(fp16|fp32|int8)(?=/|$)|job_\w{24}"
 )
-_BUILT_IN_VOICE = re.compile(r"home/bundles/\.default-\w{16}\.new(?=\.partial/)")
 
 
 def role(path: str) -> str:
-    """What the folder of a file is for: the folders of all packages are one, and those of a conversion and of the
-    built-in voice's. What lies at the top is itself one.
-    """
-    return _NAMES.sub("*", _BUILT_IN_VOICE.sub(".bundle", path).rpartition("/")[0] or path)
+    """What the folder of a file is for: the folders of all packages are one. What lies at the top is itself one."""
+    return _NAMES.sub("*", path.rpartition("/")[0] or path)
 
 
 Role = tuple[str, str]
@@ -146,15 +142,15 @@ def test_every_call_fails_once(
 
 @pytest.mark.torture
 @pytest.mark.parametrize(
-    ("name", "part"), [(name, part) for name in (*EACH_ROLE, *SOME_ROLES) for part in range(PARTS[name])]
+    ("name", "part"), [(name, part) for name in EACH_ROLE for part in range(PARTS[name])]
 )
 def test_one_call_of_each_kind_fails_in_each_role_of_a_folder(
     whole: Callable[[str], Any], judged: Judge, share: Callable[[int], int], name: str, part: int
 ) -> None:
-    left_out = of_others(whole, name, EACH_ROLE.get(name, ()))
+    left_out = of_others(whole, name, EACH_ROLE[name])
     roles = by_role(whole(name).calls).keys() - left_out
     disturb = functools.partial(disturbed, left_out=left_out, part=(part, PARTS[name]))
-    judged("Faults", disturb, name, share(SOME_ROLES.get(name, len(roles))))
+    judged("Faults", disturb, name, share(len(roles)))
 
 
 @pytest.mark.faults
@@ -203,14 +199,6 @@ def test_a_fault_is_of_each_role_first_and_then_of_each_call() -> None:
 
 def test_renames_of_two_bundles_are_two_roles() -> None:
     assert role("bundle") == role("bundle/manifest.json") != role(".bundle.replaced")
-
-
-def test_the_built_in_voices_conversion_has_the_roles_of_any_other() -> None:
-    hidden = "home/bundles/.default-0123456789abcdef.new.partial"
-
-    assert role(f"{hidden}/plan.json") == role(".bundle.partial/plan.json")
-    assert role(f"{hidden}/vectors/a") == role(".bundle.partial/vectors/a") != role(f"{hidden}/plan.json")
-    assert role("home/bundles/default-0123456789abcdef/vectors/a") != role("bundle/vectors/a")
 
 
 def test_roles_of_another_command_are_left_out_and_parts_are_the_whole() -> None:

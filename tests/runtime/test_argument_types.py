@@ -251,7 +251,7 @@ def scene(
         return placed
 
     monkeypatch.setattr(voxcpm, "place_step_models", place)
-    monkeypatch.setattr(opening, "default_bundle", lambda: bundle_folder)
+    monkeypatch.setattr(opening, "DEFAULT_BUNDLE", bundle_folder)
     monkeypatch.chdir(tmp_path)
     network.stop_bias = np.array([-1e3, 0], np.float32)
     return Scene(tts, tmp_path)

@@ -331,7 +331,7 @@ def test_quiet_tells_only_what_went_wrong(batch):
 
 
 def test_without_a_bundle_the_default_one_speaks(folder, monkeypatch, speaking):
-    monkeypatch.setattr("voxcpm_runtime.bundle.opening.default_bundle", lambda: Path(speaking))
+    monkeypatch.setattr("voxcpm_runtime.bundle.opening.DEFAULT_BUNDLE", Path(speaking))
     (folder / "lines.txt").write_text("one.\n")
 
     assert cli.main(["batch", "lines.txt", "--output-dir", "out"]) == 0

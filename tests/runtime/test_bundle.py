@@ -213,20 +213,3 @@ def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch):
         BundleError, match=r"someone/voice: no such folder, and no such bundle on the hub \(no route\)"
     ):
         locate_bundle("someone/voice")
-
-
-def test_lowered_graphs_of_a_bundle_are_listed_verified_and_no_part_of_its_digest(bundle_folder):
-    before = open_bundle(bundle_folder)
-    graph = bundle_folder / "lowered" / "a.lowered"
-    graph.parent.mkdir()
-    graph.write_bytes(b"graph")
-    assert not open_bundle(bundle_folder).manifest.lowered_files()
-
-    manifests.record_lowered(bundle_folder)
-
-    opened = open_bundle(bundle_folder)
-    assert list(opened.manifest.lowered_files()) == ["lowered/a.lowered"]
-    assert opened.digest == before.digest
-    graph.write_bytes(b"forge")
-    with pytest.raises(BundleError, match=r"a\.lowered: content differs"):
-        open_bundle(bundle_folder)

@@ -364,7 +364,7 @@ def test_without_a_bundle_the_built_in_voice_is_examined(
         return examination
 
     monkeypatch.setattr("voxcpm_validation.golden.command.examine", examined)
-    monkeypatch.setattr("voxcpm_runtime.bundle.opening.default_bundle", lambda: speaking_bundle)
+    monkeypatch.setattr("voxcpm_runtime.bundle.opening.DEFAULT_BUNDLE", speaking_bundle)
 
     assert cli.main(["validate", "--golden", "--precision", "int8"]) == 0
     assert asked == [speaking_bundle]

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import convert
-from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, PRECISIONS, SIZES
+from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT, SIZES
 from voxcpm_runtime.audio.files import write_audio
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.speech.results import Speech
@@ -44,7 +44,7 @@ def demo(
         convert(
             Checkpoint.open(str(DEFAULT_CHECKPOINT)),
             bundle,
-            precisions=PRECISIONS,
+            precisions=("fp16", "int8"),
             sizes=SIZES,
             overwrite=True,
             report=lambda model, stage, done, total: note(f"{model}: {stage}"),

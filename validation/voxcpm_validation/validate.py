@@ -14,9 +14,8 @@ from voxcpm_constants.manifest import Manifest, Source
 from voxcpm_constants.step_models import Precision
 from voxcpm_constants.targets import CORE_AI, Target
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.backends.choice import Backend, choose_backend
-from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
 from voxcpm_runtime.text.letters import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, EndToEnd, cases, compare_speech, speak_upstream
@@ -156,7 +155,7 @@ def validate_bundle(
     return Report(
         bundle=str(bundle),
         checkpoint=_described(manifest.source),
-        built_in=manifest.source.sha256 == Checkpoint.open(str(DEFAULT_CHECKPOINT)).source().sha256,
+        built_in=manifest.source.sha256 == Manifest.read(DEFAULT_BUNDLE).source.sha256,
         tools={name: version(name) for name in _tools(manifest.target)},
         sensitivity=sensitivity,
         steps=steps,

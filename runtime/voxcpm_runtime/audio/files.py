@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -59,7 +58,7 @@ _BLOCK_FRAMES = 1 << 16
 def read_audio(
     source: AudioSource, sample_rate: int, *, least_samples: int = 1, what: str = "audio"
 ) -> Audio:
-    """Read audio as mono float32 (samples,) at `sample_rate` Hz: channels averaged, then a polyphase resampling filter.
+    """Read audio as mono float32 (samples,) at `sample_rate` Hz: channels averaged, then resampled.
 
     least_samples: smallest allowed length at `sample_rate`. what: its name in messages, such as "prompt audio".
 
@@ -89,19 +88,16 @@ def read_audio(
 
 
 def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> Audio:
-    """The samples (samples,) resampled from `rate` to `wanted` Hz (scipy's polyphase filter, Kaiser window).
+    """The samples (samples,) resampled from `rate` to `wanted` Hz by soxr, as upstream's librosa.load does.
 
     name: the name of the audio in the message. Raises InputError for a rate that is not a whole number in range.
     """
     given = _checked_rate(rate, name)
     if given == wanted:
         return samples
-    from scipy.signal import (
-        resample_poly,  # takes over a second, and is needed only if the rates differ
-    )
+    import soxr  # needed only if the rates differ
 
-    divisor = math.gcd(given, wanted)
-    return np.asarray(resample_poly(samples, wanted // divisor, given // divisor), np.float32)
+    return np.asarray(soxr.resample(samples, given, wanted), np.float32)
 
 
 def _checked_rate(rate: object, name: str = "audio") -> int:

@@ -146,31 +146,18 @@ def load_portable_step_model(
 
     The first function of each package is loaded now, to check the package, and the others when they are first called.
     """
-    carried = [folder / path for path in manifest.lowered_files()]
 
     def load(package: StepModel) -> StepFunction:
         functions = package_functions(folder, manifest, precision, package)
         key = manifest.package_key(precision, package.name)
 
         def load_one(index: int) -> StepFunction:
-            return _load_portable(functions[index], cache_key=key, carried=carried, **options)
+            return _load_portable(functions[index], cache_key=key, **options)
 
         first = load_one(0)
         return first if len(functions) == 1 else FunctionsByLength(package, first, load_one)
 
     return _in_turn(manifest.parts(name), load)
-
-
-def lower_everywhere(bundle: Bundle) -> None:
-    """Lower a bundle's functions into the user's cache, in each form that some processor runs: for a wheel."""
-    from voxcpm_runtime.backends.portable.cache import load_lowered
-
-    manifest, precision = bundle.manifest, bundle.precision
-    for part in (part for name in manifest.step_models for part in manifest.parts(name)):
-        for function in package_functions(bundle.folder, manifest, precision, part):
-            for signed in (False, True):
-                key = manifest.package_key(precision, part.name)
-                load_lowered(function.package, cache_key=key, function=function.name, signed_products=signed)
 
 
 def load_core_ai_step_model(

@@ -15,7 +15,6 @@ from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import (
     CONSTANTS_FOLDER,
-    LOWERED_FOLDER,
     MANIFEST_DIGEST_FILE,
     MANIFEST_FILE,
     TOKENIZER_FOLDER,
@@ -25,10 +24,11 @@ from voxcpm_constants.manifest import (
 )
 from voxcpm_constants.step_models import PRECISIONS, Precision, declare_step_models
 from voxcpm_runtime.argument_types import path_argument, wrong_type
-from voxcpm_runtime.bundle.default import default_bundle, repaired_default_bundle
 from voxcpm_runtime.bundle.verified_files import check_digests
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
+DEFAULT_BUNDLE = Path(__file__).parents[1] / "default_bundle"
+"""The built-in voice, in int8, which is part of this package; `make built-in-voice` converts it."""
 DEFAULT_ORDER: tuple[Precision, ...] = ("int8", "int4", "fp16", "fp32")
 """Order of preference: if no precision is asked for, the first of these that the bundle has is used."""
 
@@ -56,9 +56,7 @@ class Bundle:
 
 
 def open_bundle(path: str | Path | None, precision: str | None = None, *, verify: bool = False) -> Bundle:
-    """Open a bundle from a folder or from the hub (`organisation/name`); None opens the default bundle.
-
-    A default bundle that is damaged is made again, with a warning.
+    """Open a bundle from a folder or from the hub (`organisation/name`); None opens the built-in voice.
 
     Sizes and digests of the precision's files are compared with the manifest; a file is hashed again only if it has
     changed since. verify: hash every file of every precision now.
@@ -69,9 +67,12 @@ def open_bundle(path: str | Path | None, precision: str | None = None, *, verify
     if path is not None:
         return _opened(locate_bundle(path, precision), precision, verify=verify)
     try:
-        return _opened(default_bundle(), precision, verify=verify)
+        return _opened(DEFAULT_BUNDLE, precision, verify=verify)
     except BundleError as error:
-        return _opened(repaired_default_bundle(error), precision, verify=verify)
+        raise BundleError(
+            f"the built-in voice of this installation is damaged ({error}); install voxcpm-coreml again, with "
+            "pip install --force-reinstall --no-deps"
+        ) from None
 
 
 def _opened(folder: Path, precision: str | None, *, verify: bool) -> Bundle:
@@ -102,29 +103,23 @@ def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Pre
         if precision in manifest.precisions and asked in (None, precision):
             return precision
     present = ", ".join(manifest.precisions) or "none"
+    if folder == DEFAULT_BUNDLE:
+        raise InputError(
+            f"the built-in voice comes in {present} only; for {asked}, convert its checkpoint "
+            "(conversion/voxcpm_conversion/default_checkpoint in the source tree) and name that bundle"
+        )
     raise InputError(
         f"{folder} has no {asked or 'step models of any'} precision (it has {present}); convert again"
     )
 
 
 def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path:
-    """The folder of a bundle. One from the hub is downloaded, in one precision; None is the default bundle.
+    """The folder of a bundle. One from the hub is downloaded, in one precision; None is the built-in voice's.
 
-    A default bundle of which any file is damaged is made again, with a warning.
-
-    Raises BundleError if the download fails, and InputError if the precision or the default bundle is missing.
+    Raises BundleError if the download fails, and InputError if the precision is missing.
     """
     if path is None:
-        folder = default_bundle()
-        try:
-            manifest = Manifest.read(folder)
-            _check_declaration(folder, manifest)
-            check_files(folder, manifest.files, digests=False)
-            check_digests(folder, manifest.files)
-            manifest.check_nothing_else(folder, manifest.precisions)
-        except BundleError as error:
-            return repaired_default_bundle(error)
-        return folder
+        return DEFAULT_BUNDLE
     folder = path_argument(path, "path")
     if folder.exists() or not is_hub_id(str(path)):
         return folder
@@ -135,7 +130,7 @@ def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path
             "make a bundle of it with `voxcpm-coreml convert`"
         )
     chosen = choose_precision(Path(str(path)), Manifest.read(manifest_only), precision)
-    folders = (CONSTANTS_FOLDER, TOKENIZER_FOLDER, VECTORS_FOLDER, LOWERED_FOLDER, chosen)
+    folders = (CONSTANTS_FOLDER, TOKENIZER_FOLDER, VECTORS_FOLDER, chosen)
     return _download(str(path), [MANIFEST_FILE, MANIFEST_DIGEST_FILE, *(f"{name}/**" for name in folders)])
 
 

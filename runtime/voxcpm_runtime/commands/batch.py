@@ -68,7 +68,7 @@ def batch(
     recordings = voice.recordings()
     # What a cluster's machines have, this one may lack.
     here = engine if ray is None else replace(engine, device=CPU_DEVICE, threads=None)
-    bundle = opened(name, here, shown=not quiet, checkpoint=checkpoint)
+    bundle = opened(name, here, checkpoint=checkpoint)
     defaults = Defaults(bundle.architecture, recordings, voice.control, seed, options)
     defaults.check()
     token = CancelToken()

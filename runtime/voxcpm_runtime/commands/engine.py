@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import cast
 
 from voxcpm_runtime.backends.choice import Backend, check_engine
-from voxcpm_runtime.bundle.opening import Bundle, locate_bundle, open_bundle
+from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.bundle.pretrained import pretrained_bundle
 from voxcpm_runtime.commands.shared_arguments import CheckpointArguments, Engine
-from voxcpm_runtime.commands.status_line import Notes, status_line
+from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_runtime.voxcpm import VoxCPM
 
-_CONVERTING = "the built-in voice (converted when first used) …"
 
-
-def located(bundle: str | None, precision: str | None, *, shown: bool) -> Path:
-    """The bundle's folder; the built-in voice is converted when it is first used. Raises BundleError and InputError."""
-    with status_line(_CONVERTING, shown=shown and bundle is None):
-        return locate_bundle(bundle, precision)
-
-
-def opened(
-    bundle: str | None, engine: Engine, *, shown: bool, checkpoint: CheckpointArguments | None = None
-) -> Bundle:
+def opened(bundle: str | None, engine: Engine, *, checkpoint: CheckpointArguments | None = None) -> Bundle:
     """The open bundle, without its step models; that of a checkpoint is converted when it is first used.
 
     Raises BundleError, DeviceError, InputError, and what a conversion raises.
@@ -31,8 +20,7 @@ def opened(
     check_engine(engine.backend, engine.threads, engine.units(), device=engine.device)
     if checkpoint is not None and (pretrained := checkpoint.chosen(bundle)) is not None:
         bundle = str(pretrained_bundle(pretrained, engine.precision))
-    with status_line(_CONVERTING, shown=shown and bundle is None):
-        opened_bundle = open_bundle(bundle, engine.precision, verify=engine.verify)
+    opened_bundle = open_bundle(bundle, engine.precision, verify=engine.verify)
     check_engine(engine.backend, engine.threads, engine.units(), opened_bundle, device=engine.device)
     return opened_bundle
 

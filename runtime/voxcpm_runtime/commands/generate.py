@@ -104,7 +104,7 @@ def _speak(command: str, bundle: str | None, asked: Asked) -> None:
         keep_partial=True,
     )
     arguments.recordings.check_files()
-    opened_bundle = opened(bundle, asked.engine, shown=not delivery.quiet, checkpoint=asked.checkpoint)
+    opened_bundle = opened(bundle, asked.engine, checkpoint=asked.checkpoint)
     if target is None:
         _stream(arguments, opened_bundle, asked)
     else:

@@ -15,8 +15,7 @@ from rich.table import Table
 from voxcpm_constants.manifest import FileRecord, Manifest, check_files
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.user_folders import user_path
-from voxcpm_runtime.bundle.opening import choose_precision
-from voxcpm_runtime.commands.engine import located
+from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_runtime.commands.shared_arguments import BundleArgument
 
 _SYSTEMS = {
@@ -36,7 +35,7 @@ def inspect(
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file as well.")] = False,
 ) -> None:
     """Show what a bundle is: source, modes, precisions, and inputs, outputs and sizes of its step models."""
-    folder = located(bundle, None, shown=not as_json)
+    folder = locate_bundle(bundle)
     manifest = Manifest.read(folder)
     check_files(folder, _files_here(bundle, folder, manifest), digests=verify)
     facts = describe_manifest(manifest)

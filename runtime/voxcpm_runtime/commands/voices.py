@@ -46,7 +46,7 @@ def add(
     refuse_inputs(path, given.files())
     recordings = Recordings.of_a_new_voice(given.prompt, given.transcript(), given.reference)
     recordings.check_files()
-    opened_bundle = opened(bundle, engine, shown=not quiet)
+    opened_bundle = opened(bundle, engine)
     unencoded = recordings.decoded(opened_bundle.architecture, trimmed=trim_silence)
     with status_line("loading …", shown=not quiet) as note:
         tts = loaded(opened_bundle, engine, note)

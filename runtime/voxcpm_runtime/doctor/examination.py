@@ -83,5 +83,5 @@ def examine(
 
 NO_BACKEND = (
     "no backend is here: expected Core ML (macOS with coremltools) or ONNX Runtime; install it with: "
-    f'{INSTALL_PORTABLE} "coremltools>=9.0,<10"'
+    f"{INSTALL_PORTABLE}"
 )

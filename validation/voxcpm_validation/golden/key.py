@@ -18,8 +18,8 @@ from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import FileRecord
 from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.core_ai.toolchain import import_module
-from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_runtime.backends.choice import Backend, Chosen, choose_backend
+from voxcpm_runtime.backends.portable.package import read_specification
 from voxcpm_runtime.bundle.opening import Bundle
 
 _MACHINES = {"AMD64": "x86_64", "aarch64": "arm64"}
@@ -155,11 +155,7 @@ def _sysctl(*names: str) -> str:
 
 
 def _program_digest(path: Path) -> str:
-    import_coremltools()
-    from coremltools.proto import Model_pb2
-
-    model = Model_pb2.Model()
-    model.ParseFromString(path.read_bytes())
+    model = read_specification(path.parents[2])
     model.description.ClearField("metadata")
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 

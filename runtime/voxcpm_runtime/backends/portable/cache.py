@@ -1,11 +1,10 @@
-"""Lowered graphs saved per user, so that a second start needs neither coremltools nor onnx nor the lowering.
+"""Lowered graphs saved per user, so that a second start needs neither onnx nor the lowering.
 
 An entry holds the graph without its large weights: a few hundred kilobytes, in one file
 
     magic (8 bytes) │ sha256 of the rest (32) │ header length (8, little-endian) │ header (JSON) │ ONNX graph
 
-A damaged entry is rebuilt. Entries are in the user's cache folder (`voxcpm_constants.user_folders`). A bundle may carry
-its own in a folder `lowered`, as that of `make wheel` does, if its manifest lists them; they are never written here.
+A damaged entry is rebuilt. Entries are in the user's cache folder (`voxcpm_constants.user_folders`).
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ import contextlib
 import hashlib
 import struct
 import threading
-from collections.abc import Collection
 from pathlib import Path
 
-from voxcpm_constants.manifest import LOWERED_FOLDER
 from voxcpm_constants.targets import MAIN
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_constants.weight_files import WEIGHT_FILE
@@ -46,27 +43,23 @@ def load_lowered(
     function: str = MAIN,
     mode: Mode = "plain",
     probe: bool = False,
-    signed_products: bool | None = None,
-    carried: Collection[Path] = (),
 ) -> Lowered:
-    """The lowered function of a package, from its bundle, from the cache, or lowered now and cached.
+    """The lowered function of a package, from the cache, or lowered now and cached.
 
-    carried: the entries that the bundle's manifest lists. `cache_key` identifies the package's content (such as a
-    digest from a manifest); without it the content is hashed. signed_products: by default what this processor computes
-    exactly; it concerns plain mode only. If the cache cannot be written, nothing is raised.
+    `cache_key` identifies the package's content (such as a
+    digest from a manifest); without it the content is hashed. If the cache cannot be written, nothing is raised.
     Raises what `lowering.lower` raises.
     """
     content = cache_key or content_key(package)
-    signed = mode == "plain" and (exact() if signed_products is None else signed_products)
+    signed = mode == "plain" and exact()
     form = f"{mode}{'-signed' if signed else ''}"
     name = f"{_digest(f'{LOWERING_VERSION}|{function}|{form}|{probe}|{content}')}.lowered"
-    entry = cache_folder(LOWERED_FOLDER) / name
-    for place in (*(path for path in carried if path.name == name), entry):
-        lowered = read_entry(place)
-        if lowered is not None and lowered.weight_file_size == _weight_file_size(package):
-            return lowered
+    entry = cache_folder("lowered") / name
+    lowered = read_entry(entry)
+    if lowered is not None and lowered.weight_file_size == _weight_file_size(package):
+        return lowered
     with LOWERING_LOCK:
-        from .lowering import lower  # imports onnx and coremltools: only when there is something to lower
+        from .lowering import lower  # imports onnx: only when there is something to lower
 
         lowered = lower(package, function, mode, probe, signed)
     with contextlib.suppress(OSError):

@@ -1,14 +1,26 @@
-"""coremltools' protobuf classes, as a package of its own: `from .core_ml_format import Model_pb2`.
+"""Apple's Core ML messages that a package is read with, from a copy of their descriptors.
 
-`import coremltools` itself takes seconds, as it imports converters, and with them PyTorch where that is installed.
+`core_ml_format.binpb` is a FileDescriptorSet of coremltools 9.0's `Model.proto` and all that it imports (BSD-3-Clause,
+Copyright Apple Inc.); `core_ml_format.LICENSE.txt` is their licence. So coremltools, with sympy and its converters, is
+needed only to convert, and on a Mac to predict. A test compares the copy with the installed coremltools.
+
+The messages are in a pool of their own: protobuf refuses a second definition of a name in one pool, and coremltools may
+be in the same process.
 """
 
-from importlib.util import find_spec
 from pathlib import Path
 
-_coremltools = find_spec("coremltools")
-if _coremltools is None or _coremltools.origin is None:
-    raise ModuleNotFoundError("No module named 'coremltools'", name="coremltools")
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-# What makes a module a package: where its submodules are found.
-__path__ = [str(Path(_coremltools.origin).parent / "proto")]
+DESCRIPTORS = Path(__file__).with_name("core_ml_format.binpb")
+
+_pool = descriptor_pool.DescriptorPool()
+for _file in descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTORS.read_bytes()).file:
+    _pool.Add(_file)
+
+Model = message_factory.GetMessageClass(_pool.FindMessageTypeByName("CoreML.Specification.Model"))
+DATA_TYPES = {
+    value.number: value.name
+    for value in _pool.FindEnumTypeByName("CoreML.Specification.MILSpec.DataType").values
+}
+"""MIL's element types by their numbers."""

@@ -1,7 +1,7 @@
 """Reading an .mlpackage: the MIL program as plain Python objects, with every large weight left on disk.
 
 Only the protobuf is parsed. A tensor stored in weight.bin becomes a `Blob`, which says where its bytes are in the
-memory-mapped file. coremltools supplies the protobuf classes, which are imported when a program is read.
+memory-mapped file. The protobuf classes (`core_ml_format`) are imported when a program is read.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def read_package(package: Path, function: str = MAIN) -> Program:
 
 
 def read_specification(package: Path) -> Any:
-    """The package's `Model` message (coremltools' protobuf). Raises PackageError if it is missing or damaged."""
+    """The package's `Model` message (Apple's protobuf). Raises PackageError if it is missing or damaged."""
     path = package / MODEL_FILE
     if not path.is_file():
         raise PackageError(f"{package} is not an .mlpackage: it has no {MODEL_FILE}")
@@ -191,9 +191,9 @@ def map_weights(package: Path) -> np.ndarray | None:
 def _parse(path: Path) -> Any:
     from google.protobuf.message import DecodeError
 
-    from .core_ml_format import Model_pb2  # type: ignore[attr-defined] # a file of coremltools
+    from .core_ml_format import Model
 
-    spec = Model_pb2.Model()
+    spec = Model()
     try:
         spec.ParseFromString(path.read_bytes())
     except DecodeError as error:
@@ -238,14 +238,14 @@ def _operation(proto: Any, weights: np.ndarray | None) -> Operation:
 
 def tensor_type(proto: Any) -> TensorType:
     """The type of a MIL value (a `ValueType` message); that of a state is the type of the tensor that it wraps."""
-    from .core_ml_format import MIL_pb2  # type: ignore[attr-defined] # a file of coremltools
+    from .core_ml_format import DATA_TYPES
 
     is_state = proto.WhichOneof("type") == "stateType"
     tensor = proto.stateType.wrappedType.tensorType if is_state else proto.tensorType
     shape = tuple(
         int(d.constant.size) if d.WhichOneof("dimension") == "constant" else None for d in tensor.dimensions
     )
-    return TensorType(MIL_pb2.DataType.Name(tensor.dataType), shape)
+    return TensorType(DATA_TYPES[tensor.dataType], shape)
 
 
 def _constant(proto: Any, weights: np.ndarray | None) -> Constant:

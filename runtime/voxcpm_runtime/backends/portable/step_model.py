@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +36,7 @@ class PortableStepModel:
     KV caches, which are written into the caches at the input "position". Functions of one package may share a state.
     `mode` is "plain" (float32 arithmetic), "faithful" (every fp16 result rounded to fp16) or "half" (fp16 arithmetic,
     for a GPU). With `probe`, the output "probe.max_abs" has the largest |value| of every fp16 operation. `threads`:
-    threads of one operation. device: the GPU; None for the processor. carried: files of lowered functions in the
-    bundle (`load_lowered`).
+    threads of one operation. device: the GPU; None for the processor.
 
     Several threads may call one model, each with its own state. On the processor a call waits while as many calls of
     step models as there are cores, and one, compute in this process.
@@ -58,11 +57,8 @@ class PortableStepModel:
         device: Device | None = None,
         state: Mapping[str, str] | None = None,
         returns_rows: bool = False,
-        carried: Collection[Path] = (),
     ) -> None:
-        self._lowered = load_lowered(
-            package, cache_key=cache_key, function=function, mode=mode, probe=probe, carried=carried
-        )
+        self._lowered = load_lowered(package, cache_key=cache_key, function=function, mode=mode, probe=probe)
         self._mode = mode
         self._state = dict(state or {})
         self._package = package
