@@ -38,6 +38,7 @@ from voxcpm_runtime.storage.process_memory import return_freed_memory
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.text.words import checked_text, valid_unicode
 from voxcpm_runtime.upstream_names import UpstreamNames
+from voxcpm_runtime.voices.built_in import built_in_voices_for
 from voxcpm_runtime.voices.prefix_cache import cached_prefixes
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.voice import Voice, checked_provenance
@@ -157,6 +158,11 @@ class VoxCPM(UpstreamNames):
     def sample_rate(self) -> int:
         """The sample rate of the generated audio in Hz."""
         return self.bundle.architecture.output_sample_rate
+
+    @property
+    def built_in_voices(self) -> dict[str, Voice]:
+        """The built-in voices that this bundle can speak with, by name; none unless it has the built-in AudioVAE."""
+        return built_in_voices_for(self.bundle.architecture)
 
     def generate(
         self,

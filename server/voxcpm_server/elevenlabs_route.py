@@ -216,7 +216,7 @@ def _wishes(websocket: WebSocket, service: Service, served: Served, voice: str) 
     given: dict[str, Any] = {}
     if (seed := query.get("seed")) is not None:
         given["seed"] = int(_number(seed, "seed"))
-    if (named := service.voices.named(voice)) is not None:
+    if (named := service.voices.named(voice, served.built_in_voices)) is not None:
         given["voice"] = named
     idle = service.settings.idle_seconds
     if (wanted := query.get("inactivity_timeout")) is not None:

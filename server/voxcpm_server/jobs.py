@@ -142,7 +142,7 @@ class Jobs:
         with await self._bundles.lease(asked.model) as served:
             # Whatever can be refused is refused now.
             Encoder(asked.response_format, served.speeches.sample_rate, asked.sample_rate, asked.speed)
-            voice = await run_in_threadpool(self._voices.named, asked.voice_name)
+            voice = await run_in_threadpool(self._voices.named, asked.voice_name, served.built_in_voices)
             given = await run_in_threadpool(
                 asked.arguments, self._settings, served, self._settings.max_job_characters, voice
             )

@@ -48,7 +48,7 @@ async def create_speech(
     service.queue.check(request.state.owner)
     with await service.bundles.lease(asked.model) as served:
         ignored = await run_in_threadpool(asked.ignored_fields, served)
-        voice = await run_in_threadpool(service.voices.named, asked.voice_name)
+        voice = await run_in_threadpool(service.voices.named, asked.voice_name, served.built_in_voices)
         most = service.settings.max_characters
         given = await run_in_threadpool(asked.arguments, service.settings, served, most, voice)
         response = await speak(
@@ -90,7 +90,22 @@ async def list_speech_models(request: Request) -> dict[str, Any]:
 
 @router.get("/audio/voices", tags=["lists"])
 async def list_voices(request: Request) -> dict[str, Any]:
-    """All names that `voice` may have: the checkpoint's own voice, those stored, and aliases."""
-    voices = service_of(request).voices
-    names, stored = await run_in_threadpool(lambda: (voices.names(), voices.stored_names()))
-    return {"voices": [{"id": name, "name": name, "stored": name in stored} for name in names]}
+    """All names that `voice` may have with the default bundle: the checkpoint's own, stored, built-in, and aliases."""
+    service = service_of(request)
+    voices = service.voices
+    with await service.bundles.lease() as served:
+        built_in = served.built_in_voices
+
+    def documents() -> list[dict[str, Any]]:
+        stored = voices.stored_names()
+        return [
+            {
+                "id": name,
+                "name": name,
+                "stored": name in stored,
+                "built_in": voices.is_built_in(name, built_in),
+            }
+            for name in voices.names(built_in)
+        ]
+
+    return {"voices": await run_in_threadpool(documents)}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from voxcpm_runtime import InputError, VoxCPM, VoxCPMError
+from voxcpm_runtime import InputError, Voice, VoxCPM, VoxCPMError
 from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY_SECONDS, ApiError, place_of
 from voxcpm_server.memory import resident_bytes
 from voxcpm_server.settings import OPENAI_MODELS
@@ -67,6 +67,11 @@ class Served:
     def speeches(self) -> Speeches:
         """What speaks with it. Raises as `tts`."""
         return self._opened[1]
+
+    @property
+    def built_in_voices(self) -> dict[str, Voice]:
+        """The built-in voices that it can speak with, by name. Raises as `tts`."""
+        return self.tts.built_in_voices
 
     @property
     def takes_instructions(self) -> bool:

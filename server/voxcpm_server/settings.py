@@ -18,22 +18,23 @@ _jobs = functools.partial(typer.Option, rich_help_panel="Jobs")
 _cluster = functools.partial(typer.Option, rich_help_panel="More than one machine")
 _speech = functools.partial(typer.Option, rich_help_panel="Voices and models")
 
-OPENAI_VOICES = (
-    "alloy",
-    "ash",
-    "ballad",
-    "cedar",
-    "coral",
-    "echo",
-    "fable",
-    "marin",
-    "nova",
-    "onyx",
-    "sage",
-    "shimmer",
-    "verse",
-)
-"""The voices of OpenAI's own service, which some clients ask for and know no other."""
+OPENAI_VOICES = {
+    "alloy": "alloy",
+    "ash": "fenrir",
+    "ballad": "george",
+    "cedar": "daniel",
+    "coral": "aoede",
+    "echo": "eric",
+    "fable": "fable",
+    "marin": "isabella",
+    "nova": "river",
+    "onyx": "michael",
+    "sage": "emma",
+    "shimmer": "heart",
+    "verse": "liam",
+}
+"""The voices of OpenAI's own service, which some clients ask for and know no other, and the built-in voices that they
+mean; with another bundle than the built-in one they mean the checkpoint's own voice."""
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """The models of OpenAI's own service, likewise; each name means the default bundle unless one has that name."""
 DEFAULT_VOICE = "default"

@@ -1,4 +1,4 @@
-"""The voices of a server by name: those stored as the runtime's files, aliases, and the checkpoint's own."""
+"""The voices of a server by name: those stored as the runtime's files, built-in ones, aliases, the checkpoint's own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from voxcpm_server.settings import DEFAULT_VOICE, OPENAI_VOICES
 
 _log = logging.getLogger("voxcpm_server")
 _MOST_NAME_BYTES = 100
+Voices = Mapping[str, Voice]
 
 
 class StoredVoices:
-    """Voices by name. An alias of the configuration comes first, then a stored voice, then OpenAI's names.
+    """Voices by name. An alias of the configuration comes first, then a stored voice, a built-in one, OpenAI's names.
 
+    Built-in voices are offered only with bundles that they fit, so methods take a bundle's (`VoxCPM.built_in_voices`).
     aliases: names and the voices they mean, `default` among them. Raises InputError for a folder that is none.
     """
 
@@ -30,31 +32,32 @@ class StoredVoices:
         self._store = store
         self._aliases = dict(aliases)
 
-    def names(self) -> list[str]:
+    def names(self, built_in: Voices) -> list[str]:
         """Every name that a request may use, the checkpoint's own voice first."""
-        return list(
-            dict.fromkeys([DEFAULT_VOICE, *self.stored_names(), *sorted(self._aliases), *OPENAI_VOICES])
-        )
+        stored, aliases = self.stored_names(), sorted(self._aliases)
+        return list(dict.fromkeys([DEFAULT_VOICE, *stored, *built_in, *aliases, *OPENAI_VOICES]))
 
     def stored_names(self) -> list[str]:
         """The names of the stored voices. Raises ApiError (507) if the disk refuses."""
         with _disk():
             return self._store.names()
 
-    def named(self, name: str) -> Voice | None:
+    def named(self, name: str, built_in: Voices) -> Voice | None:
         """The voice of a name or alias; None for the checkpoint's own. Raises ApiError (404) for an unknown one."""
         meant = self._aliases.get(name, name)
         if meant == DEFAULT_VOICE:
             return None
         if meant in OPENAI_VOICES and not self._path(meant, "voice").is_file():
-            return None
-        return self.stored(meant)
+            return built_in.get(OPENAI_VOICES[meant])
+        return self.shown(meant, built_in)
 
-    def stored(self, name: str) -> Voice:
-        """The stored voice of that name.
+    def shown(self, name: str, built_in: Voices) -> Voice:
+        """The stored or built-in voice of that name.
 
         Raises ApiError: 404 for an unknown one, 400 for what cannot be a name, 409 for a file that is damaged.
         """
+        if self.is_built_in(name, built_in):
+            return built_in[name]
         path = self._present(name)
         try:
             return Voice.load(path)
@@ -67,6 +70,10 @@ class StoredVoices:
                 param="voice",
                 code="voice_damaged",
             ) from None
+
+    def is_built_in(self, name: str, built_in: Voices) -> bool:
+        """Whether the name means a built-in voice: none is stored under it. Raises ApiError (400) as `shown`."""
+        return name in built_in and not self._path(name, "voice").is_file()
 
     def check_new(self, name: str, most: int) -> None:
         """Raises ApiError for a name that is taken, reserved or cannot be a file's, and if `most` voices are stored."""
@@ -90,8 +97,13 @@ class StoredVoices:
             self.check_new(voice.name, most)
             raise
 
-    def remove(self, name: str) -> None:
-        """Delete a stored voice, also a damaged one. Raises ApiError: 404 for an unknown one, 507 as `add`."""
+    def remove(self, name: str, built_in: Voices) -> None:
+        """Delete a stored voice, also a damaged one.
+
+        Raises ApiError: 404 for an unknown one, 409 for a built-in one, 507 as `add`.
+        """
+        if self.is_built_in(name, built_in):
+            raise ApiError(409, f"voice: {name} is built in and cannot be deleted", param="voice")
         self._present(name)
         with _disk():
             self._store.remove(name)

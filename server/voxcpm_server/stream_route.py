@@ -97,7 +97,7 @@ class _Speaker(JsonSocket):
             if asked.instructions and not served.takes_instructions:
                 ignored.append("instructions")
             service = self.service
-            voice = service.voices.named(asked.voice_name)
+            voice = service.voices.named(asked.voice_name, served.built_in_voices)
             given = bare.arguments(service.settings, served, service.settings.max_characters, voice)
             del given["text"], given["prompt_text"]
             rate = served.speeches.sample_rate

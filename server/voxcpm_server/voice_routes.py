@@ -27,7 +27,7 @@ _CONSENT = "consent"
 
 
 class VoiceDocument(BaseModel):
-    """A stored voice."""
+    """A stored or built-in voice."""
 
     id: str
     object: Literal["audio.voice"] = "audio.voice"
@@ -95,15 +95,19 @@ async def _made(
 
 @router.get("/audio/voices/{name}", responses=DOCUMENTED)
 async def show_voice(name: str, request: Request) -> VoiceDocument:
-    """A stored voice."""
+    """A stored voice, or a built-in one."""
     service = service_of(request)
-    return _document(await run_in_threadpool(service.voices.stored, name), service)
+    with await service.bundles.lease() as served:
+        voice = await run_in_threadpool(service.voices.shown, name, served.built_in_voices)
+    return _document(voice, service)
 
 
 @router.delete("/audio/voices/{name}", responses=DOCUMENTED)
 async def delete_voice(name: str, request: Request) -> dict[str, Any]:
     """Delete a stored voice."""
-    await run_in_threadpool(service_of(request).voices.remove, name)
+    service = service_of(request)
+    with await service.bundles.lease() as served:
+        await run_in_threadpool(service.voices.remove, name, served.built_in_voices)
     return {"id": name, "object": "audio.voice.deleted", "deleted": True}
 
 
@@ -119,11 +123,11 @@ async def preview_voice(
 ) -> Response:
     """A sentence in a voice or alias, as MP3; the same each time."""
     service = service_of(request)
-    voice = await run_in_threadpool(service.voices.named, name)
     given: dict[str, Any] = {"text": service.settings.preview_text, "seed": _PREVIEW_SEED}
-    if voice is not None:
-        given["voice"] = voice
     with await service.bundles.lease(model) as served:
+        voice = await run_in_threadpool(service.voices.named, name, served.built_in_voices)
+        if voice is not None:
+            given["voice"] = voice
         return await speak(request, served, given, Encoder("mp3", served.speeches.sample_rate))
 
 

@@ -138,7 +138,8 @@ class _Talk(Conversation):
             raise ApiError(400, "text_format: expected text")
 
         def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
-            voice, rate = self.service.voices.named(_voice_name(message)), served.speeches.sample_rate
+            voice = self.service.voices.named(_voice_name(message), served.built_in_voices)
+            rate = served.speeches.sample_rate
             return {} if voice is None else {"voice": voice}, Encoder("pcm", rate, rate)
 
         self._stream = await self.begun(None, wanted)
@@ -169,8 +170,8 @@ class _Talk(Conversation):
 
     async def _info(self) -> Event:
         about: dict[str, Any] = {"attribution": _ATTRIBUTION, "installed": True, "version": version(_NAME)}
-        names = await run_in_threadpool(self.service.voices.names)
         with await self.service.bundles.lease() as served:
+            names = await run_in_threadpool(self.service.voices.names, served.built_in_voices)
             languages = languages_of(served.tts.bundle.manifest)
         voices = [TtsVoice(name=n, description=n, languages=languages, **about) for n in names]
         program = TtsProgram(

@@ -309,10 +309,7 @@ def test_a_value_of_any_type_is_taken_or_refused_in_one_line(name: str, scene: S
             for call in ("VoxCPM.batch", "VoxCPM.speak_each")
             for entry, message in (
                 ({"cancel": 5}, "cancel must be a CancelToken, got 5"),
-                (
-                    {"voice": 5},
-                    "voice must be a Voice, the name of a stored one, or the path of its file, got 5",
-                ),
+                ({"voice": 5}, "voice must be a Voice, its name, or the path of its file, got 5"),
                 ({"control": 5}, "control must be a str, got 5"),
                 ({"prompt_wav_path": b"x", "prompt_text": 5}, "prompt_text must be a str, got 5"),
             )

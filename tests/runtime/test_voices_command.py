@@ -61,7 +61,7 @@ def test_a_voice_is_added_listed_shown_used_and_removed(speaking, folder, capsys
 
     assert run(capsys, "voices", "remove", "ada")[0] == 0
     assert not list((folder / "voices").iterdir())
-    assert run(capsys, "voices", "list")[:2] == (0, "")
+    assert "ada" not in run(capsys, "voices", "list")[1]
 
 
 def test_a_batch_takes_voices_by_line_and_for_all(speaking, batch, folder, capsys):
@@ -86,7 +86,7 @@ def test_a_batch_takes_voices_by_line_and_for_all(speaking, batch, folder, capsy
 
     assert code == 1
     assert "line 5: a voice takes the place of prompt and reference" in err
-    assert "line 6: no voice eve (there are: ada, bob)" in err
+    assert "line 6: no voice eve (there are: ada, bob, alloy" in err
     tts = VoxCPM.from_bundle(speaking)
     recordings = {
         "all": ("prompt.wav", "so it is "),
@@ -111,9 +111,9 @@ def test_a_batch_takes_voices_by_line_and_for_all(speaking, batch, folder, capsy
             "--prompt needs --prompt-text or --prompt-file",
         ),
         (("voices", "add", "eve", "BUNDLE", "--prompt", "no.wav", "--prompt-text", "a"), "no such file"),
-        (("voices", "show", "eve"), "no voice eve (there are: ada)"),
-        (("voices", "remove", "eve"), "no voice eve (there are: ada)"),
-        (("generate", "BUNDLE", "-t", "a", "-v", "eve"), "no voice eve (there are: ada)"),
+        (("voices", "show", "eve"), "no voice eve (there are: ada, alloy"),
+        (("voices", "remove", "eve"), "no voice eve (there are: ada, alloy"),
+        (("generate", "BUNDLE", "-t", "a", "-v", "eve"), "no voice eve (there are: ada, alloy"),
         (("generate", "BUNDLE", "-t", "a", "-v", "eve.voice"), "voice eve.voice: no such file"),
         (("generate", "BUNDLE", "-t", "a", "-v", "ada", *ADD), "a voice takes the place of"),
         (("design", "BUNDLE", "-t", "a", "-v", "ada"), "takes no recording, got --voice"),

@@ -19,6 +19,7 @@ from heard_words import SEED
 from server_on_loopback import ServerOnLoopback
 from voxcpm_constants.step_models import LOCDIT_STEP
 from voxcpm_runtime import VoxCPM
+from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 TEXT = "Hello there, this is a test of the server."
@@ -40,9 +41,9 @@ def patient_httpx() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tts(speaking_bundle: Path) -> Iterator[VoxCPM]:
+def tts() -> Iterator[VoxCPM]:
     """The built-in voice."""
-    with VoxCPM.from_bundle(speaking_bundle, precision="int8") as opened:
+    with VoxCPM.from_bundle(DEFAULT_BUNDLE) as opened:
         yield opened
 
 
@@ -78,9 +79,7 @@ def client(server: ServerOnLoopback) -> openai.OpenAI:
 
 
 @pytest.fixture
-def started(
-    speaking_bundle: Path, tmp_path: Path
-) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+def started(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
     """started(*options, before=""): the process of a server that answers, and its URL.
 
     Its voices and jobs are in folders of the test. before: Python that the process begins with.
@@ -95,7 +94,6 @@ def started(
                     "-c",
                     before + PROGRAM,
                     "serve",
-                    str(speaking_bundle),
                     "--port",
                     "0",
                     *folders,

@@ -30,7 +30,7 @@ LONG = "one two three four five six seven eight nine ten, and on we go. "
 
 @contextlib.contextmanager
 def socket_to(
-    server: Any, voice: str = "alloy", query: str = "", **options: Any
+    server: Any, voice: str = "default", query: str = "", **options: Any
 ) -> Iterator[ClientConnection]:
     url = f"{server.url.replace('http', 'ws')}/v1/text-to-speech/{voice}/multi-stream-input?{query}"
     with connect(url, max_size=None, close_timeout=5, **options) as connection:

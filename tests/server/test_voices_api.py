@@ -16,6 +16,7 @@ import soundfile
 
 from voxcpm_runtime import InputError, Voice, VoiceStore, pcm16
 from voxcpm_server.errors import ApiError
+from voxcpm_server.settings import OPENAI_VOICES
 from voxcpm_server.stored_voices import StoredVoices, read_aliases
 
 TRANSCRIPT = "Hello there, this is a test of the server."
@@ -48,7 +49,9 @@ def test_the_life_of_a_voice(serve: Callable[..., Any], recording: bytes, tts: A
     assert made.json()["consent"] is True
     assert made.json()["prompt_seconds"] == pytest.approx(2.4, abs=0.2)
     assert httpx2.get(f"{voices}/ada").json() == made.json()
-    assert {"id": "ada", "name": "ada", "stored": True} in httpx2.get(voices).json()["voices"]
+    assert {"id": "ada", "name": "ada", "stored": True, "built_in": False} in httpx2.get(voices).json()[
+        "voices"
+    ]
 
     stored = Voice.load(tmp_path / "voices" / "ada.voice")
     assert stored.header.provenance["consent"] == "stated"
@@ -159,9 +162,50 @@ def test_aliases_are_names_of_stored_voices(
         return httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": voice}, timeout=60)
 
     assert said("alloy").content == said("ada").content
-    assert said("narrator").content == said("default").content == said("echo").content
+    assert said("narrator").content == said("default").content
     assert said("alloy").content != said("echo").content
     assert said("lost").status_code == 404
+
+
+def test_openais_names_are_thirteen_different_built_in_voices(serve: Callable[..., Any], tts: Any) -> None:
+    running = serve()
+
+    def said(voice: str) -> np.ndarray:
+        answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": voice}, timeout=60)
+        return np.frombuffer(answer.content, "<i2")
+
+    assert set(OPENAI_VOICES.values()) == set(tts.built_in_voices)
+    assert len(OPENAI_VOICES) == len(set(OPENAI_VOICES.values())) == 13
+    for name, meant in (("nova", "river"), ("onyx", "michael")):
+        expected = pcm16(tts.generate("Hello.", voice=meant, seed=5, retry_badcase=False))
+        assert np.array_equal(said(name), expected)
+        assert np.array_equal(said(meant), expected)
+
+
+def test_a_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
+    serve: Callable[..., Any], recording: bytes
+) -> None:
+    running = serve()
+    voices = f"{running.url}/v1/audio/voices"
+
+    def listed() -> dict[str, Any]:
+        (found,) = [voice for voice in httpx2.get(voices).json()["voices"] if voice["id"] == "heart"]
+        return dict(found)
+
+    assert listed() == {"id": "heart", "name": "heart", "stored": False, "built_in": True}
+    assert httpx2.get(f"{voices}/heart").json()["prompt_seconds"] > 4
+    assert httpx2.get(f"{voices}/heart/preview", timeout=60).status_code == 200
+    answer = httpx2.delete(f"{voices}/heart")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        409,
+        "voice: heart is built in and cannot be deleted",
+    )
+
+    assert upload(running.url, recording, name="heart").status_code == 201
+    assert listed() == {"id": "heart", "name": "heart", "stored": True, "built_in": False}
+    assert httpx2.get(f"{voices}/heart").json()["prompt_seconds"] < 4
+    assert httpx2.delete(f"{voices}/heart").status_code == 200
+    assert listed()["built_in"] is True
 
 
 def refused(answer: httpx2.Response, folder: Path) -> tuple[int, str]:

@@ -83,3 +83,15 @@ def test_instructions_a_reference_and_a_voice_of_one_are_those_of_the_runtime(
     np.testing.assert_array_equal(
         said(running, second, instructions="warm, slow", reference_audio=encoded), both
     )
+
+
+def test_built_in_voices_are_not_offered_with_another_bundle(
+    running: ServerOnLoopback, second: VoxCPM
+) -> None:
+    voices = httpx2.get(f"{running.url}/v1/audio/voices").json()["voices"]
+
+    assert "heart" not in [voice["id"] for voice in voices]
+    assert not any(voice["built_in"] for voice in voices)
+    assert np.array_equal(said(running, second, voice="onyx"), spoken(second))
+    unknown = {"model": "tts-1", "input": TEXT, "voice": "heart"}
+    assert httpx2.post(f"{running.url}/v1/audio/speech", json=unknown).status_code == 404

@@ -124,7 +124,7 @@ def test_languages_are_those_of_the_checkpoint_or_of_its_generation(
 
 @pytest.mark.usefixtures("seeded")
 def test_it_speaks_a_text(server: Any, tts: VoxCPM) -> None:
-    start, *chunks, stop = exchanged(server, Synthesize(SAID, voice=SynthesizeVoice(name="alloy")))
+    start, *chunks, stop = exchanged(server, Synthesize(SAID, voice=SynthesizeVoice(name="default")))
     assert AudioStart.from_event(start).rate == tts.sample_rate
     assert AudioStop.is_type(stop.type)
     pcm = pcm_of(chunks)

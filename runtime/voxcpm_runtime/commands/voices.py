@@ -13,6 +13,7 @@ from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, Engine, Quiet, RecordingArguments
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.storage.whole_file import refuse_inputs
+from voxcpm_runtime.voices.built_in import built_in_voices
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Voice
@@ -59,12 +60,14 @@ def add(
 
 @voices.command("list")
 def list_voices() -> None:
-    """List all voices, a line each."""
+    """List all voices, a line each: your own, then the built-in ones."""
     store = VoiceStore()
-    for name in store.names():
+    own = store.names()
+    for name in own:
         typer.echo(f"{name}: {_what(store, name)}")
-    if not store.names():
-        typer.echo(f"no voices in {store.folder}", err=True)
+    for name, voice in built_in_voices().items():
+        if name not in own:
+            typer.echo(f"{name}: built in; {_described(voice)}")
 
 
 @voices.command("show")
@@ -72,7 +75,7 @@ def show(name: _Name) -> None:
     """Show what a voice is, as JSON."""
     voice = VoiceStore().load(name)
     latents = {"prompt_patches": voice.prompt_patches, "reference_patches": voice.reference_patches}
-    document = {"path": str(voice.path), **voice.header.model_dump(mode="json"), **latents}
+    document = {"path": voice.path and str(voice.path), **voice.header.model_dump(mode="json"), **latents}
     typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
 
 

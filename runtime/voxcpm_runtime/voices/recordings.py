@@ -29,7 +29,7 @@ LEAST_PEAK = 0.001
 """The least peak of a recording, linear: 33 steps of 16 bits. Below it there is no speech to take a voice from."""
 
 VoiceSource = Voice | str | Path
-"""A voice, the name of a stored one, or the path of a voice's file."""
+"""A voice, its name among the stored and the built-in ones, or the path of its file."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class Recordings:
         return recordings
 
     def in_voice(self, source: VoiceSource | None) -> Recordings:
-        """This with a voice, if one is given. A string is a name or a path, as in `VoiceStore.load`; a Path is a path.
+        """This with a voice, if one is given: a Voice, a name that `VoiceStore.load` takes, or a path.
 
-        Raises InputError for both kinds, for a voice that does not exist, and for a file that is not a voice.
+        Raises InputError for both kinds, for an unknown name, and for a file that is no voice.
         """
         if source is None:
             return self
         if not isinstance(source, Voice | str | os.PathLike):
-            raise wrong_type(source, "voice", "a Voice, the name of a stored one, or the path of its file")
+            raise wrong_type(source, "voice", "a Voice, its name, or the path of its file")
         if isinstance(source, str):
             source = VoiceStore().load(source)
         return replace(self, voice=source if isinstance(source, Voice) else Voice.load(source))

@@ -1,4 +1,4 @@
-"""The user's own voices by name: one file for each, in one folder."""
+"""The user's own voices by name: one file for each, in one folder. Behind them stand the built-in ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.user_folders import voices_folder
 from voxcpm_runtime.argument_types import instance, path_argument, switch, text_argument
 from voxcpm_runtime.storage.whole_file import make_folder, remove_leftovers
+from voxcpm_runtime.voices.built_in import built_in_voices
 from voxcpm_runtime.voices.prefix_cache import PREFIX_NAME, prefix_files
 from voxcpm_runtime.voices.voice import SUFFIX, Voice
 
@@ -28,7 +29,7 @@ class VoiceStore:
 
     @system_errors_as(InputError)
     def names(self) -> list[str]:
-        """The names of all voices, sorted; none without a folder. Raises InputError for one that cannot be read."""
+        """The names of the user's voices, sorted; none without a folder. Raises InputError if it cannot be read."""
         try:
             # Not glob, to which a folder that cannot be read is empty.
             return sorted(path.stem for path in self.folder.iterdir() if path.suffix == SUFFIX)
@@ -61,21 +62,27 @@ class VoiceStore:
 
     @system_errors_as(InputError)
     def load(self, name: str) -> Voice:
-        """The voice of that name, or from the file of that path. Raises InputError, listing the voices that exist."""
+        """The voice of that name, or from the file of that path. A user's voice hides a built-in one of its name.
+
+        Raises InputError, listing the voices that exist.
+        """
         path = self.located(name)
-        if not path.is_file() and not _is_path(name):
-            present = ", ".join(self.names()) or "none"
-            raise InputError(
-                f"no voice {name} (there are: {present}); make one with `voxcpm-coreml voices add`"
-            )
-        return Voice.load(path)
+        if path.is_file() or _is_path(name):
+            return Voice.load(path)
+        if name in built_in_voices():
+            return built_in_voices()[name]
+        present = ", ".join(dict.fromkeys([*self.names(), *built_in_voices()]))
+        raise InputError(f"no voice {name} (there are: {present}); make one with `voxcpm-coreml voices add`")
 
     @system_errors_as(InputError)
     def remove(self, name: str) -> None:
-        """Delete a voice and its saved prefixes. Raises InputError for a voice that does not exist."""
+        """Delete a voice and its saved prefixes. Raises InputError for a voice that does not exist or is built in."""
         path = self.path(name)
         if not path.is_file():
             self.load(name)
+            raise InputError(
+                f"voice {name} is built in and cannot be removed; a voice of yours with that name takes its place"
+            )
         _forget_prefixes(path)
         path.unlink()
 

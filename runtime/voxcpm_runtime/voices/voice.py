@@ -151,7 +151,7 @@ class Voice:
             raise InputError(
                 f"voice {self.name} was made for another AudioVAE ({self.header.generation}, "
                 f"{self.header.sample_rate} Hz) than this bundle's ({a.generation}, {a.input_sample_rate} Hz); "
-                "make it again from its recording"
+                "make it again from its recording, or use another voice"
             )
         if self.reference is not None:
             require_references(a, "a reference voice", "use a voice with a prompt")

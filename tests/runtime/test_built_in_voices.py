@@ -1,0 +1,108 @@
+"""The voices that come with the built-in voice, on every way that takes a voice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_runtime import InputError, Voice, VoiceStore, VoxCPM, pcm16
+from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
+from voxcpm_runtime.commands import cli
+from voxcpm_runtime.voices.built_in import FOLDER, built_in_voices
+
+TEXT, SEED = "Hello.", 3
+
+
+@pytest.fixture(scope="module")
+def tts() -> Iterator[VoxCPM]:
+    with VoxCPM.from_bundle(DEFAULT_BUNDLE) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, and an empty store of the user's voices."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VOXCPM_COREML_VOICES", str(tmp_path / "voices"))
+    return tmp_path
+
+
+def test_there_are_thirteen_whose_provenance_and_licence_are_stated(tts: VoxCPM) -> None:
+    stated = (FOLDER / "README.md").read_text(encoding="utf-8")
+
+    assert len(built_in_voices()) == 13
+    for name, voice in built_in_voices().items():
+        voice.check(tts.bundle.architecture)
+        assert voice.name == name
+        assert name in stated
+        assert "Kokoro-82M" in voice.header.provenance["speaker"]
+        assert voice.header.provenance["licence"] == "Apache-2.0"
+
+
+def test_every_way_speaks_with_it_by_its_name(tts: VoxCPM, folder: Path) -> None:
+    copied = shutil.copy(FOLDER / "heart.voice", folder / "mine.voice")
+    expected = pcm16(tts.generate(TEXT, voice=Voice.load(copied), seed=SEED))
+
+    assert np.array_equal(pcm16(tts.generate(TEXT, voice="heart", seed=SEED)), expected)
+    assert not np.array_equal(pcm16(tts.generate(TEXT, voice="michael", seed=SEED)), expected)
+    with tts.session(voice="heart", seed=SEED) as session:
+        session.push_text(TEXT)
+        session.flush()
+        assert np.array_equal(np.concatenate([chunk.pcm for chunk in session]), expected)
+    given = ["--voice", "heart", "--seed", str(SEED), "--quiet"]
+    assert cli.main(["generate", "--text", TEXT, *given, "-o", "one.wav"]) == 0
+    (folder / "lines.jsonl").write_text(
+        json.dumps({"text": TEXT, "voice": "heart", "seed": SEED, "output": "two.wav"})
+    )
+    assert cli.main(["batch", "lines.jsonl", "--output-dir", ".", "--quiet"]) == 0
+    for name in ("one.wav", "two.wav"):
+        assert np.array_equal(soundfile.read(name, dtype="int16")[0], expected)
+    # Nothing was cached beside the installed files.
+    assert not list(FOLDER.glob("*.prefix"))
+
+
+def test_the_users_own_voice_of_the_same_name_comes_first(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = VoiceStore()
+    built_in = store.load("heart")
+    michael = Voice.load(FOLDER / "michael.voice").save(folder / "mine.voice")
+    own = Voice(michael.header.model_copy(update={"name": "heart"}), michael.prompt)
+
+    assert cli.main(["voices", "list"]) == 0
+    before = capsys.readouterr().out
+    assert "heart: built in; voxcpm, 24000 Hz" in before
+    assert len(before.splitlines()) == 13
+    store.add(own)
+    assert cli.main(["voices", "list"]) == 0
+    after = capsys.readouterr().out
+    assert after.startswith("heart: voxcpm")
+    assert len(after.splitlines()) == 13
+    assert store.load("heart") == own != built_in
+
+    store.remove("heart")
+    assert store.load("heart") == built_in
+
+
+def test_a_built_in_voice_cannot_be_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["voices", "remove", "heart"]) == 2
+
+    said = capsys.readouterr().err
+    assert said == (
+        "error: voice heart is built in and cannot be removed; a voice of yours with that name takes its place\n"
+    )
+    assert (FOLDER / "heart.voice").is_file()
+
+
+def test_it_is_not_offered_with_another_audio_vae(speaking: Callable[..., str]) -> None:
+    other = VoxCPM.from_bundle(speaking)
+
+    assert other.built_in_voices == {}
+    with pytest.raises(InputError, match="voice heart was made for another AudioVAE"):
+        other.generate(TEXT, voice="heart")
