@@ -226,7 +226,6 @@ def workplace(
     (tmp_path / "lines.jsonl").write_text("\n".join(shown), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VOXCPM_COREML_VOICES", str(tmp_path / "voices"))
-    monkeypatch.setattr("voxcpm_runtime.bundle.opening.DEFAULT_BUNDLE", tiny_bundle)
     monkeypatch.setattr("voxcpm_runtime.upstream_names.pretrained_bundle", lambda *_: tiny_bundle)
     open_bundle = VoxCPM.from_bundle.__func__
 

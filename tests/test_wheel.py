@@ -1,4 +1,7 @@
-"""The wheel of `make wheel`, in an environment of its own: it speaks without PyTorch and without a network."""
+"""The first sound: the wheel of `make wheel`, in an environment of its own, speaks offline and without PyTorch.
+
+An unpacked source archive makes the same wheel.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ from pathlib import Path
 import pytest
 import soundfile
 
+from voxcpm_constants.manifest import Manifest
+from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
+
 pytestmark = pytest.mark.wheel
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -20,8 +26,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # target is 1 s; measured were 0.9 to 1.1 s.
 MOST_SECONDS = 1.3
 NUMPY_SECONDS = 0.13
-# The first call reads the bundle's files from the disk.
-FIRST = 2.0
+# The first call on a machine lowers the step models, and reads the bundle's files from the disk. Promised is a minute.
+FIRST_SECONDS = 20.0
+CONVERTS_ONLY = ("torch", "coremltools", "sympy", "scipy")
+"""Packages that a speaking installation has no use for; coremltools and sympy come along on a Mac."""
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +62,15 @@ def offline(cache: Path) -> tuple[list[str], dict[str, str]]:
     return [], variables
 
 
-def test_the_wheel_carries_the_voice_once(wheel: Path) -> None:
+def test_the_wheel_carries_the_voice_and_not_its_checkpoint(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert len(names) == len(set(names))
-    weights = [name for name in names if name.endswith("weight.bin")]
-    assert weights
-    assert all(name.startswith("voxcpm_runtime/default_bundle/int8/") for name in weights)
-    assert "voxcpm_runtime/default_bundle/manifest.json" in names
-    # The checkpoint's own weights stay in the checkout; its model card travels along.
+    bundle = DEFAULT_BUNDLE.relative_to(REPOSITORY / "runtime")
+    assert {f"{bundle}/{name}" for name in ("manifest.json", *Manifest.read(DEFAULT_BUNDLE).files)} <= {
+        *names
+    }
+    assert len([name for name in names if name.endswith(".voice")]) == 13
     assert not [
-        name for name in names if name.startswith("voxcpm_conversion/") and name.endswith(".safetensors")
+        name for name in names if name.endswith(".safetensors") and "default_bundle/vectors" not in name
     ]
     assert "voxcpm_conversion/default_checkpoint/README.md" in names
     assert {"index.html", "style.css", "main.js"} <= {
@@ -71,9 +78,34 @@ def test_the_wheel_carries_the_voice_once(wheel: Path) -> None:
     }
 
 
+def test_an_unpacked_source_archive_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "install", "--target", tmp_path / "hatchling", "hatchling"], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "hatchling")},
+        cwd=REPOSITORY,
+        check=True,
+    )
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "unpacked")
+    (source,) = (tmp_path / "unpacked").iterdir()
+
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, source], check=True)
+
+    made, expected = (zipfile.ZipFile(path) for path in (next(tmp_path.glob("*.whl")), wheel))
+    assert {entry.filename: entry.CRC for entry in made.infolist()} == {
+        entry.filename: entry.CRC for entry in expected.infolist()
+    }
+
+
 def test_it_speaks_at_once_without_pytorch_and_without_a_network(environment: Path, tmp_path: Path) -> None:
-    missing = subprocess.run([environment / "python", "-c", "import torch"], capture_output=True, check=False)
-    assert missing.returncode != 0
+    if sys.platform != "darwin":
+        found = f"from importlib.util import find_spec; print([n for n in {CONVERTS_ONLY} if find_spec(n)])"
+        listed = subprocess.run(
+            [environment / "python", "-c", found], capture_output=True, text=True, check=True
+        )
+        assert listed.stdout == "[]\n"
     before, variables = offline(tmp_path / "cache")
     taken, numpy_taken = [], []
     for call in range(6):
@@ -98,11 +130,9 @@ def test_it_speaks_at_once_without_pytorch_and_without_a_network(environment: Pa
         assert ran.returncode == 0, ran.stderr
         assert ran.stderr == ""
         assert soundfile.info(output).duration > 0.3
-    # Nothing was lowered: the graphs came in the wheel.
-    assert not (tmp_path / "cache" / "lowered").exists()
     slower = max(1.0, min(numpy_taken) / NUMPY_SECONDS)
     sys.stdout.write(
         f"first {taken[0]:.2f} s, best other {min(taken[1:]):.2f} s, numpy {min(numpy_taken):.3f} s\n"
     )
     assert min(taken[1:]) < MOST_SECONDS * slower, (taken, numpy_taken)
-    assert taken[0] < FIRST * MOST_SECONDS * slower, (taken, numpy_taken)
+    assert taken[0] < FIRST_SECONDS, (taken, numpy_taken)

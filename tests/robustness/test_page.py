@@ -67,7 +67,7 @@ def test_damage() -> None:
         found.setdefault(scene, {})[kind.partition(":")[0]] = (int(without), int(matching))
 
     assert found == DAMAGE
-    assert sum(sum(both) for kinds in DAMAGE.values() for both in kinds.values()) == 1900
+    assert sum(sum(both) for kinds in DAMAGE.values() for both in kinds.values()) == 2000
 
 
 def test_hostile_content() -> None:

@@ -138,7 +138,7 @@ def test_a_wav_begins_with_its_header_at_any_speed(client: openai.OpenAI, euler_
 def test_events_carry_the_same_audio(client: openai.OpenAI, spoken: Any) -> None:
     with client.audio.speech.with_streaming_response.create(
         model="gpt-4o-mini-tts",
-        voice="coral",
+        voice="default",
         input=TEXT,
         response_format="pcm",
         stream_format="sse",

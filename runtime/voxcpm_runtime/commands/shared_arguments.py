@@ -19,6 +19,7 @@ from voxcpm_runtime.bundle.pretrained import Pretrained
 from voxcpm_runtime.options import WITH_REFERENCE, Option, checked_options
 from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voices.recordings import Recordings
+from voxcpm_runtime.voices.store import VoiceStore
 
 _engine = functools.partial(typer.Option, rich_help_panel="Bundle and machine")
 
