@@ -28,7 +28,7 @@ from voxcpm_server.encoding import GREATEST_RATE, LEAST_RATE
 from voxcpm_server.errors import CLIENT_GONE, ApiError
 from voxcpm_server.recordings import decoded_base64, decoded_recording
 from voxcpm_server.served_bundles import Served
-from voxcpm_server.settings import DEFAULT_VOICE, Settings
+from voxcpm_server.settings import DEFAULT_VOICE, OPENAI_VOICES, Settings
 
 LEAST_SPEED, GREATEST_SPEED = 0.25, 4.0
 RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_wav_path"}
@@ -149,7 +149,9 @@ class SpeechRequest(BaseModel):
             given[RECORDINGS[field]] = decoded_recording(content, field, settings.max_recording_seconds)
         if self.instructions and served.takes_instructions:
             given["control"] = self.instructions
-        return given if voice is None else {**given, "voice": voice}
+        # OpenAI's clients must name a voice: a recording takes the place of one of theirs.
+        is_replaced = self.voice_name in OPENAI_VOICES and not given.keys().isdisjoint(RECORDINGS.values())
+        return given if voice is None or is_replaced else {**given, "voice": voice}
 
 
 async def speech_request(request: Request) -> SpeechRequest:

@@ -239,7 +239,7 @@ def test_options_and_recordings_reach_the_runtime(client: openai.OpenAI, tts: An
 
     pcm = client.audio.speech.create(
         model="tts-1",
-        voice="default",
+        voice="alloy",
         input="And this.",
         response_format="pcm",
         extra_body={
