@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from never_skipped import pytest_runtest_makereport  # noqa: F401 - a hook, which pytest finds by its name
+from voxcpm_constants import macos
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
@@ -39,13 +40,24 @@ def pytest_configure() -> None:
 
 
 MODULES = pytest.StashKey[int]()
+NO_CORE_ML = Path(__file__).with_name("no_core_ml")
+SYSTEM_VERSION_FILE = macos.SYSTEM_VERSION_FILE
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Keep the garbage collector from looking through modules that stay loaded.
+    """On a Mac, run what is not marked `coreml` as on Linux: on the portable executor, in child processes, too.
 
-    coremltools collects with every conversion, however small: half a second for torch and all that comes with it.
+    And keep the garbage collector from looking through modules that stay loaded. coremltools collects with every
+    conversion, however small: half a second for torch and all that comes with it.
     """
+    on_core_ml = item.get_closest_marker("coreml") is not None
+    if SYSTEM_VERSION_FILE.exists():
+        hidden = NO_CORE_ML / SYSTEM_VERSION_FILE.name
+        macos.SYSTEM_VERSION_FILE = SYSTEM_VERSION_FILE if on_core_ml else hidden
+        others = [
+            p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p not in ("", str(NO_CORE_ML))
+        ]
+        os.environ["PYTHONPATH"] = os.pathsep.join(others if on_core_ml else [str(NO_CORE_ML), *others])
     if item.config.stash.get(MODULES, 0) != len(sys.modules):
         item.config.stash[MODULES] = len(sys.modules)
         gc.collect()

@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import json
 import os
+import plistlib
 import re
 import runpy
 import shlex
@@ -115,6 +116,21 @@ def test_a_group_without_what_it_needs_fails_in_continuous_integration(
     )
     assert (done.returncode, told in done.stdout) == (code, True), done.stdout + done.stderr
     assert not ci or "needs the extra ray" in done.stdout
+
+
+def test_on_a_mac_what_is_not_of_core_ml_runs_on_the_portable_executor(tmp_path: Path) -> None:
+    """A file of tests that speak, as pytest itself runs it on macOS 15.5."""
+    version = tmp_path / "SystemVersion.plist"
+    version.write_bytes(plistlib.dumps({"ProductVersion": "15.5", "ProductBuildVersion": "24F74"}))
+    tests = ["tests/runtime/test_built_in_voices.py", "-n", "0", "-k", "provenance", "--basetemp", str(tmp_path / "runs")]
+    program = (
+        "import sys, pytest; from pathlib import Path; from voxcpm_constants import macos; "
+        f"macos.SYSTEM_VERSION_FILE = Path({str(version)!r}); sys.exit(pytest.main({tests!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

@@ -184,7 +184,7 @@ def test_no_such_bundle(tmp_path, monkeypatch, capsys):
 
 def test_core_ml_off_the_mac(bundle_folder, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("voxcpm_constants.macos.SYSTEM_VERSION_FILE", tmp_path / "none")
 
     assert cli.main(["generate", str(bundle_folder), "--text", "a", "--backend", "coreml"]) == 2
     assert "backend coreml needs macOS" in capsys.readouterr().err
