@@ -1,6 +1,6 @@
 // Long texts that the server speaks by itself: submitted, watched, saved, deleted.
 
-import { ask, part } from "./server.js";
+import { ask, part, sentence } from "./server.js";
 import { save } from "./wav.js";
 
 const PATH = "v1/audio/jobs";
@@ -53,7 +53,7 @@ export class Jobs {
 
   async #submit() {
     await ask(PATH, { json: this.#page.request() });
-    this.#page.say("The job is submitted.");
+    this.#page.say("Job submitted.");
     await this.list();
   }
 
@@ -67,7 +67,7 @@ export class Jobs {
     await ask(`${PATH}/${part(id)}`, { method: "DELETE" });
     await this.list();
     element("submit-job").focus();
-    this.#page.say("The job is deleted.");
+    this.#page.say("Job deleted.");
   }
 
   #entry(id) {
@@ -92,17 +92,17 @@ function show(entry, job) {
   const line = `${new Date(job.created_at * 1000).toLocaleString()} · ${job.characters.toLocaleString("en")} characters · ${told(job)}`;
   if (entry.line.textContent !== line) entry.line.textContent = line;
   entry.bar.hidden = job.state !== "running";
-  // Without a value it says that it works, and nothing more.
+  // Without a value the bar shows activity only.
   if (job.segments > 1) Object.assign(entry.bar, { max: job.segments, value: job.segments_done });
   entry.download.disabled = job.state !== "done";
 }
 
 function told({ state, error, audio_seconds: seconds, remaining_seconds: left }) {
-  if (state === "failed" || state === "waiting") return error?.message ?? state;
+  if (state === "failed" || state === "waiting") return error ? sentence(error.message) : state;
   if (state === "queued") return "waiting";
   const spoken = `${seconds.toFixed(1)} s of speech`;
   if (state === "done") return spoken;
-  return left === null ? `${spoken} so far` : `${spoken} so far, about ${Math.ceil(left)} s of work left`;
+  return left === null ? `${spoken} so far` : `${spoken} so far, about ${Math.ceil(left)} s left`;
 }
 
 function button(text, act) {

@@ -11,6 +11,10 @@ import { save, wavOf } from "./wav.js";
 import { Waveform } from "./waveform.js";
 
 const SKIP_SECONDS = 1;
+const SAMPLE_TEXT = "Welcome! Whatever you write here is spoken by this server. Change the text, choose a voice, and press Speak.";
+const NEED_A_KEY = ["speak-button", "preview", "new-voice", "submit-job"];
+const DELAY_STEP_SECONDS = 5;
+const VISITED = "voxcpm-coreml-visited";
 // A rate to begin with where the model's own is not known yet.
 const USUAL_RATE = 44_100;
 const element = (id) => document.getElementById(id);
@@ -35,17 +39,23 @@ const waveform = new Waveform(element("waveform"), () => ({
 /** What the form asks for, in the format that it names. */
 const request = () => ({ ...settings.request, response_format: settings.format });
 
+/** Whether the server asks for a key that this tab does not have. */
+const isLocked = () => about.needs_key && !key.get();
+
 function say(line) {
-  element("status").textContent = line;
+  if (element("status").textContent !== line) element("status").textContent = line;
 }
 
-/** Does some work and shows the one line of its error. What is not done for the user keeps the line that is there. */
+/** Does some work and shows the one line of its error. Work in the background keeps the line that is there. */
 async function attempt(work, { unasked = false } = {}) {
   if (!unasked) element("error").hidden = true;
   try {
     await work();
   } catch (error) {
-    if (error instanceof Refusal && error.status === 401) askForKey();
+    if (error instanceof Refusal && error.status === 401) {
+      refuseKey();
+      return;
+    }
     element("error").textContent = error.message;
     element("error").hidden = false;
     element("error").scrollIntoView({ block: "nearest" });
@@ -66,8 +76,14 @@ function sure(question) {
   });
 }
 
-function askForKey() {
-  element("access").hidden = false;
+/** Forgets a key that the server does not accept, and asks for another. */
+function refuseKey() {
+  const wrong = key.get() !== "";
+  about.needs_key = true;
+  key.set("");
+  element("key").ariaInvalid = String(wrong);
+  element("key-error").textContent = wrong ? "This key is not one of the server's." : "";
+  show();
   element("key").focus();
 }
 
@@ -82,11 +98,11 @@ async function speak() {
   try {
     await attempt(() =>
       mine.read(
-        (rate) => speech === mine && player.open(rate),
+        (rate) => speech === mine && player.open(rate, (sample) => mine.delay(sample)),
         (piece) => {
           if (speech !== mine) return;
-          if (mine.samples === piece.length) say("Speaking");
           player.push(piece);
+          say(progressLine(player.delay));
           waveform.push(piece);
           show();
         },
@@ -96,13 +112,20 @@ async function speak() {
     if (speech === mine) {
       busy = false;
       player.complete();
-      say(mine.samples ? `${mine.seconds.toFixed(1)} s of speech${mine.whole ? "" : ", not all of it"}.` : "");
+      say(mine.samples ? `${mine.seconds.toFixed(1)} s of speech${mine.whole ? "" : ", incomplete"}.` : "");
       waveform.draw();
       show();
     }
   }
   // By now its bundle is loaded, and the server knows more of it.
-  if (settings.model.sample_rate === null && mine.whole) await attempt(async () => (settings.about = await told()));
+  if (settings.model.sample_rate === null && mine.whole) await attempt(async () => (settings.about = await fetchAbout()));
+}
+
+/** delay: seconds until playback. In steps, so that a screen reader does not count them all. */
+function progressLine(delay) {
+  if (delay < 1 || delay === Infinity) return "Speaking";
+  const seconds = Math.ceil(delay / DELAY_STEP_SECONDS) * DELAY_STEP_SECONDS;
+  return `This server is slower than real time; playback starts in about ${seconds} s.`;
 }
 
 function stop() {
@@ -130,6 +153,8 @@ async function download() {
 /** Brings every control and figure up to date. */
 function show() {
   const samples = speech?.samples ?? 0;
+  element("access").hidden = !isLocked();
+  for (const id of NEED_A_KEY) element(id).disabled = isLocked();
   const button = element("speak-button");
   button.classList.toggle("busy", busy);
   button.lastElementChild.textContent = busy ? "Stop" : "Speak";
@@ -154,7 +179,7 @@ function showPosition() {
   slider.ariaDisabled = String(!total);
   slider.ariaValueMax = total.toFixed(1);
   slider.ariaValueNow = now.toFixed(1);
-  slider.ariaValueText = total ? `${now.toFixed(1)} of ${total.toFixed(1)} seconds` : "nothing spoken yet";
+  slider.ariaValueText = total ? `${now.toFixed(1)} of ${total.toFixed(1)} seconds` : "No speech yet";
   element("clock").textContent = total ? `${now.toFixed(1)} of ${total.toFixed(1)} s` : "0.0 s";
 }
 
@@ -172,8 +197,12 @@ function seek(seconds) {
 
 function showPrograms() {
   const base = address("v1");
-  element("curl").textContent = curlOf(request(), base, about.needs_key);
-  element("python").textContent = pythonOf(request(), base, about.needs_key);
+  const asked = request();
+  // Without a text the server would refuse them.
+  if (!asked.input.trim()) asked.input = SAMPLE_TEXT;
+  element("curl").textContent = curlOf(asked, base, about.needs_key);
+  element("python").textContent = pythonOf(asked, base, about.needs_key);
+  element("key-variable").hidden = !about.needs_key;
 }
 
 async function copy(button, text) {
@@ -197,7 +226,7 @@ function wire() {
   element("text").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
-    if (!busy) element("speak").requestSubmit();
+    if (!busy && !isLocked()) element("speak").requestSubmit();
   });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !element("sure").open) stop();
@@ -232,42 +261,45 @@ function wire() {
   });
 }
 
-async function enter() {
+async function listAll() {
   await voices.list();
   await jobs.list();
-  showPrograms();
 }
 
-async function told() {
+async function fetchAbout() {
   return (await ask("v1/about")).json();
 }
 
 async function begin() {
-  about = await told();
+  about = await fetchAbout();
+  if (!localStorage.getItem(VISITED)) element("text").value ||= SAMPLE_TEXT;
+  localStorage.setItem(VISITED, "yes");
   settings = new Settings(about);
   const page = { attempt, say, sure, model: () => settings.model, request };
   voices = new Voices(about, page);
   jobs = new Jobs(about, page);
-  fill(element("voice"), [["default", "The model’s own"]]);
+  fill(element("voice"), [["default", "Default"]]);
   const { id, sample_rate: rate } = about.models[0];
   element("server-line").textContent = rate ? `${id} · ${rate / 1000} kHz` : id;
   element("access").addEventListener("submit", (event) => {
     event.preventDefault();
     key.set(element("key").value.trim());
     attempt(async () => {
-      await enter();
-      element("access").hidden = true;
+      await listAll();
       element("text").focus();
     });
   });
-  // Beside the text there is room for them.
+  // Wide windows have room for them next to the text.
   element("options").open = matchMedia("(min-width: 60rem)").matches;
+  // Phones have no such keys.
+  if (matchMedia("(pointer: coarse)").matches) element("text-hint").remove();
   wire();
   show();
   showPrograms();
   element("text").focus({ preventScroll: true });
-  if (about.needs_key && !key.get()) askForKey();
-  else await enter();
+  element("text").select();
+  if (isLocked()) element("key").focus();
+  else await listAll();
 }
 
 attempt(begin);

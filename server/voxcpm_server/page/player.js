@@ -2,9 +2,9 @@
 
 // Seconds between the decision to play and the first sample, so that the first one is not late.
 const LEAD = 0.03;
-// Seconds of speech to have before playing begins; doubled by each gap, so that slow speech has few long gaps, not many.
-const LEAST_CUSHION = 0.1;
-const MOST_CUSHION = 4;
+// Seconds of speech to buffer before playback begins; doubled by each gap, for a speed that varies.
+const MIN_BUFFER = 0.1;
+const MAX_BUFFER = 4;
 
 /** Fires "change" when it begins, pauses or reaches the end. */
 export class Player extends EventTarget {
@@ -17,13 +17,18 @@ export class Player extends EventTarget {
   #pieces = [];
   #sources = new Set();
   #complete = true;
-  #cushion = LEAST_CUSHION;
+  #delay = () => 0;
   // Samples that are played or scheduled, and the sample and time at which the present run of them began.
   #scheduled = 0;
   #run = null;
 
   get rate() {
     return this.#context?.sampleRate ?? 1;
+  }
+
+  /** Seconds until it plays; 0 or less if it plays or soon will. */
+  get delay() {
+    return this.#run ? 0 : this.#delay(this.#scheduled);
   }
 
   /** Where it is, in samples. */
@@ -33,9 +38,11 @@ export class Player extends EventTarget {
     return Math.min(this.#run.sample + passed, this.#scheduled);
   }
 
-  /** Gets ready to sound. Call it while a click or key is handled: browsers let nothing else begin to sound. */
+  /** Forgets the last speech. Call it while a click or key is handled: browsers let nothing else begin to sound. */
   prepare(rate) {
     this.pause();
+    this.#pieces = [];
+    this.samples = this.#scheduled = this.gaps = 0;
     if (this.#context?.sampleRate !== rate) {
       this.#context?.close();
       this.#context = new AudioContext({ sampleRate: rate });
@@ -43,12 +50,10 @@ export class Player extends EventTarget {
     this.#context.resume();
   }
 
-  /** Begins a new speech of that many samples a second. */
-  open(rate) {
+  /** Begins a new speech. rate: samples a second. delay(sample): seconds to wait before playing on from there. */
+  open(rate, delay) {
     this.prepare(rate);
-    this.#pieces = [];
-    this.samples = this.#scheduled = this.gaps = 0;
-    this.#cushion = LEAST_CUSHION;
+    this.#delay = delay;
     this.#complete = false;
     this.playFrom(0);
   }
@@ -103,10 +108,10 @@ export class Player extends EventTarget {
     if (!this.#run || due < now) {
       if (this.#run) {
         this.gaps += 1;
-        this.#cushion = Math.min(2 * this.#cushion, MOST_CUSHION);
         this.#run = null;
       }
-      if (!this.#complete && waiting / this.rate < this.#cushion) return;
+      const buffer = Math.min(MIN_BUFFER * 2 ** this.gaps, MAX_BUFFER);
+      if (!this.#complete && (waiting / this.rate < buffer || this.delay > 0)) return;
       // On a whole sample, so that pieces meet exactly.
       this.#run = { sample: this.#scheduled, time: Math.ceil((now + LEAD) * this.rate) / this.rate };
     }

@@ -5,7 +5,8 @@ const KEY_VARIABLE = "OPENAI_API_KEY";
 /** request: the body of /v1/audio/speech. base: the address of its /v1. */
 export function curlOf(request, base, needsKey) {
   return [
-    `curl ${quoted(`${base}/audio/speech`)}`,
+    // An error must not be saved as if it were audio.
+    `curl --fail ${quoted(`${base}/audio/speech`)}`,
     ...(needsKey ? [`-H "Authorization: Bearer $${KEY_VARIABLE}"`] : []),
     '-H "Content-Type: application/json"',
     `-d ${quoted(JSON.stringify(request))}`,
@@ -20,6 +21,7 @@ export function pythonOf(request, base, needsKey) {
   const others = Object.keys(request).filter((name) => !known.includes(name));
   const extra = others.map((name) => `${JSON.stringify(name)}: ${JSON.stringify(request[name])}`);
   return [
+    "# pip install openai",
     "from openai import OpenAI",
     "",
     `client = OpenAI(base_url=${JSON.stringify(base)}${needsKey ? "" : ', api_key="none"'})`,

@@ -1,4 +1,4 @@
-// Calls of the server, with this tab's key; an error is the one line that the server gave.
+// Requests to the server, with this tab's key; an error is the server's own line.
 
 const KEY = "voxcpm-coreml-key";
 
@@ -7,7 +7,7 @@ export const key = {
   set: (value) => sessionStorage.setItem(KEY, value),
 };
 
-/** What the server or the way to it has refused. `status` is 0 if it did not answer. */
+/** A request that failed. `status` is 0 if the server did not answer. */
 export class Refusal extends Error {
   constructor(message, status) {
     super(message);
@@ -20,6 +20,8 @@ export const address = (path) => new URL(path, document.baseURI).href;
 
 /** The answer to a request. Throws Refusal, or an AbortError if its signal was aborted. */
 export async function ask(path, { json, headers = {}, ...options } = {}) {
+  // No header can carry such a key, so no server has it.
+  if (/[^\x20-\xff]/.test(key.get())) throw new Refusal("", 401);
   const sent = { ...headers };
   if (key.get()) sent.Authorization = `Bearer ${key.get()}`;
   if (json !== undefined) {
@@ -40,13 +42,16 @@ export async function ask(path, { json, headers = {}, ...options } = {}) {
 /** The part of a path that a name is. */
 export const part = encodeURIComponent;
 
+/** A line of the server as a sentence on the page. */
+export const sentence = (line) => line.charAt(0).toUpperCase() + line.slice(1);
+
 async function refusal(answer) {
   let line = `The server answered ${answer.status} ${answer.statusText}`.trim();
   try {
-    line = (await answer.json()).error.message;
+    line = sentence((await answer.json()).error.message);
   } catch {
-    // Not of this server: something between here and there has answered.
+    // Not from this server: a proxy in between has answered.
   }
   const wait = answer.headers.get("Retry-After");
-  return new Refusal(wait ? `${line} (again in ${wait} s)` : line, answer.status);
+  return new Refusal(wait ? `${line} (retry in ${wait} s)` : line, answer.status);
 }

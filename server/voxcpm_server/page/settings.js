@@ -15,8 +15,10 @@ export class Settings extends EventTarget {
     fill(this.#field("format"), formats);
     this.reset();
     document.addEventListener("input", ({ target }) => target.form?.id === "speak" && this.#changed());
-    // A wrong number must be seen.
-    this.#field("options").addEventListener("invalid", () => (this.#field("options").open = true), true);
+    // An invalid number must be visible, so open what it is folded into.
+    for (const fold of [this.#field("options"), this.#field("advanced")]) {
+      fold.addEventListener("invalid", () => (fold.open = true), true);
+    }
   }
 
   /** The facts of the bundle that is chosen. */

@@ -3,6 +3,13 @@
 import { ask } from "./server.js";
 
 const HEADER_BYTES = 44;
+// Bytes of UTF-8 in a second of speech: 14 to 16 in English, and no fewer in scripts of two or three bytes a letter.
+const TEXT_BYTES_PER_SECOND = 12;
+// Seconds of speech after the first samples that measure the speed.
+const MEASURED_SECONDS = 0.25;
+// What is added to the measured time, and to the length of a speech that is longer than its text seemed.
+const SPEED_MARGIN = 1.1;
+const LENGTH_MARGIN = 1.25;
 
 /** Asks for a speech and hands over its samples. */
 export class Speech {
@@ -18,10 +25,13 @@ export class Speech {
   whole = false;
 
   #abort = new AbortController();
+  #expectedSeconds;
 
   /** request: the body of /v1/audio/speech. */
   constructor(request) {
     this.request = request;
+    const { input, speed = 1 } = request;
+    this.#expectedSeconds = new TextEncoder().encode(input).length / TEXT_BYTES_PER_SECOND / speed;
   }
 
   get seconds() {
@@ -32,6 +42,18 @@ export class Speech {
   get realTimeFactor() {
     const samples = this.samples - (this.pieces[0]?.length ?? 0);
     return samples ? ((this.elapsed - this.firstAudio) * this.rate) / samples : null;
+  }
+
+  /**
+   * How many seconds playback from a sample must wait so that it does not run out before the end; 0 or less if it need
+   * not wait. The rest must be made by the time that it is due: both are estimates from the text and the measured speed.
+   */
+  delay(sample) {
+    const measured = this.samples - (this.pieces[0]?.length ?? 0);
+    if (measured < MEASURED_SECONDS * this.rate) return Infinity;
+    const expected = Math.max(this.#expectedSeconds, LENGTH_MARGIN * this.seconds);
+    const secondsToMake = SPEED_MARGIN * this.realTimeFactor * (expected - this.seconds);
+    return secondsToMake - (expected - sample / this.rate);
   }
 
   /**
@@ -57,7 +79,7 @@ export class Speech {
       this.whole = true;
     } catch (error) {
       if (this.#abort.signal.aborted) return;
-      throw this.samples ? new Error("The speech broke off before its end; what came can be played.") : error;
+      throw this.samples ? new Error("The speech was cut off; you can play the part that arrived.") : error;
     }
   }
 

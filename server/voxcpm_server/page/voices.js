@@ -6,7 +6,7 @@ import { wavOf } from "./wav.js";
 import { Waveform } from "./waveform.js";
 import { fill } from "./settings.js";
 
-const OWN = "default";
+const DEFAULT = "default";
 const TO_READ = "The birch canoe slid on the smooth planks, and the boy was there when the sun rose.";
 const element = (id) => document.getElementById(id);
 
@@ -14,7 +14,8 @@ export class Voices {
   #about;
   #page;
   #level;
-  #stored = [];
+  #builtIn = [];
+  #own = [];
   #microphone = null;
   #recording = null;
   #sound = null;
@@ -41,26 +42,30 @@ export class Voices {
     const most = about.limits.recording_seconds;
     element("recording-hint").textContent = Microphone.allowed
       ? `Record a few seconds of clear speech, or choose an audio file; at most ${most} s.`
-      : `An audio file of at most ${most} s. Browsers let a page record on localhost and over https only.`;
+      : `Choose an audio file of at most ${most} s. Browsers allow recording only on localhost and over HTTPS.`;
     element("record").disabled = !Microphone.allowed;
   }
 
   /** Asks for the list, and chooses that voice if it is there. */
   async list(chosen = element("voice").value) {
     const { voices } = await (await ask("v1/audio/voices")).json();
-    this.#stored = voices.filter(({ stored }) => stored).map(({ id }) => id);
-    const others = voices.map(({ id }) => id).filter((id) => id !== OWN && !this.#stored.includes(id));
+    const others = [];
+    this.#builtIn = [];
+    this.#own = [];
+    for (const { id, stored, built_in: builtIn } of voices) {
+      if (id !== DEFAULT) (builtIn ? this.#builtIn : stored ? this.#own : others).push(id);
+    }
     const list = element("voice");
-    fill(list, [[OWN, "The model’s own"]]);
-    for (const [label, ids] of [["Stored", this.#stored], ["Other names", others]]) {
+    fill(list, [[DEFAULT, "Default"]]);
+    for (const [label, ids] of [["Built in", this.#builtIn], ["Your own", this.#own], ["Other names", others]]) {
       if (!ids.length) continue;
       const group = document.createElement("optgroup");
       group.label = label;
       fill(group, ids.map((id) => [id, id]));
       list.append(group);
     }
-    list.value = voices.some(({ id }) => id === chosen) ? chosen : OWN;
-    // As if somebody had chosen it: the commands follow, too.
+    list.value = voices.some(({ id }) => id === chosen) ? chosen : DEFAULT;
+    // As if the user had chosen it, so that the commands follow.
     list.dispatchEvent(new Event("input", { bubbles: true }));
     this.#choose();
   }
@@ -68,17 +73,17 @@ export class Voices {
   async #choose() {
     this.#hush();
     const voice = element("voice").value;
-    const stored = this.#stored.includes(voice);
-    element("delete-voice").hidden = !stored;
+    const own = this.#own.includes(voice);
+    element("delete-voice").hidden = !own;
     const hint = element("voice-hint");
-    if (!stored) {
-      hint.textContent = voice === OWN ? "The voice that the model has without a recording." : "A name that programs ask for; it stands for another voice.";
-      return;
-    }
     hint.textContent = "";
+    if (voice === DEFAULT) hint.textContent = "The model’s own voice.";
+    else if (this.#builtIn.includes(voice)) hint.textContent = "This voice comes with the model.";
+    else if (!own) hint.textContent = "Another name for a voice, for programs that ask for it.";
+    if (!own) return;
     await this.#page.attempt(async () => {
       const facts = await (await ask(`v1/audio/voices/${part(voice)}`)).json();
-      if (element("voice").value === voice) hint.textContent = told(facts);
+      if (element("voice").value === voice) hint.textContent = description(facts);
     });
   }
 
@@ -109,11 +114,11 @@ export class Voices {
 
   async #delete() {
     const voice = element("voice").value;
-    if (!(await this.#page.sure(`Delete the voice ${voice}? It cannot be brought back.`))) return;
+    if (!(await this.#page.sure(`Delete the voice ${voice}? This cannot be undone.`))) return;
     await ask(`v1/audio/voices/${part(voice)}`, { method: "DELETE" });
-    await this.list(OWN);
+    await this.list(DEFAULT);
     element("voice").focus();
-    this.#page.say(`The voice ${voice} is deleted.`);
+    this.#page.say(`Voice ${voice} deleted.`);
   }
 
   #show(open) {
@@ -185,7 +190,7 @@ export class Voices {
     const name = element("voice-name").value.trim();
     if (!this.#recording) throw new Error("A voice needs a recording: record one, or choose an audio file.");
     if (this.#recording.size > this.#about.limits.upload_bytes) {
-      throw new Error(`The recording is larger than ${this.#about.limits.upload_bytes / 1e6} MB, the most of an upload here.`);
+      throw new Error(`The recording is larger than ${this.#about.limits.upload_bytes / 1e6} MB, the limit for uploads.`);
     }
     const form = new FormData();
     form.append("name", name);
@@ -194,7 +199,7 @@ export class Voices {
     form.append("consent", String(element("consent").checked));
     const button = element("voice-form").querySelector("[type=submit]");
     button.disabled = true;
-    this.#page.say("The voice is being made …");
+    this.#page.say("Creating the voice …");
     try {
       await ask("v1/audio/voices", { method: "POST", body: form });
     } catch (error) {
@@ -205,11 +210,11 @@ export class Voices {
     }
     this.#show(false);
     await this.list(name);
-    this.#page.say(`The voice ${name} is stored.`);
+    this.#page.say(`Voice ${name} saved.`);
   }
 }
 
-function told({ created, prompt_seconds, reference_seconds, consent }) {
+function description({ created, prompt_seconds, reference_seconds, consent }) {
   const seconds = (prompt_seconds || reference_seconds).toFixed(1);
   const made = created ? `Made on ${created.slice(0, 10)} from` : "Made from";
   return `${made} ${seconds} s of speech${consent ? ", with the speaker’s consent" : ""}.`;

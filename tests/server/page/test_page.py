@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.browser
 REPOSITORY = Path(__file__).resolve().parents[3]
 # Pictures of the page, which continuous integration keeps; git ignores the folder.
 SCREENSHOTS = REPOSITORY / "build" / "screenshots"
+CLIPBOARD = ["clipboard-read", "clipboard-write"]
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 SHOW_ALL = """() => document.querySelectorAll("main [hidden]").forEach((each) => {
     each.hidden = false;
@@ -38,6 +40,16 @@ HIDE_AGAIN = """() => document.querySelectorAll("[data-shown]").forEach((each) =
 TEXT = "Hello there."
 # The colour of what was played, in the light (style.css).
 ACCENT = (0x0B, 0x6B, 0x64)
+INTERACTIVE = "a, audio, button, input, select, summary, textarea, [tabindex]"
+# For each piece that is played: when it starts, when it ends, and the time at which it was scheduled, in seconds.
+NOTE_STARTS = """() => {
+    window.starts = [];
+    const start = AudioBufferSourceNode.prototype.start;
+    AudioBufferSourceNode.prototype.start = function (when) {
+        starts.push([when, when + this.buffer.duration, this.context.currentTime]);
+        return start.call(this, when);
+    };
+}"""
 LONG = "one two three four five six seven. " * 20
 
 
@@ -46,6 +58,13 @@ def downloaded(page: Any) -> tuple[str, bytes]:
     with page.expect_download() as download:
         page.click("#download")
     return download.value.suggested_filename, Path(download.value.path()).read_bytes()
+
+
+def copied(page: Any, name: str) -> str:
+    """What the button next to a command puts on the clipboard."""
+    page.click(f"#copy-{name}")
+    expect(page.locator(f"#copy-{name}")).to_have_text("Copied")
+    return str(page.evaluate("navigator.clipboard.readText()"))
 
 
 def played_bars(page: Any) -> int:
@@ -137,7 +156,7 @@ def test_a_speech_is_cancelled(visit: Callable[..., Any], server: Any) -> None:
 
     there.page.click("#speak-button")
 
-    there.status("not all of it")
+    there.status("incomplete")
     expect(there.page.locator("#speak-button")).to_contain_text("Speak")
     until(lambda: not server.service.queue.busy)
     # What came is there to be played and saved.
@@ -145,21 +164,51 @@ def test_a_speech_is_cancelled(visit: Callable[..., Any], server: Any) -> None:
     assert 0 < len(samples) < 60 * 24_000
 
 
+def test_slow_speech_is_buffered_and_plays_without_a_gap(
+    visit: Callable[..., Any], serve: Callable[..., Any], euler_steps: Any
+) -> None:
+    there = visit(serve().url)
+    page = there.page
+    page.evaluate(NOTE_STARTS)
+    euler_steps.seconds = 0.06
+    there.say("The sea was calm, and nobody said a word until the lights came up.", seed=7)
+    there.status("This server is slower than real time; playback starts in about ")
+    there.status("s of speech.")
+    expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
+
+    assert float(page.inner_text("#real-time-factor")) > 3
+    starts = np.array(page.evaluate("starts"))
+    assert len(starts) > 10
+    assert np.all(starts[:, 0] >= starts[:, 2])
+    np.testing.assert_allclose(starts[1:, 0], starts[:-1, 1], atol=1e-6)
+    assert page.text_content("#gaps") == "0"
+
+
 def test_errors_are_the_servers_line_and_never_html(
     visit: Callable[..., Any], serve: Callable[..., Any]
 ) -> None:
     there = visit(serve(max_characters=50).url)
     page = there.page
+    there.say("Hi.", seed=1)
+    there.status("s of speech.")
+    expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
+    assert played_bars(page) > 0
     there.say("<img src=x onerror=alert(1)> " + LONG)
-    expect(page.locator("#error")).to_contain_text("input: expected at most 50 characters, got ")
+    expect(page.locator("#error")).to_contain_text("Input: expected at most 50 characters, got ")
+    # No part of it was played.
+    assert played_bars(page) == 0
     expect(page.locator("#characters")).to_have_class("quiet too-many")
     assert "<img src=x" in page.inner_text("#curl")
     assert page.locator("img").count() == 0
 
     page.fill("#text", TEXT)
+    for hidden in ("#cfg_value", "#inference_timesteps", "#gaps"):
+        expect(page.locator(hidden)).to_be_hidden()
+    page.click("#advanced summary")
     page.fill("#inference_timesteps", "5000")
+    page.click("#advanced summary")
     page.click("#speak-button")
-    assert not page.evaluate("document.getElementById('inference_timesteps').validity.valid")
+    expect(page.locator("#inference_timesteps")).to_be_focused()
 
     # A name that is there no more, and a server that is there no more.
     page.evaluate("document.getElementById('voice').append(new Option('<b>gone</b>'))")
@@ -176,12 +225,21 @@ def test_errors_are_the_servers_line_and_never_html(
 def test_a_key_is_asked_for_and_kept_in_the_tab(visit: Callable[..., Any], serve: Callable[..., Any]) -> None:
     there = visit(serve(keys=("secret-1",)).url)
     page = there.page
-    expect(page.locator("#key")).to_be_focused()
-    page.fill("#key", "wrong")
-    page.keyboard.press("Enter")
-    expect(page.locator("#error")).to_contain_text("expected a key of this server")
+    for wrong in (None, "wrong", "ключ"):
+        expect(page.locator("#key")).to_be_focused()
+        if wrong is not None:
+            page.fill("#key", wrong)
+            page.keyboard.press("Enter")
+            expect(page.locator("#access [role=alert]")).to_have_text("This key is not one of the server's.")
+            page.locator("#key-error").evaluate("(line) => line.replaceChildren()")
+        for button in ("#speak-button", "#preview", "#submit-job", "#new-voice"):
+            expect(page.locator(button)).to_be_disabled()
+    page.focus("#text")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#status")).to_be_empty()
 
     page.fill("#key", "secret-1")
+    page.focus("#key")
     page.keyboard.press("Enter")
     expect(page.locator("#access")).to_be_hidden()
     expect(page.locator("#error")).to_be_hidden()
@@ -189,11 +247,44 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(visit: Callable[..., Any], serve
     there.status("s of speech.")
     assert "secret-1" not in page.content()
     assert "secret-1" in page.evaluate("Object.values(sessionStorage)")
-    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    assert "secret-1" not in page.evaluate("[...Object.values(localStorage), document.cookie]")
     assert "$OPENAI_API_KEY" in page.inner_text("#curl")
     page.reload()
     expect(page.locator("#voice option")).not_to_have_count(1)
     expect(page.locator("#access")).to_be_hidden()
+
+
+def test_the_first_visit_brings_a_text(visit: Callable[..., Any], server: Any) -> None:
+    there = visit(server.url)
+    page = there.page
+    expect(page.locator("#text")).to_be_focused()
+    assert page.input_value("#text").startswith("Welcome! ")
+    page.click("#speak-button")
+    there.status("s of speech.")
+    page.goto(server.url)
+    expect(page.locator("#speak-button")).to_be_enabled()
+    expect(page.locator("#text")).to_have_value("")
+
+
+def test_the_commands_work_without_a_text_and_with_a_key(
+    visit: Callable[..., Any], serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    page = visit(serve(keys=("secret-1",)).url, permissions=CLIPBOARD).page
+    page.fill("#text", "")
+    page.fill("#key", "secret-1")
+    page.keyboard.press("Enter")
+    expect(page.locator("#access")).to_be_hidden()
+    expect(page.locator("#key-variable")).to_be_visible()
+    for program, name in ((["bash", "-c"], "curl"), ([sys.executable, "-c"], "python")):
+        command = [*program, copied(page, name)]
+        speech = tmp_path / "speech.wav"
+        env = {**os.environ, "OPENAI_API_KEY": "wrong"}
+        refused = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, check=False)
+        assert b"401" in refused.stderr
+        assert not speech.exists()
+        subprocess.run(command, cwd=tmp_path, env={**env, "OPENAI_API_KEY": "secret-1"}, check=True)
+        assert soundfile.info(speech).frames > 0
+        speech.unlink()
 
 
 def test_the_commands_say_the_same(visit: Callable[..., Any], server: Any, tmp_path: Path) -> None:
@@ -201,9 +292,10 @@ def test_the_commands_say_the_same(visit: Callable[..., Any], server: Any, tmp_p
     if shell is None or shutil.which("curl") is None:
         pytest.skip("needs bash and curl")
     text = 'It\'s "1 < 2" & $HOME; \\n naïve `ls`.'
-    page = visit(server.url).page
+    page = visit(server.url, permissions=CLIPBOARD).page
     page.fill("#text", text)
     page.fill("#seed", "3")
+    page.click("#advanced summary")
     page.fill("#inference_timesteps", "4")
     page.evaluate(
         """() => {
@@ -211,7 +303,7 @@ def test_the_commands_say_the_same(visit: Callable[..., Any], server: Any, tmp_p
             document.getElementById("speed").dispatchEvent(new Event("input", { bubbles: true }));
         }"""
     )
-    curl, python = page.inner_text("#curl"), page.inner_text("#python")
+    curl, python = copied(page, "curl"), copied(page, "python")
     (tmp_path / "curl").mkdir()
     (tmp_path / "python").mkdir()
     done = subprocess.run([shell, "-c", curl], cwd=tmp_path / "curl", capture_output=True, check=False)
@@ -259,8 +351,9 @@ def test_it_is_readable_everywhere(visit: Callable[..., Any], server: Any) -> No
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     there = visit(server.url, viewport={"width": 320, "height": 800}, reduced_motion="reduce")
     page = there.page
-    # They are closed where there is no room beside the text.
-    page.click("#options summary")
+    # They are closed where there is no room next to the text.
+    page.click("#options > summary")
+    page.click("#advanced summary")
     there.say(TEXT, seed=7)
     there.status("s of speech.")
     expect(page.locator("#play")).to_contain_text("Play", timeout=20_000)
@@ -276,3 +369,26 @@ def test_it_is_readable_everywhere(visit: Callable[..., Any], server: Any) -> No
             found = axe.run(page, options={"runOnly": {"type": "tag", "values": RULES}})
             assert found.violations_count == 0, found.generate_report()
             page.evaluate(HIDE_AGAIN)
+
+
+def test_touch_screens_get_large_targets_and_no_keyboard_hint(visit: Callable[..., Any], server: Any) -> None:
+    page = visit(
+        server.url,
+        viewport={"width": 390, "height": 844},
+        is_mobile=True,
+        has_touch=True,
+        device_scale_factor=2,
+    ).page
+    expect(page.locator("#voice option")).not_to_have_count(1)
+    assert "Escape" not in page.inner_text("body")
+    page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+    page.evaluate(SHOW_ALL)
+    page.screenshot(path=SCREENSHOTS / "page-touch.png", full_page=True)
+    heights = page.eval_on_selector_all(
+        INTERACTIVE,
+        "(all) => all.filter((each) => !each.matches('.skip'))"
+        ".map((each) => [each.id || each.textContent, each.getBoundingClientRect().height])",
+    )
+    assert len(heights) > 30
+    # A closed dialog has no size.
+    assert not [(name, height) for name, height in heights if height < 44 and name not in {"yes", "no"}]

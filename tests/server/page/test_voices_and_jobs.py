@@ -36,7 +36,7 @@ def test_a_voice_is_recorded_previewed_used_and_deleted(
     assert not page.evaluate("document.getElementById('consent').validity.valid")
     page.check("#consent")
     page.click("#voice-form [type=submit]")
-    expect(page.locator("#status")).to_contain_text("The voice ada is stored.", timeout=60_000)
+    expect(page.locator("#status")).to_contain_text("Voice ada saved.", timeout=60_000)
     expect(page.locator("#voice")).to_have_value("ada")
     expect(page.locator("#voice-hint")).to_contain_text("with the speaker’s consent")
     assert '"voice":"ada"' in page.inner_text("#curl")
@@ -51,7 +51,7 @@ def test_a_voice_is_recorded_previewed_used_and_deleted(
     assert (tmp_path / "voices" / "ada.voice").exists()
     page.click("#delete-voice")
     page.click("#yes")
-    expect(page.locator("#status")).to_contain_text("The voice ada is deleted.")
+    expect(page.locator("#status")).to_contain_text("Voice ada deleted.")
     expect(page.locator("#voice")).to_have_value("default")
     assert not (tmp_path / "voices" / "ada.voice").exists()
 
@@ -78,8 +78,31 @@ def test_a_voice_is_made_from_a_file(
     page.check("#consent")
     page.click("#voice-form [type=submit]")
     expect(page.locator("#error")).to_have_text(
-        "name: there is a voice ben already; delete it or choose another"
+        "Name: there is a voice ben already; delete it or choose another"
     )
+
+
+def test_voices_of_the_bundle_are_built_in_and_cannot_be_deleted(
+    visit: Callable[..., Any], server: Any
+) -> None:
+    def with_built_in(route: Any) -> None:
+        answer = route.fetch()
+        built_in = {"id": "heart", "name": "heart", "stored": True, "built_in": True}
+        own = {"id": "ada", "name": "ada", "stored": True}
+        route.fulfill(response=answer, json={"voices": [*answer.json()["voices"], built_in, own]})
+
+    page = visit(server.url).page
+    page.route("**/v1/audio/voices", with_built_in)
+    page.route("**/v1/audio/voices/ada", lambda route: route.fulfill(json={"reference_seconds": 3}))
+    page.reload()
+    page.select_option("#voice", "ada")
+    expect(page.locator("#voice-hint")).to_have_text("Made from 3.0 s of speech.")
+    expect(page.locator("#delete-voice")).to_be_visible()
+    page.select_option("#voice", "heart")
+    expect(page.locator("#voice-hint")).to_have_text("This voice comes with the model.")
+    expect(page.locator("#delete-voice")).to_be_hidden()
+    assert page.locator("optgroup[label='Built in'] option").all_text_contents() == ["heart"]
+    assert page.locator("optgroup[label='Your own'] option").all_text_contents() == ["ada"]
 
 
 def test_jobs_are_submitted_watched_saved_and_deleted(
@@ -121,9 +144,9 @@ def test_a_job_that_goes_on_and_one_that_failed(visit: Callable[..., Any], serve
     page.reload()
     entries = page.locator("#job-list li")
     expect(entries).to_have_count(2)
-    expect(entries.first).to_contain_text("61.5 s of speech so far, about 100 s of work left")
+    expect(entries.first).to_contain_text("61.5 s of speech so far, about 100 s left")
     assert page.locator("progress").first.evaluate("(bar) => bar.position") == pytest.approx(3 / 8)
-    expect(entries.last).to_contain_text("there is no voice <i>x</i>")
+    expect(entries.last).to_contain_text("Voice: there is no voice <i>x</i>")
     expect(page.locator("#job-list button", has_text="Download").first).to_be_disabled()
     listed[0] = {**job, "state": "done"}
     expect(page.locator("#job-list button", has_text="Download").first).to_be_enabled()
