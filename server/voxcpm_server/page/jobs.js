@@ -89,7 +89,7 @@ export class Jobs {
 /** Shows a job of the server in its entry. */
 function show(entry, job) {
   entry.format = job.response_format;
-  const line = `${new Date(job.created_at * 1000).toLocaleString()} · ${job.characters.toLocaleString("en")} characters · ${told(job)}`;
+  const line = `${new Date(job.created_at * 1000).toLocaleString()} · ${job.characters.toLocaleString("en")} characters · ${description(job)}`;
   if (entry.line.textContent !== line) entry.line.textContent = line;
   entry.bar.hidden = job.state !== "running";
   // Without a value the bar shows activity only.
@@ -97,7 +97,7 @@ function show(entry, job) {
   entry.download.disabled = job.state !== "done";
 }
 
-function told({ state, error, audio_seconds: seconds, remaining_seconds: left }) {
+function description({ state, error, audio_seconds: seconds, remaining_seconds: left }) {
   if (state === "failed" || state === "waiting") return error ? sentence(error.message) : state;
   if (state === "queued") return "waiting";
   const spoken = `${seconds.toFixed(1)} s of speech`;

@@ -1,6 +1,6 @@
 // The page: what its controls do. Text of users and servers is only ever set as text.
 
-import { address, ask, key, Refusal } from "./server.js";
+import { address, ask, key, Refusal, sentence } from "./server.js";
 import { Jobs } from "./jobs.js";
 import { Player } from "./player.js";
 import { curlOf, pythonOf } from "./programs.js";
@@ -56,7 +56,7 @@ async function attempt(work, { unasked = false } = {}) {
       refuseKey();
       return;
     }
-    element("error").textContent = error.message;
+    element("error").textContent = sentence(error.message);
     element("error").hidden = false;
     element("error").scrollIntoView({ block: "nearest" });
   }
@@ -83,8 +83,14 @@ function refuseKey() {
   key.set("");
   element("key").ariaInvalid = String(wrong);
   element("key-error").textContent = wrong ? "This key is not one of the server's." : "";
-  show();
+  showAccess();
   element("key").focus();
+}
+
+/** Asks for a key, and disables what needs one, while there is none. */
+function showAccess() {
+  element("access").hidden = !isLocked();
+  for (const id of NEED_A_KEY) element(id).disabled = isLocked();
 }
 
 async function speak() {
@@ -153,8 +159,6 @@ async function download() {
 /** Brings every control and figure up to date. */
 function show() {
   const samples = speech?.samples ?? 0;
-  element("access").hidden = !isLocked();
-  for (const id of NEED_A_KEY) element(id).disabled = isLocked();
   const button = element("speak-button");
   button.classList.toggle("busy", busy);
   button.lastElementChild.textContent = busy ? "Stop" : "Speak";
@@ -262,8 +266,12 @@ function wire() {
 }
 
 async function listAll() {
-  await voices.list();
-  await jobs.list();
+  try {
+    await voices.list();
+    await jobs.list();
+  } finally {
+    showAccess();
+  }
 }
 
 async function fetchAbout() {
@@ -291,13 +299,17 @@ async function begin() {
   });
   // Wide windows have room for them next to the text.
   element("options").open = matchMedia("(min-width: 60rem)").matches;
-  // Phones have no such keys.
-  if (matchMedia("(pointer: coarse)").matches) element("text-hint").remove();
   wire();
   show();
+  showAccess();
   showPrograms();
-  element("text").focus({ preventScroll: true });
-  element("text").select();
+  if (matchMedia("(pointer: coarse)").matches) {
+    // No Ctrl key, and focus would open the on-screen keyboard.
+    element("text-hint").remove();
+  } else {
+    element("text").focus({ preventScroll: true });
+    element("text").select();
+  }
   if (isLocked()) element("key").focus();
   else await listAll();
 }

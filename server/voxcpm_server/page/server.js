@@ -42,13 +42,13 @@ export async function ask(path, { json, headers = {}, ...options } = {}) {
 /** The part of a path that a name is. */
 export const part = encodeURIComponent;
 
-/** A line of the server as a sentence on the page. */
+/** A line that begins in upper case. */
 export const sentence = (line) => line.charAt(0).toUpperCase() + line.slice(1);
 
 async function refusal(answer) {
   let line = `The server answered ${answer.status} ${answer.statusText}`.trim();
   try {
-    line = sentence((await answer.json()).error.message);
+    line = (await answer.json()).error.message;
   } catch {
     // Not from this server: a proxy in between has answered.
   }

@@ -3,10 +3,14 @@
 import { ask } from "./server.js";
 
 const HEADER_BYTES = 44;
-// Bytes of UTF-8 in a second of speech: 14 to 16 in English, and no fewer in scripts of two or three bytes a letter.
+// Bytes of UTF-8 in a second of speech: about 15 in English, and as many in scripts of two or three bytes a letter. A
+// digit is spoken as a word.
 const TEXT_BYTES_PER_SECOND = 12;
-// Seconds of speech after the first samples that measure the speed.
+const WORD = "word ";
+// What measures the speed: seconds of speech after the first samples and, if it seems slow, seconds of time. The first
+// pieces are the slowest.
 const MEASURED_SECONDS = 0.25;
+const SLOW_SECONDS = 2;
 // What is added to the measured time, and to the length of a speech that is longer than its text seemed.
 const SPEED_MARGIN = 1.1;
 const LENGTH_MARGIN = 1.25;
@@ -31,7 +35,7 @@ export class Speech {
   constructor(request) {
     this.request = request;
     const { input, speed = 1 } = request;
-    this.#expectedSeconds = new TextEncoder().encode(input).length / TEXT_BYTES_PER_SECOND / speed;
+    this.#expectedSeconds = new TextEncoder().encode(input.replace(/\d/g, WORD)).length / TEXT_BYTES_PER_SECOND / speed;
   }
 
   get seconds() {
@@ -50,9 +54,11 @@ export class Speech {
    */
   delay(sample) {
     const measured = this.samples - (this.pieces[0]?.length ?? 0);
-    if (measured < MEASURED_SECONDS * this.rate) return Infinity;
+    const factor = this.realTimeFactor;
+    const isStarting = factor > 1 && this.elapsed - this.firstAudio < SLOW_SECONDS;
+    if (isStarting || measured < MEASURED_SECONDS * this.rate) return Infinity;
     const expected = Math.max(this.#expectedSeconds, LENGTH_MARGIN * this.seconds);
-    const secondsToMake = SPEED_MARGIN * this.realTimeFactor * (expected - this.seconds);
+    const secondsToMake = SPEED_MARGIN * factor * (expected - this.seconds);
     return secondsToMake - (expected - sample / this.rate);
   }
 
