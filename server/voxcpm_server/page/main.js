@@ -308,7 +308,7 @@ async function begin() {
     element("text-hint").remove();
   } else {
     element("text").focus({ preventScroll: true });
-    element("text").select();
+    if (element("text").value === SAMPLE_TEXT) element("text").select();
   }
   if (isLocked()) element("key").focus();
   else await listAll();

@@ -234,15 +234,17 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(visit: Callable[..., Any], serve
             page.locator("#key-error").evaluate("(line) => line.replaceChildren()")
         for button in ("#speak-button", "#preview", "#submit-job", "#new-voice"):
             expect(page.locator(button)).to_be_disabled()
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
     page.focus("#text")
     page.keyboard.press("Control+Enter")
-    expect(page.locator("#status")).to_be_empty()
 
     page.fill("#key", "secret-1")
     page.focus("#key")
     page.keyboard.press("Enter")
     expect(page.locator("#access")).to_be_hidden()
     expect(page.locator("#error")).to_be_hidden()
+    assert not [url for url in requests if url.endswith("/audio/speech")]
     there.say("Hi.", seed=1)
     there.status("s of speech.")
     assert "secret-1" not in page.content()
@@ -270,6 +272,7 @@ def test_the_commands_work_without_a_text_and_with_a_key(
     visit: Callable[..., Any], serve: Callable[..., Any], tmp_path: Path
 ) -> None:
     page = visit(serve(keys=("secret-1",)).url, permissions=CLIPBOARD).page
+    expect(page.locator("#key")).to_be_focused()
     page.fill("#text", "")
     page.fill("#key", "secret-1")
     page.keyboard.press("Enter")
@@ -277,6 +280,7 @@ def test_the_commands_work_without_a_text_and_with_a_key(
     expect(page.locator("#key-variable")).to_be_visible()
     for program, name in ((["bash", "-c"], "curl"), ([sys.executable, "-c"], "python")):
         command = [*program, copied(page, name)]
+        assert "Welcome! " in command[-1]
         speech = tmp_path / "speech.wav"
         env = {**os.environ, "OPENAI_API_KEY": "wrong"}
         refused = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, check=False)
