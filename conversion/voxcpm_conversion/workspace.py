@@ -142,13 +142,20 @@ class Workspace:
                 del files[name]
 
     def add(self, part: str, write: Callable[[Path], object]) -> None:
-        """Let `write(path)` make a file or folder under a temporary path, record its digests, then rename it."""
+        """Let `write(path)` make a file or folder under a temporary path, record its digests, then rename it.
+
+        If it fails, nothing of it stays.
+        """
         final = self.folder / part
         # coremltools decides the format by the suffix, so it stays at the end.
         unfinished = final.with_name(f"{_UNFINISHED}{final.name}")
         final.parent.mkdir(parents=True, exist_ok=True)
         _remove(unfinished)
-        write(unfinished)
+        try:
+            write(unfinished)
+        except BaseException:
+            _remove(unfinished)
+            raise
         self._open_to_others(unfinished)
         self._parts[part] = _recorded(unfinished, part)
         # Before the rename: a part without a record would be made again.

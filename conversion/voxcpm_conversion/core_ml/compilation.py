@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from voxcpm_constants.errors import BundleError, first_line
+from voxcpm_constants.errors import first_line
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import package_path
 from voxcpm_constants.step_models import Precision
@@ -32,7 +33,7 @@ def compile_packages(
 ) -> None:
     """Compile each package of the workspace that is not compiled yet; where that is impossible, do nothing.
 
-    Raises BundleError for a package that Core ML refuses.
+    Warns of each package that Core ML refuses: an app needs no compiled form, and another system may take the package.
     """
     if why_not_compiled(target) is not None:
         return
@@ -40,15 +41,17 @@ def compile_packages(
         for name in step_models:
             package = package_path(precision, name)
             compiled = str(package.with_suffix(".mlmodelc"))
-            if not workspace.has(compiled):
+            if workspace.has(compiled):
+                continue
+            try:
                 workspace.add(compiled, partial(_compile, workspace.folder / package))
+            except RuntimeError as error:
+                warnings.warn(
+                    f"{package}: no .mlmodelc, since Core ML on {macos()} refuses it ({first_line(error)}); to run it "
+                    "here, convert with another --target or --precision",
+                    stacklevel=2,
+                )
 
 
 def _compile(package: Path, compiled: Path) -> None:
-    try:
-        import_coremltools().models.utils.compile_model(str(package), destination_path=str(compiled))
-    except RuntimeError as error:
-        raise BundleError(
-            f"{package.parent.name}/{package.name}: Core ML on {macos()} refuses it ({first_line(error)}); "
-            "convert with another --target or --precision"
-        ) from None
+    import_coremltools().models.utils.compile_model(str(package), destination_path=str(compiled))
