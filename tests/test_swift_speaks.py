@@ -37,8 +37,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example and a main program, compiled."""
     folder = tmp_path_factory.mktemp("swift")
 
-    def swiftc(*arguments: object) -> None:
-        given = ["swiftc", "-swift-version", "5", "-O", *map(str, arguments)]
+    def swiftc(*arguments: object, mode: int = 5) -> None:
+        given = ["swiftc", "-swift-version", str(mode), "-O", *map(str, arguments)]
         done = subprocess.run(given, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
@@ -47,6 +47,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "-emit-module", "-emit-library", "-static", "-parse-as-library", "-module-name", module,
             STAND_IN / f"{module}.swift", "-o", f"lib{module}.a",
         )  # fmt: skip
+    for mode in (5, 6):
+        swiftc("-typecheck", "-warnings-as-errors", "-I", ".", EXAMPLE, mode=mode)
     linked = [f"-l{module}" for module in MODULES]
     swiftc("-I", ".", "-L", ".", EXAMPLE, STAND_IN / "main.swift", *linked, "-o", "speak")
     return folder / "speak"
@@ -113,7 +115,8 @@ def test_swift_speaks_as_python_does(
     job = {"text": text, "transcript": TRANSCRIPT if continued else None, "patches": PATCHES}
     (tmp_path / "job.json").write_text(json.dumps(job))
     np.concatenate(noise.drawn, axis=None).tofile(tmp_path / "noise.f32")
-    prompt.tofile(tmp_path / "prompt.f32")
+    # In stereo: the mean of twice the samples and none.
+    np.stack([2 * prompt, 0 * prompt], axis=1).tofile(tmp_path / "prompt.f32")
 
     found = spoken_in_swift(folder, precision)
 

@@ -865,29 +865,48 @@ final class VoxCPMSpeech {
 
 // MARK: - Audio files
 
-/// Samples of an audio file: mono, at a sample rate in Hz.
+/// Samples of an audio file at a sample rate in Hz: mono, the mean of its channels.
 func samples(of file: URL, at sampleRate: Int) throws -> [Float] {
     let source = try AVAudioFile(forReading: file)
+    let format = source.processingFormat, capacity = AVAudioFrameCount(source.length)
     guard
-        let format = AVAudioFormat(
-            commonFormat: .pcmFormatFloat32, sampleRate: Double(sampleRate), channels: 1, interleaved: false),
-        let input = AVAudioPCMBuffer(
-            pcmFormat: source.processingFormat, frameCapacity: AVAudioFrameCount(source.length)),
-        let converter = AVAudioConverter(from: source.processingFormat, to: format),
+        let mono = AVAudioFormat(standardFormatWithSampleRate: format.sampleRate, channels: 1),
+        let target = AVAudioFormat(standardFormatWithSampleRate: Double(sampleRate), channels: 1),
+        let channels = AVAudioPCMBuffer(pcmFormat: format, frameCapacity: capacity),
+        let mixed = AVAudioPCMBuffer(pcmFormat: mono, frameCapacity: capacity),
+        let converter = AVAudioConverter(from: mono, to: target),
         let output = AVAudioPCMBuffer(
-            pcmFormat: format,
-            frameCapacity: AVAudioFrameCount(
-                Double(source.length) * Double(sampleRate) / source.processingFormat.sampleRate) + 1024)
+            pcmFormat: target,
+            frameCapacity: AVAudioFrameCount(Double(source.length) * Double(sampleRate) / format.sampleRate) + 1024)
     else { throw SpeechError("\(file.path): cannot be converted to mono at \(sampleRate) Hz") }
-    try source.read(into: input)
-    var given = false, failure: NSError?
+    try source.read(into: channels)
+    // The converter would keep one channel and drop the others.
+    mixed.frameLength = channels.frameLength
+    for frame in 0..<Int(channels.frameLength) {
+        let sum = (0..<Int(format.channelCount)).reduce(Float(0)) { $0 + channels.floatChannelData![$1][frame] }
+        mixed.floatChannelData![0][frame] = sum / Float(format.channelCount)
+    }
+    let given = GivenOnce(mixed)
+    var failure: NSError?
     converter.convert(to: output, error: &failure) { _, status in
-        status.pointee = given ? .endOfStream : .haveData
-        defer { given = true }
-        return given ? nil : input
+        let buffer = given.take()
+        status.pointee = buffer == nil ? .endOfStream : .haveData
+        return buffer
     }
     if let failure { throw failure }
     return Array(UnsafeBufferPointer(start: output.floatChannelData![0], count: Int(output.frameLength)))
+}
+
+/// A buffer that the converter's block, which is `@Sendable`, gives once. The converter calls it before it returns.
+private final class GivenOnce: @unchecked Sendable {
+    private var buffer: AVAudioPCMBuffer?
+
+    init(_ buffer: AVAudioPCMBuffer) { self.buffer = buffer }
+
+    func take() -> AVAudioPCMBuffer? {
+        defer { buffer = nil }
+        return buffer
+    }
 }
 
 /// A WAV file of mono samples, 16 bits each.

@@ -10,7 +10,7 @@ public enum MLMultiArrayDataType: Int {
     var width: Int { self == .float16 ? 2 : 4 }
 }
 
-public enum MLComputeUnits: Int {
+public enum MLComputeUnits: Int, Sendable {
     case cpuOnly, cpuAndGPU, all, cpuAndNeuralEngine
 }
 

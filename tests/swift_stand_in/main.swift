@@ -33,7 +33,10 @@ let speech = try await VoxCPMSpeech(
     cache: folder.appendingPathComponent("compiled"))
 var options = SpeechOptions()
 options.maxLen = job.patches
-let prompt = try job.transcript.map { Prompt(samples: try numbers("prompt.f32"), transcript: $0) }
+let recording = folder.appendingPathComponent("prompt.f32")
+let prompt = try job.transcript.map {
+    Prompt(samples: try samples(of: recording, at: speech.inputSampleRate), transcript: $0)
+}
 var spoken: [Float] = []
 let noise = RecordedNoise(values: try numbers("noise.f32")[...])
 try speech.speak(job.text, continuing: prompt, options: options, noise: noise) { patch in
