@@ -178,6 +178,7 @@ def test_the_command_passes_the_three_options_on(
         (["--kv-cache", ""], "--kv-cache '': expected one of scatter, rows"),
         (["--kv-cache", "rows", "--target", "macos15"], "--kv-cache rows needs --target macos14"),
         (["--precision", "fp32", "--target", "macos15"], "--precision fp32 needs --target macos14"),
+        (["--audio-vae-fp32", "--target", "macos27"], "--audio-vae-fp32 needs --target macos14 or macos15"),
         (["--precision", "int4"], "--precision int4 needs --target macos15"),
         (["--max-length", "32", "--prefill-chunk", "64"], "--prefill-chunk 64 does not fit"),
     ],
@@ -199,28 +200,37 @@ def test_what_needs_no_checkpoint_is_checked_before_one_is_downloaded(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize(("batch", "warned"), [(31, False), (32, True)])
+@pytest.mark.parametrize(
+    ("sizes", "warning"),
+    [
+        (["--batch", "31", "--max-length", "520"], None),
+        (["--batch", "32", "--max-length", "520"], "does not take caches of more than 16384"),
+        (["--target", "macos15", "--max-length", "100"], "needs a multiple of 32 for Core ML's states"),
+        (["--target", "macos15", "--max-length", "96"], None),
+        (["--max-length", "100"], None),
+    ],
+)
 def test_caches_that_the_neural_engine_does_not_take_are_named(
     tiny_checkpoint: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    batch: int,
-    warned: bool,
+    sizes: list[str],
+    warning: str | None,
 ) -> None:
-    """It takes 16,384 positions of all utterances together, and this is no error."""
+    """It takes 16,384 positions of all utterances together, and states in multiples of 32; others run elsewhere."""
 
     def ended(*_: object, **__: object) -> None:
         raise InputError("far enough")
 
     monkeypatch.setattr("voxcpm_conversion.cli.convert_checkpoint", ended)
     monkeypatch.setenv("COLUMNS", "500")
-    sizes = ("--batch", str(batch), "--max-length", "520")
     cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *sizes])
     *before, error = capsys.readouterr().err.splitlines()
     assert error == "error: far enough"
-    told = [line for line in before if "Neural Engine does not take caches of more than 16384" in line]
-    assert len(told) == warned
+    told = [line for line in before if "Neural Engine" in line]
+    assert len(told) == (warning is not None)
+    assert all((warning or "") in line for line in told)
 
 
 def test_a_state_of_another_step_model_is_refused_by_the_parts(tiny_parts_bundle: Path) -> None:

@@ -122,7 +122,8 @@ def test_on_a_mac_what_is_not_of_core_ml_runs_on_the_portable_executor(tmp_path:
     """A file of tests that speak, as pytest itself runs it on macOS 15.5."""
     version = tmp_path / "SystemVersion.plist"
     version.write_bytes(plistlib.dumps({"ProductVersion": "15.5", "ProductBuildVersion": "24F74"}))
-    tests = ["tests/runtime/test_built_in_voices.py", "-n", "0", "-k", "provenance", "--basetemp", str(tmp_path / "runs")]
+    runs = str(tmp_path / "runs")
+    tests = ["tests/runtime/test_built_in_voices.py", "-n", "0", "-k", "provenance", "--basetemp", runs]
     program = (
         "import sys, pytest; from pathlib import Path; from voxcpm_constants import macos; "
         f"macos.SYSTEM_VERSION_FILE = Path({str(version)!r}); sys.exit(pytest.main({tests!r}))"

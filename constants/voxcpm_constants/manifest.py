@@ -28,7 +28,7 @@ from voxcpm_constants.errors import BundleError, first_wrong_field, os_reason
 from voxcpm_constants.json_files import json_content, parsed_json
 from voxcpm_constants.parts import parts
 from voxcpm_constants.speech_profile import SpeechProfile
-from voxcpm_constants.step_models import Precision, StepModel, StepSizes
+from voxcpm_constants.step_models import AUDIO_VAE_DECODER, Precision, StepModel, StepSizes
 from voxcpm_constants.targets import (
     CORE_AI,
     PACKAGE_SUFFIXES,
@@ -160,6 +160,12 @@ class Manifest(_Record):
             ) from None
         _check_own_digest(bundle, content)
         return manifest
+
+    @property
+    def audio_vae_fp32(self) -> bool:
+        """Whether the AudioVAE computes in float32 in every precision."""
+        decoder = self.step_models.get(AUDIO_VAE_DECODER)
+        return decoder is not None and decoder.precision_in("fp16") == "fp32"
 
     def parts(self, step_model: str) -> tuple[StepModel, ...]:
         """The declarations of a step model's packages: usually one, its own."""

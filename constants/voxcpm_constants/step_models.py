@@ -44,6 +44,9 @@ LARGEST_BATCH = 32
 _MOST_ENCODED_PATCHES = 8
 _ZERO_VELOCITY_FRACTION = 0.04
 
+ContextDtype = Literal["float32", "compute"]
+"""The dtype of the AudioVAE's contexts, which is that of its arithmetic."""
+
 Axis = int | tuple[int, ...]
 """The length of an axis, or all lengths that an enumerated axis may have."""
 
@@ -81,6 +84,10 @@ class StepModel(_Declared):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     state: tuple[TensorSpec, ...] = ()
+
+    def precision_in(self, folder: Precision) -> Precision:
+        """The precision of the package in a folder of the bundle: fp32 in each if the state is declared as float32."""
+        return "fp32" if any(t.dtype == "float32" for t in self.state) else folder
 
     @property
     def has_caches(self) -> bool:
@@ -137,11 +144,17 @@ class StepSizes(_Declared):
         return tuple(sorted({*patches, info.data.get("batch", 1)}))
 
 
-def declare_step_models(architecture: Architecture, sizes: StepSizes) -> dict[str, StepModel]:
-    """All step models of a bundle by name, in the order of STEP_MODEL_NAMES; `locdit_solve` last, if it is wanted."""
+def declare_step_models(
+    architecture: Architecture, sizes: StepSizes, *, audio_vae_fp32: bool = False
+) -> dict[str, StepModel]:
+    """All step models of a bundle by name, in the order of STEP_MODEL_NAMES; `locdit_solve` last, if it is wanted.
+
+    audio_vae_fp32: the AudioVAE computes in float32 in every precision.
+    """
+    contexts: ContextDtype = "float32" if audio_vae_fp32 else "compute"
     models = [
-        _audio_vae_encoder(architecture),
-        _audio_vae_decoder(architecture),
+        _audio_vae_encoder(architecture, contexts),
+        _audio_vae_decoder(architecture, contexts),
         _feat_encoder(architecture, sizes),
         _base_lm_step(architecture, sizes),
         _residual_lm_step(architecture, sizes),
@@ -167,7 +180,7 @@ def encoder_patches(a: Architecture) -> tuple[int, ...]:
     return (1, most) if most > 1 else (1,)
 
 
-def _audio_vae_encoder(a: Architecture) -> StepModel:
+def _audio_vae_encoder(a: Architecture, contexts: ContextDtype) -> StepModel:
     samples = _axis(encoder_patches(a), a.patch_input_samples)
     frames = _axis(encoder_patches(a), a.patch_size)
     return StepModel(
@@ -184,11 +197,11 @@ def _audio_vae_encoder(a: Architecture) -> StepModel:
                 meaning="latent frames (batch, latent_dim, frames)",
             ),
         ),
-        state=_contexts(encoder_contexts(a)),
+        state=_contexts(encoder_contexts(a), contexts),
     )
 
 
-def _audio_vae_decoder(a: Architecture) -> StepModel:
+def _audio_vae_decoder(a: Architecture, contexts: ContextDtype) -> StepModel:
     # One patch: longer chunks round differently, and streaming must give exactly the samples of offline generation.
     return StepModel(
         name=AUDIO_VAE_DECODER,
@@ -206,7 +219,7 @@ def _audio_vae_decoder(a: Architecture) -> StepModel:
                 meaning=f"waveform in [-1, 1] at {a.output_sample_rate} Hz",
             ),
         ),
-        state=_contexts(decoder_contexts(a)),
+        state=_contexts(decoder_contexts(a), contexts),
     )
 
 
@@ -335,12 +348,12 @@ def _locdit_solve(a: Architecture, sizes: StepSizes) -> StepModel:
     )
 
 
-def _contexts(widths: Iterator[tuple[int, int]]) -> tuple[TensorSpec, ...]:
+def _contexts(widths: Iterator[tuple[int, int]], dtype: ContextDtype) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(
             name=f"context_{index:02d}",
             shape=(1, channels, width),
-            dtype="compute",
+            dtype=dtype,
             meaning=f"left context of causal convolution {index}",
         )
         for index, (channels, width) in enumerate(widths)

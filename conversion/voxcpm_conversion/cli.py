@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from voxcpm_constants.bounds import GREATEST_POSITIONS
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.euler_steps import LEAST_SOLVER_STEPS, MOST_EULER_STEPS
-from voxcpm_constants.hardware_limits import LONGEST_AXIS
+from voxcpm_constants.hardware_limits import LONGEST_AXIS, STATE_MULTIPLE
 from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_constants.step_models import LARGEST_BATCH, PRECISIONS, Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
@@ -68,6 +68,13 @@ def convert(
             help="scatter: macos14 packages return their caches whole; rows: only what a call adds to them."
         ),
     ] = "scatter",
+    audio_vae_fp32: Annotated[
+        bool,
+        typer.Option(
+            "--audio-vae-fp32",
+            help="AudioVAE in float32 in every precision, for systems whose CPU path crashes in float16.",
+        ),
+    ] = False,
     solver_steps: Annotated[
         int,
         typer.Option(
@@ -107,7 +114,7 @@ def convert(
         raise InputError(f"--kv-cache {kv_cache!r}: expected one of {', '.join(KV_CACHES)}")
     precisions: list[Precision] = [p for p in PRECISIONS if p in asked]
     # All of this before a download, and before weights are read.
-    check_forms(precisions, sizes, deployment, kv_cache)
+    check_forms(precisions, sizes, deployment, kv_cache, audio_vae_fp32=audio_vae_fp32)
     # What is imported stays. The collector, which runs for every package, need not look through it: seconds in all.
     gc.freeze()
     if split_gigabytes is not None:
@@ -130,6 +137,11 @@ def convert(
             f"--batch {batch} --max-length {sizes.kv_length}: the Neural Engine does not take caches of more than "
             f"{LONGEST_AXIS} positions in all, so the LM steps will run elsewhere"
         )
+    if deployment == "macOS15" and batch * sizes.kv_length % STATE_MULTIPLE:
+        console.print(
+            f"--max-length {sizes.kv_length}: the Neural Engine needs a multiple of {STATE_MULTIPLE} for Core ML's "
+            "states, so the LM steps will run elsewhere"
+        )
     if split_gigabytes is not None:
         count = base_lm_parts(opened.architecture, precisions, split_gigabytes)
         sizes = sizes.model_copy(update={"base_lm_parts": count})
@@ -141,6 +153,7 @@ def convert(
             sizes=sizes,
             target=deployment,
             kv_cache=kv_cache,
+            audio_vae_fp32=audio_vae_fp32,
             overwrite=overwrite,
             report=report,
         )

@@ -62,25 +62,27 @@ def convert(
     sizes: StepSizes,
     target: Target = "macOS14",
     kv_cache: KVCache = "scatter",
+    audio_vae_fp32: bool = False,
     overwrite: bool = False,
     report: Report = lambda model, stage, done, total: None,
 ) -> Manifest:
     """Write `bundle`, continuing an interrupted run with the same arguments; an error leaves no bundle.
 
-    kv_cache: what a macOS 14 package returns of its caches. overwrite: replace a bundle that exists; nothing but a
+    kv_cache: what a macOS 14 package returns of its caches. audio_vae_fp32: the AudioVAE computes in float32 in every
+    precision (`declare_step_models`). overwrite: replace a bundle that exists; nothing but a
     bundle is ever replaced (`replacing`).
     Raises InputError for sizes the checkpoint does not allow, a precision that the target does not or an output that
     exists and may not be replaced, CheckpointError for weights that are missing, unexpected or of another shape.
     """
     a = checkpoint.architecture
     folder = bundle_folder(bundle, checkpoint.inputs(), overwrite=overwrite)
-    check_forms(precisions, sizes, target, kv_cache)
+    check_forms(precisions, sizes, target, kv_cache, audio_vae_fp32=audio_vae_fp32)
     _check_architecture(a, sizes)
     check_weights(checkpoint.shapes(), a)
     source = checkpoint.source()
     toolchain = core_ai_toolchain if target == CORE_AI else core_ml_toolchain
     tools = {name: version(name) for name in toolchain.TOOLS}
-    declarations = declare_step_models(a, sizes)
+    declarations = declare_step_models(a, sizes, audio_vae_fp32=audio_vae_fp32)
     ordered = tuple(p for p in PRECISIONS if p in precisions)
     plan = {
         "schema": schema_version(target),
@@ -89,6 +91,7 @@ def convert(
         "sizes": sizes.model_dump(mode="json"),
         "target": target,
         "kv_cache": kv_cache,
+        "audio_vae_fp32": audio_vae_fp32,
         "tools": tools,
         "vectors": VECTORS_FORMAT,
     }
@@ -161,13 +164,20 @@ def _add_step_model(
 
 
 def check_forms(
-    precisions: Sequence[Precision], sizes: StepSizes, target: Target, kv_cache: KVCache = "scatter"
+    precisions: Sequence[Precision],
+    sizes: StepSizes,
+    target: Target,
+    kv_cache: KVCache = "scatter",
+    *,
+    audio_vae_fp32: bool = False,
 ) -> None:
     """Check what needs no checkpoint, so that nobody waits for a download first.
 
     Raises InputError for precisions, sizes, a target and a form of the caches that do not go together.
     """
     check_target(precisions, target)
+    if audio_vae_fp32 and target == CORE_AI:
+        raise InputError("--audio-vae-fp32 needs --target macos14 or macos15: it is for Core ML's CPU path")
     if target == CORE_AI:
         core_ai_toolchain.check_toolchain()
     if kv_cache != "scatter" and target != "macOS14":

@@ -160,7 +160,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "licence", source.licence or "not named by the checkpoint; ask its authors before you publish this"
     yield "generation", a.generation
     yield "modes", ", ".join(a.traits.modes)
-    yield "precisions", ", ".join(manifest.precisions)
+    yield "precisions", ", ".join(manifest.precisions) + "; AudioVAE in fp32" * manifest.audio_vae_fp32
     yield "runs on", SYSTEMS[manifest.target]
     yield "sample rates", f"recordings {a.input_sample_rate} Hz, speech {a.output_sample_rate} Hz"
     yield "one patch", f"{a.patch_seconds * 1000:g} ms of speech"

@@ -24,7 +24,10 @@ def agreement(correlation: float) -> Agreement:
 @pytest.fixture
 def report() -> Report:
     steps = [
-        StepAgreement(step_model=name, precision=precision, arithmetic=arithmetic, calls=4, outputs={"x": agreement(r)})
+        StepAgreement(
+            step_model=name, precision=precision, arithmetic=arithmetic, floors_of=precision, calls=4,
+            outputs={"x": agreement(r)},
+        )
         for name, precision, arithmetic, r in (
             ("feat_encoder", "fp16", "plain", 0.9999999),
             ("feat_encoder", "fp16", "faithful", 0.25),

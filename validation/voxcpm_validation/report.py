@@ -122,7 +122,7 @@ class Report(BaseModel):
                 yield f"{what}: not finite"
             on_core_ai = step.arithmetic == "core-ai"
             floors = CORE_AI_FLOORS if on_core_ai else STEP_FLOORS
-            floor = floors.get(step.precision, {}).get(step.step_model)
+            floor = floors.get(step.floors_of, {}).get(step.step_model)
             found = step.lowest if on_core_ai else step.correlation
             if step.arithmetic != "faithful" and floor is not None and found < floor:
                 yield f"{what}: correlation {found:.7f} is below {floor:.7f}"

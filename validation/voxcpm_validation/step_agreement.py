@@ -53,6 +53,8 @@ class StepAgreement(BaseModel):
     step_model: str
     precision: Precision
     arithmetic: Arithmetic
+    floors_of: Precision
+    """The precision whose floors apply: fp32 for a package that computes in float32 in every precision."""
     calls: int
     outputs: dict[str, Agreement]
     lengths: dict[int, Agreement] = {}
@@ -109,6 +111,7 @@ def measure_step(
         step_model=step_model,
         precision=precision,
         arithmetic=arithmetic,
+        floors_of=declaration.precision_in(precision),
         calls=len(calls),
         outputs={t.name: over_calls(results, expected, t.name) for t in declaration.outputs},
         lengths={

@@ -214,11 +214,12 @@ def _measure_steps(
     reference: Mapping[str, Sequence[RecordedCall]],
     report: Callable[[str], None],
 ) -> list[StepAgreement]:
-    arithmetics: tuple[Arithmetic, ...] = (
-        ("core-ai",) if manifest.target == CORE_AI else ARITHMETICS[precision]
-    )
     measured = []
     for name in reference:
+        computed = manifest.step_models[name].precision_in(precision)
+        arithmetics: tuple[Arithmetic, ...] = (
+            ("core-ai",) if manifest.target == CORE_AI else ARITHMETICS[computed]
+        )
         for arithmetic in arithmetics:
             report(f"{name} {precision} {arithmetic}")
             measured.append(measure_step(folder, manifest, precision, name, arithmetic, reference[name]))

@@ -61,14 +61,17 @@ def _models(
     target: Target,
     loaded: Callable[[VoxCPMModules], object] | None,
 ) -> Iterator[tuple[Precision, Any]]:
-    """One function of a package as an MLModel in each precision; int8 and int4 are made from fp16."""
+    """One function of a package as an MLModel in each folder; int8 and int4 are made from fp16."""
     a, modules = checkpoint.architecture, loaded_modules(checkpoint, declared, sizes)
     if loaded is not None:
         loaded(modules)
     step = build_step(declared, modules, a, sizes, state)
-    if "fp32" in precisions:
-        yield "fp32", export_step(step, declared, "fp32", target=target, state=state)
-    of_half: list[Precision] = [precision for precision in precisions if precision != "fp32"]
+    in_float32 = [precision for precision in precisions if declared.precision_in(precision) == "fp32"]
+    if in_float32:
+        whole = export_step(step, declared, "fp32", target=target, state=state)
+        yield from ((precision, whole) for precision in in_float32)
+        del whole
+    of_half = [precision for precision in precisions if precision not in in_float32]
     if not of_half:
         return
     half = export_step(step, declared, "fp16", target=target, state=state)
@@ -80,7 +83,7 @@ def _models(
 
 def _describe(model: Any, declared: StepModel, precision: Precision, state: StateForm) -> None:
     """Set the descriptions that Xcode shows."""
-    model.short_description = f"VoxCPM {declared.name}, {precision}"
+    model.short_description = f"VoxCPM {declared.name}, {declared.precision_in(precision)}"
     for tensor in (*declared.inputs, *(() if state == "native" else declared.state)):
         model.input_description[tensor.name] = tensor.meaning
 

@@ -149,7 +149,10 @@ def _download(repository: str, patterns: list[str]) -> Path:
 
 def _check_declaration(folder: Path, manifest: Manifest) -> None:
     """Raises BundleError unless the step models are those that this release runs; later code checks no shapes."""
-    for name, model in declare_step_models(manifest.architecture, manifest.sizes).items():
+    declared = declare_step_models(
+        manifest.architecture, manifest.sizes, audio_vae_fp32=manifest.audio_vae_fp32
+    )
+    for name, model in declared.items():
         if manifest.step_models.get(name) != model:
             raise BundleError(
                 f"{folder / MANIFEST_FILE}: inputs and outputs of {name} are not those that this release runs; "

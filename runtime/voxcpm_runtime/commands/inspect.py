@@ -60,6 +60,7 @@ def describe_manifest(manifest: Manifest) -> dict[str, Any]:
         "patch_seconds": a.patch_seconds,
         "sizes": manifest.sizes.model_dump(),
         "precisions": {precision: _bytes_below(manifest, precision) for precision in manifest.precisions},
+        "audio_vae_fp32": manifest.audio_vae_fp32,
         "constants": _bytes_below(manifest, "constants"),
         "tools": manifest.tools,
         "step_models": {
@@ -127,6 +128,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "batch", f"{sizes['batch']} utterances at once"
     yield "positions", f"{sizes['kv_length']}, in chunks of {_spelled(sizes['prefill_chunks'])}"
     yield "precisions", _spelled({name: _megabytes(size, "MB") for name, size in facts["precisions"].items()})
+    if facts["audio_vae_fp32"]:
+        yield "AudioVAE", "computes in float32 in every precision"
     yield "constants", _megabytes(facts["constants"], "MB")
     yield "tools", _spelled(facts["tools"])
 

@@ -23,7 +23,7 @@ _ELEMENTS = 1 << 22
 
 def float32_arithmetic(function: Function) -> Iterator[Violation]:
     """Operations on fp32 tensors in a package whose arithmetic is fp16."""
-    if function.precision == "fp32":
+    if function.declared.precision_in(function.precision) == "fp32":
         return
     for operation in function.program.operations:
         if operation.kind in FLOAT32_ALLOWED or operation.kind == "const":
