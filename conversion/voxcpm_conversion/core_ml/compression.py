@@ -29,6 +29,10 @@ def compress(model: Any, step_model: str, precision: Precision) -> Any:
     Raises OSError if the model's temporary package cannot be read.
     """
     ct = import_coremltools()
+    from coremltools.converters.mil.converter import mil_convert
+    from coremltools.converters.mil.mil.passes.graph_pass import PassOption
+    from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
     if model.weights_dir is None:
         # coremltools could not open the package that it had just written, and went on.
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -39,7 +43,21 @@ def compress(model: Any, step_model: str, precision: Precision) -> Any:
         op_type_configs={"gather": None},
         op_name_configs={n: _quantizer(ct, f) for n, f in formats.items() if f != default},
     )
-    return ct.optimize.coreml.linear_quantize_weights(model, config=config)
+    # `linear_quantize_weights` would run the default passes on the result, also those that the export leaves out.
+    quantize = PASS_REGISTRY["compression::linear_quantize_weights"]
+    quantize.set_options([PassOption("config", config)])
+    program = ct.models.utils._apply_graph_pass(model, quantize, return_pymil_prog=True)  # noqa: SLF001
+    specification = model.get_spec()
+    return mil_convert(
+        program,
+        convert_from="milinternal",
+        convert_to="mlprogram",
+        compute_units=model.compute_unit,
+        specification_version=specification.specificationVersion,
+        model_description=specification.description,
+        pass_pipeline=ct.PassPipeline.EMPTY,
+        skip_model_load=True,
+    )
 
 
 def weight_formats(model: Any, step_model: str, precision: Precision) -> dict[str, Format]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from voxcpm_constants.hardware_limits import LARGEST_WEIGHT_FILE
+from voxcpm_constants.hardware_limits import LARGEST_WEIGHT_FILE, STATE_MULTIPLE
 from voxcpm_constants.step_models import TensorSpec
 from voxcpm_constants.targets import updated_name
 from voxcpm_constants.weight_files import WEIGHT_FILE
@@ -13,7 +13,7 @@ from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_runtime.backends.portable.lowered import Interface
 from voxcpm_runtime.backends.portable.package import HALF_BYTES, TensorType
 
-from .function import INPUT, Function, Violation, constants_of, spelled, violation
+from .function import INPUT, Function, Violation, constants_of, shown, spelled, violation
 
 OUTPUT = "output"
 STATE = "state"
@@ -128,6 +128,22 @@ def targets(function: Function) -> Iterator[Violation]:
         dtypes = {constant.type.dtype for constant in constants_of(operation)}
         if dtypes & HALF_BYTES.keys() and int(available[_HALF_BYTES_SINCE].value) > version:
             yield violation(operation, "elements of half a byte", f"what {function.target} has")
+
+
+def dynamic_inputs(function: Function) -> Iterator[Violation]:
+    """Inputs with an axis of any length in a range."""
+    for given in function.program.inputs:
+        if any(low != high for shape in given.shapes for low, high in shape):
+            yield Violation(given.name, INPUT, spelled(given), "fixed or enumerated shapes")
+
+
+def state_sizes(function: Function) -> Iterator[Violation]:
+    """States with a last or last but one axis that the Neural Engine does not take."""
+    for state in function.program.states:
+        shape = state.fixed_shape or ()
+        if any(axis % STATE_MULTIPLE for axis in shape[-2:]):
+            expected = f"multiples of {STATE_MULTIPLE} as the last two axes"
+            yield Violation(state.name, STATE, shown(tuple(shape)), expected)
 
 
 def weight_files(function: Function) -> Iterator[Violation]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from voxcpm_constants.hardware_limits import LARGEST_RANK, LARGEST_WEIGHT_FILE, LONGEST_AXIS
+from voxcpm_constants.hardware_limits import (
+    LARGEST_RANK,
+    LARGEST_WEIGHT_FILE,
+    LONGEST_AXIS,
+    MASKED_BATCH,
+    STATE_MULTIPLE,
+)
 
 from . import interface, shapes, values
 from .function import Function, Violation
@@ -35,11 +41,11 @@ class Acceptance:
 
 RULES = (
     Rule(
-        "broadcast",
-        "the three operands of `select` have one shape; results are declared with the broadcast shape",
+        "select",
+        "no `select`; indices of 16 bits stay so",
         "Core ML refuses to load a `select` whose operands it would have to broadcast.",
         ("onnxsim/onnxsim 1399", "kasper0406/stablehlo-coreml 91"),
-        shapes.broadcasts,
+        values.selections,
     ),
     Rule(
         "value-shaped",
@@ -68,6 +74,34 @@ RULES = (
         "coremltools declares some results with a shape that they do not have, and Core ML plans with it.",
         ("onnxsim/onnxsim 1399",),
         shapes.declared_shapes,
+    ),
+    Rule(
+        "dynamic-input",
+        "inputs have fixed or enumerated shapes",
+        "Core ML crashed with a range of lengths on the GPU and the Neural Engine.",
+        ("apple/coremltools 2825", "FluidInference/FluidAudio 738"),
+        interface.dynamic_inputs,
+    ),
+    Rule(
+        "state-size",
+        f"the last two axes of a state are multiples of {STATE_MULTIPLE}",
+        "The Neural Engine fails on other states.",
+        ("apple/coremltools 2631",),
+        interface.state_sizes,
+    ),
+    Rule(
+        "masked-batch",
+        f"attention with a mask has leading axes of less than {MASKED_BATCH}",
+        "From there on its results are wrong on the GPU of macOS 26.2.",
+        ("apple/coremltools 2650",),
+        values.masked_batches,
+    ),
+    Rule(
+        "blockwise-scale",
+        "no `constexpr_blockwise_shift_scale` has fp16 scales",
+        "On macOS 26 loading such weights for the Neural Engine aborted the process.",
+        ("apple/coremltools 2688",),
+        values.blockwise_scales,
     ),
     Rule(
         "scatter-into-state",
@@ -128,6 +162,11 @@ RULES = (
 )
 
 ACCEPTED = (
+    Acceptance(
+        "blockwise-scale",
+        lambda function: function.precision in ("int8", "int4"),
+        "a risk on macOS 26: the report is about palettes, and coremltools writes int8 and int4 for macOS 15 so",
+    ),
     Acceptance(
         "scatter-into-state",
         lambda function: function.batch > 1,

@@ -1,31 +1,13 @@
-"""What the rules look for in shapes: broadcasting, sizes that depend on values, ranks, long axes, declared types."""
+"""What the rules look for in shapes: sizes that depend on values, ranks, long axes, declared types."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-import numpy as np
+from collections.abc import Iterator
 
 from voxcpm_constants.hardware_limits import LARGEST_RANK, LONGEST_AXIS
 from voxcpm_runtime.backends.portable.package import Argument, Operation
 
-from .function import PROGRAM, Function, Shape, Violation, agrees, shown, violation
-from .lengths import Length
-
-SELECT = "select"
-
-# Operations on each element, and the inputs that are broadcast to one shape.
-BROADCASTING: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        (
-            "add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum",
-            "equal", "not_equal", "greater", "greater_equal", "less", "less_equal",
-            "logical_and", "logical_or", "logical_xor",
-        ),
-        ("x", "y"),
-    ),
-    SELECT: ("cond", "a", "b"),
-}  # fmt: skip
+from .function import PROGRAM, Function, Violation, agrees, shown, violation
 
 # Operations, and the inputs whose values decide the size of the result.
 SIZES: dict[str, tuple[str, ...]] = {
@@ -49,40 +31,6 @@ SIZES: dict[str, tuple[str, ...]] = {
 
 # Operations whose result is as long as the values of their input make it.
 COUNTED = ("non_zero", "non_maximum_suppression")
-
-
-def broadcasts(function: Function) -> Iterator[Violation]:
-    """Results that are not declared with the broadcast shape, and selections between tensors of several shapes."""
-    for operation in function.program.operations:
-        if operation.kind in BROADCASTING:
-            found = (_broadcast(function, operation, length) for length in function.lengths)
-            yield from [first for first in found if first][:1]
-
-
-def _broadcast(function: Function, operation: Operation, length: Length) -> Violation | None:
-    arguments = [a for name in BROADCASTING[operation.kind] for a in operation.inputs[name]]
-    shapes = [function.shape(argument, length) for argument in arguments]
-    ((_, type_),) = operation.outputs
-    operands = f"{' and '.join(map(shown, shapes))}{function.at(length)}"
-    try:
-        result = _broadcast_shape(shapes)
-    except ValueError:
-        return violation(operation, f"operands {operands}", "operands that broadcast to one shape")
-    if operation.kind == SELECT and not all(agrees(shape, result) for shape in shapes):
-        return violation(operation, f"operands {operands}", f"all three {shown(result)}")
-    if not agrees(type_.shape, result):
-        return violation(
-            operation, f"declared {shown(type_.shape)}", f"{shown(result)}, broadcast from {operands}"
-        )
-    return None
-
-
-def _broadcast_shape(shapes: Sequence[Shape]) -> Shape:
-    """The shape that shapes are broadcast to. An axis of unknown length has any that fits the others."""
-    lengths = np.broadcast_shapes(*(tuple(axis or 1 for axis in shape) for shape in shapes))
-    unknown = {index - len(shape) for shape in shapes for index, axis in enumerate(shape) if axis is None}
-    axes = zip(range(-len(lengths), 0), lengths, strict=True)
-    return tuple(None if index in unknown and axis == 1 else axis for index, axis in axes)
 
 
 def value_shaped(function: Function) -> Iterator[Violation]:
@@ -166,8 +114,7 @@ def declared_shapes(function: Function) -> Iterator[Violation]:
             for length in function.lengths
             if name in length.shapes and not agrees(type_.shape, length.shapes[name])
         )
-        # Broadcasting has a rule of its own.
-        if kind not in BROADCASTING and (first := next(wrong, None)):
+        if first := next(wrong, None):
             shape, length = first
             yield Violation(
                 name, kind, f"declared {shown(type_.shape)}", f"{shown(shape)}{function.at(length)}"

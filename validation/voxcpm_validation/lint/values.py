@@ -1,4 +1,4 @@
-"""What the rules look for in arithmetic: fp32, infinite constants, writes into states, transposed convolutions."""
+"""What the rules look for in arithmetic: fp32, infinite constants, selections, attention, writes into states, …"""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from voxcpm_constants.hardware_limits import MASKED_BATCH
 from voxcpm_runtime.backends.portable.package import Blob, Constant, Operation
 
-from .function import Function, Violation, constants_of, violation
+from .function import Function, Violation, constants_of, shown, violation
 
 # What may have fp32 inputs or results in a package that computes in fp16: conversions at its border.
 FLOAT32_ALLOWED = frozenset({"cast"})
@@ -53,6 +54,51 @@ def _infinite(function: Function, constant: Constant) -> str | None:
         if not np.isfinite(part).all():
             return str(part[~np.isfinite(part)][0])
     return None
+
+
+def selections(function: Function) -> Iterator[Violation]:
+    """Selections, and indices that are widened again: coremltools' default passes put both before every lookup."""
+    for operation in function.program.operations:
+        if operation.kind == "select":
+            yield violation(operation, "a selection", "a product with a mask, or indices from 0")
+        elif operation.kind == "cast":
+            (x,), ((_, result),) = operation.inputs["x"], operation.outputs
+            if result.dtype == "INT32" and (narrow := function.type(x).dtype) in ("INT16", "UINT16"):
+                yield violation(operation, f"{narrow} widened to INT32", f"indices that stay {narrow}")
+
+
+def masked_batches(function: Function) -> Iterator[Violation]:
+    """Attention (product, mask, softmax, product) whose leading axes are too long."""
+    factors = {a for op in function.program.operations if op.kind == "matmul" for a in op.inputs["x"]}
+    for operation in function.program.operations:
+        if operation.kind != "softmax" or operation.outputs[0][0] not in factors:
+            continue
+        (x,) = operation.inputs["x"]
+        mask = function.producers.get(x) if isinstance(x, str) else None
+        if mask is None or mask.kind != "add" or not _is_product(function, mask):
+            continue
+        for length in function.lengths:
+            shape = function.shape(x, length)
+            if any(axis is not None and axis >= MASKED_BATCH for axis in shape[:-2]):
+                expected = f"leading axes of less than {MASKED_BATCH}"
+                yield violation(operation, f"masked scores {shown(shape)}{function.at(length)}", expected)
+                break
+
+
+def _is_product(function: Function, addition: Operation) -> bool:
+    terms = (a for name in ("x", "y") for a in addition.inputs[name] if isinstance(a, str))
+    return any((p := function.producers.get(term)) is not None and p.kind == "matmul" for term in terms)
+
+
+def blockwise_scales(function: Function) -> Iterator[Violation]:
+    """Compressed weights in the form of macOS 15 whose scales are fp16."""
+    for operation in function.program.operations:
+        if operation.kind == "constexpr_blockwise_shift_scale":
+            (data,), (scale,) = operation.inputs["data"], operation.inputs["scale"]
+            if (dtype := function.type(scale).dtype) == "FLOAT16":
+                yield violation(
+                    operation, f"{function.type(data).dtype} with scales of {dtype}", "another form"
+                )
 
 
 def scatters_into_states(function: Function) -> Iterator[Violation]:
