@@ -32,7 +32,7 @@ from voxcpm_conversion import convert
 from voxcpm_runtime.commands.cli import main
 
 declare = convert.declare_step_models
-convert.declare_step_models = lambda a, sizes: {{name: declare(a, sizes)[name] for name in {TWO}}}
+convert.declare_step_models = lambda a, sizes, **_: {{name: declare(a, sizes)[name] for name in {TWO}}}
 sys.exit(main())
 """
 
@@ -77,7 +77,7 @@ def test_a_full_disk_and_ctrl_c_leave_no_bundle_and_the_same_command_resumes(
         return usage._replace(free=1000 if len(asked) > 1 else usage.free)
 
     monkeypatch.setattr(
-        convert, "declare_step_models", lambda a, sizes: {name: declare(a, sizes)[name] for name in TWO}
+        convert, "declare_step_models", lambda a, sizes, **_: {name: declare(a, sizes)[name] for name in TWO}
     )
     with monkeypatch.context() as patched:
         patched.setattr(packages.shutil, "disk_usage", full)
