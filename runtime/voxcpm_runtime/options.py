@@ -108,7 +108,8 @@ class GenerationOptions:
     min_len: Annotated[
         int,
         Option(
-            "The stop head is ignored at first: speech has at least min_len + 2 patches.",
+            "The stop head is ignored at first: each segment has at least min_len + 2 patches, unless max_len ends "
+            "the speech. Refused if they do not fit into the KV cache.",
             (0, 100_000),
             "patches",
         ),

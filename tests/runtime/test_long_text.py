@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -232,6 +233,25 @@ def test_a_voice_of_several_segments_leaves_room_for_the_longest_one(tts):
 
     assert sum(segment.target_tokens for segment in planned.segments if segment.anchors) <= room
     assert len(tts.speak_plan(planned).segments) == len(planned.segments) > 10
+
+
+@pytest.mark.usefixtures("stopping")
+@pytest.mark.parametrize(("min_len", "segments"), [(2, 1), (34, 1), (10, 3)])
+def test_each_segment_has_its_minimum_of_patches(tts, min_len, segments):
+    text = " ".join(["so be it."] * segments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        speech = tts.speak(text, seed=3, min_len=min_len, retry_badcase_ratio_threshold=0.5)
+
+    assert len(speech.segments) == segments
+    assert [len(segment.latents) for segment in speech.segments] == [min_len + 2] * segments
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_minimum_that_only_the_first_segment_could_keep_is_refused_before_it_is_spoken(tts, models):
+    with pytest.raises(InputError, match=r"the speech at least 24: \d+ needed, but the KV cache has 48"):
+        tts.speak("so be it. " * 6, min_len=22)
+    assert not any(model.calls for model in models.values())
 
 
 @pytest.mark.usefixtures("stopping")

@@ -71,6 +71,10 @@ def test_denoising_is_refused_and_its_absence_is_not():
         (5, {"max_len": 12}, 12),
         (5, {"retry_badcase_ratio_threshold": 1.5}, 17),
         (1000, {}, 4096),
+        # Upstream's has no place for a minimum: its speech would end before it.
+        (4, {"min_len": 100}, 102),
+        (1000, {"min_len": 5000}, 5002),
+        (4, {"min_len": 100, "max_len": 101}, 101),
     ],
 )
 def test_the_bound_is_upstreams(tokens, options, bound):

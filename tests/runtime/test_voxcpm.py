@@ -221,7 +221,7 @@ def test_white_space_is_normalised_as_upstream_does(text, expected):
         ({"seed": -1}, "seed must be a whole number from 0"),
         ({"seed": 1.5}, "seed must be a whole number from 0"),
         ({"seed": 1, "rng": np.random.default_rng(1)}, "not both"),
-        ({"min_len": 38}, r"14 positions and the speech at least 40: 54 needed, but the KV cache has 48"),
+        ({"min_len": 38}, r"positions and the speech at least 40: 94 needed, but the KV cache has 48"),
     ],
 )
 @pytest.mark.parametrize("call", ["generate", "generate_streaming"])

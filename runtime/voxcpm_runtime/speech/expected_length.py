@@ -74,8 +74,7 @@ def expected_length(
 ) -> ExpectedLength:
     """The length of a text of so many letters. pace: see `pace`. min_len: the option; its length is not too long."""
     seconds = profile.expected_seconds(max(letters, 1)) * pace
-    # The shortest speech has min_len + 2 patches.
-    longest = max(max(_LONG * seconds, seconds + _MORE) / patch_seconds, min_len + 3)
+    longest = max(max(_LONG * seconds, seconds + _MORE) / patch_seconds, _longer_than(min_len))
     return ExpectedLength(
         seconds=seconds,
         patch_seconds=patch_seconds,
@@ -85,6 +84,16 @@ def expected_length(
     )
 
 
-def upstream_length(tokens: int, patch_seconds: float, ratio: float, context: int) -> ExpectedLength:
-    """Upstream's rule: too long from `ratio` patches for each text token on, `context` patches of a prompt counted."""
-    return ExpectedLength(None, patch_seconds, long_from=tokens * ratio - context)
+def upstream_length(
+    tokens: int, patch_seconds: float, ratio: float, context: int, *, min_len: int = 0
+) -> ExpectedLength:
+    """Upstream's rule: too long from `ratio` patches for each text token on, `context` patches of a prompt counted.
+
+    min_len: the option; unlike upstream's, its length is not too long.
+    """
+    return ExpectedLength(None, patch_seconds, max(tokens * ratio - context, _longer_than(min_len)))
+
+
+def _longer_than(min_len: int) -> int:
+    """One patch more than the shortest speech, which has min_len + 2."""
+    return min_len + 3

@@ -51,9 +51,17 @@ def positions(text_tokens: int, voice: VoiceSize | None) -> int:
 
 
 def patch_bound(target_tokens: int, options: GenerationOptions) -> int:
-    """Largest number of patches for a text of `target_tokens` tokens, KV cache aside (upstream `_generate`)."""
+    """Largest number of patches for a text of `target_tokens` tokens, KV cache aside (upstream `_generate`).
+
+    Unlike upstream's bound, it is never below `min_patches`.
+    """
     by_ratio = int(target_tokens * options.retry_badcase_ratio_threshold + 10)
-    return min(by_ratio, options.max_len or DEFAULT_MAX_LEN)
+    return max(min(by_ratio, options.max_len or DEFAULT_MAX_LEN), min_patches(options))
+
+
+def min_patches(options: GenerationOptions) -> int:
+    """Number of patches of the shortest segment: upstream first reads the stop head at index `min_len` + 1."""
+    return min(options.min_len + 2, options.max_len or options.min_len + 2)
 
 
 def patch_limit(taken: int, target_tokens: int, options: GenerationOptions, capacity: int) -> int:
@@ -61,12 +69,11 @@ def patch_limit(taken: int, target_tokens: int, options: GenerationOptions, capa
 
     Raises InputError if not even the shortest speech fits.
     """
-    wanted = patch_bound(target_tokens, options)
-    least = min(wanted, options.min_len + 2)
+    wanted, least = patch_bound(target_tokens, options), min_patches(options)
     if taken + least > capacity:
         raise InputError(
-            f"text and prompt take {taken} positions and the speech at least {least}: {taken + least} needed, "
-            f"but the KV cache has {capacity}; shorten the text or the prompt, "
+            f"text, prompt and earlier segments take {taken} positions and the speech at least {least}: "
+            f"{taken + least} needed, but the KV cache has {capacity}; shorten the text or the prompt, lower min_len, "
             "or convert with a greater --max-length"
         )
     return min(wanted, capacity - taken)
@@ -88,6 +95,8 @@ def longest_segment(
     fits = room / positions_per_token
     if options.max_len is not None:
         fits = max(fits, room - options.max_len)
+    shortest = min_patches(options) * (2 if anchored else 1)
+    fits = min(fits, room + _SPARE_PATCHES - min(shortest, options.max_len or shortest))
     profile = bundle.manifest.speech
     wanted = options.segment_tokens or (profile.longest_tokens if profile else SEGMENT_TOKENS)
     return max(0, min(int(fits / 2 if anchored else fits), wanted))

@@ -26,7 +26,7 @@ from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.expected_length import letters_in
-from voxcpm_runtime.speech.kv_room import least_anchor, longest_segment, patch_limit, positions
+from voxcpm_runtime.speech.kv_room import least_anchor, longest_segment, min_patches, patch_limit, positions
 from voxcpm_runtime.speech.progress import ProgressCallback, ProgressReporter
 from voxcpm_runtime.speech.randomness import Randomness, randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
@@ -207,9 +207,12 @@ class Plan:
             for segment in segments
         )
 
-    def limit(self, segment: PlannedSegment, voice: Voice | UnencodedVoice | None) -> int:
-        """Largest number of patches of a segment in a voice. Raises InputError if not even the shortest speech fits."""
-        taken = positions(len(segment.tokens), voice)
+    def limit(self, segment: PlannedSegment, voice: Voice | UnencodedVoice | None, continued: int = 0) -> int:
+        """Largest number of patches of a segment in a voice. Raises InputError if not even the shortest speech fits.
+
+        continued: patches of a voice that is still to be spoken.
+        """
+        taken = positions(len(segment.tokens), voice) + continued
         return patch_limit(taken, segment.target_tokens, self.options, self.bundle.manifest.sizes.kv_length)
 
     @system_errors_as(InputError)
@@ -250,8 +253,11 @@ class Plan:
             yield replace(reader.read(segment, planned), followed=following is not None)
             segment = following
 
-    def read_segment(self, segment: Segment, anchored: str) -> PlannedSegment:
-        """Tokenise and check a segment. anchored: transcript of the segments that it continues without a voice."""
+    def read_segment(self, segment: Segment, anchored: str, continued: int) -> PlannedSegment:
+        """Tokenise and check a segment.
+
+        anchored: transcript of the segments that it continues without a voice. continued: their fewest patches.
+        """
         tokenizer = self.bundle.tokenizer
         # A segment that continues the first one continues its style, too.
         controls = self.voice is not None or not anchored
@@ -271,7 +277,7 @@ class Plan:
             letters=letters_in(self._said_alone(segment) if controls and self.description else target),
             ends_paragraph=segment.ends_paragraph,
         )
-        self.limit(planned, self.voice)
+        self.limit(planned, self.voice, continued)
         return planned
 
     def _said_alone(self, segment: Segment) -> str:
@@ -298,13 +304,18 @@ class _Reader:
         self._plan = plan
         self._transcript = ""
         self._taken = 0
+        self._continued = 0
+        self._least = min_patches(plan.options)
         self._growing = plan.voice is None
         longest = longest_segment(plan.bundle, plan.voice, plan.options, anchored=True)
         self._room = max(longest, LEAST_SEGMENT_TOKENS)
 
     def read(self, segment: Segment, known: PlannedSegment | None = None) -> PlannedSegment:
         """The segment, tokenised and checked. known: this, if it was read before. Errors: `Plan.read`."""
-        planned = known or self._plan.read_segment(segment, self._transcript)
+        # The speech before this segment and its own have at most `max_len` patches in all.
+        most = self._plan.most_patches
+        continued = self._continued if most is None else min(self._continued, most - self._least)
+        planned = known or self._plan.read_segment(segment, self._transcript, continued)
         # `split` has left room for a voice that is as long as the longest segment.
         fits = not self._taken or self._taken + planned.target_tokens <= self._room
         self._growing = self._growing and fits
@@ -312,6 +323,7 @@ class _Reader:
             planned = replace(planned, anchors=True)
             self._transcript += planned.transcript
             self._taken += planned.target_tokens
+            self._continued += self._least
             self._growing = self._taken < least_anchor(self._plan.bundle)
         return planned
 

@@ -83,7 +83,7 @@ def _length(
         context = len(sequence.decoder_context(a.traits.decoder_context_patches))
         heard = context if a.traits.context_counts_as_speech else 0
         ratio = options.retry_badcase_ratio_threshold
-        return upstream_length(segment.target_tokens, a.patch_seconds, ratio, heard)
+        return upstream_length(segment.target_tokens, a.patch_seconds, ratio, heard, min_len=options.min_len)
     spoken = 1.0
     # A word or two may be said at any pace, whatever follows.
     if voice is not None and len(segment.transcript_tokens) >= least_anchor(plan.bundle):
