@@ -1,5 +1,6 @@
 import contextlib
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,6 +85,24 @@ def test_noise_is_drawn_once_a_patch_in_upstreams_shape(tts):
     tts.generate(TEXT, rng=noise)
 
     assert noise.sizes == [(1, 4, 2)] * 4
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        None,
+        "noise",
+        [[1.0], [1.0, 2.0]],
+        np.zeros((4, 2)),
+        np.full((1, 4, 2), np.nan),
+        np.full((1, 4, 2), 1e300),
+    ],
+)
+def test_a_source_of_anything_but_noise_is_named(tts, noise):
+    with pytest.raises(InputError, match=r"^rng must be a source .* of shape \(1, 4, 2\), got ") as caught:
+        tts.generate(TEXT, rng=SimpleNamespace(standard_normal=lambda _: noise))
+    assert caught.value.argument == "rng"
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("with_prompt", [False, True])

@@ -30,6 +30,7 @@ from voxcpm_constants.step_models import (
     StepSizes,
     encoder_patches,
 )
+from voxcpm_runtime.argument_types import wrong_type
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import Floats, NextPatch, PendingPatch, StepFunction, StepState
 from voxcpm_runtime.model.audio_vae import encode_audio, pad_to_patches, patch_decoder
@@ -342,8 +343,7 @@ class Driver:
 
     def _noise(self, options: GenerationOptions, rng: NoiseSource) -> Floats:
         shape = (1, self.architecture.feat_dim, self.architecture.patch_size)
-        noise = np.asarray(rng.standard_normal(shape), np.float32)[0]
-        return noise * np.float32(options.temperature)
+        return _drawn(rng, shape)[0] * np.float32(options.temperature)
 
     def _solves_at_once(self, options: GenerationOptions) -> bool:
         return options.use_cfg_zero_star and options.inference_timesteps == self.sizes.solver_steps
@@ -369,6 +369,16 @@ class Driver:
             outputs = model({"embeddings": chunk, "position": np.array([position + start], np.int32)}, state)
             parts.append({name: output[0, :length] for name, output in outputs.items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _drawn(rng: NoiseSource, shape: tuple[int, ...]) -> Floats:
+    """Noise of this shape. Raises InputError for a source that gives anything except finite numbers of that shape."""
+    given = rng.standard_normal(shape)
+    with contextlib.suppress(TypeError, ValueError), np.errstate(over="ignore"):
+        noise = np.asarray(given, np.float32)
+        if noise.shape == shape and np.isfinite(noise).all():
+            return noise
+    raise wrong_type(given, "rng", f"a source whose standard_normal gives finite numbers of shape {shape}")
 
 
 def _padded(rows: Floats, size: int) -> Floats:
