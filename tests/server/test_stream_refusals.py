@@ -42,6 +42,8 @@ START = {"type": "start"}
         ([START, {"type": "text"}], "expected a string", "text"),
         ([START, {"type": "text", "text": 5}], "expected a string", "text"),
         ([START, {"type": "text", "text": "a" * 4097}], "at most 4096 characters", "text"),
+        ([START, {"type": "text", "text": "Hi \ud83d"}, {"type": "end"}], "not valid Unicode", "text"),
+        ([START, {"type": "text", "text": "Hi \ude00"}], "not valid Unicode", "text"),
         ([{**START, "voice": "nobody"}], "no voice 'nobody'", "voice"),
         ([{**START, "voice": "../etc"}], "letters, digits", "voice"),
         ([{**START, "model": "tts-9"}], "expected one of voxcpm", "model"),

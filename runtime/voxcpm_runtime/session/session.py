@@ -15,7 +15,6 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.argument_types import real_number, wrong_type
 from voxcpm_runtime.session.threaded_speech import AudioChunk, Narrate, ThreadedSpeech
 from voxcpm_runtime.text.segments import Segment, one_segment
-from voxcpm_runtime.text.words import valid_unicode
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -66,20 +65,19 @@ class Session:
         weakref.finalize(self, self._speech.cancel).atexit = False
 
     def push_text(self, text: str) -> None:
-        """Speak this after the text that was pushed before. A fragment may end anywhere, even within a word.
+        """Speak this after the text that was pushed before. A fragment may end anywhere, even within a surrogate pair.
 
         After an error, which `next_audio_chunk` raises, text is not spoken. Raises InputError if `text` is no str or
         not valid Unicode, if more than MOST_CHARACTERS would wait, and after `cancel` or `close`.
         """
         if not isinstance(text, str):
             raise InputError(f"push_text takes text, got {type(text).__name__}", argument="text")
-        valid_unicode(text, "text")
         self._speech.push_text(text)
 
     def flush(self) -> None:
         """Speak all text that was pushed, including an unfinished last sentence. More may be pushed afterwards.
 
-        Raises InputError after `cancel` or `close`.
+        Raises InputError after `cancel` or `close`, and, without speaking, if the text ends within a surrogate pair.
         """
         self._speech.flush()
 

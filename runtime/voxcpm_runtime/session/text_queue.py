@@ -6,6 +6,7 @@ from collections import deque
 
 from voxcpm_constants.bounds import MOST_READ_AT_ONCE
 from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
+from voxcpm_runtime.text.words import joined_surrogates, valid_unicode
 
 
 class TextQueue:
@@ -22,6 +23,8 @@ class TextQueue:
         """Drop everything."""
         self.characters = 0
         """Characters that were pushed and not taken, those of an unfinished sentence too."""
+        self._high = ""
+        """The high surrogate of a pair that was cut between two fragments."""
         self._cutter = SentenceCutter()
         self._sentences: deque[str] = deque()
         self._uncut: deque[str | None] = deque()
@@ -36,7 +39,9 @@ class TextQueue:
         return bool(self._sentences or self._uncut or self._is_cut)
 
     def push(self, text: str) -> None:
-        """Add text."""
+        """Add text; a high surrogate at its end waits for the next. Raises InputError for half of a surrogate pair."""
+        before, self._high = self._high, ""
+        text, self._high = joined_surrogates(before + text)
         self.characters += len(text)
         if self._uncut or self._is_cut or len(text) > MOST_READ_AT_ONCE:
             self._uncut.append(text)
@@ -44,7 +49,9 @@ class TextQueue:
             self._add(self._cutter.push(text))
 
     def flush(self) -> None:
-        """End the last sentence."""
+        """End the last sentence. Raises InputError, and ends nothing, if the text ends within a surrogate pair."""
+        high, self._high = self._high, ""
+        valid_unicode(high, "text")
         if self._uncut or self._is_cut:
             self._uncut.append(None)
         else:

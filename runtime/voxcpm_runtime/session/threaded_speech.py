@@ -128,16 +128,16 @@ class ThreadedSpeech:
                         f"{self._waiting.characters} characters wait to be spoken, and {len(text)} more were pushed; "
                         f"expected at most {MOST_CHARACTERS}: push them when more is spoken"
                     )
-                self._flushed = False
                 self._waiting.push(text)
+                self._flushed = False
                 self._go_on()
 
     def flush(self) -> None:
         """Speak the unfinished sentence, too."""
         with self._changed:
             self._require_open()
-            self._flushed = True
             self._waiting.flush()
+            self._flushed = True
             self._go_on()
 
     def next_audio_chunk(self, most_seconds: float | None) -> AudioChunk | None:

@@ -38,6 +38,18 @@ def valid_unicode(text: str, what: str, argument: str = "text") -> str:
     return text
 
 
+def joined_surrogates(text: str) -> tuple[str, str]:
+    """A text with its surrogate pairs joined, and the high surrogate that ends it, if its pair was cut there.
+
+    Raises InputError for any other half of a pair.
+    """
+    high = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+    try:
+        return text.removesuffix(high).encode("utf-16-le", "surrogatepass").decode("utf-16-le"), high
+    except UnicodeDecodeError:
+        return valid_unicode(text, "text"), ""
+
+
 def one_line(text: str) -> str:
     """The text with each run of white space replaced by one space (upstream `core.py`)."""
     return re.sub(r"\s+", " ", text)
