@@ -384,6 +384,27 @@ def test_a_name_that_is_no_file_name_is_refused(tts, audio, store, name):
     assert not store.folder.exists()
 
 
+def test_what_people_print_is_one_short_line(tts, audio, store):
+    ada = store.add(tts.create_voice(audio[0], "so it is ", name="ada"))
+    speech = tts.speak(TEXT, voice=ada, **GIVEN)
+    generation = tts.bundle.architecture.generation
+    opened = VoxCPM(tts.bundle, tts.driver, "portable 9")
+
+    assert repr(ada) == (
+        f"Voice(name='ada', generation='{generation}', sample_rate=1000, prompt_patches=3, reference_patches=0)"
+    )
+    assert repr(store) == f"VoiceStore('{store.folder}', voices=1)"
+    assert repr(VoiceStore(ada.path)) == f"VoiceStore('{ada.path}', voices=unreadable)"
+    assert repr(opened) == (
+        f"VoxCPM(checkpoint='tiny', generation='{generation}', precision='int8', backend='portable', "
+        f"sample_rate={tts.sample_rate})"
+    )
+    assert repr(speech).startswith(
+        f"Speech(audio_seconds=0.16, sample_rate={tts.sample_rate}, segments=1, seed=3, "
+    )
+    assert not any("array" in repr(part) for part in (speech, *speech.segments))
+
+
 def test_a_voice_keeps_what_is_said_about_its_origin(tts, audio, tmp_path):
     said = {"consent": "stated", "checkpoint": "mine"}
     path = tmp_path / "ada.voice"

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from voxcpm_constants.bounds import MOST_CHARACTERS
@@ -48,7 +48,7 @@ class Narrate(Protocol):
 class AudioChunk:
     """A chunk of speech: a part of one sentence, or the pause before it."""
 
-    pcm: Pcm
+    pcm: Pcm = field(repr=False)
     """16-bit samples (samples,)."""
     offset: int
     """Index of the chunk's first sample, counted from the session's beginning."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from voxcpm_runtime.audio.pcm import Audio
@@ -43,9 +43,9 @@ class SpokenSegment:
     """One segment of a speech; a short text is one segment."""
 
     text: str
-    audio: Audio
+    audio: Audio = field(repr=False)
     """(samples,) in [-1, 1]"""
-    latents: Latents
+    latents: Latents = field(repr=False)
     """Generated patches (patches, frames, latent_dim)."""
     seed: int | None
     """The seed of the attempt that made this audio; None if the caller gave an `rng`."""
@@ -101,6 +101,13 @@ class Speech:
     """The spoken segments, in order."""
     cancelled: bool = False
     """Whether it was cancelled; then it is what had been spoken until then."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Speech(audio_seconds={self.audio_seconds:.2f}, sample_rate={self.sample_rate}, "
+            f"segments={len(self.segments)}, seed={self.seed}, stopped={self.stopped}, cancelled={self.cancelled}, "
+            f"real_time_factor={self.real_time_factor:.2f})"
+        )
 
     @property
     def suspicious(self) -> tuple[SuspiciousSegment, ...]:

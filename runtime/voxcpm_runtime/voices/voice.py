@@ -26,6 +26,7 @@ from voxcpm_runtime.argument_types import (
     file_argument,
     instance,
     path_argument,
+    shown,
     switch,
     text_argument,
     whole_number,
@@ -89,6 +90,13 @@ class Voice:
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+    def __repr__(self) -> str:
+        header = self.header
+        return (
+            f"Voice(name={shown(self.name)}, generation={shown(header.generation)}, sample_rate={header.sample_rate}, "
+            f"prompt_patches={self.prompt_patches}, reference_patches={self.reference_patches})"
+        )
 
     @property
     def name(self) -> str:
