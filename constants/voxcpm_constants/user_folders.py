@@ -16,6 +16,8 @@ from voxcpm_constants.errors import InputError
 
 CACHE_VARIABLE = "VOXCPM_COREML_CACHE"
 VOICES_VARIABLE = "VOXCPM_COREML_VOICES"
+DEFAULT_VOICE = "default"
+"""The name of the checkpoint's own voice, which no stored voice may have."""
 _APPLICATION = "voxcpm-coreml"
 
 

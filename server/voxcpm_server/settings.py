@@ -37,8 +37,6 @@ OPENAI_VOICES = {
 mean; with another bundle than the built-in one they mean the checkpoint's own voice."""
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """The models of OpenAI's own service, likewise; each name means the default bundle unless one has that name."""
-DEFAULT_VOICE = "default"
-"""The checkpoint's own voice."""
 MEGABYTE = 1_000_000
 # A character beyond U+FFFF in JSON is two escapes of six bytes.
 _MOST_BYTES_OF_A_CHARACTER = 12

@@ -23,12 +23,13 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 
+from voxcpm_constants.user_folders import DEFAULT_VOICE
 from voxcpm_runtime import Voice
 from voxcpm_server.encoding import GREATEST_RATE, LEAST_RATE
 from voxcpm_server.errors import CLIENT_GONE, ApiError
 from voxcpm_server.recordings import decoded_base64, decoded_recording
 from voxcpm_server.served_bundles import Served
-from voxcpm_server.settings import DEFAULT_VOICE, OPENAI_VOICES, Settings
+from voxcpm_server.settings import OPENAI_VOICES, Settings
 
 LEAST_SPEED, GREATEST_SPEED = 0.25, 4.0
 RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_wav_path"}

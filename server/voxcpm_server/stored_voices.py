@@ -10,10 +10,10 @@ from pathlib import Path
 
 from voxcpm_constants.errors import os_reason
 from voxcpm_constants.json_files import read_json
-from voxcpm_constants.user_folders import user_path
+from voxcpm_constants.user_folders import DEFAULT_VOICE, user_path
 from voxcpm_runtime import InputError, Voice, VoiceStore
 from voxcpm_server.errors import ApiError
-from voxcpm_server.settings import DEFAULT_VOICE, OPENAI_VOICES
+from voxcpm_server.settings import OPENAI_VOICES
 
 _log = logging.getLogger("voxcpm_server")
 _MOST_NAME_BYTES = 100
@@ -29,6 +29,8 @@ class StoredVoices:
 
     def __init__(self, store: VoiceStore, aliases: Mapping[str, str]) -> None:
         _check_folder(store.folder)
+        if hidden := store.hidden():
+            _log.warning("%s", hidden)
         self._store = store
         self._aliases = dict(aliases)
 
@@ -40,7 +42,7 @@ class StoredVoices:
     def stored_names(self) -> list[str]:
         """The names of the stored voices. Raises ApiError (507) if the disk refuses."""
         with _disk():
-            return self._store.names()
+            return [name for name in self._store.names() if name != DEFAULT_VOICE]
 
     def named(self, name: str, built_in: Voices) -> Voice | None:
         """The voice of a name or alias; None for the checkpoint's own. Raises ApiError (404) for an unknown one."""
@@ -58,7 +60,7 @@ class StoredVoices:
         """
         if self.is_built_in(name, built_in):
             return built_in[name]
-        path = self._present(name)
+        path = self._present(name, hidden=False)
         try:
             return Voice.load(path)
         except (InputError, OSError) as error:
@@ -104,14 +106,17 @@ class StoredVoices:
         """
         if self.is_built_in(name, built_in):
             raise ApiError(409, f"voice: {name} is built in and cannot be deleted", param="voice")
-        self._present(name)
+        self._present(name, hidden=True)
         with _disk():
             self._store.remove(name)
 
-    def _present(self, name: str) -> Path:
-        """The path of a stored voice. Raises ApiError: 404 for an unknown one, 400 for what cannot be a name."""
+    def _present(self, name: str, *, hidden: bool) -> Path:
+        """The path of a stored voice; `hidden`: also under the reserved name.
+
+        Raises ApiError: 404 for an unknown one, 400 for what cannot be a name.
+        """
         path = self._path(name, "voice")
-        if not path.is_file():
+        if not path.is_file() or (name == DEFAULT_VOICE and not hidden):
             raise ApiError(
                 404, f"voice: there is no voice {name!r}; GET /v1/audio/voices lists them", param="voice"
             )
@@ -156,4 +161,6 @@ def read_aliases(path: Path | None) -> dict[str, str]:
         document = None
     if not isinstance(document, dict) or not all(isinstance(meant, str) for meant in document.values()):
         raise InputError(f'{path}: expected a JSON object of voices by name, such as {{"alloy": "ada"}}')
+    if DEFAULT_VOICE in document:
+        raise InputError(f"{path}: {DEFAULT_VOICE} is the checkpoint's own voice; choose another alias")
     return document

@@ -17,6 +17,7 @@ from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
 from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.user_folders import DEFAULT_VOICE
 from voxcpm_server.authentication import is_loopback
 from voxcpm_server.conversations import Conversation
 from voxcpm_server.encoding import Encoder
@@ -24,7 +25,7 @@ from voxcpm_server.errors import CLIENT_GONE, ApiError
 from voxcpm_server.served_bundles import Served
 from voxcpm_server.service import Service
 from voxcpm_server.sessions import SessionStream, Spoken
-from voxcpm_server.settings import DEFAULT_VOICE, Settings
+from voxcpm_server.settings import Settings
 from voxcpm_server.wyoming_events import MOST_LINE_BYTES, EventStream
 
 _OWNER = "wyoming "

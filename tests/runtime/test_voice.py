@@ -384,6 +384,23 @@ def test_a_name_that_is_no_file_name_is_refused(tts, audio, store, name):
     assert not store.folder.exists()
 
 
+def test_default_is_the_checkpoints_own_voice_and_no_stored_one(tts, audio, store):
+    named = tts.create_voice(audio[0], "so it is ", name="default")
+    with pytest.raises(InputError, match="default is the checkpoint's own voice; choose another name"):
+        store.add(named, overwrite=True)
+    with pytest.raises(InputError, match="of which there is no file"):
+        store.load("default")
+    assert not store.folder.exists()
+
+    # As an earlier release stored it.
+    store.folder.mkdir()
+    named.save(store.path("default"))
+    with pytest.raises(InputError, match=r"default\.voice: default is .* rename this file"):
+        store.load("default")
+    np.testing.assert_array_equal(tts.generate(TEXT, voice="default", **GIVEN), tts.generate(TEXT, **GIVEN))
+    store.remove("default")
+
+
 def test_what_people_print_is_one_short_line(tts, audio, store):
     ada = store.add(tts.create_voice(audio[0], "so it is ", name="ada"))
     speech = tts.speak(TEXT, voice=ada, **GIVEN)

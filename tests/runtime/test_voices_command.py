@@ -33,6 +33,23 @@ def run(capsys, *arguments):
 ADD = ("--prompt", "prompt.wav", "--prompt-text", "so it is ")
 
 
+def test_default_means_the_checkpoints_own_voice(speaking, folder, capsys):
+    code, _, err = run(capsys, "voices", "add", "default", speaking, *ADD)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "default is the checkpoint's own voice; choose another name" in err
+    run(capsys, "voices", "add", "ada", speaking, *ADD)
+    (folder / "voices" / "ada.voice").rename(folder / "voices" / "default.voice")
+
+    said = ("generate", speaking, "-t", "hello.", "--seed", 3, "-q", "-o")
+    assert run(capsys, *said, "own.wav") == (0, "", "")
+    code, _, err = run(capsys, *said, "default.wav", "--voice", "default")
+    assert (code, err.count("\n")) == (0, 1)
+    assert Path("own.wav").read_bytes() == Path("default.wav").read_bytes()
+    assert all(
+        "rename this file to speak with it" in said for said in (err, run(capsys, "voices", "list")[1])
+    )
+
+
 def test_a_voice_is_added_listed_shown_used_and_removed(speaking, folder, capsys):
     code, out, _ = run(capsys, "voices", "add", "ada", speaking, *ADD)
     assert (code, out.strip().endswith("prompt of 5 patches: 'so it is'")) == (0, True)

@@ -208,6 +208,30 @@ def test_a_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
     assert listed()["built_in"] is True
 
 
+def test_a_stored_voice_that_is_called_default_is_not_spoken_with(
+    serve: Callable[..., Any], recording: bytes, tts: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "voices").mkdir()
+    ada = tts.create_voice(recording, TRANSCRIPT, name="default")
+    ada.save(tmp_path / "voices" / "default.voice")
+    url = serve().url
+
+    assert "rename this file to speak with it" in caplog.text
+    said = {
+        voice: httpx2.post(f"{url}/v1/audio/speech", json={**SAID, "voice": voice})
+        for voice in ("default", "default")
+    }
+    assert said["default"].content == said["echo"].content
+    assert httpx2.get(f"{url}/v1/audio/voices").json()["voices"][0] == {
+        "id": "default", "name": "default", "stored": False,
+    }  # fmt: skip
+    assert httpx2.get(f"{url}/v1/audio/voices/default").status_code == 404
+    assert httpx2.delete(f"{url}/v1/audio/voices/default").status_code == 200
+    (tmp_path / "aliases.json").write_text('{"default": "ada"}')
+    with pytest.raises(InputError, match="default is the checkpoint's own voice; choose another alias"):
+        read_aliases(tmp_path / "aliases.json")
+
+
 def refused(answer: httpx2.Response, folder: Path) -> tuple[int, str]:
     """Status and code of an error that names no path of the server."""
     assert str(folder) not in answer.text

@@ -6,6 +6,7 @@ import datetime as dt
 import hashlib
 import math
 import os
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Source
-from voxcpm_constants.user_folders import user_path
+from voxcpm_constants.user_folders import DEFAULT_VOICE, user_path
 from voxcpm_runtime.argument_types import text_argument, wrong_type
 from voxcpm_runtime.audio.files import AudioSource, audio_content, check_audio_exists, read_audio
 from voxcpm_runtime.audio.pcm import Audio
@@ -83,8 +84,13 @@ class Recordings:
     def in_voice(self, source: VoiceSource | None) -> Recordings:
         """This with a voice, if one is given: a Voice, a name that `VoiceStore.load` takes, or a path.
 
-        Raises InputError for both kinds, for an unknown name, and for a file that is no voice.
+        `default` is the checkpoint's own voice. Raises InputError for both kinds, for an unknown name, and for a file
+        that is no voice.
         """
+        if isinstance(source, str) and source == DEFAULT_VOICE:
+            if hidden := VoiceStore().hidden():
+                warnings.warn(hidden, stacklevel=2)
+            return self
         if source is None:
             return self
         if not isinstance(source, Voice | str | os.PathLike):

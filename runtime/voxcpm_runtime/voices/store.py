@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from voxcpm_constants.errors import InputError, system_errors_as
-from voxcpm_constants.user_folders import voices_folder
+from voxcpm_constants.user_folders import DEFAULT_VOICE, voices_folder
 from voxcpm_runtime.argument_types import instance, path_argument, switch, text_argument
 from voxcpm_runtime.storage.whole_file import make_folder, remove_leftovers
 from voxcpm_runtime.voices.built_in import built_in_voices
@@ -59,6 +59,8 @@ class VoiceStore:
     def free_path(self, name: str, *, overwrite: bool = False) -> Path:
         """The path of a voice to be saved under a name. Raises InputError for what `add` refuses."""
         path = self.path(name)
+        if name == DEFAULT_VOICE:
+            raise InputError(f"voice name: {name} is the checkpoint's own voice; choose another name")
         if not switch(overwrite, "overwrite") and path.exists():
             raise InputError(f"a voice {name} is there already; choose another name, or give --overwrite")
         return path
@@ -74,12 +76,23 @@ class VoiceStore:
         Raises InputError, listing the voices that exist.
         """
         path = self.located(name)
+        if name == DEFAULT_VOICE and (hidden := self.hidden()):
+            raise InputError(hidden)
         if path.is_file() or _is_path(name):
             return Voice.load(path)
+        if name == DEFAULT_VOICE:
+            raise InputError(f"{name} is the checkpoint's own voice, of which there is no file")
         if name in built_in_voices():
             return built_in_voices()[name]
         present = ", ".join(dict.fromkeys([*self.names(), *built_in_voices()]))
         raise InputError(f"no voice {name} (there are: {present}); make one with `voxcpm-coreml voices add`")
+
+    def hidden(self) -> str:
+        """A line about a file of an earlier release under the reserved name; empty if there is none."""
+        path = self.path(DEFAULT_VOICE)
+        if not os.path.lexists(path):
+            return ""
+        return f"{path}: {DEFAULT_VOICE} is the checkpoint's own voice; rename this file to speak with it"
 
     @system_errors_as(InputError)
     def remove(self, name: str) -> None:
