@@ -75,7 +75,7 @@ async def submit_job(
 ) -> JobDocument:
     """Have a long text spoken in the background. Of speech's fields, `stream` and `stream_format` have no effect."""
     jobs = service_of(request).jobs
-    job = await jobs.submit(request.state.owner, asked)
+    job = await jobs.submit(request, asked)
     response.headers["Location"] = f"/v1/audio/jobs/{job.id}"
     return _document(job, jobs)
 

@@ -8,14 +8,15 @@ import contextlib
 import math
 import shutil
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from voxcpm_runtime import CancelToken, InputError, Progress, SavedSegments, SpokenSegment, Voice
 from voxcpm_server.encoding import Encoder
 from voxcpm_server.errors import ApiError
 from voxcpm_server.job_store import Job, JobStore, appearing
-from voxcpm_server.queueing import FairQueue, Turn
+from voxcpm_server.queueing import Turn
 from voxcpm_server.served_bundles import Served
 from voxcpm_server.settings import MEGABYTE, Settings
 from voxcpm_server.speech_requests import RECORDINGS, SpeechRequest
@@ -196,10 +197,12 @@ def discard_segments(store: JobStore, job: Job) -> None:
 
 
 class JobTurn:
-    """A job's turn, which it gives up to requests."""
+    """A job's turn, which it gives up to others. enter: waits for the next one."""
 
-    def __init__(self, queue: FairQueue, turn: Turn, cancel: CancelToken) -> None:
-        self._queue = queue
+    def __init__(
+        self, enter: Callable[[], Coroutine[Any, Any, Turn]], turn: Turn, cancel: CancelToken
+    ) -> None:
+        self._enter = enter
         self._turn = turn
         self._cancel = cancel
         self._loop = asyncio.get_running_loop()
@@ -209,7 +212,7 @@ class JobTurn:
         self._turn.leave()
 
     def give_up_if_wanted(self) -> None:
-        """Called by the job's thread: if a request waits, let it in, and wait for a turn that nobody else waits for."""
+        """Called by the job's thread: if a request waits, let it in, and wait for the next turn."""
         if not self._turn.is_wanted:
             return
         again = asyncio.run_coroutine_threadsafe(self._again(), self._loop)
@@ -221,4 +224,4 @@ class JobTurn:
 
     async def _again(self) -> None:
         self._turn.leave()
-        self._turn = await self._queue.enter_last()
+        self._turn = await self._enter()

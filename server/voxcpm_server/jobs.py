@@ -14,18 +14,19 @@ import logging
 import shutil
 import sqlite3
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 
 from voxcpm_constants.user_folders import jobs_folder, user_path
-from voxcpm_runtime import Cancelled, InputError, Voice
-from voxcpm_server.encoding import Encoder
+from voxcpm_runtime import Cancelled, InputError
 from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error
 from voxcpm_server.job_pauses import Pauses
+from voxcpm_server.job_planning import PlannedJob, Planner
 from voxcpm_server.job_speaking import (
     VOICE_FILE,
     JobTurn,
@@ -45,12 +46,12 @@ from voxcpm_server.job_store import (
     appearing,
 )
 from voxcpm_server.metrics import Metrics
-from voxcpm_server.served_bundles import Bundles, NoRoomError, Served, on_a_thread
+from voxcpm_server.served_bundles import Bundles, NoRoomError, cancelled_with, to_its_end
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech_requests import RECORDINGS, SpeechRequest
 from voxcpm_server.stored_voices import StoredVoices
+from voxcpm_server.streaming import unless_gone
 
-Result = TypeVar("Result")
 _log = logging.getLogger("voxcpm_server")
 _DAY = 86_400
 # Between two looks for jobs that are old, and after an error of the disk.
@@ -79,7 +80,7 @@ class Jobs:
     ) -> None:
         self._settings = settings
         self._bundles = bundles
-        self._voices = voices
+        self._planner = Planner(settings, bundles, voices)
         self._metrics = metrics
         self._most_per_key = max(1, settings.max_jobs // 2) if several_keys else settings.max_jobs
         self._opened: JobStore | None = None
@@ -132,22 +133,15 @@ class Jobs:
             self._opened.close()
             self._opened = None
 
-    async def submit(self, owner: str, asked: SpeechRequest) -> Job:
-        """A new job of that owner.
+    async def submit(self, request: Request, asked: SpeechRequest) -> Job:
+        """A new job of the key that a request came with; none if the client leaves before its text was read.
 
-        Raises ApiError and what `VoxCPM.plan` raises for a text that cannot be spoken, ApiError for too many jobs (429,
-        503) and a full disk (507).
+        Raises what `Planner.planned` raises, and ApiError for too many jobs (429, 503), a full disk (507) and a client
+        that has left (499).
         """
-        store = self._store
-        with await self._bundles.lease(asked.model) as served:
-            # Whatever can be refused is refused now.
-            Encoder(asked.response_format, served.speeches.sample_rate, asked.sample_rate, asked.speed)
-            voice = await run_in_threadpool(self._voices.named, asked.voice_name, served.built_in_voices)
-            given = await run_in_threadpool(
-                asked.arguments, self._settings, served, self._settings.max_job_characters, voice
-            )
-            seed, segments = await run_in_threadpool(_planned, served, given)
-        add = partial(self._add, store, owner, asked, voice, seed, segments)
+        store, owner = self._store, request.state.owner
+        planned = await unless_gone(request, self._planner.planned(owner, asked))
+        add = partial(self._add, store, owner, asked, planned)
         try:
             async with self._submitting:
                 await self._delete_old(store)
@@ -220,19 +214,17 @@ class Jobs:
             )
         check_size(store, self._settings)
 
-    def _add(
-        self, store: JobStore, owner: str, asked: SpeechRequest, voice: Voice | None, seed: int, segments: int
-    ) -> Job:
+    def _add(self, store: JobStore, owner: str, asked: SpeechRequest, planned: PlannedJob) -> Job:
         folder = store.new_folder()
         try:
             for field, content in asked.recordings():
                 with appearing(folder / field) as file:
                     file.write(content)
-            if voice is not None:
+            if planned.voice is not None:
                 # As it is now: it may be deleted or made anew before the job's turn comes.
-                voice.save(folder / VOICE_FILE)
+                planned.voice.save(folder / VOICE_FILE)
             request = asked.model_dump(exclude={*RECORDINGS, *(asked.model_extra or ())}, exclude_none=True)
-            return store.add(folder, owner, request, seed, segments)
+            return store.add(folder, owner, request, planned.seed, planned.segments)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -301,14 +293,14 @@ class Jobs:
                 store.change(job.id, **ended, audio_seconds=running.audio_seconds)
                 discard_segments(store, job)
 
-            await _to_its_end(run_in_threadpool(done))
+            await to_its_end(run_in_threadpool(done))
             self._pauses.end(job.id)
             self._metrics.jobs.labels(DONE).inc()
         except (asyncio.CancelledError, Cancelled):
             # The server ends, or the job is deleted. This is no attempt that has failed.
             queued = partial(store.change, job.id, state=QUEUED, starts=running.starts_before)
             with contextlib.suppress(sqlite3.Error):
-                await _to_its_end(run_in_threadpool(queued))
+                await to_its_end(run_in_threadpool(queued))
             raise asyncio.CancelledError from None
         except Exception as error:  # noqa: BLE001 - told as the job's error
             refused = isinstance(error, OSError | sqlite3.Error)
@@ -329,7 +321,7 @@ class Jobs:
                 store.change(job.id, state=FAILED, ended=time.time(), error=told)
 
             try:
-                await _to_its_end(run_in_threadpool(failed))
+                await to_its_end(run_in_threadpool(failed))
                 self._metrics.jobs.labels(FAILED).inc()
             except sqlite3.Error as unwritten:
                 # Its row says that it runs: it is tried again.
@@ -341,7 +333,7 @@ class Jobs:
         self._pauses.lengthen(job.id)
         queued = partial(store.change, job.id, state=QUEUED, starts=starts, error=told)
         try:
-            await _to_its_end(run_in_threadpool(queued))
+            await to_its_end(run_in_threadpool(queued))
         except sqlite3.Error as unwritten:
             _log.error("job %s waits, which cannot be stored (%s)", job.id, unwritten)
 
@@ -349,17 +341,10 @@ class Jobs:
         """Bytes of the file of the speech, which is then there."""
         with await self._bundles.lease(running.job.asked["model"]) as served:
             queue = served.speeches.queue
-            turn = JobTurn(queue, await queue.enter_last(), running.cancel)
+            turn = JobTurn(queue.enter_last, await queue.enter_last(), running.cancel)
             work = partial(spoken_job, store, running, served, self._settings, turn)
-            working = asyncio.ensure_future(on_a_thread(work))
             try:
-                return await asyncio.shield(working)
-            except asyncio.CancelledError:
-                running.cancel.cancel()
-                # The bundle must stay until its thread has ended.
-                with contextlib.suppress(Exception):
-                    await _to_its_end(working)
-                raise
+                return await cancelled_with(running.cancel, work)
             finally:
                 turn.leave()
 
@@ -370,23 +355,8 @@ def unstored(id_: str, error: Exception) -> ApiError:
     return ApiError(507, "the server could not store or read the job; its log says why")
 
 
-async def _to_its_end(work: Awaitable[Result]) -> Result:
-    """The result of work that goes on however often whoever waits for it is cancelled."""
-    working = asyncio.ensure_future(work)
-    while not working.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({working})
-    return working.result()
-
-
 def _folder(chosen: Path | None) -> Path:
     return jobs_folder() if chosen is None else user_path(chosen).absolute()
-
-
-def _planned(served: Served, given: dict[str, Any]) -> tuple[int, int]:
-    """The seed of a speech and the number of its segments, after the whole text has been read and checked."""
-    plan = served.tts.plan(**given)
-    return plan.randomness.seed or 0, len(plan.segments)
 
 
 def _check_starts(job: Job) -> None:

@@ -7,14 +7,15 @@ The default bundle is loaded at once, and stays.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from voxcpm_runtime import InputError, Voice, VoxCPM, VoxCPMError
+from voxcpm_runtime import CancelToken, InputError, Voice, VoxCPM, VoxCPMError
 from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY_SECONDS, ApiError, place_of
 from voxcpm_server.memory import resident_bytes
 from voxcpm_server.settings import OPENAI_MODELS
@@ -325,6 +326,28 @@ async def on_a_thread(function: Callable[[], Result]) -> Result:
 
     threading.Thread(target=work, name="bundle", daemon=True).start()
     return await ended
+
+
+async def cancelled_with(token: CancelToken, function: Callable[[], Result]) -> Result:
+    """The result of `on_a_thread`. Whoever is cancelled while it waits cancels the token, and waits for the thread."""
+    working = asyncio.ensure_future(on_a_thread(function))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        token.cancel()
+        # What the thread uses must stay until it has ended.
+        with contextlib.suppress(Exception):
+            await to_its_end(working)
+        raise
+
+
+async def to_its_end(work: Awaitable[Result]) -> Result:
+    """The result of work that goes on however often whoever waits for it is cancelled."""
+    working = asyncio.ensure_future(work)
+    while not working.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({working})
+    return working.result()
 
 
 def read_named(given: list[str] | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import overload
 
 from voxcpm_constants.architecture import Architecture
@@ -160,10 +160,14 @@ class Plan:
         """Whether `opening` is all segments."""
         return not self.opening or self.opening[-1].followed is False
 
-    @cached_property
+    @property
     def all_segments(self) -> tuple[PlannedSegment, ...]:
-        """All segments of the text, which reads it to its end. Errors: see `read`; and Cancelled."""
-        return self.opening if self.read_to_the_end else tuple(self.from_the_beginning())
+        """All segments of the text, which reads it to its end, once. Errors: see `read`; and Cancelled."""
+        # Before Python 3.12 a `cached_property` of two plans has one lock: they would be read one after the other.
+        if "_all_segments" not in self.__dict__:
+            every = self.opening if self.read_to_the_end else tuple(self.from_the_beginning())
+            self.__dict__["_all_segments"] = every
+        return self.__dict__["_all_segments"]
 
     def split(self, text: str, *, more: bool = False, cancel: CancelToken | None = None) -> Iterator[Segment]:
         """The text as one segment if it is short, otherwise in segments whose speech fits into the KV cache.
