@@ -25,7 +25,7 @@ from voxcpm_validation.step_agreement import StepAgreement, measure_step
 from voxcpm_validation.upstream import load_upstream
 
 TEXT = "the you and the world"
-FP32 = 0.999999
+FP32 = 0.9999999
 
 Reference = dict[str, list[RecordedCall]]
 

@@ -70,7 +70,7 @@ def core_ai_conversion(
         from voxcpm_runtime.commands import cli
 
         options = ("--target", "macos27", "--precision", "fp16", "--precision", "fp32")
-        sizes = ("--max-length", "128", "--prefill-chunk", "16")
+        sizes = ("--max-length", "128", "--prefill-chunk", "16", "--solver-steps", "0")
         folder.mkdir()
         # Not in a process of its own, which would take five seconds to get ready.
         with _printed_to(folder / "output.txt"):
@@ -269,7 +269,7 @@ def _convert_some(
     target: Target = "macOS14",
     kv_cache: KVCache = "scatter",
 ) -> Callable[[Path], object]:
-    from voxcpm_constants.manifest import Manifest, record_folder
+    from voxcpm_constants.manifest import Manifest, record_folder, schema_version
     from voxcpm_constants.step_models import declare_step_models
     from voxcpm_conversion.checkpoint import Checkpoint
     from voxcpm_conversion.core_ai import packages as core_ai
@@ -280,6 +280,7 @@ def _convert_some(
         opened = Checkpoint.open(checkpoint)
         declared = declare_step_models(opened.architecture, sizes)
         manifest = Manifest(
+            schema_version=schema_version(target),
             architecture=opened.architecture,
             sizes=sizes,
             step_models={name: declared[name] for name in step_models},

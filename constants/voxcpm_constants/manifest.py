@@ -38,9 +38,10 @@ from voxcpm_constants.targets import (
     package_form,
 )
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """The newest version that this release reads. 3 added `speech`, which readers of 2 refuse; a manifest of 2 is read as
-one without it. 4 added the target macOS27; bundles of other targets are still written as 3.
+one without it. 4 added the target macOS27, and 5 changed the form of its programs; bundles of other targets are still
+written as 3.
 """
 _SCHEMA_BEFORE_CORE_AI = 3
 MANIFEST_FILE = "manifest.json"
@@ -159,6 +160,8 @@ class Manifest(_Record):
                 f"{path}: not a bundle manifest: {first_wrong_field(error)}; convert again"
             ) from None
         _check_own_digest(bundle, content)
+        if manifest.target == CORE_AI and manifest.schema_version < SCHEMA_VERSION:
+            raise BundleError(f"{path}: an earlier release's form of Core AI programs; convert again")
         return manifest
 
     @property

@@ -6,9 +6,10 @@ macOS14   one function, `main`, that accepts every enumerated length; state is i
 macOS15   the caches of the LM steps are Core ML states, and these packages have one function for each length, which
           share the weights: `decode` for one embedding, `prefill_16` for 16, and so on. The other step models have
           the same form as for macOS14.
-macOS27   Core AI programs in place of Core ML packages. The caches of the LM steps are Core AI states. Each step model
-          with several lengths has one function for each of them: those of the LM steps as for macOS15, else
-          `patches_16`, named after the input.
+macOS27   Core AI programs in place of Core ML packages. All state is Core AI's: the contexts of the AudioVAE, and the
+          KV caches of the LM steps as two tensors, the keys and the values of all layers. With the form "rows" these
+          two are inputs, and two outputs are the rows of all layers. Each step model with several lengths has one
+          function for each of them: those of the LM steps as for macOS15, else `patches_16`, named after the input.
 """
 
 from __future__ import annotations
@@ -50,17 +51,33 @@ class PackageForm(NamedTuple):
 
 
 def package_form(model: StepModel, target: Target, kv_cache: KVCache = "scatter") -> PackageForm:
-    """The form of a step model's package for a deployment target; kv_cache: for macOS 14 only."""
+    """The form of a step model's package for a deployment target; kv_cache: not for macOS 15."""
     state: StateForm = "passed"
-    if model.has_caches and target != "macOS14":
-        state = "native"
-    elif model.has_caches and kv_cache == "rows":
+    if model.has_caches and kv_cache == "rows":
         state = "rows"
+    elif target == CORE_AI or (model.has_caches and target == "macOS15"):
+        state = "native"
     by_length = target == CORE_AI or (target == "macOS15" and model.has_caches)
+    own = with_stacked_caches(model) if model.has_caches and target == CORE_AI else model
     if not by_length or model.chunk_count == 1:
-        return PackageForm({MAIN: model}, state)
-    functions = {_function_name(model, length): model.at(i) for i, length in enumerate(model.chunk_lengths)}
+        return PackageForm({MAIN: own}, state)
+    functions = {_function_name(model, length): own.at(i) for i, length in enumerate(model.chunk_lengths)}
     return PackageForm(functions, state)
+
+
+def with_stacked_caches(model: StepModel) -> StepModel:
+    """A language model with two caches in place of two a layer: (layers, 1, kv_heads, positions, head_dim) each."""
+    layers = len(model.state) // 2
+    stacked = (
+        TensorSpec(
+            name=f"{kind}_caches",
+            shape=(layers, *model.state[0].shape),
+            dtype="compute",
+            meaning=f"{word} of all layers (layers, batch, kv_heads, positions, head_dim)",
+        )
+        for kind, word in (("k", "keys"), ("v", "values"))
+    )
+    return model.model_copy(update={"state": tuple(stacked)})
 
 
 def _function_name(model: StepModel, length: int) -> str:

@@ -28,6 +28,10 @@ from voxcpm_conversion.replacing import bundle_folder
 from voxcpm_conversion.splitting import base_lm_parts, check_split
 
 DEFAULT_MAX_LENGTH = 1024
+SOLVER_STEPS = 10
+"""Euler steps of `locdit_solve` in a bundle for Core AI, as many as `generate` takes by default."""
+CORE_AI_CHUNKS = (1, 16, 32)
+"""A prefill of 64 has outgrown the GPU's memory plan on iOS (apple/coreai-torch 201)."""
 """Default of `--max-length`, for checkpoints that were made for as many positions or more."""
 
 
@@ -76,12 +80,13 @@ def convert(
         ),
     ] = False,
     solver_steps: Annotated[
-        int,
+        int | None,
         typer.Option(
             help=f"Add a package with this many Euler steps in one call, {LEAST_SOLVER_STEPS} to {MOST_EULER_STEPS}, "
-            "for speech with as many; 0: none."
+            f"for speech with as many; 0: none. Default: {SOLVER_STEPS} for macos27, else none.",
+            show_default=False,
         ),
-    ] = 0,
+    ] = None,
     split_gigabytes: Annotated[
         float | None,
         typer.Option(help="Put the base LM's layers into several packages of about this size at most."),
@@ -106,10 +111,14 @@ def convert(
     unknown = [p for p in asked if p not in PRECISIONS]
     if unknown:
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
-    sizes = _sizes(
-        batch, DEFAULT_MAX_LENGTH if max_length is None else max_length, prefill_chunk, solver_steps
-    )
     deployment = _target(target)
+    sizes = _sizes(
+        batch,
+        DEFAULT_MAX_LENGTH if max_length is None else max_length,
+        prefill_chunk,
+        solver_steps,
+        deployment,
+    )
     if kv_cache not in KV_CACHES:
         raise InputError(f"--kv-cache {kv_cache!r}: expected one of {', '.join(KV_CACHES)}")
     precisions: list[Precision] = [p for p in PRECISIONS if p in asked]
@@ -124,8 +133,10 @@ def convert(
         checkpoint, revision=revision, lora=lora, cache_dir=cache_dir, local_files_only=local_files_only
     )
     if max_length is None and opened.architecture.max_length < sizes.kv_length:
-        sizes = _sizes(batch, opened.architecture.max_length, prefill_chunk, solver_steps)
+        sizes = _sizes(batch, opened.architecture.max_length, prefill_chunk, solver_steps, deployment)
         check_forms(precisions, sizes, deployment, kv_cache)
+    if solver_steps is None and opened.architecture.mean_mode:
+        sizes = sizes.model_copy(update={"solver_steps": 0})
     console = progress_console()
     ignored = opened.architecture.unknown_keys()
     if ignored:
@@ -220,17 +231,23 @@ def _target(asked: str) -> Target:
     raise InputError(f"--target {asked}: expected one of {', '.join(t.lower() for t in TARGETS)}")
 
 
-def _sizes(batch: int, max_length: int, prefill_chunks: list[int] | None, solver_steps: int) -> StepSizes:
+def _sizes(
+    batch: int, max_length: int, prefill_chunks: list[int] | None, solver_steps: int | None, target: Target
+) -> StepSizes:
     if not 1 <= batch <= LARGEST_BATCH:
         raise InputError(f"--batch {batch}: expected 1 to {LARGEST_BATCH} utterances")
     if not 1 <= max_length <= GREATEST_POSITIONS:
         raise InputError(f"--max-length {max_length}: expected 1 to {GREATEST_POSITIONS} positions")
     if prefill_chunks is None:
-        chunks = tuple(c for c in StepSizes().prefill_chunks if c <= max_length)
+        usual = CORE_AI_CHUNKS if target == CORE_AI else StepSizes().prefill_chunks
+        chunks = tuple(c for c in usual if c <= max_length)
     else:
         # Speech is decoded one embedding at a time, so 1 is always one of the chunks.
         chunks = tuple(sorted({1, *prefill_chunks}))
     if chunks[0] < 1:
         raise InputError(f"--prefill-chunk {chunks[0]}: expected at least 1")
+    if solver_steps is None:
+        # Core AI's Python ends a process after some 16,000 outputs, and each Euler step in a call of its own is one.
+        solver_steps = SOLVER_STEPS if target == CORE_AI and batch == 1 else 0
     check_solver_steps(solver_steps)
     return StepSizes(batch=batch, kv_length=max_length, prefill_chunks=chunks, solver_steps=solver_steps)

@@ -180,8 +180,10 @@ def check_forms(
         raise InputError("--audio-vae-fp32 needs --target macos14 or macos15: it is for Core ML's CPU path")
     if target == CORE_AI:
         core_ai_toolchain.check_toolchain()
-    if kv_cache != "scatter" and target != "macOS14":
-        raise InputError(f"--kv-cache {kv_cache} needs --target macos14: later caches are states")
+    if kv_cache != "scatter" and target == "macOS15":
+        raise InputError(
+            f"--kv-cache {kv_cache} needs --target macos14 or macos27: for macos15 caches are states"
+        )
     if sizes.solver_steps and sizes.batch > 1:
         raise InputError(
             f"--solver-steps needs --batch 1, got {sizes.batch}: each utterance has options of its own"

@@ -235,11 +235,13 @@ class LocDiTSolve(nn.Module):
         cfg_value: Tensor,
     ) -> Tensor:
         """noise, cond (1, latent_dim, P); mu (1, mu_size); t_embeddings (n, hidden); step_lengths (n,) -> as noise."""
-        x, both = noise, torch.cat((mu, mu * 0.0))
-        conds, deltas = torch.cat((cond, cond)), torch.cat((self.delta, self.delta))
+        x, both, conds = noise, torch.cat((mu, mu * 0.0)), torch.cat((cond, cond))
+        dit, rope = self.step.dit, self.step.rope.all()
+        # One product for all times, which are known before the first step.
+        times = dit.time(t_embeddings, self.delta)
         for index in range(len(t_embeddings)):
-            time = t_embeddings[index : index + 1]
-            velocities = self.step(torch.cat((x, x)), both, torch.cat((time, time)), conds, deltas)
+            time = times[index : index + 1]
+            velocities = dit.at_time(torch.cat((x, x)), both, torch.cat((time, time)), conds, rope)
             x = x - step_lengths[index : index + 1] * self._guided(velocities[:1], velocities[1:], cfg_value)
         return x
 

@@ -19,7 +19,7 @@ from voxcpm_constants.step_models import (
     declare_step_models,
 )
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.modules.audio_vae import CausalConvTranspose1d
+from voxcpm_conversion.core_ai.convolutions import use_phases
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_runtime.backends.loading import load_core_ai_step_model
 from voxcpm_validation.measures import Agreement, agreement
@@ -40,31 +40,24 @@ def folders(some_packages: Callable[..., Path]) -> dict[str, Path]:
 
 
 def rounded(weight: Tensor, bits: int) -> Tensor:
-    """A weight with rows as coreai-opt documents its formats: int8 symmetric, uint4 with an offset."""
-    if bits == 8:
-        scale = weight.abs().amax(1, keepdim=True) / 127.5
-        return (weight / scale).round().clamp(-128, 127) * scale
-    low, high = (weight.amin(1, keepdim=True).clamp(max=0), weight.amax(1, keepdim=True).clamp(min=0))
-    scale = (high - low) / 15
-    offset = (-low / scale).round()
-    return ((weight / scale).round() + offset).clamp(0, 15).sub(offset) * scale
+    """A weight (outputs, inputs, …) in symmetric blocks of 32 inputs and whole kernels, as coreai-opt documents it."""
+    blocks = weight.unflatten(1, (-1, 32))
+    scale = blocks.abs().amax(tuple(range(2, blocks.dim())), keepdim=True) / (2**bits - 1) * 2
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    return ((blocks / scale).round().clamp(low, high) * scale).flatten(1, 2)
 
 
 def compress(step: nn.Module, precision: str) -> None:
-    """Round each large weight: in int8 by output channel, of a transposed convolution by sample between two frames."""
+    """Round each large weight whose inputs are whole blocks; of transposed convolutions by their phases."""
+    use_phases(step)
     for name, module in step.named_modules():
         weight = getattr(module, "weight", None)
-        if not isinstance(module, nn.Linear | nn.Conv1d | nn.ConvTranspose1d) or weight.numel() <= 2048:
+        if not isinstance(module, nn.Linear | nn.Conv1d) or weight.numel() <= 2048 or weight.size(1) % 32:
             continue
-        if isinstance(module, CausalConvTranspose1d):
-            inputs, outputs, width = weight.shape
-            taps = weight.reshape(inputs, outputs, 2, -1).permute(1, 3, 0, 2)
-            rows = rounded(taps.reshape(outputs * width // 2, -1), 8).reshape(taps.shape)
-            module.weight.data = rows.permute(2, 0, 3, 1).reshape(weight.shape)
-        elif precision == "int4" and ".layers." in name and not name.endswith(("k_proj", "v_proj", "o_proj")):
-            module.weight.data = rounded(weight.reshape(-1, 32), 4).reshape(weight.shape)
-        else:
-            module.weight.data = rounded(weight.flatten(1), 8).reshape(weight.shape)
+        four = (
+            precision == "int4" and ".layers." in name and not name.endswith(("k_proj", "v_proj", "o_proj"))
+        )
+        module.weight.data = rounded(weight, 4 if four else 8)
 
 
 def test_precisions_have_the_sizes_of_their_formats(tiny_bundle_27: Path, folders: dict[str, Path]) -> None:

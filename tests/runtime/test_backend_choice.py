@@ -43,7 +43,7 @@ def bundle_of(bundle_folder: Path) -> Callable[[str], Bundle]:
 
     def make(target: str) -> Bundle:
         def change(document: dict[str, Any]) -> None:
-            version = 4 if target == "macOS27" else 3
+            version = 5 if target == "macOS27" else 3
             if target == "macOS27":
                 for package in sorted(bundle_folder.glob("*/*.mlpackage")):
                     package.rename(package.with_suffix(".aimodel"))

@@ -1,8 +1,7 @@
-"""Matrix products with constant weights as convolutions, the form in which Core AI computes halves best.
+"""Transposed convolutions as plain ones.
 
-Core AI's runtime for Linux rounds every product and partial sum of a `linear` or a transposed convolution to float16,
-and sums a convolution precisely, and faster. For the Neural Engine Apple's own rules ask for a convolution of width
-1 in place of `nn.Linear`, too (github.com/apple/coreai-models). Nothing was measured on Apple's hardware.
+Apple's runtime computes a transposed convolution wrongly on the CPU if its kernel has 8 samples or more, or its stride
+is 16 or more (john-rocky/coreai-model-zoo PR 18).
 """
 
 from __future__ import annotations
@@ -10,23 +9,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from voxcpm_conversion.modules.audio_vae import CausalConvTranspose1d, Contexts
-
-
-class LinearConvolution(nn.Conv1d):
-    """A linear layer as a convolution of width 1 over its rows."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        biased = linear.bias is not None
-        super().__init__(linear.in_features, linear.out_features, 1, bias=biased, device="meta")
-        self.weight = _constant(linear.weight[..., None])
-        if biased:
-            self.bias = linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., rows, inputs), or (rows, inputs) -> the same with outputs."""
-        rows = x.unsqueeze(0) if x.dim() == 2 else x
-        result = super().forward(rows.transpose(1, 2)).transpose(1, 2)
-        return result.squeeze(0) if x.dim() == 2 else result
 
 
 class PhasesConvolution(nn.Conv1d):
@@ -56,14 +38,9 @@ def _constant(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(weight.detach(), requires_grad=False)
 
 
-def use_convolutions(modules: nn.Module) -> None:
-    """Replace linear layers and transposed convolutions, in place, by the modules above with the same weights.
-
-    Step modules must be built afterwards, as some hold such a layer themselves.
-    """
+def use_phases(modules: nn.Module) -> None:
+    """Replace transposed convolutions, in place, by the module above with the same weights."""
     for parent in list(modules.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(parent, name, LinearConvolution(child))
-            elif isinstance(child, CausalConvTranspose1d):
+            if isinstance(child, CausalConvTranspose1d):
                 setattr(parent, name, PhasesConvolution(child))

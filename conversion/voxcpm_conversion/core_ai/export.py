@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import PackageForm, updated_name
 from voxcpm_conversion.core_ai.arithmetic import CoreAIStep, compute_dtype
+from voxcpm_conversion.core_ai.caches import register_lowering
 from voxcpm_conversion.core_ai.toolchain import import_module
 from voxcpm_conversion.step_modules import example_inputs
 
@@ -25,12 +26,12 @@ def export_program(steps: Mapping[str, nn.Module], form: PackageForm, *, half: b
     coreai_torch = import_module("coreai_torch")
     # Stack traces of PyTorch would be stored otherwise, with the paths of this machine.
     converter = coreai_torch.TorchConverter(mode=coreai_torch.TorchConverter.Mode.RELEASE)
-    native = form.state == "native"
+    register_lowering(converter)
     for name, declared in form.functions.items():
-        passed = () if native else declared.state
+        passed = declared.state if form.state == "rows" else ()
         with torch.no_grad():
             exported = torch.export.export(
-                CoreAIStep(steps[name], declared, half=half, native=native).eval(),
+                CoreAIStep(steps[name], declared, form.state, half=half).eval(),
                 _examples(declared, half=half),
             ).run_decompositions(_decompositions())
         converter.add_exported_program(
@@ -41,7 +42,7 @@ def export_program(steps: Mapping[str, nn.Module], form: PackageForm, *, half: b
                 *(t.name for t in declared.outputs),
                 *(updated_name(t, form.state) for t in passed),
             ],
-            state_names=[t.name for t in declared.state] if native else [],
+            state_names=[t.name for t in declared.state if t not in passed],
         )
     return converter.to_coreai()
 

@@ -17,11 +17,9 @@ from voxcpm_constants.step_models import Precision, StepModel, StepSizes
 from voxcpm_constants.targets import PackageForm, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ai.arithmetic import halve
-from voxcpm_conversion.core_ai.attention import use_sums
 from voxcpm_conversion.core_ai.compression import compress
-from voxcpm_conversion.core_ai.convolutions import use_convolutions
+from voxcpm_conversion.core_ai.convolutions import use_phases
 from voxcpm_conversion.core_ai.export import export_program
-from voxcpm_conversion.core_ai.residuals import use_compensated_sums
 from voxcpm_conversion.core_ai.toolchain import import_module, quiet
 from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 from voxcpm_conversion.recipes import RECIPES
@@ -79,20 +77,17 @@ def _program(
 ) -> tuple[Any, int]:
     """The program, and the bytes of its weights."""
     a, half = checkpoint.architecture, precision != "fp32"
-    if half:
-        use_convolutions(modules)
+    use_phases(modules)
+    # The form stacks the caches of all layers; a step module has those of each.
+    unstacked = (declaration.at(chunk) for chunk in range(declaration.chunk_count))
     steps = {
-        name: build_step(declared, modules, a, sizes, form.state) for name, declared in form.functions.items()
+        name: build_step(declared, modules, a, sizes, form.state)
+        for name, declared in zip(form.functions, unstacked, strict=True)
     }
-    if precision == "fp16":
-        # What these forms gain is lost in the rounding of compressed weights.
-        use_sums(steps.values())
-        use_compensated_sums(steps.values())
-    first = next(iter(form.functions))
     if precision in RECIPES:
-        declared = form.functions[first]
+        first, declared = next(iter(steps.values())), declaration.at(0)
         examples = example_inputs((*declared.inputs, *declared.state), 0)
-        compress(steps[first], declaration.name, precision, examples)
+        compress(first, declaration.name, precision, examples)
     if half:
         for step in steps.values():
             halve(step)

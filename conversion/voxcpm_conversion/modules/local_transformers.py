@@ -72,7 +72,14 @@ class LocalDiT(nn.Module):
         angles reach 1000 rad, which fp16 cannot represent, so they are computed outside.
         One mu token is added to the time token (0.5B, 1.5); two precede it (VoxCPM2).
         """
-        time = self.time_mlp(t_embedding) + self.delta_time_mlp(dt_embedding)
+        return self.at_time(x, mu, self.time(t_embedding, dt_embedding), cond, rope)
+
+    def time(self, t_embedding: Tensor, dt_embedding: Tensor) -> Tensor:
+        """The time token (N, hidden) of embeddings (N, hidden)."""
+        return self.time_mlp(t_embedding) + self.delta_time_mlp(dt_embedding)
+
+    def at_time(self, x: Tensor, mu: Tensor, time: Tensor, cond: Tensor, rope: Rope) -> Tensor:
+        """What `forward` returns, for a time token (N, hidden)."""
         time = time.unsqueeze(1)
         tokens = mu.reshape(-1, self.mu_tokens, self.width)
         prefix = [tokens + time] if self.mu_tokens == 1 else [tokens, time]

@@ -9,13 +9,13 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from voxcpm_constants.errors import BundleError, InputError, first_line
-from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
+from voxcpm_constants.step_models import Precision, TensorSpec
+from voxcpm_runtime.backends.cache_rows import write_rows
 from voxcpm_runtime.backends.core_ai_calls import awaited
 from voxcpm_runtime.backends.core_ai_programs import check_program, compiled_program, whole_path
 from voxcpm_runtime.backends.package_functions import PackageFunction
@@ -30,6 +30,11 @@ def check_installed() -> None:
     _runtime()
 
 
+def is_the_systems() -> bool:
+    """Whether the runtime is the system's, on a Mac from macOS 27 on."""
+    return bool(_runtime().SpecializationOptions.is_supported())
+
+
 @functools.cache
 def _runtime() -> Any:
     try:
@@ -42,42 +47,71 @@ def _runtime() -> Any:
 
 
 class CoreAIState:
-    """State tensors of one stream, which Core AI holds: it writes native ones in place and replaces passed ones."""
+    """State tensors of one stream.
 
-    def __init__(self, declared: StepModel, arrays: dict[str, Any]) -> None:
-        self.declared = declared
+    arrays: Core AI's, which it writes in place; with caches that are inputs, numpy's. caches: names of the keys and the
+    values of each layer in turn, whose arrays are stacked; none for the AudioVAE.
+    """
+
+    def __init__(self, arrays: dict[str, Any], caches: Sequence[str]) -> None:
         self.arrays = arrays
+        self._caches = caches
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
         """Copies of positions start..stop of every KV cache (1, kv_heads, positions, head_dim), by tensor name."""
-        return {name: array.numpy()[:, :, start:stop].copy() for name, array in self.arrays.items()}
+        stacks = [_numpy(array) for array in self.arrays.values()]
+        return {
+            name: stacks[index % 2][index // 2][:, :, start:stop].copy()
+            for index, name in enumerate(self._caches)
+        }
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
         """Overwrite positions from `start` on with arrays (1, kv_heads, positions, head_dim), by tensor name."""
-        for name, given in rows.items():
-            # `numpy` may return a copy.
-            whole = np.array(self.arrays[name].numpy())
-            whole[:, :, start : start + given.shape[2]] = given
-            self.arrays[name] = _runtime().NDArray(whole)
+        # `numpy` may return a copy.
+        stacks = [np.array(_numpy(array)) for array in self.arrays.values()]
+        for index, name in enumerate(self._caches):
+            if name in rows:
+                stacks[index % 2][index // 2][:, :, start : start + rows[name].shape[2]] = rows[name]
+        for (name, array), stack in zip(self.arrays.items(), stacks, strict=True):
+            self.arrays[name] = stack if isinstance(array, np.ndarray) else _runtime().NDArray(stack)
+
+    def snapshot(self) -> dict[str, Array]:
+        """Copies of all arrays."""
+        return {name: np.array(_numpy(array)) for name, array in self.arrays.items()}
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take the arrays of a snapshot."""
+        for name, array in self.arrays.items():
+            self.arrays[name] = (
+                arrays[name] if isinstance(array, np.ndarray) else _runtime().NDArray(arrays[name])
+            )
+
+
+def _numpy(array: Any) -> Array:
+    return array if isinstance(array, np.ndarray) else array.numpy()
 
 
 class CoreAIStepModel:
     """A step model, or one function of it, on Core AI.
 
-    function: Core AI's. Any number of threads may call it, each with its own state; calls wait for each other.
+    model: Core AI's, whose functions return garbage when it is gone (john-rocky/coreai-model-zoo, conversion-guide).
+    caches: see `CoreAIState`. Any number of threads may call it, each with its own state; calls wait for each other.
     """
 
-    def __init__(self, packaged: PackageFunction, function: Any, precision: Precision) -> None:
+    def __init__(
+        self, packaged: PackageFunction, model: Any, precision: Precision, caches: Sequence[str]
+    ) -> None:
         self._declared, self._native = packaged.declared, packaged.state == "native"
-        self._function = function
+        self._model, self._function = model, model.load_function(packaged.name)
+        self._caches = caches
         self._compute = np.float32 if precision == "fp32" else np.float16
         self._calling = threading.Lock()
 
     def new_state(self) -> CoreAIState:
         """The state at the start of a stream: zeros."""
-        array = _runtime().NDArray
-        zeros = {t.name: array(np.zeros(t.shape_at(0), self._dtype(t))) for t in self._declared.state}
-        return CoreAIState(self._declared, zeros)
+        zeros = {t.name: np.zeros(t.shape_at(0), self._dtype(t)) for t in self._declared.state}
+        native = _runtime().NDArray
+        return CoreAIState({n: native(z) if self._native else z for n, z in zeros.items()}, self._caches)
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """Run one step.
@@ -85,21 +119,27 @@ class CoreAIStepModel:
         Raises ValueError for an input that is missing or of another shape or dtype and for a missing or foreign state,
         and BundleError where Core AI fails.
         """
-        name, array = self._declared.name, _runtime().NDArray
+        array = _runtime().NDArray
         features = {t.name: array(self._checked(t, inputs)) for t in self._declared.inputs}
         arrays = self._checked_state(state)
         try:
             with self._calling:
-                results = awaited(
-                    self._function(features, state=arrays)
-                    if self._native
-                    else self._function(features | arrays)
-                )
+                if self._native:
+                    results = awaited(self._function(features, state=arrays))
+                else:
+                    results = awaited(self._function(features | {n: array(c) for n, c in arrays.items()}))
         except (RuntimeError, ValueError, TypeError) as error:
-            raise BundleError(f"Core AI failed in {name} ({first_line(error)})") from None
-        if isinstance(state, CoreAIState) and not self._native:
-            state.arrays = {t.name: results[t.output_name] for t in self._declared.state}
+            raise BundleError(f"Core AI failed in {self._declared.name} ({first_line(error)})") from None
+        if not self._native:
+            for name, stack in arrays.items():
+                for cache, rows in zip(stack, results[f"{name}_rows"].numpy(), strict=True):
+                    write_rows(cache, rows, inputs["position"])
         return {t.name: np.array(results[t.name].numpy(), np.float32) for t in self._declared.outputs}
+
+    @property
+    def descriptor(self) -> Any:
+        """Names of the function's inputs, outputs and states, as the program has them."""
+        return self._function.desc
 
     def _checked(self, tensor: TensorSpec, inputs: Mapping[str, Array]) -> Array:
         """An input as the function takes it: Core AI may end the process at another shape."""
@@ -128,15 +168,15 @@ class CoreAIStepModel:
 
 
 def load_functions(
-    functions: Sequence[PackageFunction], digest: str, precision: Precision
+    functions: Sequence[PackageFunction], digest: str, precision: Precision, caches: Sequence[str]
 ) -> list[CoreAIStepModel]:
-    """All functions of a Core AI program. digest: identifies the program.
+    """All functions of a Core AI program. digest: identifies the program. caches: see `CoreAIState`.
 
     Raises BundleError for a program that is damaged or cannot be loaded, or whose tensors are others.
     """
     program = functions[0].package
-    runtime = _runtime()
-    if runtime._use_os_coreai:  # noqa: SLF001 - public by its __all__: the system's, which compiles by itself
+    if is_the_systems():
+        # It compiles by itself.
         check_program(program)
         path, compiled = program, None
     else:
@@ -144,26 +184,33 @@ def load_functions(
         path = whole_path(compiled)
     try:
         with _without_messages():
-            loaded = awaited(_loaded(path, [function.name for function in functions]))
+            model = awaited(_runtime().AIModel.load(path, _options()))
+            lacking = [f.name for f in functions if f.name not in model.function_names]
+            loaded = [] if lacking else [CoreAIStepModel(f, model, precision, caches) for f in functions]
     except Exception as error:  # noqa: BLE001 - Core AI raises any class
         raise BundleError(
             f"{program}: Core AI cannot load it ({first_line(error)}); convert again, or update coreai-core"
         ) from None
     # What has been loaded is mapped: a compiled form for this process alone may be removed now.
     del compiled
-    for function, model in zip(functions, loaded, strict=True):
-        if model is None:
-            raise BundleError(f"{program}: it has no function {function.name}; convert again")
-        names = model.desc
+    if lacking:
+        raise BundleError(f"{program}: it has no function {lacking[0]}; convert again")
+    for function, step in zip(functions, loaded, strict=True):
+        names = step.descriptor
         function.check(names.input_names, names.output_names, names.state_names)
-    return [
-        CoreAIStepModel(function, model, precision) for function, model in zip(functions, loaded, strict=True)
-    ]
+    return loaded
 
 
-async def _loaded(path: Path, names: Sequence[str]) -> list[Any]:
-    model = await _runtime().AIModel.load(path)
-    return [model.load_function(name) if name in model.function_names else None for name in names]
+def _options() -> Any:
+    """Where the system's runtime runs a program: on the GPU; None off a Mac, where there are no options.
+
+    Without options the system splits a program over its units, and has aborted or computed wrongly
+    (apple/coreai-torch 115 and 116, RahulRachuri/pocket-tts-swift NOTES 20).
+    """
+    runtime = _runtime()
+    if not is_the_systems():
+        return None
+    return runtime.SpecializationOptions.from_preferred_compute_unit_kind(runtime.ComputeUnitKind.gpu())
 
 
 _silencing = threading.Lock()

@@ -26,7 +26,9 @@ from voxcpm_runtime.backends.compute_units import (
     chosen_units,
     is_auto,
 )
+from voxcpm_runtime.backends.core_ai import is_the_systems
 from voxcpm_runtime.backends.core_ai import load_functions as load_core_ai_functions
+from voxcpm_runtime.backends.core_ai_worker import CoreAIWorker
 from voxcpm_runtime.backends.coreml_loading import Note, RefusedError, check_system, load_functions
 from voxcpm_runtime.backends.devices import CPU_DEVICE, read_device
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE, Placed, first_that_loads
@@ -80,8 +82,7 @@ def place_step_models(
         )
 
     if chosen == "coreai":
-        load_one = partial(load_core_ai_step_model, folder, manifest, precision)
-        models = _all_at_once(wanted, load_one)
+        models = _on_core_ai(bundle, wanted)
         return {name: Placed(models[name], COREAI) for name in wanted}
     if chosen == "coreml":
         try:
@@ -160,6 +161,14 @@ def load_portable_step_model(
     return _in_turn(manifest.parts(name), load)
 
 
+def _on_core_ai(bundle: Bundle, names: Sequence[str]) -> Mapping[str, StepFunction]:
+    if is_the_systems():
+        return CoreAIWorker(bundle.folder, bundle.precision, names).step_models
+    return _all_at_once(
+        names, partial(load_core_ai_step_model, bundle.folder, bundle.manifest, bundle.precision)
+    )
+
+
 def load_core_ai_step_model(
     folder: Path, manifest: Manifest, precision: Precision, name: str
 ) -> StepFunction:
@@ -168,7 +177,8 @@ def load_core_ai_step_model(
     def load(package: StepModel) -> StepFunction:
         functions = package_functions(folder, manifest, precision, package)
         key = manifest.package_key(precision, package.name)
-        return _by_length(package, load_core_ai_functions(functions, key, precision))
+        caches = [tensor.name for tensor in package.state] if package.has_caches else []
+        return _by_length(package, load_core_ai_functions(functions, key, precision, caches))
 
     return _in_turn(manifest.parts(name), load)
 
