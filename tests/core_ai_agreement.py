@@ -17,10 +17,8 @@ from voxcpm_runtime.options import SEGMENT_TOKENS
 from voxcpm_runtime.text.letters import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, Spoken, cases, speak_upstream
-from voxcpm_validation.half_arithmetic import HalfArithmetic
 from voxcpm_validation.measures import agreement
 from voxcpm_validation.reference import RecordedCall, record_reference
-from voxcpm_validation.report import STEP_FLOORS
 from voxcpm_validation.step_agreement import StepAgreement, measure_step
 from voxcpm_validation.upstream import load_upstream
 
@@ -55,15 +53,6 @@ def check_fp32(bundle: Path, reference: Reference, name: str) -> None:
     found = measured(bundle, "fp32", reference, name)
     assert found.lowest >= FP32
     assert all(output.correlation >= FP32 for output in found.outputs.values())
-
-
-def misses_published(half: HalfArithmetic, margin: float = 1.0) -> bool:
-    """Whether Core AI misses the published figure at a length at which our model of half arithmetic reaches it.
-
-    margin: how many times as far from 1 as the published figure Core AI's correlation may be.
-    """
-    floor = STEP_FLOORS["fp16"][half.step_model]
-    return half.faithful.correlation >= floor and 1 - half.core_ai.correlation > margin * (1 - floor)
 
 
 def beside_torch(

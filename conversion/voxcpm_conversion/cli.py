@@ -132,11 +132,11 @@ def convert(
     opened = Checkpoint.open(
         checkpoint, revision=revision, lora=lora, cache_dir=cache_dir, local_files_only=local_files_only
     )
-    if max_length is None and opened.architecture.max_length < sizes.kv_length:
-        sizes = _sizes(batch, opened.architecture.max_length, prefill_chunk, solver_steps, deployment)
-        check_forms(precisions, sizes, deployment, kv_cache)
-    if solver_steps is None and opened.architecture.mean_mode:
-        sizes = sizes.model_copy(update={"solver_steps": 0})
+    # What was not asked for follows from the checkpoint.
+    longest = opened.architecture.max_length if max_length is None else sizes.kv_length
+    solver_steps = 0 if solver_steps is None and opened.architecture.mean_mode else solver_steps
+    sizes = _sizes(batch, min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
+    check_forms(precisions, sizes, deployment, kv_cache)
     console = progress_console()
     ignored = opened.architecture.unknown_keys()
     if ignored:

@@ -23,7 +23,6 @@ from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import validate
 from voxcpm_validation.end_to_end import Case, EndToEnd, Spoken, cases, compare_speech, speak_upstream
-from voxcpm_validation.half_arithmetic import HalfArithmetic
 from voxcpm_validation.listening.material import material, prompt_clip
 from voxcpm_validation.measures import Agreement, agreement
 from voxcpm_validation.reference import record_reference
@@ -154,15 +153,12 @@ def test_the_command_shows_every_figure_in_80_columns_and_ends_with_the_verdict(
         case="reference and continuation", precision="fp16", patches=12, upstream_patches=123,
         free_running_latents=one, waveform=one, teacher_forced_worst=correlation, teacher_forced_median=correlation,
     )  # fmt: skip
-    half = HalfArithmetic(
-        step_model=names.AUDIO_VAE_ENCODER, length=12345, calls=12345, core_ai=one, faithful=one, between=one
-    )
     disturbed = Sensitivity(
         case=spoken.case, precision="fp16", disturbance=0.00123, free_running=correlation, forced_worst=correlation,
         forced_median=correlation,
     )  # fmt: skip
     report = Report(
-        bundle="b", checkpoint="c", tools={}, steps=(step,), end_to_end=(spoken,), half=(half,),
+        bundle="b", checkpoint="c", tools={}, steps=(step,), end_to_end=(spoken,),
         sensitivity=(disturbed,),
     )  # fmt: skip
     monkeypatch.setattr(validate, "validate_bundle", lambda *_, **__: report)
@@ -172,9 +168,9 @@ def test_the_command_shows_every_figure_in_80_columns_and_ends_with_the_verdict(
 
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    # Of the step model, its two lengths, the case, half arithmetic, and the disturbed case: none is cut off.
+    # Of the step model, its two lengths, the case, and the disturbed case: none is cut off.
     figures = " ".join(lines)
-    assert len(re.findall(r"0\.8765432|1\.0000000", figures)) == 1 + 2 + 3 + 3 + 3
+    assert len(re.findall(r"0\.8765432|1\.0000000", figures)) == 1 + 2 + 3 + 3
     assert len(re.findall(r"0\.876543 |1\.000000 ", figures)) == 1
     assert (code, lines[-1]) == (
         (0, "Every figure that can be judged is at or above its floor.")

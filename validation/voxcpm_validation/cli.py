@@ -55,12 +55,6 @@ def validate(
     backend: Annotated[
         str, typer.Option(help="Backend of the end-to-end cases: auto, coreml, coreai or portable.")
     ] = "auto",
-    beside: Annotated[
-        Path | None,
-        typer.Option(
-            help="For a macos27 bundle: one for macos14, whose half arithmetic is compared with Core AI's."
-        ),
-    ] = None,
     golden: Annotated[
         bool, typer.Option("--golden", help="Compare with recorded hashes and figures instead of upstream.")
     ] = False,
@@ -88,7 +82,6 @@ def validate(
         "--prompt-text": prompt_text,
         "--patches": patches,
         "--seed": seed,
-        "--beside": beside,
     }
     chosen: Any = backend
     if golden:
@@ -108,7 +101,7 @@ def validate(
     if (prompt is None) != (prompt_text is None):
         raise InputError("--prompt and --prompt-text belong together: give both or neither")
     if report is not None:
-        inputs = (bundle, checkpoint, lora, prompt, beside)
+        inputs = (bundle, checkpoint, lora, prompt)
         report_folder(report, ("validation.json", "validation.md"), inputs)
     _against_upstream(
         Path(bundle),
@@ -122,7 +115,6 @@ def validate(
         patches=patches or _PATCHES,
         seed=seed or 0,
         backend=backend,
-        beside=beside,
     )
 
 

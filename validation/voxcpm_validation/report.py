@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.storage.whole_file import make_folder, whole_file
 from voxcpm_validation.end_to_end import EndToEnd
-from voxcpm_validation.half_arithmetic import HalfArithmetic
 from voxcpm_validation.sensitivity import MARGIN, Sensitivity
 from voxcpm_validation.step_agreement import PUBLISHED_FP16, StepAgreement
 
@@ -84,7 +83,6 @@ class Report(BaseModel):
     sensitivity: tuple[Sensitivity, ...] = ()
     steps: tuple[StepAgreement, ...]
     end_to_end: tuple[EndToEnd, ...]
-    half: tuple[HalfArithmetic, ...] = ()
     notes: tuple[str, ...] = ()
     """What was measured on less than was asked for, and why."""
 
@@ -208,18 +206,6 @@ class Report(BaseModel):
                      f"{e.waveform.correlation:.6f}", f"{e.waveform.snr_db:.1f}", f"{e.teacher_forced_worst:.7f}",
                      f"{e.teacher_forced_median:.7f}"]
                     for e in self.end_to_end
-                ],
-            )  # fmt: skip
-        if self.half:
-            yield (
-                "fp16: Core AI's half arithmetic, and the portable executor's model of it",
-                ["step model", "length", "calls", "Core AI, r", "max abs error", "faithful, r", "max abs error",
-                 "one with the other, r", "max abs delta"],
-                [
-                    [h.step_model, str(h.length), str(h.calls),
-                     *(cell for a in (h.core_ai, h.faithful, h.between)
-                       for cell in (f"{a.correlation:.7f}", f"{a.max_abs_error:.1e}"))]
-                    for h in self.half
                 ],
             )  # fmt: skip
         if self.sensitivity:

@@ -18,13 +18,7 @@ from voxcpm_runtime.backends.choice import Backend, choose_backend
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
 from voxcpm_runtime.text.letters import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.end_to_end import Case, EndToEnd, cases, compare_speech, speak_upstream
-from voxcpm_validation.half_arithmetic import (
-    HalfArithmetic,
-    check_beside,
-    measure_half,
-    measure_half_utterance,
-)
+from voxcpm_validation.end_to_end import EndToEnd, cases, compare_speech, speak_upstream
 from voxcpm_validation.reference import DEFAULT_TEXT, RecordedCall, record_reference
 from voxcpm_validation.report import Report, below_floors
 from voxcpm_validation.sensitivity import DISTURBANCES, Sensitivity, measure_sensitivity
@@ -58,7 +52,6 @@ def validate_bundle(
     patches: int = 12,
     seed: int = 0,
     backend: Backend = "auto",
-    beside: Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Compare every step model and the whole loop with upstream; `report` is called with the name of each part.
@@ -67,7 +60,6 @@ def validate_bundle(
 
     lora: the LoRA that was merged into the bundle; upstream applies it beside the checkpoint's weights.
     patches: patches of each utterance; Core AI off the Mac speaks at most FEW_PATCHES in half arithmetic.
-    beside: for a bundle for macOS 27, one of the same checkpoint for macOS 14 or 15, whose half arithmetic is compared.
 
     Raises InputError for a checkpoint or LoRA that the bundle was not made from, or a precision that it lacks.
     """
@@ -81,7 +73,6 @@ def validate_bundle(
         raise InputError(
             f"{bundle} has the precisions {', '.join(manifest.precisions)}; asked for {', '.join(precisions or ())}"
         )
-    other = None if beside is None else check_beside(manifest, manifest.source, beside)
     # Both sides get the text as the runtime spells it; for published vocabularies that is the text itself.
     text = spelled(text, opened.tokenizer)
     transcript = spelled_transcript(prompt_text or text, opened.tokenizer)
@@ -92,7 +83,7 @@ def validate_bundle(
         length: record_reference(
             model, manifest.architecture, manifest.sizes, text=text, patches=length, seed=seed
         )
-        for length in {*lengths.values(), *([min(patches, FEW_PATCHES)] if other else [])}
+        for length in set(lengths.values())
     }
     # The zero-shot case is the prompt of the others, too.
     speak = cache(partial(speak_upstream, model))
@@ -107,8 +98,6 @@ def validate_bundle(
             for length in references
         }  # fmt: skip
         expected = {length: [speak(case) for case in spoken] for length, spoken in utterances.items()}
-        zero_shot = Case("zero-shot", text, seed, patches=patches)
-        whole = speak(zero_shot) if other else None
         # The bundle's models need the memory that upstream uses: VoxCPM2 would need more than 22 GB for both.
         del model, speak
         steps = tuple(
@@ -147,11 +136,6 @@ def validate_bundle(
                 )
                 if (case.name, precision) in drifting
             )
-    half: tuple[HalfArithmetic, ...] = ()
-    if other is not None and whole is not None:
-        half = measure_half(folder, other, references[min(patches, FEW_PATCHES)], report)
-        report("fp16 utterance, both arithmetics")
-        half += (measure_half_utterance(folder, other, zero_shot, whole.latents),)
     return Report(
         bundle=str(bundle),
         checkpoint=_described(manifest.source),
@@ -160,7 +144,6 @@ def validate_bundle(
         sensitivity=sensitivity,
         steps=steps,
         end_to_end=tuple(spoken),
-        half=half,
         notes=_notes(lengths, patches),
     )
 
