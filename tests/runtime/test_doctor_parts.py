@@ -283,7 +283,7 @@ def test_the_advice_says_what_lasted_and_what_did_not():
     assert after.advice()[:3] == [
         "The chosen units did not last: audio_vae_decoder ends the process on cpu after 1.5 minutes: SIGSEGV",
         "The chosen units lasted 10.0 minutes: audio_vae_decoder on all.",
-        "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae fp32.",
+        "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae-fp32.",
     ]
     known = found.model_copy(update={"known_crash": "macOS 26.4: …"}).advice()
     assert known[0] == "Known of macOS 26.4: …."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from voxcpm_constants.errors import first_line
+from voxcpm_constants.errors import core_ml_reason
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import package_path
 from voxcpm_constants.step_models import Precision
@@ -47,8 +47,8 @@ def compile_packages(
                 workspace.add(compiled, partial(_compile, workspace.folder / package))
             except RuntimeError as error:
                 warnings.warn(
-                    f"{package}: no .mlmodelc, since Core ML on {macos()} refuses it ({first_line(error)}); to run it "
-                    "here, convert with another --target or --precision",
+                    f"{package}: no .mlmodelc, since Core ML on {macos()} refuses it ({core_ml_reason(error)}); "
+                    "to run it here, convert with another --target or --precision",
                     stacklevel=2,
                 )
 

@@ -49,7 +49,8 @@ def _trials(
     bundle: Bundle, found: Sequence[Trial], minutes: float, limit: float, begun: Begun
 ) -> Iterator[Endurance]:
     lost: set[tuple[str, str]] = set()
-    other = "fp32" if "fp32" in bundle.manifest.precisions and bundle.precision != "fp32" else None
+    half = bundle.precision != "fp32" and not bundle.manifest.audio_vae_fp32
+    other: Precision | None = "fp32" if half and "fp32" in bundle.manifest.precisions else None
     while units := chosen_units_of(found, lost):
         trial = _tried(bundle, units, minutes, limit, begun)
         yield trial

@@ -47,6 +47,7 @@ class Described(_Record):
 
     generation: str
     precision: Precision
+    audio_vae_fp32: bool = False
     target: str
     batch: int
     kv_length: int
@@ -113,6 +114,7 @@ def describe_bundle(bundle: Bundle) -> Described:
     return Described(
         generation=manifest.architecture.generation,
         precision=bundle.precision,
+        audio_vae_fp32=manifest.audio_vae_fp32,
         target=manifest.target,
         batch=manifest.sizes.batch,
         kv_length=manifest.sizes.kv_length,
@@ -211,8 +213,8 @@ def _lasting(report: Report) -> Iterable[str]:
             yield f"{vae} did not last: {trial.step_model} {where} {after}: {trial.message}"
     if any(t.step_model in _AUDIO_VAE and t.units[t.step_model] == CPU for t in report.endurance):
         tried = any(trial.precision != report.bundle.precision for trial in report.endurance)
-        if not tried and report.bundle.precision != "fp32":
-            yield "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae fp32."
+        if not tried and report.bundle.precision != "fp32" and not report.bundle.audio_vae_fp32:
+            yield "An fp32 AudioVAE may last on the CPU: convert again with --audio-vae-fp32."
 
 
 _AUDIO_VAE = (AUDIO_VAE_ENCODER, AUDIO_VAE_DECODER)
