@@ -22,6 +22,8 @@ from voxcpm_runtime.voxcpm import VoxCPM
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -74,7 +76,7 @@ def test_utterances_of_half_a_billion_parameters_properties_with_a_lora(
     """One key/value head of another size, plain convolutions, patches of four frames; converted by the command."""
     lora = write_lora(small.with_name("lora"), small, enable_lm=True, enable_dit=True, enable_proj=True)
     bundle, portable, speech = (small.with_name(name) for name in ("bundle", "portable", "speech.wav"))
-    sizes = ("--max-length", "128", "--prefill-chunk", "1", "--precision", "fp32")
+    sizes = ("--max-length", "128", "--prefill-chunk", "1", "--precision", "fp32", "--solver-steps", "10")
     words = ("convert", small, "-o", bundle, "--target", "macos27", "--lora", lora, *sizes)
     assert cli.main([str(word) for word in words]) == 0
     assert "merged lora (r 8, alpha 16)" in " ".join(capsys.readouterr().err.split())
