@@ -31,7 +31,7 @@ STEP_FLOORS: dict[Precision, dict[str, float]] = {
     },
 }
 # Floors on Core AI's runtime. fp32 is the proof. Those of fp16 are of the half arithmetic of Apple's runtime for Linux,
-# which rounds each partial sum of a product; they say nothing of a GPU's. 1.5 times as far from 1 as the worst length of
+# which rounds each partial sum of a product, and say nothing of a GPU. 1.5 times as far from 1 as the worst length of
 # the built-in voice (TRIALS.md).
 CORE_AI_FLOORS: dict[Precision, dict[str, float]] = {
     "fp32": dict.fromkeys(PUBLISHED_FP16, 0.9999999),
