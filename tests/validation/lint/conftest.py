@@ -15,6 +15,7 @@ from voxcpm_runtime.backends.portable.package import MODEL_FILE, read_specificat
 from voxcpm_validation.lint.bundle import lint_function
 from voxcpm_validation.lint.function import Function, read_function
 from voxcpm_validation.lint.report import Finding
+from voxcpm_validation.lint.rules import RULES
 
 STATE = "cache"
 
@@ -22,7 +23,7 @@ STATE = "cache"
 @pytest.fixture
 def lint(tmp_path: Path) -> Callable[[Any], list[Finding]]:
     """lint(case): the findings in the program of a `Case` of test_lint_rules.py."""
-    return lambda case: list(lint_function(_function(case, tmp_path), "fp16/tried.mlpackage"))
+    return lambda case: list(lint_function(_function(case, tmp_path), "fp16/tried.mlpackage", RULES))
 
 
 def _declared(case: Any, *outputs: str) -> StepModel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, check_files, package_path
 from voxcpm_constants.step_models import Precision, StepModel
 from voxcpm_constants.targets import CORE_AI
@@ -13,9 +12,11 @@ from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_runtime.bundle.verified_files import check_digests
 
+from .core_ai import read_programs
+from .core_ai_rules import CORE_AI_RULES
 from .function import Function, read_function
 from .report import Finding, LintReport, PrecisionReport
-from .rules import RULES, accepted
+from .rules import RULES, F, Rule
 
 BUILT_IN = "the built-in voice"
 
@@ -28,19 +29,14 @@ def lint_bundle(
     bundle: a folder or hub id; None is the built-in voice. precisions: those to look at; by default all that are there.
     `report` is called with the path of each package.
 
-    Raises BundleError for a bundle that is absent or damaged, and InputError for a precision that it lacks and for a
-    bundle of Core AI programs.
+    Raises BundleError for a bundle that is absent or damaged, and InputError for a precision that it lacks and where
+    Core AI's package is missing, which its programs need.
     """
     # A bundle of the hub is downloaded in one precision a call, always into the same folder.
     for other in precisions[1:]:
         locate_bundle(bundle, other)
     folder = locate_bundle(bundle, precisions[0] if precisions else None)
     manifest = Manifest.read(folder)
-    if manifest.target == CORE_AI:
-        raise InputError(
-            f"{folder}: lint examines Core ML's programs, and this bundle, for {CORE_AI.lower()}, has Core AI's; "
-            "lint one for macos14 or macos15"
-        )
     chosen = [choose_precision(folder, manifest, asked) for asked in dict.fromkeys(precisions)]
     if not chosen:
         # A bundle from the hub was downloaded in one precision only.
@@ -53,10 +49,10 @@ def lint_bundle(
     )
 
 
-def lint_function(function: Function, package: str) -> Iterator[Finding]:
+def lint_function(function: F, package: str, rules: Sequence[Rule[F]]) -> Iterator[Finding]:
     """All findings in one function of a package, in the order of the rules. package: how findings name it."""
-    for rule in RULES:
-        reason = accepted(rule, function)
+    for rule in rules:
+        reason = rule.accepted if rule.accepts(function) else None
         for violation in rule.check(function):
             yield Finding(
                 package=package,
@@ -102,12 +98,18 @@ def _lint_precision(
     functions = operations = 0
     packages = [part for name in manifest.step_models for part in manifest.parts(name)]
     for declared in packages:
-        package = str(package_path(precision, declared.name))
+        package = str(manifest.package_path(precision, declared.name))
         report(package)
-        for function in read_functions(folder, manifest, precision, declared):
-            findings += lint_function(function, package)
-            functions += 1
-            operations += sum(operation.kind != "const" for operation in function.program.operations)
+        if manifest.target == CORE_AI:
+            programs = read_programs(folder, manifest, precision, declared)
+            findings += [found for f in programs for found in lint_function(f, package, CORE_AI_RULES)]
+            counts = [f.operation_count for f in programs]
+        else:
+            read = read_functions(folder, manifest, precision, declared)
+            findings += [found for f in read for found in lint_function(f, package, RULES)]
+            counts = [f.operation_count for f in read]
+        functions += len(counts)
+        operations += sum(counts)
     return PrecisionReport(
         packages=len(packages),
         functions=functions,

@@ -92,6 +92,11 @@ class Function:
                 found.update(name for name, _ in operation.outputs)
         return frozenset(found)
 
+    @property
+    def operation_count(self) -> int:
+        """Operations that compute something."""
+        return sum(operation.kind != "const" for operation in self.program.operations)
+
     def values(self) -> Iterator[tuple[str, str, TensorType]]:
         """(name, kind of operation, declared type) of every tensor that is no constant, inputs and states first."""
         yield from ((name, INPUT, type_) for name, type_ in self.parameters.items())

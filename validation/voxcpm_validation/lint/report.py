@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -37,7 +38,7 @@ class Finding(_Record):
     @property
     def place(self) -> str:
         """The step model, and the function if the package has several."""
-        package = self.package.partition("/")[2].removesuffix(".mlpackage")
+        package = PurePosixPath(self.package).stem
         return package if self.function == MAIN else f"{package} {self.function}"
 
 

@@ -1,9 +1,10 @@
-"""The table of rules: what each expects of a function, why, and who reported it; and what is accepted all the same."""
+"""The table of rules for Core ML: what each expects of a function, why, and who reported it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from voxcpm_constants.hardware_limits import (
     LARGEST_RANK,
@@ -17,8 +18,23 @@ from . import interface, shapes, values
 from .function import Function, Violation
 
 
+class Linted(Protocol):
+    """A function of a package, Core ML's or Core AI's."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the package."""
+
+    @property
+    def operation_count(self) -> int:
+        """Operations that compute something."""
+
+
+F = TypeVar("F", bound=Linted)
+
+
 @dataclass(frozen=True)
-class Rule:
+class Rule(Generic[F]):
     """What every function of a package must respect, and what looks for violations of it."""
 
     name: str
@@ -27,19 +43,14 @@ class Rule:
     """What happens otherwise, in one sentence."""
     sources: tuple[str, ...]
     """Reports of it: a repository and the number of its issue or pull request, or a document."""
-    check: Callable[[Function], Iterator[Violation]]
+    check: Callable[[F], Iterator[Violation]]
+    accepted: str | None = None
+    """Why a violation is no fault; None if it is one."""
+    accepts: Callable[[F], bool] = lambda function: True
+    """The functions in which a violation is accepted, if `accepted` has a reason."""
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """Violations of a rule that a package may have, and why."""
-
-    rule: str
-    applies: Callable[[Function], bool]
-    reason: str
-
-
-RULES = (
+RULES: tuple[Rule[Function], ...] = (
     Rule(
         "select",
         "no `select`; indices of 16 bits stay so",
@@ -102,6 +113,8 @@ RULES = (
         "On macOS 26 loading such weights for the Neural Engine aborted the process.",
         ("apple/coremltools 2688",),
         values.blockwise_scales,
+        "a risk on macOS 26: the report is about palettes, and coremltools writes int8 and int4 for macOS 15 so",
+        lambda function: function.precision in ("int8", "int4"),
     ),
     Rule(
         "scatter-into-state",
@@ -109,6 +122,8 @@ RULES = (
         "The Neural Engine's compiler refuses `scatter` into a cache, whatever its precision and rank.",
         ("FluidInference/mobius 67", "FluidInference/FluidAudio 679"),
         values.scatters_into_states,
+        "one call writes rows of several utterances, each at its own position, and slice_update writes one place",
+        lambda function: function.batch > 1,
     ),
     Rule(
         "float32",
@@ -160,22 +175,3 @@ RULES = (
         interface.weight_files,
     ),
 )
-
-ACCEPTED = (
-    Acceptance(
-        "blockwise-scale",
-        lambda function: function.precision in ("int8", "int4"),
-        "a risk on macOS 26: the report is about palettes, and coremltools writes int8 and int4 for macOS 15 so",
-    ),
-    Acceptance(
-        "scatter-into-state",
-        lambda function: function.batch > 1,
-        "one call writes rows of several utterances, each at its own position, and slice_update writes one place",
-    ),
-)
-
-
-def accepted(rule: Rule, function: Function) -> str | None:
-    """Why a function's violations of a rule are accepted; None if they are not."""
-    reasons = (a.reason for a in ACCEPTED if a.rule == rule.name and a.applies(function))
-    return next(reasons, None)
