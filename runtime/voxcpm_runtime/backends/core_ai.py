@@ -9,17 +9,21 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from voxcpm_constants.errors import BundleError, InputError, first_line
-from voxcpm_constants.step_models import Precision, TensorSpec
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
 from voxcpm_runtime.backends.cache_rows import write_rows
 from voxcpm_runtime.backends.core_ai_calls import awaited
 from voxcpm_runtime.backends.core_ai_programs import check_program, compiled_program, whole_path
-from voxcpm_runtime.backends.package_functions import PackageFunction
-from voxcpm_runtime.backends.step_function import Array, StepState
+from voxcpm_runtime.backends.functions_by_length import by_length
+from voxcpm_runtime.backends.package_functions import PackageFunction, package_functions
+from voxcpm_runtime.backends.parts_in_turn import in_turn
+from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
 INSTALL_CORE_AI = "pip install 'voxcpm-coreml[coreai]'"
 _STANDARD_ERROR = 2
@@ -165,6 +169,20 @@ class CoreAIStepModel:
 
     def _dtype(self, tensor: TensorSpec) -> Any:
         return self._compute if tensor.dtype == "compute" else np.dtype(tensor.dtype)
+
+
+def load_core_ai_step_model(
+    folder: Path, manifest: Manifest, precision: Precision, name: str
+) -> StepFunction:
+    """One step model on Core AI's runtime. Raises BundleError for a program that it cannot load."""
+
+    def load(package: StepModel) -> StepFunction:
+        functions = package_functions(folder, manifest, precision, package)
+        key = manifest.package_key(precision, package.name)
+        caches = [tensor.name for tensor in package.state] if package.has_caches else []
+        return by_length(package, load_functions(functions, key, precision, caches))
+
+    return in_turn(manifest.parts(name), load)
 
 
 def load_functions(

@@ -25,6 +25,7 @@ from typing import Any
 from voxcpm_constants.errors import BundleError, VoxCPMError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.backends.core_ai import load_core_ai_step_model
 from voxcpm_runtime.backends.step_function import Array, StepState
 
 MAX_OUTPUTS, PREPARED_AT = 15_000, 12_000
@@ -195,8 +196,6 @@ def _main(descriptor: str, folder: str, precision: Precision, *names: str) -> No
     """Serve until the connection is closed."""
     # Ctrl-C reaches every process of the terminal; the parent decides what ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from voxcpm_runtime.backends.loading import load_core_ai_step_model
-
     connection = Connection(int(descriptor))
     states: dict[int, Any] = {}
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from voxcpm_constants.step_models import StepModel
 from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
@@ -42,3 +42,9 @@ class FunctionsByLength:
             if chunk not in self._loaded:
                 self._loaded[chunk] = self._load(chunk)
             return self._loaded[chunk]
+
+
+def by_length(declared: StepModel, functions: Sequence[StepFunction]) -> StepFunction:
+    """A step model of these functions, one for each of its lengths."""
+    first = functions[0]
+    return first if len(functions) == 1 else FunctionsByLength(declared, first, functions.__getitem__)

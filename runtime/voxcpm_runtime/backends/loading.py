@@ -26,16 +26,15 @@ from voxcpm_runtime.backends.compute_units import (
     chosen_units,
     is_auto,
 )
-from voxcpm_runtime.backends.core_ai import is_the_systems
-from voxcpm_runtime.backends.core_ai import load_functions as load_core_ai_functions
+from voxcpm_runtime.backends.core_ai import is_the_systems, load_core_ai_step_model
 from voxcpm_runtime.backends.core_ai_worker import CoreAIWorker
 from voxcpm_runtime.backends.coreml_loading import Note, RefusedError, check_system, load_functions
 from voxcpm_runtime.backends.devices import CPU_DEVICE, read_device
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE, Placed, first_that_loads
-from voxcpm_runtime.backends.functions_by_length import FunctionsByLength
+from voxcpm_runtime.backends.functions_by_length import FunctionsByLength, by_length
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.backends.package_functions import PackageFunction, package_functions
-from voxcpm_runtime.backends.parts_in_turn import PartsInTurn
+from voxcpm_runtime.backends.parts_in_turn import in_turn
 from voxcpm_runtime.backends.step_function import NextPatch, StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
 
@@ -106,9 +105,9 @@ def place_step_models(
         def load_package(package: StepModel) -> StepFunction:
             functions = package_functions(folder, manifest, precision, package)
             digest = manifest.package_key(precision, package.name)
-            return _by_length(package, load_functions(functions, digest, unit, first_use))
+            return by_length(package, load_functions(functions, digest, unit, first_use))
 
-        return _in_turn(manifest.parts(name), load_package)
+        return in_turn(manifest.parts(name), load_package)
 
     def load_where_asked(name: str, unit: str) -> Placed:
         try:
@@ -158,7 +157,7 @@ def load_portable_step_model(
         first = load_one(0)
         return first if len(functions) == 1 else FunctionsByLength(package, first, load_one)
 
-    return _in_turn(manifest.parts(name), load)
+    return in_turn(manifest.parts(name), load)
 
 
 def _on_core_ai(bundle: Bundle, names: Sequence[str]) -> Mapping[str, StepFunction]:
@@ -167,20 +166,6 @@ def _on_core_ai(bundle: Bundle, names: Sequence[str]) -> Mapping[str, StepFuncti
     return _all_at_once(
         names, partial(load_core_ai_step_model, bundle.folder, bundle.manifest, bundle.precision)
     )
-
-
-def load_core_ai_step_model(
-    folder: Path, manifest: Manifest, precision: Precision, name: str
-) -> StepFunction:
-    """One step model on Core AI's runtime. Raises BundleError for a program that it cannot load."""
-
-    def load(package: StepModel) -> StepFunction:
-        functions = package_functions(folder, manifest, precision, package)
-        key = manifest.package_key(precision, package.name)
-        caches = [tensor.name for tensor in package.state] if package.has_caches else []
-        return _by_length(package, load_core_ai_functions(functions, key, precision, caches))
-
-    return _in_turn(manifest.parts(name), load)
 
 
 def arithmetic_key(units: Mapping[str, str], device: str = CPU_DEVICE) -> str:
@@ -209,17 +194,6 @@ def _all_at_once(names: Iterable[str], load: Callable[[str], StepFunction]) -> d
     order = sorted(names, key=lambda name: name != BASE_LM_STEP)
     with ThreadPoolExecutor(os.cpu_count()) as opening:
         return dict(zip(order, opening.map(load, order), strict=True))
-
-
-def _by_length(package: StepModel, functions: Sequence[StepFunction]) -> StepFunction:
-    """A step model of these functions, one for each of its lengths."""
-    first = functions[0]
-    return first if len(functions) == 1 else FunctionsByLength(package, first, functions.__getitem__)
-
-
-def _in_turn(parts: Sequence[StepModel], load: Callable[[StepModel], StepFunction]) -> StepFunction:
-    loaded = [load(part) for part in parts]
-    return loaded[0] if len(loaded) == 1 else PartsInTurn(parts, loaded)
 
 
 def _load_portable(function: PackageFunction, **options: Any) -> StepFunction:

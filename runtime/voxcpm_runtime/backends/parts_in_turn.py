@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from voxcpm_constants.parts import PASSED_ON
 from voxcpm_constants.step_models import StepModel
@@ -45,3 +45,9 @@ class PartsInTurn:
         for part, own in zip(self._parts, state.states, strict=True):
             outputs = part({**inputs, taken: outputs.get(PASSED_ON, inputs[taken])}, own)
         return outputs
+
+
+def in_turn(declared: Sequence[StepModel], load: Callable[[StepModel], StepFunction]) -> StepFunction:
+    """A step model of these parts; the only one itself."""
+    parts = [load(part) for part in declared]
+    return parts[0] if len(parts) == 1 else PartsInTurn(declared, parts)
