@@ -28,11 +28,11 @@ from voxcpm_conversion.replacing import bundle_folder
 from voxcpm_conversion.splitting import base_lm_parts, check_split
 
 DEFAULT_MAX_LENGTH = 1024
+"""Default of `--max-length`, for checkpoints that were made for as many positions or more."""
 SOLVER_STEPS = 10
 """Euler steps of `locdit_solve` in a bundle for Core AI, as many as `generate` takes by default."""
 CORE_AI_CHUNKS = (1, 16, 32)
-"""A prefill of 64 has outgrown the GPU's memory plan on iOS (apple/coreai-torch 201)."""
-"""Default of `--max-length`, for checkpoints that were made for as many positions or more."""
+"""john-rocky/coreai-model-zoo's VoxCPM prefills 32; a longer one has outgrown a phone's memory (apple/coreai-models 201)."""
 
 
 def convert(

@@ -55,7 +55,7 @@ def _specification(form: Format) -> Any | None:
     """coreai-opt's description of a format for a weight (outputs, inputs, …); None if it is not compressed.
 
     Blocks of 32 weights with a scale each and no offset: on an M4 Max 5 times as fast as one scale a channel
-    (john-rocky/coreai-model-zoo, minicpm5-1b). The Neural Engine computes blocks wrongly (apple/coremltools 279).
+    (john-rocky/coreai-model-zoo, minicpm5-1b). The Neural Engine computes blocks wrongly (apple/coreai-models 279).
     """
     spec = import_module("coreai_opt.quantization.spec")
     if form == "fp16":
