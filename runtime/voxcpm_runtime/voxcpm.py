@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system_errors_as
-from voxcpm_runtime.argument_types import instance, shown, switch, text_argument
+from voxcpm_runtime.argument_types import instance, switch, text_argument
 from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.choice import Backend, choose_backend, chosen_device
@@ -73,8 +73,7 @@ class VoxCPM(UpstreamNames):
             )
         self.bundle = bundle
         self._batch_driver: Driver | None = driver
-        self._backend = text_argument(arithmetic, "arithmetic").partition(" ")[0]
-        self._key = f"{bundle.digest}|{arithmetic}"
+        self._key = f"{bundle.digest}|{text_argument(arithmetic, 'arithmetic')}"
         self._prefix = cached_prefixes(self._make_prefix, self._key, self._prefix_fits)
 
     @classmethod
@@ -136,11 +135,7 @@ class VoxCPM(UpstreamNames):
         return_freed_memory()
 
     def __repr__(self) -> str:
-        manifest, a = self.bundle.manifest, self.bundle.architecture
-        return (
-            f"VoxCPM(checkpoint={shown(manifest.source.checkpoint)}, generation={a.generation!r}, "
-            f"precision={self.bundle.precision!r}, backend={self._backend!r}, sample_rate={self.sample_rate})"
-        )
+        return f"VoxCPM({self.bundle!r}, backend={self._key.partition('|')[2].partition(' ')[0]!r})"
 
     def __enter__(self) -> Self:
         return self

@@ -412,10 +412,8 @@ def test_what_people_print_is_one_short_line(tts, audio, store):
     )
     assert repr(store) == f"VoiceStore('{store.folder}', voices=1)"
     assert repr(VoiceStore(ada.path)) == f"VoiceStore('{ada.path}', voices=unreadable)"
-    assert repr(opened) == (
-        f"VoxCPM(checkpoint='tiny', generation='{generation}', precision='int8', backend='portable', "
-        f"sample_rate={tts.sample_rate})"
-    )
+    bundle = f"checkpoint='tiny', generation='{generation}', precision='int8', sample_rate={tts.sample_rate}"
+    assert repr(opened) == f"VoxCPM(Bundle({bundle}), backend='portable')"
     assert repr(speech).startswith(
         f"Speech(audio_seconds=0.16, sample_rate={tts.sample_rate}, segments=1, seed=3, "
     )

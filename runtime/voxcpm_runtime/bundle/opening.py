@@ -23,7 +23,7 @@ from voxcpm_constants.manifest import (
     check_files,
 )
 from voxcpm_constants.step_models import PRECISIONS, Precision, declare_step_models
-from voxcpm_runtime.argument_types import path_argument, wrong_type
+from voxcpm_runtime.argument_types import path_argument, shown, wrong_type
 from voxcpm_runtime.bundle.verified_files import check_digests
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
@@ -43,6 +43,13 @@ class Bundle:
     constants: Mapping[str, npt.NDArray[np.floating]]
     """The arrays of `voxcpm_constants.arrays` by name; the embedding table is memory-mapped."""
     tokenizer: TextTokenizer
+
+    def __repr__(self) -> str:
+        a = self.architecture
+        return (
+            f"Bundle(checkpoint={shown(self.manifest.source.checkpoint)}, generation={a.generation!r}, "
+            f"precision={self.precision!r}, sample_rate={a.output_sample_rate})"
+        )
 
     @property
     def architecture(self) -> Architecture:
