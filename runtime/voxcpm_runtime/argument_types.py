@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import os
 import reprlib
+from collections.abc import Callable
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.user_folders import user_path
@@ -51,6 +52,13 @@ def switch(value: object, name: str) -> bool:
     if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
         return bool(value)
     raise wrong_type(value, name, "True or False")
+
+
+def function(value: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The value. Raises InputError for what cannot be called."""
+    if callable(value):
+        return value
+    raise wrong_type(value, name, "a function")
 
 
 def whole_number(value: object, name: str, least: int, unit: str = "") -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system_errors_as
-from voxcpm_runtime.argument_types import instance, switch, text_argument
+from voxcpm_runtime.argument_types import function, instance, switch, text_argument
 from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.choice import Backend, choose_backend, chosen_device
@@ -120,7 +120,7 @@ class VoxCPM(UpstreamNames):
             device=device,
             compute_units=compute_units,
             measured=measured,
-            first_use=on_first_use,
+            first_use=function(on_first_use, "on_first_use"),
         )
         models = {name: step_model.model for name, step_model in placed.items()}
         next_patch = load_next_patch(bundle, models, device)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.argument_types import instance, shown, switch, text_argument, wrong_type
+from voxcpm_runtime.argument_types import function, instance, shown, switch, text_argument, wrong_type
 from voxcpm_runtime.model.driver import NoiseSource
 from voxcpm_runtime.options import GenerationOptions, checked_options
 from voxcpm_runtime.speech.cancellation import CancelToken
@@ -51,8 +51,8 @@ class Arguments:
             checked_text(self.text, "text")
         if self.control is not None:
             valid_unicode(text_argument(self.control, "control"), "control", "control")
-        if self.progress is not None and not callable(self.progress):
-            raise wrong_type(self.progress, "progress", "a function")
+        if self.progress is not None:
+            function(self.progress, "progress")
         if self.cancel is not None:
             instance(self.cancel, CancelToken, "cancel", "a CancelToken")
         switch(self.keep_partial, "keep_partial")

@@ -40,7 +40,7 @@ def test_a_voice_is_recorded_previewed_used_and_deleted(
     expect(page.locator("#voice")).to_have_value("ada")
     expect(page.locator("#voice-hint")).to_contain_text("with the speaker’s consent")
     assert '"voice":"ada"' in page.inner_text("#curl")
-    voice = running.service.voices.stored("ada")
+    voice = running.service.voices.shown("ada", {})
     assert 1.5 < voice.prompt_patches * running.service.tts.bundle.architecture.patch_seconds < 4
 
     page.click("#preview")
