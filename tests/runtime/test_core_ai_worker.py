@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import pytest
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER, RESIDUAL_LM_STEP
+from voxcpm_runtime.backends import core_ai_worker
 from voxcpm_runtime.backends.core_ai_worker import CoreAIWorker, _Child
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
@@ -65,6 +70,58 @@ def test_what_the_process_says_against_a_call_is_said_here_and_its_end_is_one_li
     worker._child._process.kill()
     with pytest.raises(BundleError, match=r"Core AI ended its process \(SIGKILL\); open the bundle again"):
         worker.step_models[AUDIO_VAE_DECODER].new_state()
+
+
+def test_ctrl_c_arrives_with_the_answer_which_no_other_call_gets(bundle: Bundle) -> None:
+    worker = CoreAIWorker(bundle.folder, "fp32", NAMES[:1])
+    decode, declared = worker.step_models[AUDIO_VAE_DECODER], bundle.manifest.step_models[AUDIO_VAE_DECODER]
+    shape, child = declared.inputs[0].shape_at(0), worker._child._process.pid
+    first, second = ({"latents": np.full(shape, value, np.float32)} for value in (0.0, 1.0))
+    expected = decode(second, decode.new_state())["audio"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupt() -> None:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        os.kill(child, signal.SIGCONT)
+
+    state = decode.new_state()
+    # A call that takes long.
+    os.kill(child, signal.SIGSTOP)
+    threading.Thread(target=interrupt).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            decode(first, state)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    np.testing.assert_array_equal(decode(second, decode.new_state())["audio"], expected)
+
+
+def test_a_process_that_could_not_be_started_is_started_again(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = CoreAIWorker(bundle.folder, "fp32", NAMES[:1], max_outputs=2, prepared_at=2)
+    decode, state = worker.step_models[AUDIO_VAE_DECODER], worker.step_models[AUDIO_VAE_DECODER].new_state()
+    given = {"latents": np.zeros(bundle.manifest.step_models[AUDIO_VAE_DECODER].inputs[0].shape_at(0))}
+    given = {name: array.astype(np.float32) for name, array in given.items()}
+    decode(given, state)
+    with monkeypatch.context() as patched:
+        patched.setattr(core_ai_worker, "_Child", _no_memory)
+        decode(given, state)
+        with pytest.raises(BundleError, match="no memory"):
+            decode(given, state)
+    decode(given, state)
+
+
+def _no_memory(*_: object) -> None:
+    raise BundleError("no memory")
+
+
+def test_a_state_of_another_worker_is_refused(bundle: Bundle) -> None:
+    worker, other = (CoreAIWorker(bundle.folder, "fp32", NAMES[:1]) for _ in "12")
+    with pytest.raises(ValueError, match="audio_vae_decoder: the state is not of this step model"):
+        worker.step_models[AUDIO_VAE_DECODER]({}, other.step_models[AUDIO_VAE_DECODER].new_state())
 
 
 def test_a_program_that_cannot_be_loaded_is_an_error_of_the_parent(

@@ -13,10 +13,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,16 +34,16 @@ class WorkerState:
     """The state of one stream, in the child process."""
 
     def __init__(self, worker: CoreAIWorker, number: int) -> None:
-        self._worker, self.number = worker, number
+        self.worker, self.number = worker, number
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
         """See `StepState`."""
-        rows: dict[str, Array] = self._worker.ask("rows", self.number, start, stop)
+        rows: dict[str, Array] = self.worker.ask("rows", self.number, start, stop)
         return rows
 
     def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
         """See `StepState`."""
-        self._worker.ask("set_rows", self.number, start, dict(rows))
+        self.worker.ask("set_rows", self.number, start, dict(rows))
 
 
 class WorkerStepModel:
@@ -59,7 +58,9 @@ class WorkerStepModel:
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """Run one step. Raises what the step model raises, and BundleError if the child process ends."""
-        number = state.number if isinstance(state, WorkerState) else None
+        if state is not None and not (isinstance(state, WorkerState) and state.worker is self._worker):
+            raise ValueError(f"{self._name}: the state is not of this step model")
+        number = None if state is None else state.number
         outputs: dict[str, Array] = self._worker.ask("call", self._name, dict(inputs), number)
         return outputs
 
@@ -84,8 +85,10 @@ class CoreAIWorker:
         self._outputs, self._numbers = _outputs_of_a_call(folder, names), count()
         self._states: dict[int, str] = {}
         self._closed: list[int] = []
-        self._asking = threading.Lock()
-        self._starting = ThreadPoolExecutor(1, "core-ai-worker")
+        # Threads of their own: Ctrl-C must not arrive between a question and its answer, which the next question would
+        # take for its own.
+        self._asking = ThreadPoolExecutor(1, "core-ai-worker")
+        self._starting = ThreadPoolExecutor(1, "core-ai-next-worker")
         self._child, self._returned = _Child(*self._loaded), 0
         self._next: Future[_Child] | None = None
         self.step_models = {name: WorkerStepModel(self, name) for name in names}
@@ -93,33 +96,47 @@ class CoreAIWorker:
     def new_state(self, name: str) -> WorkerState:
         """A state of the step model in the child process, which lives as long as the object that is returned."""
         number = next(self._numbers)
-        with self._asking:
-            self._child.ask("new_state", name, number)
-            self._states[number] = name
+        self.ask("new_state", name, number)
         state = WorkerState(self, number)
         # It may run in any thread and at any time, so it only appends.
         weakref.finalize(state, self._closed.append, number)
         return state
 
     def ask(self, what: str, *given: Any) -> Any:
-        """The answer of the child process. Raises what the child raised, and BundleError if it ended."""
-        with self._asking:
-            while self._closed:
-                number = self._closed.pop()
-                del self._states[number]
-                self._child.ask("drop", number)
-            if what == "call":
-                self._count(self._outputs[given[0]])
-            return self._child.ask(what, *given)
+        """The answer of the child process. Raises what the child raised, and BundleError if it ended.
+
+        Ctrl-C is raised when the answer has come.
+        """
+        future = self._asking.submit(self._ask, what, *given)
+        try:
+            return future.result()
+        except BaseException:
+            wait([future])
+            raise
+
+    def _ask(self, what: str, *given: Any) -> Any:
+        while self._closed:
+            number = self._closed.pop()
+            del self._states[number]
+            self._child.ask("drop", number)
+        if what == "call":
+            self._count(self._outputs[given[0]])
+        answer = self._child.ask(what, *given)
+        if what == "new_state":
+            name, number = given
+            self._states[number] = name
+        return answer
 
     def _count(self, outputs: int) -> None:
         if self._returned + outputs > self._max_outputs:
-            following = (self._next or self._starting.submit(_Child, *self._loaded)).result()
+            # One that could not be started is not asked for again.
+            prepared, self._next = self._next, None
+            following = (prepared or self._starting.submit(_Child, *self._loaded)).result()
             for number, name in self._states.items():
                 following.ask("new_state", name, number)
                 following.ask("restore", number, self._child.ask("snapshot", number))
             self._child.close()
-            self._child, self._next, self._returned = following, None, 0
+            self._child, self._returned = following, 0
         self._returned += outputs
         if self._returned >= self._prepared_at and self._next is None:
             self._next = self._starting.submit(_Child, *self._loaded)
@@ -157,6 +174,8 @@ class _Child:
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                # Ctrl-C reaches every process of the terminal; the parent decides what ends.
+                start_new_session=True,
                 # Python 3.11: a file of the user's working directory must not be taken for a module.
                 env={**os.environ, "PYTHONSAFEPATH": "1"},
             )
@@ -187,15 +206,14 @@ class _Child:
 
 
 def _ended(connection: Connection, process: subprocess.Popen[bytes]) -> None:
-    """Close the connection, at which the child ends, and wait for it."""
+    """End the child, even in the middle of a call."""
     connection.close()
+    process.kill()
     process.wait()
 
 
 def _main(descriptor: str, folder: str, precision: Precision, *names: str) -> None:
     """Serve until the connection is closed."""
-    # Ctrl-C reaches every process of the terminal; the parent decides what ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(int(descriptor))
     states: dict[int, Any] = {}
     try:
