@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,10 @@ def test_programs_have_the_declared_functions_and_tensors(tiny_bundle_27: Path, 
         assert operations.count("coreai.slice_update") == 2 * len(form.functions) * (
             len(declared.state) // 2 if declared.has_caches else 0
         )
+        # Each from (layer, 0, 0, position, 0) on, where the position is the input itself, not computed from it.
+        for function in operations.split("coreai.graph @")[1:]:
+            for begin in re.findall(r"slice_update \S+ with \S+ at \((%\d+), ", function):
+                assert re.search(rf"{begin} = coreai.concat [^:]*, %arg1, %\d+ :", function)
         assert "conv_transpose" not in operations
 
 

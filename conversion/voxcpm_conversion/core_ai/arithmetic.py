@@ -48,19 +48,21 @@ class CoreAIStep(nn.Module):
             for tensor in tensors[: self.inputs]
         )
         state = tensors[self.inputs :]
-        stacks = [StackedCache(tensor) for tensor in state]
+        stacks: list[StackedCache] = []
         if not self.caches:
             results = self.step(*inputs, *state)
         elif self.state == "rows":
             results = self.step(*inputs, *(tensor[i] for i in range(len(state[0])) for tensor in state))
         else:
+            _, position = inputs
+            stacks = [StackedCache(tensor, position) for tensor in state]
             results = self.step(*inputs, *(LayerCache(s, i) for i in range(len(state[0])) for s in stacks))
         results = results if isinstance(results, tuple) else (results,)
         outputs, after = results[: self.outputs], results[self.outputs :]
         outputs = tuple(output.float() for output in outputs)
         if self.state == "rows":
             return *outputs, torch.stack(after[::2]), torch.stack(after[1::2])
-        updated = [stack.value for stack in stacks] if self.caches else after
+        updated = [stack.value for stack in stacks] or after
         for tensor, new in zip(state, updated, strict=True):
             tensor.copy_(new)
         return outputs

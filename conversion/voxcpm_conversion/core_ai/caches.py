@@ -57,15 +57,17 @@ def register_lowering(converter: Any) -> None:
 class StackedCache:
     """One of the two tensors in the course of a step."""
 
-    def __init__(self, state: Tensor) -> None:
-        self.value = state
+    def __init__(self, state: Tensor, position: Tensor) -> None:
+        self.value, self.position = state, position
 
     def write(self, layer: int, rows: Tensor, places: Tensor, batch: int) -> Tensor:
         """Write rows (1, kv_heads, B · S, head_dim); the layer's cache, (1, kv_heads, positions, head_dim)."""
         count = rows.size(2) // batch
         for first in range(0, rows.size(2), count):
             own = rows[:, :, first : first + count]
-            self.value = torch.ops.voxcpm.write_rows(self.value, own, places[first : first + 1], layer)
+            # The input itself, where it is known to run on GPUs; the utterances of a batch have computed places.
+            start = self.position if batch == 1 else places[first : first + 1].int()
+            self.value = torch.ops.voxcpm.write_rows(self.value, own, start, layer)
         return self.value[layer]
 
 
@@ -82,9 +84,8 @@ class StackedPast(Past):
 
     def written(self, keys: Tensor, values: Tensor) -> Cached:
         """What `Past.written` returns."""
-        places = self.places.int()
         k, v = (
-            cache.stack.write(cache.layer, rows, places, self.batch)  # type: ignore[attr-defined]
+            cache.stack.write(cache.layer, rows, self.places, self.batch)  # type: ignore[attr-defined]
             for cache, rows in zip(self.cached, (keys, values), strict=True)
         )
         return k, v
