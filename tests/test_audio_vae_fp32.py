@@ -60,7 +60,10 @@ def test_speech_differs_in_its_sound_alone(mixed_bundle: Path, tiny_bundle_15: P
     assert np.corrcoef(ours.audio, theirs.audio)[0, 1] > 0.99
 
 
-def test_core_ml_speaks(mixed_bundle: Path, core_ml: StandIn) -> None:
+def test_core_ml_speaks(
+    mixed_bundle: Path, core_ml: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
     core_ml_audio, portable_audio = (
         VoxCPM.from_bundle(mixed_bundle, "int8", backend=backend)
         .speak(TEXT, seed=1, min_len=4, max_len=4)

@@ -101,9 +101,10 @@ def test_a_full_disk_and_ctrl_c_leave_no_bundle_and_the_same_command_resumes(
     )
     assert (done.returncode, done.stdout) == (0, "")
     said = [line for line in done.stderr.splitlines() if line.strip()]
-    assert said[0].split()[0] == ({*TWO} - {first.stem}).pop()
-    assert "2 step models in fp32 for macOS27" in " ".join(" ".join(said[1:]).split())
-    assert len(said) <= 3
+    # Off a terminal a line of progress comes every ten seconds only.
+    assert first.stem not in {line.split()[0].rstrip(":") for line in said}
+    assert "2 step models in fp32 for macOS27" in " ".join(" ".join(said).split())
+    assert len(said) <= 8
     check_files(tmp_path / "b", Manifest.read(tmp_path / "b").files, digests=True)
     assert {path.stem for path in (tmp_path / "b" / "fp32").iterdir()} == set(TWO)
     assert (tmp_path / "b" / "fp32" / first.name / "main.mlirb").stat().st_mtime_ns == written

@@ -24,6 +24,7 @@ from voxcpm_server.authentication import Keys
 from voxcpm_server.errors import CLIENT_GONE, ApiError
 from voxcpm_server.job_store import JobStore
 from voxcpm_server.queueing import FairQueue
+from voxcpm_server.served_bundles import to_its_end
 from voxcpm_server.settings import Settings
 from voxcpm_server.speaking import Speeches, SpeechStream
 from voxcpm_server.streaming import StreamedResponse
@@ -227,7 +228,7 @@ def test_what_a_job_stores_at_its_end_is_stored_whoever_cancels() -> None:
             await going.wait()
             return "stored"
 
-        ending = asyncio.ensure_future(jobs._to_its_end(work()))
+        ending = asyncio.ensure_future(to_its_end(work()))
         for _ in range(2):
             await asyncio.sleep(0.01)
             ending.cancel()

@@ -145,7 +145,7 @@ def test_the_command_shows_every_figure_in_80_columns_and_ends_with_the_verdict(
 ) -> None:
     one = Agreement(correlation=correlation, max_abs_error=1.2345e-5, snr_db=-12.3, finite=True)
     step = StepAgreement(
-        step_model=names.AUDIO_VAE_ENCODER, precision="fp16", arithmetic="faithful", calls=12345,
+        step_model=names.AUDIO_VAE_ENCODER, precision="fp16", floors_of="fp16", arithmetic="faithful", calls=12345,
         outputs={"stop_logits": one}, lengths={1: one, 12345: one},
         near_fp16_limit=(NearLimit(operation="a_long_name_of_an_operation_" * 2, max_abs=65504),),
     )  # fmt: skip

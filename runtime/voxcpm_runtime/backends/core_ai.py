@@ -62,7 +62,12 @@ class CoreAIState:
         self._caches = caches
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
-        """Copies of positions start..stop of every KV cache (1, kv_heads, positions, head_dim), by tensor name."""
+        """Copies of positions start..stop of every KV cache (1, kv_heads, positions, head_dim), by tensor name.
+
+        Contexts of the AudioVAE (1, channels, samples) have samples in place of positions.
+        """
+        if not self._caches:
+            return {name: array[:, :, start:stop] for name, array in self.snapshot().items()}
         stacks = [_numpy(array) for array in self.arrays.values()]
         return {
             name: stacks[index % 2][index // 2][:, :, start:stop].copy()

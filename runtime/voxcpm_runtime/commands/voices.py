@@ -38,13 +38,12 @@ def add(
 ) -> None:
     """Make a voice from recordings. It works with bundles that have the same AudioVAE as BUNDLE."""
     store = VoiceStore()
-    path = store.free_path(name, overwrite=overwrite)
+    refuse_inputs(store.free_path(name, overwrite=overwrite), given.files())
     if given.prompt is not None and given.transcript() is None:
         raise InputError(
             "--prompt needs --prompt-text or --prompt-file, what is said in the recording; without a transcript, "
             "give the recording as --reference (VoxCPM2)"
         )
-    refuse_inputs(path, given.files())
     recordings = Recordings.of_a_new_voice(given.prompt, given.transcript(), given.reference)
     recordings.check_files()
     opened_bundle = opened(bundle, engine)
