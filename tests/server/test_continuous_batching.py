@@ -7,6 +7,7 @@ import base64
 import contextlib
 import gc
 import json
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -209,19 +210,20 @@ def test_a_job_gives_its_turn_up_without_keeping_a_slot(
     """While it waits for a turn, all slots speak to requests."""
     jobs, service = f"{batch_server.url}/v1/audio/jobs", batch_server.service
     given = {"model": "tts-1", "seed": 1, **FEW_STEPS}
-    job = httpx2.post(jobs, json={**given, "input": "one two three. " * 6}, timeout=60).json()
-    assert job["segments"] > 1
-    until(lambda: httpx2.get(f"{jobs}/{job['id']}").json()["audio_seconds"] > 0)
-    spoken_to, enter_last = [0], service.queue.enter_last
+    spoken_to, enter_last, crowded = [0], service.queue.enter_last, threading.Event()
 
     async def entered() -> Any:
         end = time.monotonic() + 10
-        while spoken_to[0] < 3 and time.monotonic() < end:
+        while crowded.is_set() and spoken_to[0] < 3 and time.monotonic() < end:
             spoken_to[0] = max(spoken_to[0], sum(stream.patches > 0 for stream in service.speeches._running))
             await asyncio.sleep(0.005)
         return await enter_last()
 
     monkeypatch.setattr(service.queue, "enter_last", entered)
+    job = httpx2.post(jobs, json={**given, "input": "one two three. " * 6}, timeout=60).json()
+    assert job["segments"] > 1
+    until(lambda: httpx2.get(f"{jobs}/{job['id']}").json()["audio_seconds"] > 0)
+    crowded.set()
     asked = {**given, "input": "one two three. " * 3, "response_format": "pcm"}
     url = f"{batch_server.url}/v1/audio/speech"
     with ThreadPoolExecutor(6) as threads:
