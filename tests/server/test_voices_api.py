@@ -211,6 +211,7 @@ def test_a_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
 def test_a_stored_voice_that_is_called_default_is_not_spoken_with(
     serve: Callable[..., Any], recording: bytes, tts: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("WARNING")
     (tmp_path / "voices").mkdir()
     ada = tts.create_voice(recording, TRANSCRIPT, name="default")
     ada.save(tmp_path / "voices" / "default.voice")
