@@ -32,7 +32,7 @@ DEFAULT_MAX_LENGTH = 1024
 SOLVER_STEPS = 10
 """Euler steps of `locdit_solve` in a bundle for Core AI, as many as `generate` takes by default."""
 CORE_AI_CHUNKS = (1, 16, 32)
-"""As john-rocky/coreai-model-zoo's VoxCPM; a longer prefill has outgrown a phone's memory (apple/coreai-models 201)."""
+"""Lengths of a prefill: longer ones outgrew a phone's memory (apple/coreai-models 201)."""
 
 
 def convert(
