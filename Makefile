@@ -111,7 +111,7 @@ $(RAY)/.installed: $(STAMP)
 	@touch $@
 
 test-ray: $(RAY)/.installed  ## serve and batch on a Ray cluster of two nodes on this machine
-	@$(RAY)/bin/python -m pytest -m ray tests/cluster
+	@$(RAY)/bin/python -m pytest -m ray tests/server/cluster
 
 SUPPLY := build/supply
 

@@ -28,7 +28,13 @@ CONVERSIONS = {
     "speaking_bundle",
     "some_packages",
 }
-CONVERTING_FOLDERS = {"conversion", "portable", "training", "validation"}
+CONVERTING_FOLDERS = (
+    "conversion/",
+    "runtime/backends/gpu/",
+    "runtime/backends/portable/",
+    "training/",
+    "validation/",
+)
 
 
 def pytest_configure() -> None:
@@ -126,8 +132,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _converts(item: pytest.Item) -> bool:
-    folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
-    return folder in CONVERTING_FOLDERS or _makes_bundles(item)
+    path = item.path.relative_to(REPOSITORY / "tests").as_posix()
+    return path.startswith(CONVERTING_FOLDERS) or _makes_bundles(item)
 
 
 def _makes_bundles(item: pytest.Item) -> bool:

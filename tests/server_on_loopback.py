@@ -13,7 +13,7 @@ import openai
 
 from voxcpm_runtime import VoxCPM
 from voxcpm_server.application import create_app
-from voxcpm_server.authentication import Keys
+from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.serving import Server
 from voxcpm_server.settings import Settings
 

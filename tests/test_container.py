@@ -17,8 +17,8 @@ import yaml
 
 from voxcpm_constants.user_folders import CACHE_VARIABLE
 from voxcpm_runtime.commands import cli
-from voxcpm_server.authentication import KEYS_VARIABLE, Keys, check_exposure
-from voxcpm_server.probes import router
+from voxcpm_server.api.probes import router
+from voxcpm_server.middleware.authentication import KEYS_VARIABLE, Keys, check_exposure
 from voxcpm_server.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]

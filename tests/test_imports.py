@@ -123,8 +123,8 @@ def test_an_allowed_import_is_allowed(package: str, source: str) -> None:
 # on other machines. None of this is the runtime's public API, so each module of the server says here what it takes.
 OF_COMMANDS = {
     "command": {"engine", "parameters", "shared_arguments", "status_line"},
-    "cluster_serve": {"engine", "shared_arguments"},
-    "cluster_batch": {"batch_execution", "engine", "shared_arguments", "status_line"},
+    "serve": {"engine", "shared_arguments"},
+    "batch": {"batch_execution", "engine", "shared_arguments", "status_line"},
 }
 
 

@@ -16,7 +16,7 @@ from voxcpm_constants.manifest import Manifest, package_path
 from voxcpm_constants.step_models import Precision
 from voxcpm_constants.vectors import CHAIN, filled_caches, read_vectors, streams
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
-from voxcpm_runtime.backends.core_ai import load_core_ai_step_model
+from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
 from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_runtime.backends.step_function import StepState
 from voxcpm_runtime.bundle.opening import open_bundle

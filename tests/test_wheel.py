@@ -74,7 +74,7 @@ def test_the_wheel_carries_the_voice_and_not_its_checkpoint(wheel: Path) -> None
     ]
     assert "voxcpm_conversion/default_checkpoint/README.md" in names
     assert {"index.html", "style.css", "main.js"} <= {
-        name.rpartition("/")[2] for name in names if name.startswith("voxcpm_server/page/")
+        name.rpartition("/")[2] for name in names if name.startswith("voxcpm_server/page/assets/")
     }
 
 

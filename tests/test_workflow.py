@@ -22,7 +22,7 @@ import pytest
 import typer
 import yaml
 
-from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS
+from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS
 from voxcpm_runtime.commands import cli
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -104,7 +104,7 @@ def test_a_group_without_what_it_needs_fails_in_continuous_integration(
     arguments = ["-m", "ray", "-n", "0", "--basetemp", str(tmp_path / "runs"), "-k", "ends_every_process"]
     program = (
         "import sys, pytest; sys.modules['ray'] = None; "
-        f"sys.exit(pytest.main({['tests/cluster/test_batch_on_ray.py', *arguments]!r}))"
+        f"sys.exit(pytest.main({['tests/server/cluster/test_batch_on_ray.py', *arguments]!r}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -123,7 +123,15 @@ def test_on_a_mac_what_is_not_of_core_ml_runs_on_the_portable_executor(tmp_path:
     version = tmp_path / "SystemVersion.plist"
     version.write_bytes(plistlib.dumps({"ProductVersion": "15.5", "ProductBuildVersion": "24F74"}))
     runs = str(tmp_path / "runs")
-    tests = ["tests/runtime/test_built_in_voices.py", "-n", "0", "-k", "provenance", "--basetemp", runs]
+    tests = [
+        "tests/runtime/voices/test_built_in_voices.py",
+        "-n",
+        "0",
+        "-k",
+        "provenance",
+        "--basetemp",
+        runs,
+    ]
     program = (
         "import sys, pytest; from pathlib import Path; from voxcpm_constants import macos; "
         f"macos.SYSTEM_VERSION_FILE = Path({str(version)!r}); sys.exit(pytest.main({tests!r}))"

@@ -16,10 +16,10 @@ from voxcpm_runtime.argument_types import function, instance, switch, text_argum
 from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.choice import Backend, choose_backend, chosen_device
-from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits
+from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
+from voxcpm_runtime.backends.core_ml.measured_units import measured_units
 from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
-from voxcpm_runtime.backends.measured_units import measured_units
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.batch_slots import BatchSlots, lone_slot
 from voxcpm_runtime.model.driver import Driver, Prefix

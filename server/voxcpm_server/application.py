@@ -17,25 +17,20 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from voxcpm_runtime import VoxCPM
-from voxcpm_server import (
-    about_route,
-    elevenlabs_route,
-    job_routes,
-    openai_routes,
-    probes,
-    stream_route,
-    voice_routes,
-)
-from voxcpm_server.authentication import Guard, Keys, check_exposure, read_keys
-from voxcpm_server.bounded_bodies import BoundedBody
-from voxcpm_server.bounded_requests import BoundedRequests
+from voxcpm_server.api import about_route, openai_routes, probes, voice_routes
+from voxcpm_server.api.openapi import DescribedApp
+from voxcpm_server.elevenlabs import routes as elevenlabs_route
 from voxcpm_server.errors import answer_in_openais_shape
-from voxcpm_server.openapi import DescribedApp
-from voxcpm_server.outcomes import Outcomes
-from voxcpm_server.page_files import page_router
-from voxcpm_server.served_bundles import Source
-from voxcpm_server.service import Service
+from voxcpm_server.jobs import routes as job_routes
+from voxcpm_server.middleware.authentication import Guard, Keys, check_exposure, read_keys
+from voxcpm_server.middleware.bounded_bodies import BoundedBody
+from voxcpm_server.middleware.bounded_requests import BoundedRequests
+from voxcpm_server.middleware.outcomes import Outcomes
+from voxcpm_server.page.files import page_router
 from voxcpm_server.settings import Settings
+from voxcpm_server.speech.served_bundles import Source
+from voxcpm_server.speech.service import Service
+from voxcpm_server.streams import stream_route
 
 _SEEN_BY_PAGES = [
     "Location",

@@ -21,14 +21,14 @@ from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, Engine, Quiet
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
-from voxcpm_server.authentication import Keys, check_exposure, read_keys
-from voxcpm_server.metrics import suspicious_warnings_counted
-from voxcpm_server.served_bundles import Source, Unloaded, read_named
-from voxcpm_server.service import Service
+from voxcpm_server.middleware.authentication import Keys, check_exposure, read_keys
+from voxcpm_server.middleware.metrics import suspicious_warnings_counted
 from voxcpm_server.serving import Server
 from voxcpm_server.settings import Replication, Settings
-from voxcpm_server.stored_voices import read_aliases
-from voxcpm_server.wyoming_server import wyoming_host
+from voxcpm_server.speech.served_bundles import Source, Unloaded, read_named
+from voxcpm_server.speech.service import Service
+from voxcpm_server.speech.stored_voices import read_aliases
+from voxcpm_server.wyoming.server import wyoming_host
 
 _BACKLOG = 2048
 
@@ -97,7 +97,7 @@ def _serve_on_ray(
     quiet: bool,
 ) -> None:
     # An extra of its own.
-    from voxcpm_server.cluster_serve import serve_on_ray
+    from voxcpm_server.cluster.serve import serve_on_ray
 
     with status_line("starting replicas …", shown=not quiet) as note:
         for url in serve_on_ray(bundle, engine, settings, keys, replication):

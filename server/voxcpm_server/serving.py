@@ -15,9 +15,9 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from voxcpm_server.errors import ApiError
-from voxcpm_server.service import Service
 from voxcpm_server.settings import Settings
-from voxcpm_server.wyoming_server import WyomingServer
+from voxcpm_server.speech.service import Service
+from voxcpm_server.wyoming.server import WyomingServer
 
 
 class _Connection(H11Protocol):

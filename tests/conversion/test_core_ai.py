@@ -32,7 +32,7 @@ from voxcpm_conversion.convert import convert
 from voxcpm_conversion.core_ai.toolchain import quiet
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_conversion.synthetic_presets import presets
-from voxcpm_runtime.backends.core_ai import load_core_ai_step_model
+from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
 from voxcpm_runtime.commands import cli
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)

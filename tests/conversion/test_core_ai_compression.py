@@ -21,7 +21,7 @@ from voxcpm_constants.step_models import (
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ai.convolutions import use_phases
 from voxcpm_conversion.step_modules import build_step, loaded_modules
-from voxcpm_runtime.backends.core_ai import load_core_ai_step_model
+from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
 from voxcpm_validation.measures import Agreement, agreement
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)

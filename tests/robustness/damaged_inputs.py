@@ -140,7 +140,7 @@ def _served(tts: Any, folder: Path) -> Any:
     from starlette.testclient import TestClient
 
     from voxcpm_server.application import create_app
-    from voxcpm_server.authentication import Keys
+    from voxcpm_server.middleware.authentication import Keys
     from voxcpm_server.settings import Settings
 
     settings = Settings(voices_folder=folder.parent / "voices", jobs_folder=folder)

@@ -20,7 +20,7 @@ from robustness.folder_contents import calls, files
 from robustness.scenarios import SCENARIOS, Judge, Scenario
 from robustness.servers import LONGEST_WAIT, ended, served
 from robustness.totals import Totals
-from voxcpm_server.job_store import MOST_STARTS
+from voxcpm_server.jobs.store import MOST_STARTS
 
 LONGEST_CHAIN = 4
 """Kills of one command before it may run to its end."""

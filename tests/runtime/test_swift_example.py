@@ -31,7 +31,7 @@ from voxcpm_constants.step_models import (
 )
 from voxcpm_constants.targets import package_form
 from voxcpm_runtime.audio import pcm
-from voxcpm_runtime.backends.compute_units import USUAL
+from voxcpm_runtime.backends.core_ml.compute_units import USUAL
 from voxcpm_runtime.model import chunk_plan, driver, flow_matching
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import DEFAULT_MAX_LEN, GenerationOptions

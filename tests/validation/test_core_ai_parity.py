@@ -23,7 +23,7 @@ from voxcpm_constants.step_models import (
     LOCDIT_STEP,
     STEP_MODEL_NAMES,
 )
-from voxcpm_runtime.backends.core_ai import load_core_ai_step_model
+from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import step_agreement, validate

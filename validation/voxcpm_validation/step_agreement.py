@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel
-from voxcpm_runtime.backends.core_ai import load_core_ai_step_model
+from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.backends.portable import PROBE_OUTPUT
 from voxcpm_validation.measures import Agreement, agreement

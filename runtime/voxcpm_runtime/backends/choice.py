@@ -12,8 +12,8 @@ from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import LOCDIT_SOLVE, STEP_MODEL_NAMES
 from voxcpm_constants.targets import CORE_AI, TARGETS
 from voxcpm_runtime.argument_types import wrong_type
-from voxcpm_runtime.backends.compute_units import AUTO, ComputeUnits, chosen_units
-from voxcpm_runtime.backends.core_ai import check_installed
+from voxcpm_runtime.backends.core_ai.step_model import check_installed
+from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits, chosen_units
 from voxcpm_runtime.backends.devices import CPU_DEVICE, read_device
 from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.bundle.opening import Bundle
@@ -46,7 +46,7 @@ def check_engine(
                 "or leave out the device"
             )
         # A Mac may have no ONNX Runtime.
-        from voxcpm_runtime.backends.portable.device_checks import check_device
+        from voxcpm_runtime.backends.gpu.device_checks import check_device
 
         check_device(gpu)
     # Core AI takes none. Core ML does not either, but the portable backend may take its place.
@@ -73,7 +73,7 @@ def chosen_device(device: str, chosen: Chosen) -> str:
         return device
     if chosen != "portable":
         return CPU_DEVICE
-    from voxcpm_runtime.backends.portable.device_checks import usable_gpu
+    from voxcpm_runtime.backends.gpu.device_checks import usable_gpu
 
     return CPU_DEVICE if (gpu := usable_gpu()) is None else str(gpu)
 

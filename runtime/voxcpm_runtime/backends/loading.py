@@ -17,7 +17,9 @@ from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import BASE_LM_STEP, Precision, StepModel
 from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.choice import Backend, check_engine
-from voxcpm_runtime.backends.compute_units import (
+from voxcpm_runtime.backends.core_ai.step_model import is_the_systems, load_core_ai_step_model
+from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
+from voxcpm_runtime.backends.core_ml.compute_units import (
     AUTO,
     COREAI,
     CPU,
@@ -26,9 +28,7 @@ from voxcpm_runtime.backends.compute_units import (
     chosen_units,
     is_auto,
 )
-from voxcpm_runtime.backends.core_ai import is_the_systems, load_core_ai_step_model
-from voxcpm_runtime.backends.core_ai_worker import CoreAIWorker
-from voxcpm_runtime.backends.coreml_loading import Note, RefusedError, check_system, load_functions
+from voxcpm_runtime.backends.core_ml.loading import Note, RefusedError, check_system, load_functions
 from voxcpm_runtime.backends.devices import CPU_DEVICE, read_device
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE, Placed, first_that_loads
 from voxcpm_runtime.backends.functions_by_length import FunctionsByLength, by_length
@@ -134,7 +134,7 @@ def load_next_patch(bundle: Bundle, models: Mapping[str, StepFunction], device: 
     gpu = read_device(device)
     if gpu is None:
         return None
-    from voxcpm_runtime.backends.portable.joined_patch import joined_patch
+    from voxcpm_runtime.backends.gpu.joined_patch import joined_patch
 
     return joined_patch(models, gpu, bundle.manifest.sizes, bundle.architecture.traits, bundle.constants)
 

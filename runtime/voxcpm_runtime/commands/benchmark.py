@@ -24,7 +24,7 @@ from rich.table import Table
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel
 from voxcpm_runtime.backends.choice import check_engine, choose_backend, chosen_device
-from voxcpm_runtime.backends.compute_units import AUTO
+from voxcpm_runtime.backends.core_ml.compute_units import AUTO
 from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.machine import chip, cores, cpu_features
 from voxcpm_runtime.commands.roofline import memory_bandwidth, weight_bytes_a_patch

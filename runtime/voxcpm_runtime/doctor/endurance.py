@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER, AUDIO_VAE_ENCODER, Precision
-from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, CPU
+from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, CPU
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.doctor.children import run_child
 from voxcpm_runtime.doctor.trials import Begun, Trial, fastest_correct

@@ -8,8 +8,8 @@ from voxcpm_constants.manifest import check_files
 from voxcpm_constants.targets import CORE_AI
 from voxcpm_constants.vectors import read_vectors
 from voxcpm_runtime.backends.choice import choose_backend
-from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, COREAI, PORTABLE
-from voxcpm_runtime.backends.coreml_loading import check_system
+from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, COREAI, PORTABLE
+from voxcpm_runtime.backends.core_ml.loading import check_system
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from voxcpm_constants.targets import MAIN
 from voxcpm_runtime.backends.compiled_packages import CompiledPackage
-from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS
-from voxcpm_runtime.backends.coreml_child import compile_package
+from voxcpm_runtime.backends.core_ml.child import compile_package
+from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS
 
 _DEVICES = {"MLCPUComputeDevice": "cpu", "MLGPUComputeDevice": "gpu", "MLNeuralEngineComputeDevice": "ne"}
 """coremltools' classes -> the names used here."""

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.step_models import Precision
-from voxcpm_runtime.backends.compute_units import COMPUTE_UNITS, PORTABLE
+from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, PORTABLE
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.agreement import Agreement
 from voxcpm_runtime.doctor.children import run_child

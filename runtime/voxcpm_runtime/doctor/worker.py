@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from voxcpm_constants.errors import core_ml_reason
 from voxcpm_constants.vectors import read_vectors
 from voxcpm_runtime.backends.choice import Backend
-from voxcpm_runtime.backends.compute_units import AUTO, COREAI, PORTABLE
+from voxcpm_runtime.backends.core_ml.compute_units import AUTO, COREAI, PORTABLE
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.doctor.comparison import compared, median_seconds, repeated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from voxcpm_runtime.text.number_words import plural
+from voxcpm_runtime.english.number_words import plural
 
 LETTER_NAMES = {
     "a": "ay", "b": "bee", "c": "see", "d": "dee", "e": "ee", "f": "eff", "g": "jee", "h": "aitch", "i": "eye",

@@ -10,7 +10,7 @@ import re
 import unicodedata
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.text.english import read_aloud
+from voxcpm_runtime.english.reading import read_aloud
 from voxcpm_runtime.text.sentences import sentences
 from voxcpm_runtime.text.substitutions import Substitution, substituted
 from voxcpm_runtime.text.tokenizer import TextTokenizer

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from voxcpm_constants.errors import MissingExtraError
-from voxcpm_runtime.text.number_words import number_name
+from voxcpm_runtime.english.number_words import number_name
 from voxcpm_runtime.text.substitutions import Substitution, substituted
 
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")

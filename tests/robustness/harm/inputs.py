@@ -42,7 +42,7 @@ def voice_named(name: str) -> Callable[[Place], Act]:
     def make(place: Place) -> Act:
         from voxcpm_runtime.voices.store import VoiceStore
         from voxcpm_server.errors import ApiError
-        from voxcpm_server.stored_voices import StoredVoices
+        from voxcpm_server.speech.stored_voices import StoredVoices
 
         (place.outside / "a.voice").write_bytes(b"x")
         store = VoiceStore(place.inside / "voices")
@@ -96,7 +96,7 @@ def text(piece: str) -> Callable[[Place], Act]:
     """A text that makes a regular expression try everything, at every length that is read at once."""
 
     def make(place: Place) -> Act:  # noqa: ARG001
-        from voxcpm_runtime.text.english import read_aloud
+        from voxcpm_runtime.english.reading import read_aloud
         from voxcpm_runtime.text.sentences import each_sentence
         from voxcpm_runtime.text.words import one_line
 

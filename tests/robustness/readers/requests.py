@@ -53,7 +53,7 @@ def _speech(kind: str) -> Callable[[bytes], str | None]:
     from voxcpm_constants.errors import InputError
     from voxcpm_server.errors import ApiError
     from voxcpm_server.settings import Settings
-    from voxcpm_server.speech_requests import speech_request
+    from voxcpm_server.speech.speech_requests import speech_request
 
     settings = Settings()
     app = SimpleNamespace(state=SimpleNamespace(service=SimpleNamespace(settings=settings)))
@@ -148,7 +148,7 @@ def voice_upload(bundle: Path, folder: Path) -> Reader:
     """A form that makes a voice, given to the whole server; only the step models' work is left out."""
     from voxcpm_runtime import Voice, VoxCPM
     from voxcpm_server.application import create_app
-    from voxcpm_server.authentication import Keys
+    from voxcpm_server.middleware.authentication import Keys
     from voxcpm_server.settings import Settings
 
     tts: Any = VoxCPM.from_bundle(bundle, precision="int8", threads=1)
@@ -179,7 +179,7 @@ def voice_upload(bundle: Path, folder: Path) -> Reader:
 def wyoming(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     """Events of Wyoming, one after another."""
     from voxcpm_server.errors import ApiError
-    from voxcpm_server.wyoming_events import MOST_LINE_BYTES, EventStream
+    from voxcpm_server.wyoming.events import MOST_LINE_BYTES, EventStream
 
     data = json.dumps({"text": "Yes.", "voice": {"name": "ada"}}).encode()
     events = (

@@ -102,7 +102,7 @@ def recording(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
 
 def text(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     """Sentences and segments of a text, each as it is read aloud and spelled."""
-    from voxcpm_runtime.text.english import read_aloud
+    from voxcpm_runtime.english.reading import read_aloud
     from voxcpm_runtime.text.letters import spelled
     from voxcpm_runtime.text.segments import each_segment
     from voxcpm_runtime.text.sentences import each_sentence

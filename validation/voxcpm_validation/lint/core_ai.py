@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import LOCDIT_SOLVE, LOCDIT_STEP, Precision, StepModel
-from voxcpm_runtime.backends.core_ai import INSTALL_CORE_AI
+from voxcpm_runtime.backends.core_ai.step_model import INSTALL_CORE_AI
 from voxcpm_runtime.commands.roofline import calls_a_patch
 
 from .function import INPUT, Shape

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from .formulas import Formula, constant_value, matches
-from .graph import Graph
+from voxcpm_runtime.backends.portable.formulas import Formula, constant_value, matches
+from voxcpm_runtime.backends.portable.graph import Graph
 
 # softmax(queries · keysᵀ + mask) · values, and a mask that counts positions from 0 on.
 ATTENTION: Formula = {

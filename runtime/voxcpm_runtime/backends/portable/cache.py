@@ -18,11 +18,10 @@ from pathlib import Path
 from voxcpm_constants.targets import MAIN
 from voxcpm_constants.user_folders import cache_folder
 from voxcpm_constants.weight_files import WEIGHT_FILE
+from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
+from voxcpm_runtime.backends.portable.package import MODEL_FILE, map_weights
+from voxcpm_runtime.backends.portable.signed_products import exact
 from voxcpm_runtime.storage.whole_file import whole_file
-
-from .lowered import Lowered, Mode
-from .package import MODEL_FILE, map_weights
-from .signed_products import exact
 
 # Part of every key: raise it when the same package would lower to another graph.
 LOWERING_VERSION = 12
@@ -59,7 +58,9 @@ def load_lowered(
     if lowered is not None and lowered.weight_file_size == _weight_file_size(package):
         return lowered
     with LOWERING_LOCK:
-        from .lowering import lower  # imports onnx: only when there is something to lower
+        from voxcpm_runtime.backends.portable.lowering import (
+            lower,  # imports onnx: only when there is something to lower
+        )
 
         lowered = lower(package, function, mode, probe, signed)
     with contextlib.suppress(OSError):

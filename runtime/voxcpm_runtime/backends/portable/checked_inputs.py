@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .lowered import Interface, Mode, graph_dtype
-from .state import rounded_to_fp16
+from voxcpm_runtime.backends.portable.lowered import Interface, Mode, graph_dtype
+from voxcpm_runtime.backends.portable.state import rounded_to_fp16
 
 # What a caller may pass for each MIL element type.
 ACCEPTED_DTYPES = {

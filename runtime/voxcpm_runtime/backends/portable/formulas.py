@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from onnx import NodeProto, numpy_helper
 
-from .graph import Graph
+from voxcpm_runtime.backends.portable.graph import Graph
 
 Formula = Mapping[str, tuple[str, ...]]
 Names = dict[str, str]

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from onnx import NodeProto, helper
 
-from .formulas import Formula, constant_value, matches
-from .graph import Graph
+from voxcpm_runtime.backends.portable.formulas import Formula, constant_value, matches
+from voxcpm_runtime.backends.portable.graph import Graph
 
 # RMSNorm as written for fp16: x is divided by its largest magnitude before it is squared. In float32 that gives the
 # same result and takes 5 to 10 times as long.

@@ -8,8 +8,17 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from .lowered import Mode, WeightRef, graph_dtype
-from .package import STORED_DTYPES, Argument, Blob, Constant, Operation, PackageError, Program, TensorType
+from voxcpm_runtime.backends.portable.lowered import Mode, WeightRef, graph_dtype
+from voxcpm_runtime.backends.portable.package import (
+    STORED_DTYPES,
+    Argument,
+    Blob,
+    Constant,
+    Operation,
+    PackageError,
+    Program,
+    TensorType,
+)
 
 CONTRIB = "com.microsoft"
 

@@ -16,15 +16,28 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from voxcpm_constants.targets import MAIN
-
-from .attention import cut_behind_positions
-from .fusion import fuse
-from .gpu_fusion import fuse_for_gpu
-from .graph import Call, Graph, UnsupportedOperationError, value_info
-from .lowered import PROBE_OUTPUT, Interface, Lowered, Mode, WeightRef, graph_dtype
-from .operators import DEQUANTIZERS, OPERATORS, VALUE_PRESERVING
-from .package import Constant, Operation, Program, TensorType, damage_named, read_package
-from .resolved_states import without_states
+from voxcpm_runtime.backends.gpu.fusion import fuse_for_gpu
+from voxcpm_runtime.backends.portable.attention import cut_behind_positions
+from voxcpm_runtime.backends.portable.fusion import fuse
+from voxcpm_runtime.backends.portable.graph import Call, Graph, UnsupportedOperationError, value_info
+from voxcpm_runtime.backends.portable.lowered import (
+    PROBE_OUTPUT,
+    Interface,
+    Lowered,
+    Mode,
+    WeightRef,
+    graph_dtype,
+)
+from voxcpm_runtime.backends.portable.operators import DEQUANTIZERS, OPERATORS, VALUE_PRESERVING
+from voxcpm_runtime.backends.portable.package import (
+    Constant,
+    Operation,
+    Program,
+    TensorType,
+    damage_named,
+    read_package,
+)
+from voxcpm_runtime.backends.portable.resolved_states import without_states
 
 OPSETS = (("", 20), ("com.microsoft", 1))
 IR_VERSION = 9

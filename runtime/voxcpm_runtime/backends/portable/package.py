@@ -19,8 +19,7 @@ import numpy as np
 from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.targets import MAIN
 from voxcpm_constants.weight_files import BLOB_RECORD, BLOB_SENTINEL, WEIGHT_FILE
-
-from .lowered import OPEN_END, Interface
+from voxcpm_runtime.backends.portable.lowered import OPEN_END, Interface
 
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
 BLOB_FILE_NAME = "@model_path/weights/weight.bin"
@@ -191,7 +190,7 @@ def map_weights(package: Path) -> np.ndarray | None:
 def _parse(path: Path) -> Any:
     from google.protobuf.message import DecodeError
 
-    from .core_ml_format import Model
+    from voxcpm_runtime.backends.portable.core_ml_format import Model
 
     spec = Model()
     try:
@@ -238,7 +237,7 @@ def _operation(proto: Any, weights: np.ndarray | None) -> Operation:
 
 def tensor_type(proto: Any) -> TensorType:
     """The type of a MIL value (a `ValueType` message); that of a state is the type of the tensor that it wraps."""
-    from .core_ml_format import DATA_TYPES
+    from voxcpm_runtime.backends.portable.core_ml_format import DATA_TYPES
 
     is_state = proto.WhichOneof("type") == "stateType"
     tensor = proto.stateType.wrappedType.tensorType if is_state else proto.tensorType

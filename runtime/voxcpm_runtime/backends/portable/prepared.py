@@ -27,10 +27,9 @@ from voxcpm_constants.errors import BundleError, first_line, os_reason
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 from voxcpm_runtime.backends.compiled_packages import DIGITS, CompiledPackage, mark
 from voxcpm_runtime.backends.machine import chip, cpu_features
+from voxcpm_runtime.backends.portable.lowered import Lowered, Mode, WeightRef
+from voxcpm_runtime.backends.portable.onnx_runtime import ERRORS, ort
 from voxcpm_runtime.bundle.verified_files import RECORDS_FILE, check_recorded, record_files
-
-from .lowered import Lowered, Mode, WeightRef
-from .onnx_runtime import ERRORS, ort
 
 PREPARED = ".ort"
 _COMPILER = "onnxruntime"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .package import Argument, Operation, Program, TensorType
+from voxcpm_runtime.backends.portable.package import Argument, Operation, Program, TensorType
 
 READ, WRITE = "read_state", "write_state"
 

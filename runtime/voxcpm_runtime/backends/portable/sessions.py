@@ -9,13 +9,12 @@ from pathlib import Path
 
 from voxcpm_constants.errors import first_line
 from voxcpm_runtime.backends.devices import Device
+from voxcpm_runtime.backends.gpu.device_checks import check_provider
 from voxcpm_runtime.backends.machine import fair_threads
-
-from .device_checks import check_provider
-from .lowered import Lowered, Mode
-from .onnx_runtime import ERRORS, ort
-from .package import PackageError, map_weights
-from .prepared import is_worth_preparing, open_prepared
+from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
+from voxcpm_runtime.backends.portable.onnx_runtime import ERRORS, ort
+from voxcpm_runtime.backends.portable.package import PackageError, map_weights
+from voxcpm_runtime.backends.portable.prepared import is_worth_preparing, open_prepared
 
 # ONNX Runtime logs messages from this severity up: errors.
 LOG_SEVERITY = 3

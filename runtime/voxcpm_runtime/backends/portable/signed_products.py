@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-from .onnx_runtime import ort
+from voxcpm_runtime.backends.portable.onnx_runtime import ort
 
 ROWS, INNER, COLUMNS = 4, 64, 16
 _UNSIGNED, SIGNED = 255, 127

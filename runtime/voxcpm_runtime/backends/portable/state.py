@@ -7,10 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from voxcpm_runtime.backends.cache_rows import write_rows
+from voxcpm_runtime.backends.portable.lowered import Interface, Mode, graph_dtype
+from voxcpm_runtime.backends.portable.onnx_runtime import ort
 from voxcpm_runtime.storage.process_memory import mapped_zeros
-
-from .lowered import Interface, Mode, graph_dtype
-from .onnx_runtime import ort
 
 
 def rounded_to_fp16(array: np.ndarray) -> np.ndarray:

@@ -10,18 +10,22 @@ import numpy as np
 from voxcpm_constants.targets import MAIN
 from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.fair_lock import FairLock
+from voxcpm_runtime.backends.gpu.device_calls import DeviceCalls
+from voxcpm_runtime.backends.gpu.device_state import DeviceState
+from voxcpm_runtime.backends.gpu.device_worker import DeviceWorker
 from voxcpm_runtime.backends.machine import cores
+from voxcpm_runtime.backends.portable.cache import load_lowered
+from voxcpm_runtime.backends.portable.checked_inputs import checked_inputs
+from voxcpm_runtime.backends.portable.lowered import PROBE_OUTPUT, Lowered, Mode
+from voxcpm_runtime.backends.portable.onnx_runtime import ort
+from voxcpm_runtime.backends.portable.sessions import (
+    mapped_weights,
+    open_on_device,
+    open_on_processor,
+    refusal_named,
+)
+from voxcpm_runtime.backends.portable.state import State
 from voxcpm_runtime.backends.step_function import StepState
-
-from .cache import load_lowered
-from .checked_inputs import checked_inputs
-from .device_calls import DeviceCalls
-from .device_state import DeviceState
-from .device_worker import DeviceWorker
-from .lowered import PROBE_OUTPUT, Lowered, Mode
-from .onnx_runtime import ort
-from .sessions import mapped_weights, open_on_device, open_on_processor, refusal_named
-from .state import State
 
 # Calls that compute on the processor at the same time, of all step models: each has tensors of its own, so that memory
 # would grow with the number of threads that speak. One more than cores: a core would wait while a place changes hands.

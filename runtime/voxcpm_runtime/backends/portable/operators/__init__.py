@@ -7,8 +7,15 @@ module's OPERATORS. An attribute value that has no ONNX form is refused with `ca
 from __future__ import annotations
 
 from voxcpm_runtime.backends.portable.graph import Operator
-
-from . import convolution, elementwise, indexing, linear, reductions, shape, weights
+from voxcpm_runtime.backends.portable.operators import (
+    convolution,
+    elementwise,
+    indexing,
+    linear,
+    reductions,
+    shape,
+    weights,
+)
 
 OPERATORS: dict[str, Operator] = {
     **elementwise.OPERATORS,

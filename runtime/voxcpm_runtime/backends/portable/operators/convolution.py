@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 from voxcpm_runtime.backends.portable.graph import Call, Operator
-
-from .indexing import END
-from .integer_products import quantized_taps
+from voxcpm_runtime.backends.portable.operators.indexing import END
+from voxcpm_runtime.backends.portable.operators.integer_products import quantized_taps
 
 PAD_TYPES = {"valid", "custom"}
 

@@ -9,9 +9,8 @@ import numpy as np
 from onnx import TensorProto
 
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Call
+from voxcpm_runtime.backends.portable.operators.weights import Compressed, compressed
 from voxcpm_runtime.backends.portable.package import Blob
-
-from .weights import Compressed, compressed
 
 # MatMulNBits quantises activations in blocks of the same length: small blocks keep an outlier from coarsening its
 # neighbours, large ones are a little faster (TRIALS.md). The first that divides the row length is taken.

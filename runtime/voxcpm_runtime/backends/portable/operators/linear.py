@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Call, Operator
-
-from .integer_products import quantized_matmul
+from voxcpm_runtime.backends.portable.operators.integer_products import quantized_matmul
 
 
 def _linear(call: Call) -> str:

@@ -1,0 +1,1 @@
+"""Apple's Core AI, for bundles of the target macos27: an optional room."""

@@ -1,0 +1,259 @@
+"""Core AI step models in a child process, which is replaced before Apple's runtime ends it.
+
+On macOS 27 a Python process ends with SIGTRAP after 16,384 output arrays of Core AI, even if models are loaded again
+(apple/coreai-torch 75). So the step models of a bundle run in a child process. Once it has returned `PREPARED_AT`
+arrays, the next one loads them; at `MAX_OUTPUTS` it gets the states of all streams, and takes over between two calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from voxcpm_constants.errors import BundleError, VoxCPMError
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import Precision
+from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
+from voxcpm_runtime.backends.step_function import Array, StepState
+
+MAX_OUTPUTS, PREPARED_AT = 15_000, 12_000
+
+
+class WorkerState:
+    """The state of one stream, in the child process."""
+
+    def __init__(self, worker: CoreAIWorker, number: int) -> None:
+        self.worker, self.number = worker, number
+
+    def rows(self, start: int, stop: int) -> dict[str, Array]:
+        """See `StepState`."""
+        rows: dict[str, Array] = self.worker.ask("rows", self.number, start, stop)
+        return rows
+
+    def set_rows(self, start: int, rows: Mapping[str, Array]) -> None:
+        """See `StepState`."""
+        self.worker.ask("set_rows", self.number, start, dict(rows))
+
+
+class WorkerStepModel:
+    """A step model in the child process: a `StepFunction`."""
+
+    def __init__(self, worker: CoreAIWorker, name: str) -> None:
+        self._worker, self._name = worker, name
+
+    def new_state(self) -> WorkerState:
+        """The state at the start of a stream: zeros."""
+        return self._worker.new_state(self._name)
+
+    def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
+        """Run one step. Raises what the step model raises, and BundleError if the child process ends."""
+        if state is not None and not (isinstance(state, WorkerState) and state.worker is self._worker):
+            raise ValueError(f"{self._name}: the state is not of this step model")
+        number = None if state is None else state.number
+        outputs: dict[str, Array] = self._worker.ask("call", self._name, dict(inputs), number)
+        return outputs
+
+
+class CoreAIWorker:
+    """The child process of a bundle, and those that replace it. Any number of threads may ask; one waits for another.
+
+    Raises BundleError, when it is made, for a program that Core AI cannot load.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        precision: Precision,
+        names: Sequence[str],
+        *,
+        max_outputs: int = MAX_OUTPUTS,
+        prepared_at: int = PREPARED_AT,
+    ) -> None:
+        self._loaded = (folder, precision, tuple(names))
+        self._max_outputs, self._prepared_at = max_outputs, prepared_at
+        self._outputs, self._numbers = _outputs_of_a_call(folder, names), count()
+        self._states: dict[int, str] = {}
+        self._closed: list[int] = []
+        # Threads of their own: Ctrl-C must not arrive between a question and its answer, which the next question would
+        # take for its own.
+        self._asking = ThreadPoolExecutor(1, "core-ai-worker")
+        self._starting = ThreadPoolExecutor(1, "core-ai-next-worker")
+        self._child, self._returned = _Child(*self._loaded), 0
+        self._next: Future[_Child] | None = None
+        self.step_models = {name: WorkerStepModel(self, name) for name in names}
+
+    def new_state(self, name: str) -> WorkerState:
+        """A state of the step model in the child process, which lives as long as the object that is returned."""
+        number = next(self._numbers)
+        self.ask("new_state", name, number)
+        state = WorkerState(self, number)
+        # It may run in any thread and at any time, so it only appends.
+        weakref.finalize(state, self._closed.append, number)
+        return state
+
+    def ask(self, what: str, *given: Any) -> Any:
+        """The answer of the child process. Raises what the child raised, and BundleError if it ended.
+
+        Ctrl-C is raised when the answer has come.
+        """
+        future = self._asking.submit(self._ask, what, *given)
+        try:
+            return future.result()
+        except BaseException:
+            wait([future])
+            raise
+
+    def _ask(self, what: str, *given: Any) -> Any:
+        while self._closed:
+            number = self._closed.pop()
+            del self._states[number]
+            self._child.ask("drop", number)
+        if what == "call":
+            self._count(self._outputs[given[0]])
+        answer = self._child.ask(what, *given)
+        if what == "new_state":
+            name, number = given
+            self._states[number] = name
+        return answer
+
+    def _count(self, outputs: int) -> None:
+        if self._returned + outputs > self._max_outputs:
+            # One that could not be started is not asked for again.
+            prepared, self._next = self._next, None
+            following = (prepared or self._starting.submit(_Child, *self._loaded)).result()
+            for number, name in self._states.items():
+                following.ask("new_state", name, number)
+                following.ask("restore", number, self._child.ask("snapshot", number))
+            self._child.close()
+            self._child, self._returned = following, 0
+        self._returned += outputs
+        if self._returned >= self._prepared_at and self._next is None:
+            self._next = self._starting.submit(_Child, *self._loaded)
+
+
+def _outputs_of_a_call(folder: Path, names: Sequence[str]) -> dict[str, int]:
+    """Output arrays of a call of each step model."""
+    manifest = Manifest.read(folder)
+    forms = {name: [manifest.form(part) for part in manifest.parts(name)] for name in names}
+    return {
+        name: sum(
+            len(model.outputs) + (len(model.state) if form.state == "rows" else 0)
+            for form in parts
+            for model in [next(iter(form.functions.values()))]
+        )
+        for name, parts in forms.items()
+    }
+
+
+class _Child:
+    """A child process with the step models loaded. Raises BundleError for what it cannot load."""
+
+    def __init__(self, folder: Path, precision: Precision, names: Sequence[str]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                [
+                    sys.executable,
+                    "-m",
+                    __name__,
+                    str(theirs.fileno()),
+                    str(folder.absolute()),
+                    precision,
+                    *names,
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                # Ctrl-C reaches every process of the terminal; the parent decides what ends.
+                start_new_session=True,
+                # Python 3.11: a file of the user's working directory must not be taken for a module.
+                env={**os.environ, "PYTHONSAFEPATH": "1"},
+            )
+        self._connection = Connection(ours.detach())
+        weakref.finalize(self, _ended, self._connection, self._process)
+        self._answer()
+
+    def ask(self, *request: Any) -> Any:
+        with contextlib.suppress(BrokenPipeError):
+            self._connection.send(request)
+        return self._answer()
+
+    def close(self) -> None:
+        _ended(self._connection, self._process)
+
+    def _answer(self) -> Any:
+        try:
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            code = self._process.wait()
+            ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise BundleError(
+                f"Core AI ended its process ({ended}); open the bundle again, or use one for macos14"
+            ) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _ended(connection: Connection, process: subprocess.Popen[bytes]) -> None:
+    """End the child, even in the middle of a call."""
+    connection.close()
+    process.kill()
+    process.wait()
+
+
+def _main(descriptor: str, folder: str, precision: Precision, *names: str) -> None:
+    """Serve until the connection is closed."""
+    connection = Connection(int(descriptor))
+    states: dict[int, Any] = {}
+    try:
+        manifest = Manifest.read(Path(folder))
+        models = {name: load_core_ai_step_model(Path(folder), manifest, precision, name) for name in names}
+    except VoxCPMError as error:
+        connection.send(error)
+        return
+    connection.send(None)
+
+    def new_state(name: str, number: int) -> None:
+        states[number] = models[name].new_state()
+
+    def parts(number: int) -> Sequence[Any]:
+        return getattr(states[number], "states", [states[number]])
+
+    answers: dict[str, Callable[..., Any]] = {
+        "new_state": new_state,
+        "call": lambda name, inputs, number: models[name](inputs, None if number is None else states[number]),
+        "rows": lambda number, start, stop: states[number].rows(start, stop),
+        "set_rows": lambda number, start, rows: states[number].set_rows(start, rows),
+        "snapshot": lambda number: [state.snapshot() for state in parts(number)],
+        "restore": lambda number, arrays: [
+            state.restore(own) for state, own in zip(parts(number), arrays, strict=True)
+        ],
+        "drop": lambda number: states.pop(number) and None,
+    }
+    while True:
+        try:
+            what, *given = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = answers[what](*given)
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            answer = error
+        connection.send(answer)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])  # type: ignore[arg-type]
+    # At an orderly exit Core AI's threads may end the process with a signal.
+    os._exit(0)

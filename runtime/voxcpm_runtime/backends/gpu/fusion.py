@@ -1,0 +1,243 @@
+"""Rewrites of the half-mode graph for a GPU, where a node costs the launch of a kernel, whatever it computes.
+
+Nodes that nothing reads any more stay in the list; they are dropped later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from voxcpm_runtime.backends.gpu.attention import attention
+from voxcpm_runtime.backends.gpu.convolution import causal_convolution
+from voxcpm_runtime.backends.gpu.rotary import first_halves, fixed_tables, gathered_tables, rotary
+from voxcpm_runtime.backends.gpu.solver import solver_step
+from voxcpm_runtime.backends.gpu.view import HEADS_FIRST, Shapes, View, attribute, is_product
+from voxcpm_runtime.backends.portable.formulas import Formula
+from voxcpm_runtime.backends.portable.graph import CONTRIB, Graph
+from voxcpm_runtime.backends.portable.lowered import WeightRef
+
+# What a layer's last product reads.
+_GATED: Formula = {
+    "gated": ("Mul", "silu", "x"),
+    "silu": ("Mul", "gate", "sigmoid"),
+    "sigmoid": ("Sigmoid", "gate"),
+}
+
+# Elements of a row over which GatedRMSNorm takes a mean, for a block of threads each.
+_GROUP, _LEAST_GROUP = 1024, 128
+
+
+def fuse_for_gpu(
+    nodes: Sequence[NodeProto],
+    graph: Graph,
+    read: Callable[[WeightRef], np.ndarray],
+    shapes: Shapes,
+    dtypes: Mapping[str, np.dtype],
+) -> list[NodeProto]:
+    """The nodes, with fewer of them for the same results. read, shapes, dtypes: see `View`.
+
+    Attention becomes one node, with one product for queries, keys and values. Where its form is another one, as in a
+    batch, products are joined all the same, a rotary embedding and a scaled product become one node each, and scatters
+    share indices. A sum and its RMSNorm become one node, as do silu and its product, and a causal convolution with its
+    contexts. Weights lie as ONNX Runtime's kernels for few rows read them.
+    """
+    view = View(nodes, graph, read, shapes, dtypes)
+    rewrites = (
+        solver_step, attention, causal_convolution, _merged, _replaced, _gated, _sum_and_norm, _plain_product
+    )  # fmt: skip
+    for rewrite in rewrites:
+        nodes = [new for node in nodes for new in rewrite(view, node) or [node]]
+        view.look_at(nodes)
+    return list(nodes)
+
+
+def _merged(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """Products of one value, each with a constant and each split into heads, as one product where the last was."""
+    group = _group(view, node)
+    if len(group) < 2 or group[-1] is not node:
+        return None
+    reshapes = [view.readers[product.output[0]][0] for product in group]
+    transposes = [view.readers[reshape.output[0]][0] for reshape in reshapes]
+    if min(view.order[id(t)] for t in transposes) < view.order[id(node)]:
+        return None
+    sizes = [_heads(view, reshape) for reshape in reshapes]
+    start, graph, integers = len(view.graph.nodes), view.graph, view.graph.integers
+    weights = graph.emit("Concat", *(product.input[1] for product in group), axis=0)
+    product = graph.emit("FusedMatMul", node.input[0], weights, domain=CONTRIB, transB=1)
+    shape = [*sizes[0][:2], sum(size[2] for size in sizes), *sizes[0][3:]]
+    heads = graph.emit("Transpose", graph.emit("Reshape", product, integers(shape)), perm=HEADS_FIRST)
+    # Not Split: CUDA's copies pointers from the host for unequal parts, which a captured call must not.
+    ends = np.cumsum([size[2] for size in sizes]).tolist()
+    for begin, end in zip([0, *ends], ends, strict=False):
+        graph.emit("Slice", heads, integers([begin]), integers([end]), integers([1]))
+    new = view.taken(start)
+    # The products that led to these stay unread.
+    for part, transpose in zip(new[-len(group) :], transposes, strict=True):
+        part.output[:] = [transpose.output[0]]
+        transpose.output[:] = [graph.name("unread")]
+    return new
+
+
+def _group(view: View, node: NodeProto) -> list[NodeProto]:
+    """The products of a node's first input that can become one; empty if the node is none of them."""
+    if not _into_heads(view, node):
+        return []
+    candidates = [other for other in view.readers.get(node.input[0], []) if _into_heads(view, other)]
+    same = [c for c in candidates if _alike(view, c, node)]
+    return sorted(same, key=lambda other: view.order[id(other)])
+
+
+def _into_heads(view: View, node: NodeProto) -> bool:
+    if not is_product(node) or not view.is_fixed(node.input[1]):
+        return False
+    reshape = view.only_reader(node, "Reshape")
+    transpose = (
+        view.only_reader(reshape, "Transpose") if reshape is not None and _heads(view, reshape) else None
+    )
+    return transpose is not None and [*transpose.attribute[0].ints] == HEADS_FIRST
+
+
+def _alike(view: View, one: NodeProto, other: NodeProto) -> bool:
+    first, second = (_heads(view, view.readers[node.output[0]][0]) for node in (one, other))
+    return first[:2] + first[3:] == second[:2] + second[3:] and one.input[0] == other.input[0]
+
+
+def _heads(view: View, reshape: NodeProto) -> list[int]:
+    """(batch, positions, heads, width) of a reshape with a constant shape; empty for another."""
+    shape = view.constant(reshape.input[1])
+    return [] if shape is None or shape.size != len(HEADS_FIRST) or min(shape[2:]) < 1 else shape.tolist()
+
+
+def _replaced(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """What stands for a node that one can compute with what led to it; None for another."""
+    if node.op_type == "Add":
+        return _rotary(view, node)
+    if node.op_type in ("MatMul", "FusedMatMul"):
+        return _scaled_product(view, node)
+    if node.op_type == "ScatterElements":
+        _share_indices(view, node)
+    return None
+
+
+def _share_indices(view: View, node: NodeProto) -> None:
+    """Have scatters of the same positions into caches of one shape read the indices that the first one made."""
+    expanded = view.producer(node.input[1], "Expand")
+    column = view.producer(expanded.input[0], "Reshape") if expanded is not None else None
+    shape = view.shapes.get(node.input[0])
+    if column is not None and shape is not None:
+        key = ("indices", view.root(column.input[0]), column.input[1], str(shape))
+        node.input[1] = view.made.setdefault(key, node.input[1])
+
+
+def _rotary(view: View, node: NodeProto) -> list[NodeProto] | None:
+    found = rotary(view, node.output[0])
+    if found is None:
+        return None
+    fixed = fixed_tables(view, found)
+    gathered = gathered_tables(view, found) if fixed is None else None
+    start, graph = len(view.graph.nodes), view.graph
+    if fixed is not None:
+        tables = (graph.integers([0]), *(graph.constant(table, table.dtype) for table in fixed))
+    elif gathered is not None:
+        tables = (_positions(view, gathered.positions), *first_halves(view, gathered))
+    else:
+        return None
+    result = graph.emit("RotaryEmbedding", found.x, *tables, domain=CONTRIB)
+    return view.appended(start, result, node.output[0])
+
+
+def _positions(view: View, root: str) -> str:
+    """Positions (S,) as RotaryEmbedding takes them: int64 (1, S)."""
+    graph = view.graph
+
+    def whole() -> str:
+        return graph.emit("Unsqueeze", graph.emit("Cast", root, to=TensorProto.INT64), graph.integers([0]))
+
+    return view.shared(("positions", root), whole)
+
+
+def _scaled_product(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """(x · constant), reshaped, times y: the constant becomes the product's own factor."""
+    reshape = view.producer(node.input[0], "Reshape")
+    if reshape is None:
+        return None
+    for x, factor in view.factors(reshape.input[0]):
+        alpha = view.number(factor)
+        if alpha is None:
+            continue
+        start, graph = len(view.graph.nodes), view.graph
+        flags = {key: int(attribute(node, key) or 0) for key in ("transA", "transB")}
+        shaped = graph.emit("Reshape", x, reshape.input[1])
+        result = graph.emit("FusedMatMul", shaped, node.input[1], domain=CONTRIB, alpha=alpha, **flags)
+        return view.appended(start, result, node.output[0])
+    return None
+
+
+def _gated(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """silu(gate) · x as one node: an RMSNorm times silu(gate), whose epsilon leaves nothing of the norm.
+
+    x / sqrt(mean(x²) + 2^30) · 2^15 is x to less than half a step of fp16 while the mean square is below 2^19.
+    One large number does not reach that in a wide group. The node computes in float32.
+    """
+    names = view.match(_GATED, "gated", node.output[0]) if node.op_type == "Mul" else None
+    if names is None or view.dtypes.get(node.output[0]) != np.float16:
+        return None
+    if not _same_shape(view, names["gate"], names["x"]):
+        return None
+    group = math.gcd((view.shapes.get(names["x"]) or (None,))[-1] or 1, _GROUP)
+    if group < _LEAST_GROUP:
+        return None
+    start, graph = len(view.graph.nodes), view.graph
+    scale = graph.constant(np.full(group, 2.0**15), np.float16)
+    result = graph.emit(
+        "GatedRMSNorm", names["x"], scale, names["gate"], domain=CONTRIB, activation="silu", epsilon=2.0**30
+    )
+    return view.appended(start, result, node.output[0])
+
+
+def _sum_and_norm(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """A sum on the residual path with the RMSNorm that reads it.
+
+    ONNX Runtime 1.31 adds up squares in float32, as `devices._OPTIONS` asks it to.
+    """
+    if node.op_type != "Add" or not _same_shape(view, *node.input):
+        return None
+    readers = view.readers.get(node.output[0], [])
+    norms = [reader for reader in readers if reader.op_type == "SimplifiedLayerNormalization"]
+    # The weight of a norm that stands here must be there already.
+    if len(norms) != 1 or norms[0].input[1] in view.producers:
+        return None
+    epsilon = next(a.f for a in norms[0].attribute if a.name == "epsilon")
+    start = len(view.graph.nodes)
+    view.graph.emit_many(
+        "SkipSimplifiedLayerNormalization",
+        *node.input,
+        norms[0].input[1],
+        outputs=4,
+        domain=CONTRIB,
+        epsilon=epsilon,
+    )
+    new = view.taken(start)
+    new[-1].output[:] = [norms[0].output[0], "", "", node.output[0]]
+    norms[0].output[:] = [view.graph.name("unread")]
+    return new
+
+
+def _same_shape(view: View, *names: str) -> bool:
+    first, second = (view.shapes.get(name) for name in names)
+    return first is not None and first == second and len(first) in (2, 3)
+
+
+def _plain_product(view: View, node: NodeProto) -> list[NodeProto] | None:
+    """A product with a fixed weight, which is transposed when the graph is loaded: kernels for few rows read it so."""
+    if not is_product(node) or not view.is_fixed(node.input[1]) or not view.is_matrix(node.input[1]):
+        return None
+    start, graph = len(view.graph.nodes), view.graph
+    turned = ("turned", view.recipe(node.input[1]))
+    weight = view.shared(turned, lambda: graph.emit("Transpose", node.input[1], perm=[1, 0]))
+    result = graph.emit("MatMul", node.input[0], weight)
+    return view.appended(start, result, node.output[0])

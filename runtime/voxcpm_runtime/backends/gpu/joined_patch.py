@@ -1,0 +1,221 @@
+"""All step models of a patch as one call on a GPU, so that nothing goes through the host between them.
+
+    previous patch ─► feat encoder ─► base LM ─► residual LM ─► DiT condition ─► all Euler steps ─► patch
+
+The step models stay as they are: their graphs are put into one, which reads and writes their caches where they lie. The
+projections between them, numpy's elsewhere, are nodes in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from voxcpm_constants.arrays import FUSION, LM_TO_DIT, RESIDUAL_TO_DIT
+from voxcpm_constants.generations import Traits
+from voxcpm_constants.step_models import (
+    BASE_LM_STEP,
+    FEAT_ENCODER,
+    LOCDIT_SOLVE,
+    RESIDUAL_LM_STEP,
+    StepSizes,
+)
+from voxcpm_runtime.backends.devices import Device
+from voxcpm_runtime.backends.gpu.device_calls import DeviceCalls
+from voxcpm_runtime.backends.gpu.device_state import DeviceState
+from voxcpm_runtime.backends.gpu.device_worker import DeviceWorker
+from voxcpm_runtime.backends.portable.checked_inputs import checked_inputs
+from voxcpm_runtime.backends.portable.lowered import Interface, Lowered
+from voxcpm_runtime.backends.portable.sessions import open_on_device
+from voxcpm_runtime.backends.portable.step_model import PortableStepModel
+from voxcpm_runtime.backends.step_function import Array, PendingPatch, StepFunction, StepState
+
+PARTS = (FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_SOLVE)
+LANGUAGE_MODELS = (BASE_LM_STEP, RESIDUAL_LM_STEP)
+OUTPUTS = ["patch", "stop_logits"]
+
+PATCHES = "patches"
+
+# Inputs of the step models that no other one makes: (step model, input) by the name that the call has for it.
+_GIVEN = {
+    PATCHES: (FEAT_ENCODER,),
+    "position": (BASE_LM_STEP, RESIDUAL_LM_STEP),
+    **dict.fromkeys(("noise", "t_embeddings", "step_lengths", "cfg_value"), (LOCDIT_SOLVE,)),
+}
+
+
+class JoinedPatch:
+    """A `NextPatch`: feat encoder, language models and DiT in one captured call. Several threads may call it."""
+
+    def __init__(
+        self, models: Mapping[str, PortableStepModel], device: Device, traits: Traits, constants: Mapping[str, Array]
+    ) -> None:  # fmt: skip
+        parts = {name: models[name] for name in PARTS}
+        graph = joined_graph({name: model.lowered for name, model in parts.items()}, traits, constants)
+        names = [_own(part, ref.name) for part, model in parts.items() for ref in model.lowered.weights]
+        self._weights = [value for model in parts.values() for value in model.weights]
+        state = {_own(p, i): _own(p, o) for p, model in parts.items() for i, o in model.state.items()}
+        every = {_own(p, i.name): i for p, model in parts.items() for i in model.lowered.inputs}
+        caches = {name: every[name] for name in state}
+        self._inputs = {name: _smallest(parts[readers[0]].inputs[name]) for name, readers in _GIVEN.items()}
+        self._worker = DeviceWorker(device)
+        with device.memory_checked("join the step models of a patch"):
+            session, captured = self._worker.run_alone(open_on_device, graph, names, self._weights, device)
+        self._calls = DeviceCalls(
+            session,
+            self._worker,
+            OUTPUTS,
+            state,
+            caches,
+            frozenset(state),
+            returns_rows=False,
+            captured=captured,
+        )
+
+    def new_states(self) -> tuple[DeviceState, DeviceState]:
+        """The states of the base LM and of the residual LM at the start of a stream: zeros.
+
+        Raises DeviceError for a GPU with too little memory.
+        """
+        both = self._calls.new_state()
+        base, residual = (both.part(_own(part, "")) for part in LANGUAGE_MODELS)
+        return base, residual
+
+    def begin(
+        self,
+        inputs: Mapping[str, Array],
+        base: StepState,
+        residual: StepState,
+        before: PendingPatch | None = None,
+    ) -> PendingPatch:
+        """The patch that follows and the stop logits, as `NextPatch` has them."""
+        both = self._both(base, residual)
+        if before is None:
+            feeds = checked_inputs("a patch", self._inputs, inputs, "half")
+            return self._calls.begin(lambda: feeds, both)
+        given = {name: interface for name, interface in self._inputs.items() if name != PATCHES}
+        others = checked_inputs("a patch", given, inputs, "half")
+
+        begun = [before]
+
+        def continued() -> dict[str, Array]:
+            # Taken out: an error's traceback has this frame. With a call that holds the error it would keep the caches.
+            patches = begun.pop().result()["patch"].transpose(0, 2, 1)[np.newaxis]
+            last = {PATCHES: self._inputs[PATCHES]}
+            return checked_inputs("a patch", last, {PATCHES: patches}, "half") | others
+
+        return self._calls.begin(continued, both)
+
+    def _both(self, base: StepState, residual: StepState) -> DeviceState:
+        """The state that both are parts of: a call is captured for its buffers alone."""
+        if isinstance(base, DeviceState) and isinstance(residual, DeviceState) and base.whole is not None:
+            made = [base.whole.buffers.part(_own(part, "")) for part in LANGUAGE_MODELS]
+            if base.whole.worker is self._worker and made == [base.buffers, residual.buffers]:
+                return base.whole
+        raise ValueError("the states must be the two that one call of `new_states` made, the base LM's first")
+
+
+def joined_patch(
+    models: Mapping[str, StepFunction],
+    device: Device,
+    sizes: StepSizes,
+    traits: Traits,
+    constants: Mapping[str, Array],
+) -> JoinedPatch | None:
+    """The joined call of a bundle's step models on a GPU; None for a form of them that is called one by one.
+
+    These are a batch, a base LM of several packages, a DiT of one step, functions by length and returned rows.
+    """
+    found = {name: model for name, model in models.items() if isinstance(model, PortableStepModel)}
+    one_each = 1 in sizes.encode_patches and 1 in sizes.prefill_chunks and sizes.batch == 1
+    if not one_each or not found.keys() >= {*PARTS} or not all(found[name].writes_in_place for name in PARTS):
+        return None
+    return JoinedPatch(found, device, traits, constants)
+
+
+def joined_graph(lowered: Mapping[str, Lowered], traits: Traits, constants: Mapping[str, Array]) -> bytes:
+    """One ONNX model of the lowered step models, whose values are named STEP_MODEL/NAME; inputs: see `_GIVEN`."""
+    import onnx  # costs time, and is only needed here
+    from onnx import compose, helper
+
+    from voxcpm_runtime.backends.portable.graph import Graph
+    from voxcpm_runtime.backends.portable.lowering import IR_VERSION, OPSETS
+
+    parts = {
+        name: compose.add_prefix(onnx.load_from_string(part.model), _own(name, "")).graph
+        for name, part in lowered.items()
+    }
+    declared = {
+        value.name: value
+        for part in parts.values()
+        for value in (*part.input, *part.output, *part.initializer)
+    }
+    graph = Graph()
+
+    def link(value: str, part: str, name: str) -> None:
+        graph.nodes.append(helper.make_node("Identity", [value], [_own(part, name)]))
+
+    def linear(rows: str, stem: str) -> str:
+        row = graph.emit("Reshape", rows, graph.integers([1, -1]))
+        weight, bias = (graph.constant(constants[f"{stem}_{kind}"], np.float32) for kind in "wb")
+        return graph.emit("Gemm", row, weight, bias, transB=1)
+
+    def between(first: str, second: str, *, side_by_side: bool) -> str:
+        if side_by_side:
+            return graph.emit("Concat", first, second, axis=-1)
+        return graph.emit("Add", first, second)
+
+    inputs = []
+    for name, readers in _GIVEN.items():
+        value = helper.make_tensor_value_info(name, 0, [])
+        value.type.CopyFrom(declared[_own(readers[0], name)].type)
+        inputs.append(value)
+        for part in readers:
+            link(name, part, name)
+    # The DiT's condition is the same patch.
+    frames = graph.emit("Squeeze", PATCHES, graph.integers([0]))
+    link(graph.emit("Transpose", frames, perm=[0, 2, 1]), LOCDIT_SOLVE, "cond")
+    graph.nodes.extend(parts[FEAT_ENCODER].node)
+    embedding = _own(FEAT_ENCODER, "embeddings")
+    link(embedding, BASE_LM_STEP, "embeddings")
+    graph.nodes.extend(parts[BASE_LM_STEP].node)
+    hidden = _own(BASE_LM_STEP, "fsq_hidden")
+    residual_input = between(hidden, embedding, side_by_side=traits.fuses_residual_input)
+    if traits.fuses_residual_input:
+        projected = linear(residual_input, FUSION)
+        residual_input = graph.emit("Reshape", projected, graph.integers([1, 1, -1]))
+    link(residual_input, RESIDUAL_LM_STEP, "embeddings")
+    graph.nodes.extend(parts[RESIDUAL_LM_STEP].node)
+    residual = _own(RESIDUAL_LM_STEP, "hidden")
+    condition = between(
+        linear(hidden, LM_TO_DIT), linear(residual, RESIDUAL_TO_DIT), side_by_side=traits.mu_tokens > 1
+    )
+    link(condition, LOCDIT_SOLVE, "mu")
+    graph.nodes.extend(parts[LOCDIT_SOLVE].node)
+    for part, name in ((LOCDIT_SOLVE, "patch"), (BASE_LM_STEP, "stop_logits")):
+        graph.nodes.append(helper.make_node("Identity", [_own(part, name)], [name]))
+
+    outputs = []
+    for part, name in ((LOCDIT_SOLVE, "patch"), (BASE_LM_STEP, "stop_logits")):
+        value = helper.make_tensor_value_info(name, 0, [])
+        value.type.CopyFrom(declared[_own(part, name)].type)
+        outputs.append(value)
+    for part, model in lowered.items():
+        inputs += [declared[_own(part, name)] for name in model.scattered]
+        outputs += [declared[_own(part, name)] for name in model.scattered.values()]
+    initializers = [*graph.initializers.values(), *(t for part in parts.values() for t in part.initializer)]
+    joined = helper.make_graph(graph.nodes, "patch", inputs, outputs, initializers)
+    opsets = [helper.make_opsetid(*opset) for opset in OPSETS]
+    model = helper.make_model(joined, opset_imports=opsets, ir_version=IR_VERSION)
+    return bytes(model.SerializeToString())
+
+
+def _own(part: str, name: str) -> str:
+    return f"{part}/{name}"
+
+
+def _smallest(interface: Interface) -> Interface:
+    """The input with the smallest of its shapes alone: one patch."""
+    return replace(interface, shapes=(tuple((low, low) for low, _ in min(interface.shapes)),))

@@ -1,0 +1,153 @@
+"""What the rewrites for a GPU read of a graph under construction: who makes a value, who reads it, what is constant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from onnx import NodeProto, numpy_helper
+
+from voxcpm_runtime.backends.portable.formulas import Formula, Names, matches
+from voxcpm_runtime.backends.portable.graph import Graph
+from voxcpm_runtime.backends.portable.lowered import WeightRef
+
+Shapes = Mapping[str, tuple[int | None, ...] | None]
+
+# (batch, positions, heads, width) -> (batch, heads, positions, width)
+HEADS_FIRST = [0, 2, 1, 3]
+
+
+class View:
+    """The nodes of a graph, by what they make and read.
+
+    read: the elements of a weight. shapes: of the graph's inputs and of values; None is an axis of several lengths.
+    dtypes: likewise.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeProto],
+        graph: Graph,
+        read: Callable[[WeightRef], np.ndarray],
+        shapes: Shapes,
+        dtypes: Mapping[str, np.dtype],
+    ) -> None:
+        self.graph = graph
+        self.shapes = shapes
+        self.dtypes = dtypes
+        self.made: dict[tuple[str, ...], str] = {}
+        """Values that several replacements share, by what they are made of."""
+        self._parts: dict[tuple[str, ...], Sequence[str]] = {}
+        self._read = read
+        self.look_at(nodes)
+
+    def look_at(self, nodes: Sequence[NodeProto]) -> None:
+        """Have the next pass read these nodes."""
+        # Inputs and outputs that are left out have an empty name.
+        self.producers = {output: node for node in nodes for output in node.output if output}
+        self.readers: dict[str, list[NodeProto]] = {}
+        for node in nodes:
+            for name in filter(None, node.input):
+                self.readers.setdefault(name, []).append(node)
+        self.order = {id(node): index for index, node in enumerate(nodes)}
+
+    def producer(self, value: str, kind: str) -> NodeProto | None:
+        """The node that makes a value, if it is of that kind."""
+        node = self.producers.get(value)
+        return node if node is not None and node.op_type == kind else None
+
+    def only_reader(self, node: NodeProto, kind: str) -> NodeProto | None:
+        """The node that alone reads another's first output, if it is of that kind."""
+        readers = self.readers.get(node.output[0], [])
+        return readers[0] if len(readers) == 1 and readers[0].op_type == kind else None
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """Elements of a constant, in the graph or in weight.bin; None for any other value."""
+        if name in self.graph.initializers:
+            return numpy_helper.to_array(self.graph.initializers[name])
+        return self._read(self.graph.weights[name]) if name in self.graph.weights else None
+
+    def number(self, name: str) -> float | None:
+        """The element of a constant of one element; None for any other value."""
+        constant = self.constant(name)
+        return None if constant is None or constant.size != 1 else float(constant.item())
+
+    def is_fixed(self, value: str) -> bool:
+        """Whether a value is the same in every call: a constant, or computed from such alone."""
+        if value in self.graph.initializers or value in self.graph.weights:
+            return True
+        node = self.producers.get(value)
+        return node is not None and all(self.is_fixed(name) for name in node.input if name)
+
+    def is_matrix(self, value: str) -> bool:
+        """Whether a fixed value is known to have two axes."""
+        if value in self.graph.initializers:
+            return len(self.graph.initializers[value].dims) == 2
+        if value in self.graph.weights:
+            return len(self.graph.weights[value].shape) == 2
+        node = self.producers[value]
+        if node.op_type == "Reshape":
+            shape = self.constant(node.input[1])
+            return shape is not None and shape.size == 2
+        return self.is_matrix(node.input[0])
+
+    def recipe(self, value: str) -> str:
+        """How a fixed value is computed: equal for equal values."""
+        node = self.producers.get(value)
+        if node is None:
+            return value
+        attributes = sorted(a.SerializeToString() for a in node.attribute)
+        return f"{node.op_type}{attributes}({', '.join(map(self.recipe, node.input))})"
+
+    def factors(self, value: str) -> list[tuple[str, str]]:
+        """Both orders of a product's factors; none for another value."""
+        product = self.producer(value, "Mul")
+        return [] if product is None else [tuple(product.input), tuple(product.input[::-1])]
+
+    def root(self, value: str) -> str:
+        """The value before any casts."""
+        while (cast := self.producer(value, "Cast")) is not None:
+            value = cast.input[0]
+        return value
+
+    def match(self, formula: Formula, key: str, value: str) -> Names | None:
+        """The ONNX names of a formula's values, if the graph computes `key` with it as that value."""
+        return next(matches(formula, key, value, {}, self.producers), None)
+
+    def shared(self, key: tuple[str, ...], emit: Callable[[], str]) -> str:
+        """A value that several replacements read, emitted for the first of them. key: what it is made of."""
+        if key not in self.made:
+            self.made[key] = emit()
+        return self.made[key]
+
+    def all_shared(self, key: tuple[str, ...], emit: Callable[[], Sequence[str]]) -> Sequence[str]:
+        """Several values that replacements share, like `shared`."""
+        if key not in self._parts:
+            self._parts[key] = emit()
+        return self._parts[key]
+
+    def appended(self, start: int, result: str, output: str) -> list[NodeProto]:
+        """The nodes emitted since `start`, taken out of the graph, of which the last one gets another output name."""
+        new = self.taken(start)
+        new[-1].output[list(new[-1].output).index(result)] = output
+        return new
+
+    def taken(self, start: int) -> list[NodeProto]:
+        """The nodes emitted since `start`, taken out of the graph."""
+        new = self.graph.nodes[start:]
+        del self.graph.nodes[start:]
+        return new
+
+
+def attribute(node: NodeProto, name: str) -> int | None:
+    """A whole-number attribute of a node; None if it has none of that name."""
+    return next((int(a.i) for a in node.attribute if a.name == name), None)
+
+
+_PLAIN_PRODUCT = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0}
+
+
+def is_product(node: NodeProto) -> bool:
+    """Whether a node multiplies its first input by the transpose of its second, and does no more."""
+    given = {a.name: a.f if a.name == "alpha" else a.i for a in node.attribute}
+    return node.op_type == "FusedMatMul" and {**_PLAIN_PRODUCT, **given} == {**_PLAIN_PRODUCT, "transB": 1}

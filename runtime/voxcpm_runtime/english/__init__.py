@@ -1,0 +1,1 @@
+"""The reading of English: numbers, dates, units and symbols in words."""

@@ -1,0 +1,106 @@
+"""What a server offers, for pages and programs that adapt to it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any, get_args, get_type_hints
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from voxcpm_runtime import GenerationOptions
+from voxcpm_server.speech.encoding import FORMATS
+from voxcpm_server.speech.served_bundles import Served
+from voxcpm_server.speech.service import service_of
+from voxcpm_server.speech.speech_requests import GREATEST_SPEED, LEAST_SPEED
+
+router = APIRouter(tags=["lists"])
+
+
+class Range(BaseModel):
+    """The values that a number may have."""
+
+    default: float
+    least: float
+    greatest: float
+
+
+class ModelFacts(BaseModel):
+    """What a page must know of a bundle to ask for speech; None for what is known only when the bundle is loaded."""
+
+    id: str
+    sample_rate: int | None
+    """Hz of its speech."""
+    takes_instructions: bool | None
+    """Whether it has styles in words."""
+    needs_transcript: bool | None
+    """Whether a voice needs to be told what is said in its recording."""
+
+
+class Limits(BaseModel):
+    """The most that a request may have."""
+
+    characters: int
+    job_characters: int
+    audio_seconds: float
+    recording_seconds: float
+    upload_bytes: int
+
+
+class About(BaseModel):
+    """What this server offers."""
+
+    version: str
+    needs_key: bool
+    models: list[ModelFacts]
+    formats: list[str]
+    options: dict[str, Range]
+    limits: Limits
+    jobs: bool
+    """Whether long texts can be spoken as jobs."""
+
+
+@router.get("/about")
+async def about(request: Request) -> About:
+    """What this server offers, for pages and programs that adapt to it. It needs no key."""
+    service = service_of(request)
+    settings = service.settings
+    # The default bundle's name may be known only when it is loaded.
+    await service.bundles.named()
+    return About(
+        version=version("voxcpm-coreml"),
+        needs_key=service.needs_key,
+        models=[_facts(served) for served in service.bundles.every],
+        formats=list(FORMATS),
+        options={
+            "speed": Range(default=1, least=LEAST_SPEED, greatest=GREATEST_SPEED),
+            **{name: _range(name) for name in ("cfg_value", "inference_timesteps")},
+        },
+        limits=Limits(
+            characters=settings.max_characters,
+            job_characters=settings.max_job_characters,
+            audio_seconds=settings.max_audio_seconds,
+            recording_seconds=settings.max_recording_seconds,
+            upload_bytes=settings.max_upload_bytes,
+        ),
+        jobs=service.jobs.available,
+    )
+
+
+def _facts(served: Served) -> ModelFacts:
+    """What is known of a bundle now."""
+    if served.opened is None:
+        return ModelFacts(id=served.name, sample_rate=None, takes_instructions=None, needs_transcript=None)
+    return ModelFacts(
+        id=served.name,
+        sample_rate=served.speeches.sample_rate,
+        takes_instructions=served.takes_instructions,
+        needs_transcript=not served.tts.bundle.architecture.traits.takes_reference,
+    )
+
+
+def _range(name: str) -> Range:
+    """An option's default and bounds, from the runtime's table."""
+    declared: Any = get_args(get_type_hints(GenerationOptions, include_extras=True)[name])[1]
+    least, greatest = declared.bounds
+    return Range(default=getattr(GenerationOptions, name), least=least, greatest=greatest)

@@ -1,0 +1,69 @@
+"""The OpenAPI document: what the routes say of themselves, and what the layers around them may answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from voxcpm_server.errors import DOCUMENTED, ErrorDocument
+from voxcpm_server.middleware.authentication import needs_no_key
+from voxcpm_server.middleware.bounded_requests import PROBES
+
+SPEECH_HEADERS: dict[str, Any] = {
+    "X-Seed": {"description": "The seed that speaks the same again.", "schema": {"type": "integer"}},
+    "X-Sample-Rate": {"description": "Hz of the audio.", "schema": {"type": "integer"}},
+    "X-Audio-Duration": {
+        "description": "Seconds of the audio, if it is answered whole.",
+        "schema": {"type": "number"},
+    },
+    "X-Ignored-Fields": {
+        "description": "Fields that had no effect, as a JSON list; absent if there is none.",
+        "schema": {"type": "string"},
+    },
+}
+"""The headers of an answer that speaks."""
+_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key of this server."},
+    "xi-api-key": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "xi-api-key",
+        "description": "The same as ElevenLabs' clients send it.",
+    },
+}
+_NO_KEY: dict[str, list[str]] = {}
+
+
+class DescribedApp(FastAPI):
+    """An app whose OpenAPI document has the answers of its layers and the keys, which FastAPI does not know.
+
+    It has no 422, which FastAPI answers to wrong fields: here that is a 400. `needs_key` is in its state.
+    """
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, which /openapi.json answers."""
+        document = super().openapi()
+        components = document["components"]
+        for unused in ("HTTPValidationError", "ValidationError"):
+            components["schemas"].pop(unused, None)
+        components["securitySchemes"] = _SCHEMES
+        anyone = [] if self.state.needs_key else [_NO_KEY]
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                answers = operation["responses"]
+                answers.pop("422", None)
+                _describe(answers, [503] if path not in PROBES else [])
+                if not needs_no_key(path):
+                    _describe(answers, [401, 403])
+                    operation["security"] = [*({name: []} for name in _SCHEMES), *anyone]
+        return document
+
+
+def _describe(answers: dict[str, Any], statuses: list[int]) -> None:
+    """Add the answers of these statuses that the route has not described itself."""
+    reference = f"#/components/schemas/{ErrorDocument.__name__}"
+    for status in statuses:
+        described = {name: value for name, value in DOCUMENTED[status].items() if name != "model"}
+        content = {"application/json": {"schema": {"$ref": reference}}}
+        answers.setdefault(str(status), {**described, "content": content})

@@ -1,0 +1,1 @@
+"""Several machines, by Ray: an optional room."""

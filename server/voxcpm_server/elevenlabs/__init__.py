@@ -1,0 +1,1 @@
+"""ElevenLabs' websocket protocol: an optional room."""

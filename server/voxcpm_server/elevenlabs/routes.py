@@ -1,0 +1,250 @@
+"""ElevenLabs' websocket of several contexts, `/v1/text-to-speech/{voice}/multi-stream-input`, for voice agents."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, WebSocket
+from starlette.concurrency import run_in_threadpool
+
+from voxcpm_server.errors import ApiError, as_api_error
+from voxcpm_server.speech.alignment import Alignment
+from voxcpm_server.speech.encoding import Encoder
+from voxcpm_server.speech.served_bundles import Served
+from voxcpm_server.speech.service import Service, service_of
+from voxcpm_server.speech.speech_requests import GREATEST_SPEED, LEAST_SPEED
+from voxcpm_server.streams.json_sockets import JsonSocket, serve_websocket
+from voxcpm_server.streams.sessions import SessionStream, Spoken
+
+router = APIRouter()
+MOST_CONTEXTS = 5
+"""Contexts that a connection may have open, as ElevenLabs has it. One that its client has closed is not open."""
+_MOST_CLOSED = 5
+"""Closed contexts that may still be spoken. An agent that is interrupted closes one, and hears no more of it."""
+_DEFAULT_CONTEXT = "default"
+_MOST_ID = 200
+_DEFAULT_FORMAT = "mp3_44100_128"
+_FORMAT = re.compile(r"(mp3|opus|pcm|wav)_([0-9]{4,5})(_[0-9]+)?")
+
+
+@dataclass
+class _Context:
+    """One text of a connection, and its speech."""
+
+    id: str
+    stream: SessionStream
+    alignment: Alignment
+    closed: bool = False
+    """Whether its client has said that no more text comes."""
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """What the URL of a connection asks for, for all of its contexts."""
+
+    model: str
+    given: dict[str, Any]
+    """Arguments of `VoxCPM.session`."""
+    codec: str
+    sample_rate: int
+    times_restart: bool
+    """Whether times of characters count from the beginning of their message, and not of their context."""
+    idle_seconds: float
+
+
+@router.websocket("/text-to-speech/{voice}/multi-stream-input")
+async def stream_contexts(websocket: WebSocket, voice: str) -> None:
+    """Speak text that comes in fragments, for several contexts."""
+
+    async def begun() -> JsonSocket:
+        service = service_of(websocket)
+        # Names of ElevenLabs' own models mean the default bundle.
+        model = websocket.query_params.get("model_id")
+        with await service.bundles.lease(model if model in service.model_names else None) as served:
+            wishes = await run_in_threadpool(_wishes, websocket, service, served, voice)
+        return _Contexts(websocket, service, wishes)
+
+    await serve_websocket(websocket, begun)
+
+
+class _Contexts(JsonSocket):
+    """The conversation: text, flush and the end of each context, and of the connection."""
+
+    def __init__(self, websocket: WebSocket, service: Service, wishes: _Wishes) -> None:
+        super().__init__(websocket, service, wishes.idle_seconds)
+        self._wishes = wishes
+        # By name: those that are spoken, closed ones too, in the order in which they were opened or closed.
+        self._contexts: dict[str, _Context] = {}
+
+    @property
+    def speaking(self) -> bool:
+        return any(context.stream.speaking for context in self._contexts.values())
+
+    async def handle(self, message: dict[str, Any]) -> bool:
+        if message.get("close_socket"):
+            return False
+        name = _named(message)
+        try:
+            await self._handle(name, message)
+        except Exception as raised:  # noqa: BLE001 - an error of one context leaves the others as they are
+            await self._failed(name, as_api_error(raised, "text"))
+        return True
+
+    async def _handle(self, name: str, message: dict[str, Any]) -> None:
+        text = message.get("text") or ""
+        if not isinstance(text, str):
+            raise ApiError(400, "text: expected a string", param="text")
+        context = self._contexts.get(name)
+        # An empty text keeps the connection alive, and opens nothing.
+        if context is None and text:
+            context = await self._begin(name, message.get("voice_settings"))
+        if context is None or context.closed:
+            return
+        if text.strip() or context.stream.characters:
+            context.stream.push(text)
+        if message.get("close_context"):
+            context.closed = True
+            context.stream.finish()
+            self._contexts[name] = self._contexts.pop(name)
+            await self._cancel_oldest_closed()
+        elif message.get("flush"):
+            context.stream.flush()
+
+    async def _begin(self, name: str, voice_settings: Any) -> _Context:
+        if sum(not context.closed for context in self._contexts.values()) >= MOST_CONTEXTS:
+            raise ApiError(
+                400, f"context_id: {MOST_CONTEXTS} contexts are open, the most that may", param="context_id"
+            )
+        wishes, speed = self._wishes, _speed(voice_settings)
+
+        def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
+            return wishes.given, Encoder(wishes.codec, served.speeches.sample_rate, wishes.sample_rate, speed)
+
+        stream = await self.begun(wishes.model, wanted)
+        context = self._contexts[name] = _Context(name, stream, Alignment(restarts=wishes.times_restart))
+        self.speak(stream, self._speech(context))
+        return context
+
+    async def _cancel_oldest_closed(self) -> None:
+        """End the context that was closed first, if too many closed ones are still spoken."""
+        closed = [context for context in self._contexts.values() if context.closed]
+        if len(closed) > _MOST_CLOSED:
+            del self._contexts[closed[0].id]
+            await asyncio.shield(closed[0].stream.aclose())
+            await self.send({"isFinal": True, "contextId": closed[0].id})
+
+    async def _speech(self, context: _Context) -> None:
+        """Send a context's speech to its end; its error ends it alone, unless the client has gone."""
+        alignment, header = context.alignment, context.stream.encoder.header()
+        try:
+            async for piece in context.stream:
+                data = b""
+                if isinstance(piece, Spoken):
+                    data, header = header + piece.data, b""
+                    if piece.sentence >= 0:
+                        alignment.add(piece.sentence, piece.text, piece.seconds)
+                    else:
+                        alignment.finish()
+                else:
+                    alignment.finish()
+                if data or not isinstance(piece, Spoken):
+                    await self._send_audio(context, data)
+        except Exception as raised:  # noqa: BLE001 - see above
+            # The end of one that was cancelled has been told.
+            if self._contexts.get(context.id) is context:
+                await self._failed(context.id, as_api_error(raised, "text"))
+        else:
+            if self._contexts.get(context.id) is context:
+                await self._send_audio(context, b"")
+                await self.send({"isFinal": True, "contextId": context.id})
+        finally:
+            if self._contexts.get(context.id) is context:
+                del self._contexts[context.id]
+
+    async def _send_audio(self, context: _Context, data: bytes) -> None:
+        """A message of audio with its characters; nothing where there is neither."""
+        aligned = context.alignment.taken()
+        if data or aligned:
+            await self.send(
+                {
+                    "audio": base64.b64encode(data).decode(),
+                    "alignment": aligned,
+                    "normalizedAlignment": aligned,
+                    "contextId": context.id,
+                }
+            )
+
+    async def _failed(self, name: str, error: ApiError) -> None:
+        """Tell the error of a context, and that it has ended; raises one that nobody is there to read."""
+        context = self._contexts.pop(name, None)
+        if context is not None:
+            context.closed = True
+            await asyncio.shield(context.stream.aclose())
+        await self.send({**self.last_words(error), "contextId": name})
+        await self.send({"isFinal": True, "contextId": name})
+
+    def last_words(self, error: ApiError) -> dict[str, Any]:
+        """ElevenLabs' errors are a line; beside it stands what OpenAI's have."""
+        details = error.document["error"]
+        return {"error": error.detail, **details}
+
+
+def _named(message: dict[str, Any]) -> str:
+    name = message.get("context_id") or message.get("contextId") or _DEFAULT_CONTEXT
+    if not isinstance(name, str) or len(name) > _MOST_ID:
+        raise ApiError(
+            400, f"context_id: expected a string of at most {_MOST_ID} characters", param="context_id"
+        )
+    return name
+
+
+def _wishes(websocket: WebSocket, service: Service, served: Served, voice: str) -> _Wishes:
+    """What the URL asks for. Raises ApiError for a voice, a format or a number that does not exist."""
+    query = websocket.query_params
+    asked = query.get("output_format", _DEFAULT_FORMAT)
+    form = _FORMAT.fullmatch(asked)
+    if form is None:
+        raise ApiError(
+            400,
+            f"output_format: expected one such as pcm_24000, mp3_44100_128 or opus_48000_32, got {asked!r}",
+            param="output_format",
+        )
+    given: dict[str, Any] = {}
+    if (seed := query.get("seed")) is not None:
+        given["seed"] = int(_number(seed, "seed"))
+    if (named := service.voices.named(voice, served.built_in_voices)) is not None:
+        given["voice"] = named
+    idle = service.settings.idle_seconds
+    if (wanted := query.get("inactivity_timeout")) is not None:
+        idle = min(idle, max(1.0, _number(wanted, "inactivity_timeout")))
+    codec, rate = form[1], int(form[2])
+    # Refused now, and not with the first context.
+    Encoder(codec, served.tts.sample_rate, rate)
+    # Pipecat adds up the times of messages; LiveKit takes them as they are, and asks for them with this.
+    times_restart = query.get("sync_alignment") != "true"
+    return _Wishes(served.name, given, codec, rate, times_restart, idle)
+
+
+def _number(text: str, name: str) -> float:
+    if not text.isdecimal() or len(text) > 10:
+        raise ApiError(400, f"{name}: expected a whole number, got {text[:20]!r}", param=name)
+    return float(text)
+
+
+def _speed(voice_settings: Any) -> float:
+    speed = voice_settings.get("speed") if isinstance(voice_settings, dict) else None
+    if speed is None:
+        return 1.0
+    if (
+        isinstance(speed, bool)
+        or not isinstance(speed, (int, float))
+        or not LEAST_SPEED <= speed <= GREATEST_SPEED
+    ):
+        raise ApiError(
+            400, f"voice_settings.speed: expected {LEAST_SPEED} to {GREATEST_SPEED:g}", param="voice_settings"
+        )
+    return float(speed)

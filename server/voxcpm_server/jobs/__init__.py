@@ -1,0 +1,1 @@
+"""Speech that outlives its request: an optional room."""

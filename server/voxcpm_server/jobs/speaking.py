@@ -1,0 +1,227 @@
+"""Speaking one job on a thread: segment after segment into its folder, then all of them into one file."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import math
+import shutil
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol
+
+from voxcpm_runtime import CancelToken, InputError, Progress, SavedSegments, SpokenSegment, Voice
+from voxcpm_server.errors import ApiError
+from voxcpm_server.jobs.store import Job, JobStore, appearing
+from voxcpm_server.settings import MEGABYTE, Settings
+from voxcpm_server.speech.encoding import Encoder
+from voxcpm_server.speech.queueing import Turn
+from voxcpm_server.speech.served_bundles import Served
+from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
+
+VOICE_FILE = "voice.voice"
+"""The file of a job's voice in its folder."""
+_POLL_SECONDS = 0.05
+_SECONDS_BETWEEN_LOOKS = 5
+# Of speech, encoded at a time.
+_PIECE_SECONDS = 10
+
+
+class RunningJob:
+    """How far the job is that is being spoken, and how it ends early."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.cancel = CancelToken()
+        self.starts = job.starts
+        """How often it was begun since its latest finished segment, this time included."""
+        self.seconds_of: dict[int, float] = {}
+        """Seconds of speech of each finished segment, by its index."""
+        self.current_seconds = 0.0
+        self.remaining_seconds: float | None = None
+
+    @property
+    def starts_before(self) -> int:
+        """The same without this time, if it is one that does not count."""
+        return max(0, self.starts - 1)
+
+    @property
+    def audio_seconds(self) -> float:
+        """Seconds of speech so far."""
+        return sum(self.seconds_of.values()) + self.current_seconds
+
+
+def spoken_job(
+    store: JobStore, running: RunningJob, served: Served, settings: Settings, turn: JobTurn
+) -> int:
+    """Speak a job on this thread, and return the size of its speech's file, which is then there.
+
+    turn: what it gives up to requests. Raises Cancelled, what `VoxCPM.speak` raises, OSError and sqlite3.Error for a
+    disk that is full, and ApiError for a speech that is too long, or whose files are too large.
+    """
+    job, folder, tts = running.job, store.path(running.job.id), served.tts
+    asked = SpeechRequest.model_validate({**job.asked, "seed": job.seed})
+    asked.attach({field: (folder / field).read_bytes() for field in RECORDINGS if (folder / field).is_file()})
+    voice = _voice(folder / VOICE_FILE) if (folder / VOICE_FILE).is_file() else None
+    given = asked.arguments(settings, served, settings.max_job_characters, voice)
+
+    bound = _SizeBound(store, settings)
+
+    def heard(progress: Progress) -> None:
+        seconds = progress.patches * tts.bundle.architecture.patch_seconds
+        running.current_seconds = 0.0 if progress.segment in running.seconds_of else seconds
+        running.remaining_seconds = progress.remaining_seconds
+        if running.audio_seconds > settings.max_job_audio_seconds:
+            raise ApiError(
+                400,
+                f"the speech is longer than {settings.max_job_audio_seconds:g} s, the most of a job here",
+                param="input",
+                code="speech_too_long",
+            )
+        # Within a segment a job keeps its slot: without a turn it would be one that nobody speaks in.
+        if not served.speeches.shares_slots:
+            turn.give_up_if_wanted()
+
+    def finished(index: int, samples: int, *, spoken: bool) -> None:
+        running.seconds_of[index] = samples / tts.sample_rate
+        running.current_seconds = 0.0
+        if spoken:
+            done, running.starts = len(running.seconds_of), 0
+            store.change(job.id, segments_done=done, audio_seconds=running.audio_seconds, starts=0)
+            bound.check()
+            turn.give_up_if_wanted()
+
+    with _Segments(folder / job.audio_name, tts.bundle.digest, job.seed, finished) as saved:
+        plan = tts.plan(**given, progress=heard, cancel=running.cancel, saved_segments=saved)
+        speech = served.speeches.speak_plan(plan)
+    running.seconds_of, running.current_seconds = {0: speech.audio_seconds}, 0.0
+    # Before the file: with it the job is finished, whatever ends the server then.
+    spoken = len(speech.segments)
+    store.change(job.id, segments_done=spoken, segments=spoken, audio_seconds=speech.audio_seconds)
+    encoder = Encoder(asked.response_format, tts.sample_rate, asked.sample_rate, asked.speed)
+    with appearing(folder / job.audio_name) as file:
+        file.write(encoder.header())
+        for at in range(0, len(speech.audio), _PIECE_SECONDS * tts.sample_rate):
+            running.cancel.check()
+            file.write(encoder.encode(speech.audio[at : at + _PIECE_SECONDS * tts.sample_rate]))
+        file.write(encoder.finish())
+        size = file.tell()
+        file.seek(0)
+        file.write(encoder.header(encoder.samples))
+    return size
+
+
+def _voice(path: Path) -> Voice:
+    """The voice of a job. Raises OSError for one that cannot be read: whoever sent the job has no part in that file."""
+    try:
+        return Voice.load(path)
+    except InputError as error:
+        raise OSError(str(error)) from None
+
+
+def finished_size(store: JobStore, running: RunningJob) -> int | None:
+    """Bytes of a job's speech, if it was finished and only that could not be stored; None if it was not."""
+    try:
+        size = (store.path(running.job.id) / running.job.audio_name).stat().st_size
+    except FileNotFoundError:
+        return None
+    running.seconds_of = {0: running.job.audio_seconds}
+    return size
+
+
+class _SizeBound:
+    """The bound of all files, looked at every few seconds: a look walks through the files of all jobs."""
+
+    def __init__(self, store: JobStore, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+        self._looked = -math.inf
+
+    def check(self) -> None:
+        """Raises ApiError (507) if the files are larger than they may be."""
+        if time.monotonic() - self._looked >= _SECONDS_BETWEEN_LOOKS:
+            check_size(self._store, self._settings)
+            self._looked = time.monotonic()
+
+
+def check_size(store: JobStore, settings: Settings) -> None:
+    """Raises ApiError (507) if the files of all jobs are larger than they may be."""
+    most = settings.max_jobs_megabytes
+    if store.size() >= most * MEGABYTE:
+        raise ApiError(507, f"the jobs take {most:g} MB, the most that they may; delete one")
+
+
+class _Finished(Protocol):
+    def __call__(self, index: int, samples: int, *, spoken: bool) -> None: ...
+
+
+class _Segments(SavedSegments):
+    """The finished segments of a job, which tell how far it is.
+
+    finished: called with the index and length of each, and whether it was spoken just now or by an earlier server.
+    """
+
+    def __init__(self, output: Path, digest: str, seed: int, finished: _Finished) -> None:
+        super().__init__(output, digest, seed, drawn=False)
+        self._finished = finished
+
+    def __enter__(self) -> _Segments:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def get(self, index: int) -> SpokenSegment | None:
+        """The saved segment of that index."""
+        segment = super().get(index)
+        if segment is not None:
+            self._finished(index, len(segment.audio), spoken=False)
+        return segment
+
+    def put(self, index: int, segment: SpokenSegment) -> None:
+        """Save a segment. Raises OSError if it cannot be written, ApiError if it has no room."""
+        try:
+            super().put(index, segment)
+        except InputError as error:
+            raise OSError(str(error)) from None
+        self._finished(index, len(segment.audio), spoken=True)
+
+
+def discard_segments(store: JobStore, job: Job) -> None:
+    """Delete the finished segments of a job that is not being spoken; what cannot be deleted stays until it is."""
+    with contextlib.suppress(OSError):
+        for folder in store.path(job.id).glob(".*.segments"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class JobTurn:
+    """A job's turn, which it gives up to others. enter: waits for the next one."""
+
+    def __init__(
+        self, enter: Callable[[], Coroutine[Any, Any, Turn]], turn: Turn, cancel: CancelToken
+    ) -> None:
+        self._enter = enter
+        self._turn = turn
+        self._cancel = cancel
+        self._loop = asyncio.get_running_loop()
+
+    def leave(self) -> None:
+        """Let the next request in."""
+        self._turn.leave()
+
+    def give_up_if_wanted(self) -> None:
+        """Called by the job's thread: if a request waits, let it in, and wait for the next turn."""
+        if not self._turn.is_wanted:
+            return
+        again = asyncio.run_coroutine_threadsafe(self._again(), self._loop)
+        while not again.done():
+            concurrent.futures.wait([again], _POLL_SECONDS)
+            if self._cancel.cancelled:
+                again.cancel()
+                self._cancel.check()
+
+    async def _again(self) -> None:
+        self._turn.leave()
+        self._turn = await self._enter()

@@ -1,0 +1,171 @@
+"""Who may call: API keys, compared in constant time; without a key, programs of this machine only."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from voxcpm_constants.errors import os_reason
+from voxcpm_constants.user_folders import user_path
+from voxcpm_runtime import InputError
+from voxcpm_server.errors import ApiError, refuse
+from voxcpm_server.page.files import PAGE_FOLDER
+from voxcpm_server.settings import Settings
+
+KEYS_VARIABLE = "VOXCPM_COREML_API_KEYS"
+OPEN_PATHS = frozenset({"/healthz", "/ready", "/openapi.json", "/about", "/v1/about", "/"})
+"""What needs no key: probes, what the server offers, and the page that asks for a key (its files, too)."""
+ANYONE = ""
+"""The key of those who need none."""
+KEY_PROTOCOL = "openai-insecure-api-key."
+"""What a key follows in a subprotocol that a web page offers for its websocket: it can send no headers."""
+# Of a key's digest in its owner's name: jobs on disk keep that, not the key.
+_NAME_DIGITS = 16
+_WORLD = "--insecure-serve-without-key"
+
+
+class Keys:
+    """The keys of a server; with none of them, everyone is let in."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def owner(self, given: str | None) -> str | None:
+        """Whose key this is: a name for it, the same in every run and order of keys. None for a wrong key."""
+        if not self._digests:
+            return ANYONE
+        # All keys are compared, so that the time tells neither which one fits nor how much of it.
+        digest = _digest(given or "")
+        fits = [hmac.compare_digest(digest, known) for known in self._digests]
+        return f"key-{digest.hex()[:_NAME_DIGITS]}" if any(fits) else None
+
+
+def read_keys(settings: Settings) -> Keys:
+    """The keys of the command line, of the file and of the environment.
+
+    Raises InputError for a file that cannot be read or has no key, and for a blank key.
+    """
+    keys = list(settings.api_key or ())
+    if settings.api_key_file is not None:
+        try:
+            lines = user_path(settings.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = os_reason(error) if isinstance(error, OSError) else "no UTF-8 text"
+            raise InputError(f"{settings.api_key_file}: the keys cannot be read ({reason})") from None
+        found = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
+        if not found:
+            raise InputError(f"{settings.api_key_file}: expected a key on each line, found none")
+        keys += found
+    keys += [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
+    if any(not key.strip() for key in keys):
+        raise InputError("--api-key: expected a key, got nothing; leave the option out to serve without one")
+    return Keys(dict.fromkeys(keys))
+
+
+def check_exposure(settings: Settings, keys: Keys) -> None:
+    """Raises InputError for a server without a key on an address that other machines can reach."""
+    if not len(keys) and not settings.insecure_serve_without_key and not is_loopback(settings.host):
+        raise InputError(
+            f"{settings.host} can be reached from other machines: give a key (--api-key-file, or "
+            f"${KEYS_VARIABLE}), listen on 127.0.0.1, or say {_WORLD}"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address, without a port, is this machine for itself."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Guard:
+    """The door of an app: keys, and what a web page that the user happens to look at could do on loopback.
+
+    Such a page can send simple requests anywhere, and can give its own name this machine's address. So a request with
+    the Origin of another site is refused, or one that the browser says comes from another site, as it does for images
+    and sounds, which have no Origin; and without a key the Host must be this machine's.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Keys, settings: Settings) -> None:
+        self._app = app
+        self._keys = keys
+        self._origins = frozenset(settings.cors_origin or ())
+        self._only_loopback = not len(keys) and not settings.insecure_serve_without_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, with its owner in `scope["state"]["owner"]`, or answer 401 or 403."""
+        if scope["type"] in ("http", "websocket") and not needs_no_key(scope["path"]):
+            try:
+                scope.setdefault("state", {})["owner"] = self._owner(
+                    Headers(scope=scope), scope.get("subprotocols", ())
+                )
+            except ApiError as error:
+                await refuse(error, scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _owner(self, headers: Headers, protocols: Iterable[str]) -> str:
+        host = headers.get("host", "")
+        if self._is_foreign(headers, host):
+            raise ApiError(
+                403, "requests from web pages of other origins are refused (--cors-origin allows one)"
+            )
+        if self._only_loopback and not is_loopback(_name(host)):
+            raise ApiError(
+                403,
+                f"without a key this server answers to localhost and 127.0.0.1 only; give it a key, or say {_WORLD}",
+            )
+        owner = self._keys.owner(_given(headers, protocols))
+        if owner is None:
+            raise ApiError(
+                401,
+                "expected a key of this server, as the header Authorization: Bearer KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return owner
+
+    def _is_foreign(self, headers: Headers, host: str) -> bool:
+        """Whether a web page asks that is neither this server's nor one of those that are allowed."""
+        origin = headers.get("origin")
+        if origin in self._origins:
+            return False
+        if headers.get("sec-fetch-site") == "cross-site":
+            return True
+        try:
+            return origin is not None and urlsplit(origin).netloc != host
+        except ValueError:
+            return True
+
+
+def _given(headers: Headers, protocols: Iterable[str]) -> str | None:
+    """The key of a request: OpenAI's header, ElevenLabs', or what a web page offers for its websocket."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    offered = (name.removeprefix(KEY_PROTOCOL) for name in protocols if name.startswith(KEY_PROTOCOL))
+    return headers.get("xi-api-key") or next(offered, None)
+
+
+def needs_no_key(path: str) -> bool:
+    """Whether a path is answered to everyone."""
+    return path in OPEN_PATHS or path.startswith(PAGE_FOLDER)
+
+
+def _name(host: str) -> str:
+    """A Host header without its port."""
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.rpartition(":")[0] or host
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,106 @@
+"""What Prometheus asks for: requests by outcome, the queue, first audio, real-time factor, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+from voxcpm_runtime import SuspiciousWarning
+from voxcpm_server.speech.queueing import FairQueue
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
+_FACTORS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
+
+
+class Metrics:
+    """The counters of one app, in a registry of their own: two apps of one process do not share them."""
+
+    def __init__(self, queue: FairQueue) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = Counter(
+            "voxcpm_requests",
+            "Requests, by route and status; 499 is a client that went away.",
+            ["route", "status"],
+            registry=self._registry,
+        )
+        self.speeches = Counter(
+            "voxcpm_speeches",
+            "Speeches: finished, cancelled or failed.",
+            ["outcome"],
+            registry=self._registry,
+        )
+        self.jobs = Counter("voxcpm_jobs", "Jobs: done or failed.", ["outcome"], registry=self._registry)
+        self.first_audio = Histogram(
+            "voxcpm_first_audio_seconds",
+            "Seconds from a request to its first audio, its body, loading and waiting included; "
+            "of text in fragments, from its first complete sentence.",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self.real_time_factor = Histogram(
+            "voxcpm_real_time_factor",
+            "Seconds of work for a second of speech.",
+            buckets=_FACTORS,
+            registry=self._registry,
+        )
+        self.underruns = Counter(
+            "voxcpm_underruns",
+            "Streams of which some audio was made later than it would have been heard.",
+            registry=self._registry,
+        )
+        self.audio_seconds = Counter("voxcpm_audio_seconds", "Seconds of speech.", registry=self._registry)
+        self.suspicious = Counter(
+            "voxcpm_suspicious", "Segments too long or too short for their text.", registry=self._registry
+        )
+        waiting = Gauge("voxcpm_queue_length", "Requests that wait.", registry=self._registry)
+        waiting.set_function(lambda: queue.waiting)
+        busy = Gauge("voxcpm_speaking", "Texts that are being spoken.", registry=self._registry)
+        busy.set_function(lambda: queue.busy)
+        self.conversations = Gauge(
+            "voxcpm_conversations",
+            "Websockets and Wyoming connections that are open.",
+            registry=self._registry,
+        )
+        peak = Gauge("voxcpm_peak_memory_bytes", "Largest resident memory so far.", registry=self._registry)
+        peak.set_function(_peak_memory)
+        # On Linux it knows the memory of now as well, and open files.
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+
+    def exposition(self) -> bytes:
+        """All of them in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+def _peak_memory() -> float:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+@contextlib.contextmanager
+def suspicious_warnings_counted(metrics: Metrics) -> Iterator[None]:
+    """Count warnings about speech; shown they might quote a text."""
+
+    def count(_message: Warning | str, category: type[Warning], *_: Any) -> None:
+        if issubclass(category, SuspiciousWarning):
+            metrics.suspicious.inc()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", SuspiciousWarning)
+        warnings.showwarning = count  # type: ignore[assignment]
+        yield

@@ -1,0 +1,61 @@
+"""The page that a browser is shown: the files of the folder `assets`, as they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from importlib import resources
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+PAGE_FOLDER = "/page/"
+"""Where the page's files are, except for index.html, which is at `/`."""
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+# The page loads its own files and asks its own server; it runs no inline script, and nobody can frame it. With trusted
+# types no text becomes HTML, whatever a script does.
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self'",
+    "connect-src": "'self'",
+    "media-src": "blob:",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "'none'",
+}
+_HEADERS = {
+    "Content-Security-Policy": "; ".join(f"{directive} {value}" for directive, value in _POLICY.items()),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    # A browser keeps the files, but asks each time whether they are still those of this server.
+    "Cache-Control": "no-cache",
+}
+
+
+def page_router() -> APIRouter:
+    """The routes of the page. Its files are read here, once, so that no path leads to any other file."""
+    router = APIRouter(include_in_schema=False)
+    for file in (resources.files(__package__) / "assets").iterdir():
+        path = "/" if file.name == "index.html" else f"{PAGE_FOLDER}{file.name}"
+        if content_type := _TYPES.get(file.name.rpartition(".")[2]):
+            answer = _answering(file.read_bytes(), content_type)
+            router.add_api_route(path, answer, methods=["GET", "HEAD"], response_class=Response)
+    return router
+
+
+def _answering(content: bytes, content_type: str) -> Callable[[Request], Awaitable[Response]]:
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {**_HEADERS, "ETag": tag}
+
+    async def answer(request: Request) -> Response:
+        if tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=content_type)
+
+    return answer

@@ -1,0 +1,1 @@
+"""Open bundles, the queue, one stream, encoders."""

@@ -1,0 +1,100 @@
+"""What the routes of one app share: its bundles, their queue, its stored voices, its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from starlette.requests import HTTPConnection
+
+from voxcpm_runtime import VoiceStore, VoxCPM
+from voxcpm_server.errors import ApiError
+from voxcpm_server.jobs.execution import Jobs
+from voxcpm_server.middleware.authentication import Keys
+from voxcpm_server.middleware.metrics import Metrics
+from voxcpm_server.settings import Settings
+from voxcpm_server.speech.memory import bytes_of
+from voxcpm_server.speech.queueing import FairQueue
+from voxcpm_server.speech.served_bundles import Bundles, Source
+from voxcpm_server.speech.speaking import Speeches
+from voxcpm_server.speech.stored_voices import StoredVoices, read_aliases
+from voxcpm_server.streams.open_conversations import OpenConversations
+from voxcpm_server.streams.sessions import Sessions
+
+
+class Service:
+    """The parts of one app, put together from its settings.
+
+    default: the bundle with its step models, or where it is loaded from. named: more bundles. Raises InputError for
+    settings that cannot be read.
+    """
+
+    def __init__(
+        self,
+        default: VoxCPM | Source,
+        settings: Settings,
+        keys: Keys,
+        named: Mapping[str, Source],
+        *,
+        replicated: bool = False,
+    ) -> None:
+        self.replicated = replicated
+        """Whether other apps answer at the same address."""
+        self.settings = settings
+        several = len(keys) > 1
+        per_key = settings.queue_per_key or (max(1, settings.queue // 2) if several else settings.queue)
+        self.queue = FairQueue(settings.concurrency or 1, settings.queue, per_key)
+        self.metrics = Metrics(self.queue)
+        self.bundles = Bundles(
+            default,
+            settings.model_name,
+            named,
+            lambda tts: Speeches(tts, settings, self.queue, self.metrics),
+            when_default=self._widen,
+            most_bytes=bytes_of(settings.max_memory, "--max-memory") if settings.max_memory else None,
+        )
+        self.sessions = Sessions(settings, self.metrics)
+        most = settings.max_conversations
+        self.conversations = OpenConversations(most, max(1, most // 2) if several else most)
+        self.metrics.conversations.set_function(lambda: len(self.conversations))
+        self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
+        self.jobs = Jobs(settings, self.bundles, self.voices, self.metrics, several_keys=several)
+        self.needs_key = bool(len(keys))
+        """Whether clients must send one of the server's keys."""
+        self.draining = False
+        """Whether the server ends: it answers what it has begun."""
+
+    def _widen(self, speeches: Speeches) -> None:
+        """The default bundle alone decides: others are closed again, and the queue is never narrowed."""
+        if self.settings.concurrency is None:
+            self.queue.widen(speeches.turns)
+
+    def check_alone(self, what: str) -> None:
+        """Raises ApiError (501) for what only one app at its address can do. what: the subject of the message."""
+        if self.replicated:
+            raise ApiError(501, f"{what}; not with --ray, where several answer at this address")
+
+    @property
+    def tts(self) -> VoxCPM:
+        """The default bundle. Raises ApiError (503) while it is being loaded."""
+        return self.bundles.default.tts
+
+    @property
+    def speeches(self) -> Speeches:
+        """What speaks with the default bundle. Raises as `tts`."""
+        return self.bundles.default.speeches
+
+    @property
+    def takes_instructions(self) -> bool:
+        """Whether the default bundle's generation has styles in words. Raises as `tts`."""
+        return self.bundles.default.takes_instructions
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names of all bundles, the default one's own first."""
+        return self.bundles.names
+
+
+def service_of(request: HTTPConnection) -> Service:
+    """The service of the app that a request or websocket has come to."""
+    return cast("Service", request.app.state.service)

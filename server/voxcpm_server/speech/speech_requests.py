@@ -1,0 +1,248 @@
+"""What a client asks to be said, as JSON or as a form with files, and the arguments of the runtime that it means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect
+
+from voxcpm_constants.user_folders import DEFAULT_VOICE
+from voxcpm_runtime import Voice
+from voxcpm_server.errors import CLIENT_GONE, ApiError
+from voxcpm_server.settings import OPENAI_VOICES, Settings
+from voxcpm_server.speech.encoding import GREATEST_RATE, LEAST_RATE
+from voxcpm_server.speech.recordings import decoded_base64, decoded_recording
+from voxcpm_server.speech.served_bundles import Served
+
+LEAST_SPEED, GREATEST_SPEED = 0.25, 4.0
+RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_wav_path"}
+"""Fields that are audio files, and the runtime's arguments for them."""
+_MOST_FIELDS = 64
+_SHORT_BYTES = 65_536
+_FORM = "multipart/form-data"
+
+
+class VoiceId(BaseModel):
+    """A voice as OpenAI's clients name one that was uploaded."""
+
+    id: str
+
+
+class SpeechRequest(BaseModel):
+    """What to say, and how. The fields down to `stream_format` are OpenAI's; unknown ones are ignored, and told so."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Annotated[
+        str, Field(description="A bundle's name, or one of OpenAI's models: the default bundle.")
+    ]
+    input: Annotated[str, Field(min_length=1, description="What to say.")]
+    voice: Annotated[
+        str | VoiceId, Field(description="A stored voice, an alias, or `default`, the checkpoint's own.")
+    ] = DEFAULT_VOICE
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
+    speed: Annotated[
+        float,
+        Field(
+            ge=LEAST_SPEED,
+            le=GREATEST_SPEED,
+            description="How many times faster it is played, at the same pitch.",
+        ),
+    ] = 1.0
+    instructions: Annotated[
+        str | None, Field(description="Style in words (VoxCPM2); other generations ignore it and say so.")
+    ] = None
+    stream_format: Literal["audio", "sse"] = "audio"
+
+    stream: Annotated[
+        bool,
+        Field(
+            description="False: answer when all is spoken. Then a bad attempt is spoken again, and the length is known."
+        ),
+    ] = True
+    sample_rate: Annotated[
+        int | None,
+        Field(ge=LEAST_RATE, le=GREATEST_RATE, description="Hz. Default: the voice's; 24000 for pcm."),
+    ] = None
+    seed: Annotated[int | None, Field(ge=0, le=2**53 - 1, description="Same seed, same speech.")] = None
+    cfg_value: Annotated[float | None, Field(description="Strength of classifier-free guidance.")] = None
+    inference_timesteps: Annotated[int | None, Field(description="Euler steps of a patch.")] = None
+    prompt_audio: Annotated[str | None, Field(description="Audio file to continue, in base64.")] = None
+    prompt_text: Annotated[str | None, Field(description="What is said in `prompt_audio`.")] = None
+    reference_audio: Annotated[
+        str | None, Field(description="Audio file of a voice to speak with, in base64 (VoxCPM2).")
+    ] = None
+
+    _files: dict[str, bytes] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """Some clients send null for what they leave out."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+    @field_validator("voice", mode="before")
+    @classmethod
+    def _of_one_kind(cls, given: Any) -> Any:
+        """Neither kind of voice is named in the error of the other."""
+        name = given.get("id") if isinstance(given, dict) else given
+        if isinstance(name, str):
+            return given
+        raise PydanticCustomError("voice", 'expected a name, or {"id": name}')
+
+    @property
+    def voice_name(self) -> str:
+        """The name of the voice."""
+        return self.voice if isinstance(self.voice, str) else self.voice.id
+
+    def attach(self, files: dict[str, bytes]) -> None:
+        """Have these files, by field, in place of audio in base64."""
+        self._files = files
+
+    def recordings(self) -> Iterator[tuple[str, bytes]]:
+        """Each audio file that came with it: the field's name, and the file's bytes. Raises ApiError (400)."""
+        for field in RECORDINGS:
+            encoded = getattr(self, field)
+            if field in self._files:
+                yield field, self._files[field]
+            elif encoded is not None:
+                yield field, decoded_base64(encoded, field)
+
+    def ignored_fields(self, served: Served) -> list[str]:
+        """The fields that have no effect with this bundle."""
+        ignored = sorted(self.model_extra or ())
+        return [*ignored, "instructions"] if self.instructions and not served.takes_instructions else ignored
+
+    def arguments(
+        self, settings: Settings, served: Served, most_characters: int, voice: Voice | None
+    ) -> dict[str, Any]:
+        """The arguments of `VoxCPM.speak`. voice: the one that is named. Raises ApiError and InputError."""
+        if len(self.input) > most_characters:
+            raise ApiError(
+                400,
+                f"input: expected at most {most_characters} characters, got {len(self.input)}",
+                param="input",
+                code="string_above_max_length",
+            )
+        given: dict[str, Any] = {"text": self.input, "seed": self.seed, "prompt_text": self.prompt_text}
+        options = {"cfg_value": self.cfg_value, "inference_timesteps": self.inference_timesteps}
+        given.update({name: value for name, value in options.items() if value is not None})
+        for field, content in self.recordings():
+            given[RECORDINGS[field]] = decoded_recording(content, field, settings.max_recording_seconds)
+        if self.instructions and served.takes_instructions:
+            given["control"] = self.instructions
+        # OpenAI's clients must name a voice: a recording takes the place of one of theirs.
+        is_replaced = self.voice_name in OPENAI_VOICES and not given.keys().isdisjoint(RECORDINGS.values())
+        return given if voice is None or is_replaced else {**given, "voice": voice}
+
+
+async def speech_request(request: Request) -> SpeechRequest:
+    """The speech that a request asks for: JSON, or a form whose audio files are files.
+
+    Raises RequestValidationError for a wrong field and a body of another kind, ApiError for a form that is none.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == _FORM:
+        return await _from_form(request)
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise ApiError(CLIENT_GONE, "the client has gone away") from None
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise _invalid((), f"expected application/json or {_FORM}, got {kind or 'no content type'}")
+    # Megabytes take so long that other requests would notice.
+    return _from_json(body) if len(body) <= _SHORT_BYTES else await run_in_threadpool(_from_json, body)
+
+
+def _from_json(body: bytes) -> SpeechRequest:
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise _invalid((), "expected a JSON object")
+    return _checked(document)
+
+
+async def _from_form(request: Request) -> SpeechRequest:
+    service = request.app.state.service
+    try:
+        form = await request.form(
+            max_files=len(RECORDINGS),
+            max_fields=_MOST_FIELDS,
+            max_part_size=service.settings.max_upload_bytes,
+        )
+    except (MultiPartException, ValueError) as error:
+        raise _invalid((), f"expected a form ({error})") from None
+    except ClientDisconnect:
+        raise ApiError(CLIENT_GONE, "the client has gone away") from None
+    try:
+        fields: dict[str, str] = {}
+        files: dict[str, bytes] = {}
+        for name, value in form.multi_items():
+            if not isinstance(value, UploadFile):
+                # A form sends what was not filled in as nothing.
+                if value or name == "input":
+                    fields[name] = value
+            elif name in RECORDINGS:
+                files[name] = await value.read()
+            else:
+                raise _invalid((name,), f"expected text; the files of a form are {' and '.join(RECORDINGS)}")
+    finally:
+        await form.close()
+    asked = _checked(fields)
+    asked.attach(files)
+    return asked
+
+
+def _checked(document: Any) -> SpeechRequest:
+    try:
+        return SpeechRequest.model_validate(document)
+    except ValidationError as error:
+        errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+        raise RequestValidationError(errors) from None
+
+
+def _invalid(where: tuple[str, ...], message: str) -> RequestValidationError:
+    return RequestValidationError([{"type": "value_error", "loc": ("body", *where), "msg": message}])
+
+
+def _documented() -> dict[str, Any]:
+    """The body of a speech request in the OpenAPI document, in both forms."""
+    schema = SpeechRequest.model_json_schema()
+    defined = schema.pop("$defs")
+    schema["properties"]["voice"]["anyOf"] = [
+        defined[one["$ref"].rpartition("/")[2]] if "$ref" in one else one
+        for one in schema["properties"]["voice"]["anyOf"]
+    ]
+    form = {**schema, "properties": dict(schema["properties"])}
+    for field in RECORDINGS:
+        described = schema["properties"][field]["description"].replace(", in base64", "")
+        form["properties"][field] = {"type": "string", "format": "binary", "description": described}
+    form["properties"]["voice"] = {"type": "string", "default": DEFAULT_VOICE}
+    return {"requestBody": {"required": True, "content": {
+        "application/json": {"schema": schema}, _FORM: {"schema": form},
+    }}}  # fmt: skip
+
+
+DOCUMENTED_BODY = _documented()
+"""`openapi_extra` of the routes that take a speech request."""

@@ -1,0 +1,1 @@
+"""Text that arrives in fragments, over a websocket."""

@@ -1,0 +1,108 @@
+"""Conversations over a websocket, in messages of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from voxcpm_server.errors import CLIENT_GONE, ApiError, close_code
+from voxcpm_server.middleware.authentication import KEY_PROTOCOL
+from voxcpm_server.speech.service import Service, service_of
+from voxcpm_server.streams.conversations import IN_ORDER, Conversation
+from voxcpm_server.streams.open_conversations import ENDING
+
+# Codes that a websocket is closed with (RFC 6455, 7.4).
+_NORMAL, _RESTART = 1000, 1012
+_MOST_REASON_BYTES = 123
+
+
+class JsonSocket(Conversation):
+    """A conversation over a websocket that has been accepted."""
+
+    def __init__(self, websocket: WebSocket, service: Service, idle_seconds: float | None = None) -> None:
+        super().__init__(service, websocket.state.owner, idle_seconds)
+        self.websocket = websocket
+
+    async def receive(self) -> dict[str, Any] | None:
+        """The next message; None if the client has gone. Raises ApiError for what is no JSON object."""
+        message = await self.websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            return None
+        text = message.get("text")
+        if text is None:
+            raise ApiError(400, "expected messages of text, in JSON; got bytes")
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            raise ApiError(400, "expected a JSON object in each message")
+        return document
+
+    async def send(self, document: dict[str, Any]) -> None:
+        """Send a JSON object. Raises ApiError (499) if the client does not take it."""
+        await self._sent(self.websocket.send_text(json.dumps(document)))
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Send a message of bytes. Raises ApiError (499) if the client does not take it."""
+        await self._sent(self.websocket.send_bytes(data))
+
+    def last_words(self, error: ApiError) -> dict[str, Any]:
+        """The message that tells an error, after which the websocket is closed."""
+        return error.document
+
+    async def end(self, error: ApiError | None) -> None:
+        """Tell the error, and close the websocket with a code that fits it."""
+        code, reason = _NORMAL, ""
+        if error is not None:
+            code = _RESTART if error.code == ENDING else close_code(error)
+            reason = error.detail.encode()[:_MOST_REASON_BYTES].decode(errors="ignore")
+            await self.websocket.send_text(json.dumps(self.last_words(error)))
+        await self.websocket.close(code, reason)
+
+    async def _sent(self, sending: Awaitable[None]) -> None:
+        try:
+            await self.in_time(sending)
+        except (WebSocketDisconnect, RuntimeError):
+            raise ApiError(CLIENT_GONE, "the client has gone away") from None
+
+
+class _Handshake:
+    """A conversation that is about to begin. When the server ends, it is refused as soon as it would begin."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+
+    def end_when_silent(self) -> None:
+        """Nothing is spoken yet."""
+
+    def fail(self, error: Exception) -> None:
+        """The check before it begins raises this, too."""
+
+
+async def serve_websocket(websocket: WebSocket, begun: Callable[[], Awaitable[JsonSocket]]) -> None:
+    """Serve a websocket to its end. begun: the conversation; an error that it raises is the answer to the handshake."""
+    conversations = service_of(websocket).conversations
+    # It counts from the beginning: `begun` may wait until a bundle is loaded.
+    with conversations.admitted(_Handshake(websocket.state.owner)):
+        conversation = await begun()
+    conversations.check(conversation.owner)
+    try:
+        await websocket.accept(_protocol(websocket))
+        status = await conversation.serve()
+    except WebSocketDisconnect:
+        status = CLIENT_GONE
+    except ApiError as error:
+        status = error.status_code
+        await conversation.end(error)
+    if status != IN_ORDER:
+        websocket.scope.setdefault("state", {})["broken_off"] = status
+
+
+def _protocol(websocket: WebSocket) -> str | None:
+    """The first subprotocol that the client offers and that is no key: browsers insist on one of theirs."""
+    offered = websocket.scope.get("subprotocols", [])
+    return next((name for name in offered if not name.startswith(KEY_PROTOCOL)), None)

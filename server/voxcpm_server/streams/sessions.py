@@ -1,0 +1,285 @@
+"""The runtime's sessions, which speak text while it is written, as streams of the event loop.
+
+text in fragments ─► session, on its own thread ─► a thread that encodes ─► pieces, on the event loop
+                     speaks in its turn
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from starlette.concurrency import run_in_threadpool
+
+from voxcpm_runtime import AudioChunk, Cancelled, Session
+from voxcpm_server.errors import ApiError, speech_too_long
+from voxcpm_server.middleware.metrics import Metrics
+from voxcpm_server.settings import Settings
+from voxcpm_server.speech.encoding import Encoder
+from voxcpm_server.speech.pipe import Pipe
+from voxcpm_server.speech.playback import Playback
+from voxcpm_server.speech.queueing import FairQueue, Turn
+from voxcpm_server.speech.served_bundles import Served
+
+_SEED_BITS = 32
+# Encoded pieces that wait for the event loop; all others wait in the session's own buffer.
+_ROOM = 4
+_FULL_SCALE = 32767
+
+
+class Spoken(NamedTuple):
+    """A piece of speech: one patch, or a pause."""
+
+    data: bytes
+    """The bytes that it adds; there may be none, as codecs collect some samples first."""
+    sentence: int
+    """Index of the sentence, from 0."""
+    text: str
+    """That sentence as it came in, with the white space around it."""
+    seconds: float
+    """Seconds of the piece as it is played."""
+
+
+class CaughtUp(NamedTuple):
+    """Everything up to a flush has been spoken."""
+
+
+class Sessions:
+    """Speaks text in fragments for a server."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._running: set[SessionStream] = set()
+
+    async def begin(
+        self, served: Served, owner: str, given: Mapping[str, Any], encoder: Encoder
+    ) -> SessionStream:
+        """A stream that speaks what is pushed to it.
+
+        served: the bundle that speaks, which stays open until all is spoken. owner: whose turns it takes. given:
+        arguments of `VoxCPM.session`. Raises what that raises.
+        """
+        seed = given.get("seed")
+        seed = secrets.randbits(_SEED_BITS) if seed is None else seed
+        speeches = served.speeches
+        stream = SessionStream(owner, seed, encoder, self._settings, speeches.queue, self._metrics)
+
+        def opened() -> None:
+            arguments = {**given, "seed": seed, "buffer_seconds": self._settings.buffer_seconds}
+            stream.read(speeches.session(**arguments, turn=stream.turn))
+
+        self._running.add(stream)
+        stream.when_done(lambda: self._running.discard(stream))
+        stream.when_done(served.hold())
+        try:
+            await run_in_threadpool(opened)
+        except BaseException:
+            await stream.aclose()
+            raise
+        return stream
+
+    async def close(self) -> None:
+        """Cancel what is still being spoken, and wait until it has ended."""
+        for stream in list(self._running):
+            await stream.aclose()
+
+
+class SessionStream:
+    """The speech of text that comes in fragments; `async for` takes its pieces, `aclose` ends it.
+
+    A turn is held only while there is a complete sentence to speak. A reader that is slower than the speech pauses it.
+    """
+
+    def __init__(
+        self, owner: str, seed: int, encoder: Encoder, settings: Settings, queue: FairQueue, metrics: Metrics
+    ) -> None:
+        self.seed = seed
+        """The seed that reproduces this speech from the same text, however it is cut into fragments."""
+        self.encoder = encoder
+        self.speaking = False
+        """Whether it has something to speak, or waits for its turn to."""
+        self._owner = owner
+        self._settings = settings
+        self._queue = queue
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._session: Session | None = None
+        self._pipe: Pipe[Spoken | CaughtUp] = Pipe(_ROOM)
+        self._pipe.when_done(self._leave)
+        self._ended = False
+        self.characters = 0
+        """Characters that were pushed."""
+        self._flushes = 0
+        self._last_flush: int | None = None
+        self._more = threading.Event()
+        self._turn: Turn | None = None
+        self._entering: concurrent.futures.Future[None] | None = None
+        # Used by the threads: when its first and its latest turn were asked for, which is when there was a sentence to
+        # speak, seconds in turns, whether its reader kept up, and what a listener would hear.
+        self._asked: float | None = None
+        self._asked_last = 0.0
+        self._worked = 0.0
+        self._kept_up = True
+        self._playback = Playback()
+
+    def push(self, text: str) -> None:
+        """Speak this after what was pushed before. Raises ApiError (400) beyond the most characters of a speech."""
+        most = self._settings.max_characters
+        self.characters += len(text)
+        if self.characters > most:
+            raise ApiError(
+                400,
+                f"text: expected at most {most} characters in one speech, got {self.characters}",
+                param="text",
+                code="string_above_max_length",
+            )
+        if self._session is not None and not self._ended:
+            self._session.push_text(text)
+            self._more.set()
+
+    def flush(self) -> None:
+        """Speak all that was pushed, an unfinished sentence too; then the pieces have a `CaughtUp`."""
+        if self._session is not None and not self._ended:
+            self._session.flush()
+            self._flushes += 1
+            self._more.set()
+
+    def finish(self) -> None:
+        """The same for the last time: then the pieces end."""
+        self._last_flush = self._flushes + 1
+        self.flush()
+
+    def when_done(self, callback: Callable[[], object]) -> None:
+        """Call this on the event loop when nothing more is made: at once, if that is so already."""
+        self._pipe.when_done(callback)
+
+    def __aiter__(self) -> SessionStream:
+        """The stream itself."""
+        return self
+
+    async def __anext__(self) -> Spoken | CaughtUp:
+        """The next piece. Raises what the session raised."""
+        piece = await self._pipe.take()
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Cancel what is still to be made, and wait until it has ended."""
+        if not self._ended:
+            self._ended = True
+            if self._session is None:
+                self._pipe.end()
+            else:
+                self._session.cancel()
+            self._more.set()
+            if self._entering is not None:
+                self._entering.cancel()
+        await self._pipe.done()
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """The turn in which the session speaks, on its thread. Raises ApiError if the queue is full, and Cancelled."""
+        self.speaking = True
+        try:
+            self._asked_last = time.perf_counter()
+            if self._asked is None:
+                self._asked = self._asked_last
+            self._entering = asyncio.run_coroutine_threadsafe(self._enter(), self._loop)
+            if self._ended:
+                self._entering.cancel()
+            try:
+                self._entering.result()
+            except concurrent.futures.CancelledError:
+                raise Cancelled("the speech was cancelled while it waited") from None
+            began = time.perf_counter()
+            yield
+            self._worked += time.perf_counter() - began
+        finally:
+            self._pipe.on_the_loop(self._leave)
+            self.speaking = False
+
+    async def _enter(self) -> None:
+        self._turn = await self._queue.enter(self._owner)
+
+    def _leave(self) -> None:
+        if self._turn is not None:
+            self._turn.leave()
+            self._turn = None
+
+    def read(self, session: Session) -> None:
+        """Read this session from now on, on a thread."""
+        self._session = session
+        if self._ended:
+            # It was closed meanwhile, which could not reach the session yet.
+            session.close()
+        else:
+            threading.Thread(target=self._read, args=(session,), name="speech", daemon=True).start()
+
+    def _read(self, session: Session) -> None:
+        """The thread's work."""
+        outcome, seconds = "finished", 0.0
+        last: Exception | None = None
+        try:
+            seconds = self._pieces(session)
+        except Cancelled as error:
+            outcome, last = "cancelled", error
+        except Exception as error:  # noqa: BLE001 - it is raised where the pieces are taken
+            outcome, last = "failed", error
+        session.close()
+        if self._asked is not None:
+            self._metrics.speeches.labels(outcome).inc()
+            self._metrics.underruns.inc(self._playback.ran_out)
+        if outcome == "finished" and seconds and self._kept_up:
+            self._metrics.real_time_factor.observe(self._worked / seconds)
+        self._pipe.end(last)
+
+    def _pieces(self, session: Session) -> float:
+        """Give all pieces; the seconds of speech."""
+        seconds, told = 0.0, 0
+        while True:
+            flushes = self._flushes
+            chunk = session.next_audio_chunk()
+            self._check()
+            if chunk is not None:
+                if not seconds and self._asked is not None:
+                    self._metrics.first_audio.observe(time.perf_counter() - self._asked)
+                seconds += len(chunk.pcm) / session.sample_rate
+                self._metrics.audio_seconds.inc(len(chunk.pcm) / session.sample_rate)
+                if seconds > self._settings.max_audio_seconds:
+                    raise speech_too_long(self._settings.max_audio_seconds)
+                self._kept_up = self._kept_up and session.buffered_seconds < self._settings.buffer_seconds / 2
+                piece = self._spoken(chunk, session.sample_rate)
+                self._playback.takes(piece.seconds, self._asked_last)
+                waited = time.perf_counter()
+                self._put(piece)
+                self._playback.pauses(time.perf_counter() - waited)
+            elif self._last_flush is not None and flushes >= self._last_flush:
+                self._put(Spoken(self.encoder.finish(), -1, "", 0.0))
+                return seconds
+            elif flushes > told:
+                told = flushes
+                self._put(CaughtUp())
+            else:
+                self._more.wait()
+                self._more.clear()
+
+    def _spoken(self, chunk: AudioChunk, rate: int) -> Spoken:
+        audio = chunk.pcm.astype(np.float32) / np.float32(_FULL_SCALE)
+        seconds = len(audio) / rate / self.encoder.speed
+        return Spoken(self.encoder.encode(audio), chunk.sentence, chunk.text, seconds)
+
+    def _put(self, piece: Spoken | CaughtUp) -> None:
+        self._pipe.put(piece, self._check)
+
+    def _check(self) -> None:
+        if self._ended:
+            raise Cancelled("the speech was cancelled")

@@ -1,0 +1,164 @@
+"""Text in fragments over a websocket, `/v1/audio/stream`: a small protocol of this server's own (docs/server.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, WebSocket
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, ValidationError
+
+from voxcpm_server.errors import ApiError, as_api_error
+from voxcpm_server.speech.encoding import Encoder
+from voxcpm_server.speech.served_bundles import Served
+from voxcpm_server.speech.service import Service, service_of
+from voxcpm_server.speech.speech_requests import SpeechRequest
+from voxcpm_server.streams.json_sockets import JsonSocket, serve_websocket
+from voxcpm_server.streams.sessions import CaughtUp, SessionStream
+
+router = APIRouter()
+# Fields of a request over HTTP that mean nothing here.
+_WITHOUT_EFFECT = ("input", "stream", "stream_format", "prompt_audio", "prompt_text", "reference_audio")
+
+
+class StartMessage(SpeechRequest):
+    """The first message of a speech: the fields of a request over HTTP, as far as they mean something here."""
+
+    type: Literal["start"]
+    model: str | None = None  # type: ignore[assignment]
+    input: str = ""
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "pcm"
+    audio: Annotated[
+        Literal["binary", "base64"],
+        Field(description="Audio as messages of bytes, or of JSON with the bytes in base64."),
+    ] = "binary"
+
+
+@router.websocket("/audio/stream")
+async def stream_speech(websocket: WebSocket) -> None:
+    """Speak text that comes in fragments, one speech after another."""
+
+    async def begun() -> JsonSocket:
+        return _Speaker(websocket, service_of(websocket))
+
+    await serve_websocket(websocket, begun)
+
+
+class _Speaker(JsonSocket):
+    """The conversation: start, text, flush, end, cancel; and what is being spoken."""
+
+    def __init__(self, websocket: WebSocket, service: Service) -> None:
+        super().__init__(websocket, service)
+        self._stream: SessionStream | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ended = False
+
+    @property
+    def speaking(self) -> bool:
+        return self._stream is not None and self._stream.speaking
+
+    async def handle(self, message: dict[str, Any]) -> bool:
+        kind = message.get("type")
+        if kind == "start":
+            await self._start(_checked(message))
+        elif kind == "cancel":
+            await self._cancel()
+        elif kind in ("text", "flush", "end"):
+            stream = self._open(kind)
+            if kind == "text":
+                text = message.get("text")
+                if not isinstance(text, str):
+                    raise ApiError(400, "text: expected a string", param="text")
+                stream.push(text)
+            elif kind == "flush":
+                stream.flush()
+            else:
+                self._ended = True
+                stream.finish()
+        else:
+            raise ApiError(400, "type: expected start, text, flush, end or cancel", param="type")
+        return True
+
+    def _open(self, kind: str) -> SessionStream:
+        if self._stream is None or self._ended:
+            raise ApiError(400, f"{kind}: there is no speech to add to; send a start first", param="type")
+        return self._stream
+
+    async def _start(self, asked: StartMessage) -> None:
+        if self._stream is not None:
+            raise ApiError(400, "start: one speech at a time; send the next start after done", param="type")
+        ignored = sorted(asked.model_extra or ())
+        ignored += sorted(asked.model_fields_set & set(_WITHOUT_EFFECT))
+        bare = asked.model_copy(update={**dict.fromkeys(_WITHOUT_EFFECT), "input": ""})
+
+        def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
+            if asked.instructions and not served.takes_instructions:
+                ignored.append("instructions")
+            service = self.service
+            voice = service.voices.named(asked.voice_name, served.built_in_voices)
+            given = bare.arguments(service.settings, served, service.settings.max_characters, voice)
+            del given["text"], given["prompt_text"]
+            rate = served.speeches.sample_rate
+            return given, Encoder(asked.response_format, rate, asked.sample_rate, asked.speed)
+
+        self._stream = await self.begun(asked.model, wanted)
+        self._ended = False
+        self._task = self.speak(self._stream, self._speech(self._stream, in_base64=asked.audio == "base64"))
+        encoder = self._stream.encoder
+        started = {
+            "type": "started",
+            "seed": self._stream.seed,
+            "sample_rate": encoder.sample_rate,
+            "content_type": encoder.format.content_type,
+            "ignored_fields": ignored,
+        }
+        await self.send(started)
+
+    async def _cancel(self) -> None:
+        """End the speech at its next Euler step. One that has just ended has said so."""
+        if self._stream is not None and self._task is not None:
+            await self.hush(self._task)
+            if self._stream is not None:
+                await self._done(self._stream, cancelled=True)
+
+    async def _speech(self, stream: SessionStream, *, in_base64: bool) -> None:
+        """Send the speech to its end."""
+        header = stream.encoder.header()
+        async for piece in stream:
+            if isinstance(piece, CaughtUp):
+                await self.send({"type": "flushed", "seconds": _seconds(stream)})
+            elif data := header + piece.data:
+                header = b""
+                if in_base64:
+                    await self.send({"type": "audio", "audio": base64.b64encode(data).decode()})
+                else:
+                    await self.send_bytes(data)
+        await self._done(stream, cancelled=False)
+
+    async def _done(self, stream: SessionStream, *, cancelled: bool) -> None:
+        self._stream = None
+        done = {
+            "type": "done",
+            "seed": stream.seed,
+            "seconds": _seconds(stream),
+            "cancelled": cancelled,
+        }
+        await self.send(done)
+
+    def last_words(self, error: ApiError) -> dict[str, Any]:
+        return {"type": "error", **super().last_words(error)}
+
+
+def _seconds(stream: SessionStream) -> float:
+    return round(stream.encoder.samples / stream.encoder.sample_rate, 3)
+
+
+def _checked(message: dict[str, Any]) -> StartMessage:
+    """The start message. Raises ApiError (400) for a field that is wrong."""
+    try:
+        return StartMessage.model_validate(message)
+    except ValidationError as error:
+        located = [{**found, "loc": ("start", *found["loc"])} for found in error.errors()]
+        raise as_api_error(RequestValidationError(located)) from None

@@ -1,0 +1,1 @@
+"""Home Assistant's protocol: an optional room."""

@@ -1,0 +1,382 @@
+"""Bundles for macOS 27 on Apple's Core AI runtime, which speaks what the portable backend speaks."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    BASE_LM_STEP,
+    FEAT_ENCODER,
+    LOCDIT_STEP,
+    RESIDUAL_LM_STEP,
+    StepModel,
+    StepSizes,
+)
+from voxcpm_runtime.backends.loading import load_step_models
+from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from voxcpm_runtime.voxcpm import VoxCPM
+
+pytest.importorskip("coreai", exc_type=ImportError)
+
+GIVEN = {"seed": 3, "min_len": 4, "max_len": 4, "retry_badcase": False}
+TEXT = "one two three."
+
+
+@pytest.fixture(scope="module")
+def cache(compiled_27: Path) -> Iterator[Path]:
+    """A user's cache that holds all compiled programs, for all tests here."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("VOXCPM_COREML_CACHE", str(compiled_27))
+        yield compiled_27
+
+
+@pytest.fixture(scope="module")
+def tts(tiny_bundle_27: Path, cache: Path) -> Iterator[VoxCPM]:  # noqa: ARG001 - the environment
+    with VoxCPM.from_bundle(tiny_bundle_27, precision="fp32") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def portable(tiny_bundle: Path, cache: Path) -> Iterator[VoxCPM]:  # noqa: ARG001 - the environment
+    with VoxCPM.from_bundle(tiny_bundle, precision="fp32", backend="portable", threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle_27: Path, cache: Path) -> Bundle:  # noqa: ARG001 - the environment
+    return open_bundle(tiny_bundle_27, "fp32")
+
+
+def inputs_of(declared: StepModel, seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs of the declared shapes: noise, and position 0."""
+    noise = np.random.default_rng(seed).standard_normal
+    return {
+        t.name: np.zeros(t.shape_at(0), np.int32)
+        if t.dtype == "int32"
+        else noise(t.shape_at(0)).astype(np.float32)
+        for t in declared.inputs
+    }
+
+
+def test_speech_equals_its_stream_and_that_of_the_portable_backend(tts: VoxCPM, portable: VoxCPM) -> None:
+    whole, expected = tts.speak(TEXT, **GIVEN), portable.speak(TEXT, **GIVEN)
+    streamed = np.concatenate(list(tts.generate_streaming(TEXT, chunk_patches=1, **GIVEN)))
+
+    np.testing.assert_array_equal(whole.audio, streamed)
+    np.testing.assert_allclose(whole.latents, expected.latents, atol=1e-4)
+    np.testing.assert_allclose(whole.audio, expected.audio, atol=1e-4)
+    assert np.abs(whole.audio).max() > 1e-3
+
+
+def test_a_session_speaks_as_on_the_portable_backend(tts: VoxCPM, portable: VoxCPM) -> None:
+    heard = []
+    for each in (tts, portable):
+        with each.session(**GIVEN) as session:
+            session.push_text("the you and. ")
+            session.push_text(TEXT)
+            session.flush()
+            heard.append(np.concatenate([chunk.pcm for chunk in session]).astype(np.float64) / 32767)
+
+    assert len(heard[0])
+    np.testing.assert_allclose(*heard, atol=1e-4)
+
+
+def test_a_voice_is_saved_and_continued_from_its_cached_prefix(
+    tts: VoxCPM, portable: VoxCPM, tmp_path: Path
+) -> None:
+    prompt = np.random.default_rng(0).standard_normal(1600).astype(np.float32) * 0.1
+    made = tts.create_voice((prompt, 16000), "the you and ", name="ada").save(tmp_path / "ada.voice")
+
+    # The second speech takes the language models' rows from the first one's prefill.
+    first, second = (tts.speak(TEXT, voice=made, **GIVEN) for _ in "12")
+    with VoxCPM.from_bundle(tts.bundle) as opened_again:
+        resumed = opened_again.speak(TEXT, voice=tmp_path / "ada.voice", **GIVEN)
+    expected = portable.speak(TEXT, voice=tmp_path / "ada.voice", **GIVEN)
+
+    np.testing.assert_array_equal(first.audio, second.audio)
+    np.testing.assert_array_equal(first.audio, resumed.audio)
+    np.testing.assert_allclose(first.audio, expected.audio, atol=1e-4)
+    assert np.abs(first.latents - tts.speak(TEXT, **GIVEN).latents).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", [BASE_LM_STEP, RESIDUAL_LM_STEP])
+def test_rows_that_are_written_into_a_cache_are_read_back_and_used(bundle: Bundle, name: str) -> None:
+    model = load_step_models(bundle, "coreai", names=[name])[name]
+    declared = bundle.manifest.step_models[name]
+    caches = {t.name: t.shape_at(0) for t in declared.state}
+    rows = {
+        n: np.random.default_rng(i).standard_normal((*s[:2], 3, s[3])).astype(np.float32)
+        for i, (n, s) in enumerate(caches.items())
+    }
+    first, again = model.new_state(), model.new_state()
+    for state in (first, again):
+        state.set_rows(2, rows)
+    for n, given in rows.items():
+        np.testing.assert_array_equal(first.rows(2, 5)[n], given)
+        assert not first.rows(0, 2)[n].any()
+
+    given = inputs_of(declared.at(0))
+    given["position"][:] = 5
+    outputs, expected = model(given, first), model(given, again)
+    from_zeros = model(given, model.new_state())
+
+    for n, array in outputs.items():
+        np.testing.assert_array_equal(array, expected[n])
+    assert np.abs(outputs["hidden"] - from_zeros["hidden"]).max() > 1e-3
+    # The call wrote its own row behind those, and no other.
+    for n, given_rows in rows.items():
+        np.testing.assert_array_equal(first.rows(2, 5)[n], given_rows)
+        assert first.rows(5, 6)[n].any()
+        assert not first.rows(6, 9)[n].any()
+
+
+@pytest.mark.slow
+def test_utterances_of_a_batch_are_those_of_a_bundle_for_one(
+    tiny_checkpoint: Path, tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    from shared_bundles import bundle_maker
+
+    folder = tmp_path_factory.mktemp("batch") / "bundle"
+    sizes = StepSizes(batch=2, kv_length=48, prefill_chunks=(1,), encode_patches=(1,))
+    bundle_maker(tiny_checkpoint, sizes, ("fp32",), "macOS27")(folder)
+    given = [{**GIVEN, "text": text, "seed": seed} for seed, text in enumerate((TEXT, "four.", "five six."))]
+
+    with VoxCPM.from_bundle(folder) as batched:
+        together = batched.batch(given)
+
+    for speech, arguments in zip(together, given, strict=True):
+        np.testing.assert_allclose(speech.audio, tts.speak(**arguments).audio, atol=1e-4)
+
+
+def test_threads_speak_at_the_same_time_each_with_its_own_state(tts: VoxCPM) -> None:
+    alone = [tts.generate(TEXT, **{**GIVEN, "seed": seed}) for seed in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        jobs = [threads.submit(tts.generate, TEXT, **{**GIVEN, "seed": seed}) for seed in range(2)]
+
+    for one, job in zip(alone, jobs, strict=True):
+        np.testing.assert_array_equal(one, job.result())
+
+
+def test_a_cancelled_speech_ends_and_the_next_one_is_whole(tts: VoxCPM) -> None:
+    token = CancelToken()
+    pieces = tts.generate_streaming(TEXT, chunk_patches=1, cancel=token, **{**GIVEN, "max_len": 40})
+    next(pieces)
+    token.cancel()
+    with pytest.raises(Cancelled):
+        list(pieces)
+
+    again = [tts.generate(TEXT, **GIVEN) for _ in "12"]
+    np.testing.assert_array_equal(*again)
+
+
+def test_half_arithmetic_speaks_too(tiny_bundle_27: Path, tts: VoxCPM) -> None:
+    with VoxCPM.from_bundle(tiny_bundle_27, precision="fp16", backend="coreai") as half:
+        spoken = half.speak(TEXT, **{**GIVEN, "min_len": 2, "max_len": 2})
+    expected = tts.speak(TEXT, **{**GIVEN, "min_len": 2, "max_len": 2})
+
+    assert np.corrcoef(spoken.latents.ravel(), expected.latents.ravel())[0, 1] > 0.99
+
+
+def test_a_closed_voice_speaks_no_more(tiny_bundle_27: Path, cache: Path) -> None:
+    opened = VoxCPM.from_bundle(tiny_bundle_27, precision="fp32")
+    opened.close()
+
+    with pytest.raises(Exception, match="closed"):
+        opened.generate(TEXT, **GIVEN)
+    # All of both precisions, and nothing else.
+    assert len(list((cache / "compiled").glob("*.aimodelx"))) == 12
+    assert not list((cache / "compiled").glob(".*.aimodelx"))
+
+
+def test_wrong_inputs_and_states_are_told(bundle: Bundle) -> None:
+    names = [FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_STEP, AUDIO_VAE_DECODER]
+    models = load_step_models(bundle, "coreai", names=names)
+    given = {name: inputs_of(bundle.manifest.step_models[name].at(0)) for name in names}
+
+    base, state = models[BASE_LM_STEP], models[BASE_LM_STEP].new_state()
+    without = {name: array for name, array in given[BASE_LM_STEP].items() if name != "position"}
+    with pytest.raises(ValueError, match="base_lm_step needs an input position"):
+        base(without, state)
+    with pytest.raises(ValueError, match="base_lm_step has a state: pass one"):
+        base(given[BASE_LM_STEP])
+    with pytest.raises(ValueError, match="the state is not of this step model"):
+        base(given[BASE_LM_STEP], models[RESIDUAL_LM_STEP].new_state())
+    with pytest.raises(ValueError, match="the state is not of this step model"):
+        models[AUDIO_VAE_DECODER](given[AUDIO_VAE_DECODER], state)
+    with pytest.raises(ValueError, match="the state is not of this step model"):
+        models[LOCDIT_STEP](given[LOCDIT_STEP], state)
+
+    embeddings = given[BASE_LM_STEP]["embeddings"]
+    with pytest.raises(ValueError, match="embeddings may have the lengths 1, 16, not 3"):
+        base({**given[BASE_LM_STEP], "embeddings": np.repeat(embeddings, 3, axis=1)}, state)
+    with pytest.raises(ValueError, match=r"embeddings must have shape \(1, 1, \d+\), not"):
+        base({**given[BASE_LM_STEP], "embeddings": embeddings[..., 1:]}, state)
+    with pytest.raises(ValueError, match="position must be int32, not float64"):
+        base({**given[BASE_LM_STEP], "position": np.array([0.5])}, state)
+    with pytest.raises(ValueError, match="embeddings must be float32, not complex64"):
+        base({**given[BASE_LM_STEP], "embeddings": embeddings.astype(np.complex64)}, state)
+
+    expected = base(given[BASE_LM_STEP], base.new_state())
+    np.testing.assert_array_equal(base(given[BASE_LM_STEP], state)["hidden"], expected["hidden"])
+
+
+def test_ctrl_c_arrives_when_the_call_has_ended(tiny_bundle_27: Path, cache: Path, tmp_path: Path) -> None:  # noqa: ARG001 - the environment
+    """Core AI writes into the state until then. Afterwards the step model can be called again."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+import asyncio, signal, threading, _thread, time
+from voxcpm_runtime.backends.core_ai.calls import awaited
+from voxcpm_runtime.voxcpm import VoxCPM
+
+ended = []
+# A background job of a shell ignores the signal, and so do its children, unless they ask for it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+async def slow():
+    await asyncio.sleep(0.5)
+    ended.append(time.monotonic())
+
+tts = VoxCPM.from_bundle({str(tiny_bundle_27)!r}, precision="fp32")
+threading.Timer(0.1, _thread.interrupt_main).start()
+try:
+    awaited(slow())
+except KeyboardInterrupt:
+    assert ended, "the call has not ended"
+    print(len(tts.generate({TEXT!r}, **{GIVEN!r})))
+else:
+    raise SystemExit("no interruption")
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 0
+
+
+def test_nothing_is_printed_by_core_ai_and_python_ends_in_order(tiny_bundle_27: Path, cache: Path) -> None:  # noqa: ARG001 - the environment
+    """Without torch. Core AI's threads ended a third of such processes with a signal, before they were waited for."""
+    program = f"""
+import sys
+sys.modules["torch"] = None
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.backends.loading import load_step_models
+import numpy as np
+bundle = open_bundle({str(tiny_bundle_27)!r}, "fp32")
+declared = bundle.manifest.step_models["feat_encoder"]
+load_step_models(bundle, names=["feat_encoder"])["feat_encoder"](
+    {{t.name: np.zeros(t.shape_at(0), np.float32) for t in declared.inputs}}
+)
+"""
+    for _ in range(10):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_call_under_way_is_waited_for_when_python_ends(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import asyncio, threading, time
+from voxcpm_runtime.backends.core_ai.calls import awaited
+
+async def slow():
+    await asyncio.sleep(0.5)
+    print("ended")
+
+threading.Thread(target=lambda: awaited(slow()), daemon=True).start()
+time.sleep(0.1)
+"""
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    assert done.stdout == "ended\n"
+
+
+def test_a_process_that_is_killed_while_it_compiles_leaves_nothing_for_good(
+    tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    compiled = tmp_path / "cache" / "compiled"
+    program = f"""
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.backends.loading import load_step_models
+load_step_models(open_bundle({str(tiny_bundle_27)!r}, "fp32"), names=["feat_encoder"])
+"""
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        deadline = time.monotonic() + 60
+        while not list(compiled.glob(".*.aimodelx")) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    assert list(compiled.glob(".*.aimodelx"))
+
+    load_step_models(open_bundle(tiny_bundle_27, "fp32"), names=[FEAT_ENCODER])
+    assert not list(compiled.glob(".*.aimodelx"))
+    assert len(list(compiled.glob("*.aimodelx"))) == 1
+    # Folders alone: Python tries a temporary folder by a file of its own, which a kill may leave there, empty.
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["cache"]
+
+
+def truncated(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def with_one_flipped_bit(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+def zeroed(content: bytes) -> bytes:
+    return bytes(len(content))
+
+
+@pytest.mark.parametrize("damage", [truncated, with_one_flipped_bit, zeroed])
+def test_a_damaged_compiled_form_is_made_again(
+    tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes]
+) -> None:
+    """Core AI ends the process at one, or computes other values with it."""
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
+    bundle = open_bundle(tiny_bundle_27, "fp32")
+    inputs = inputs_of(bundle.manifest.step_models[FEAT_ENCODER].at(0))
+    expected = load_step_models(bundle, names=[FEAT_ENCODER])[FEAT_ENCODER](inputs)
+    (code,) = tmp_path.glob("compiled/*.aimodelx/*.odix")
+    damaged = damage(code.read_bytes())
+    code.write_bytes(damaged)
+
+    model = load_step_models(bundle, names=[FEAT_ENCODER])[FEAT_ENCODER]
+    assert code.read_bytes() != damaged
+    for name, values in model(inputs).items():
+        np.testing.assert_array_equal(values, expected[name])
+
+
+def test_where_the_cache_cannot_be_written_it_speaks_with_a_warning(
+    tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "compiled").write_text("a file")
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+    bundle = open_bundle(tiny_bundle_27, "fp32")
+
+    with pytest.warns(UserWarning, match="compiled step models cannot be saved there"):
+        models = load_step_models(bundle, names=[FEAT_ENCODER])
+    assert models[FEAT_ENCODER](inputs_of(bundle.manifest.step_models[FEAT_ENCODER].at(0)))
+
+
+def test_one_event_loop_serves_all_threads(tts: VoxCPM) -> None:
+    tts.generate(TEXT, **GIVEN)
+    assert [thread.name for thread in threading.enumerate()].count("core-ai") == 1

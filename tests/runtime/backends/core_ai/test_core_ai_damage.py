@@ -1,0 +1,185 @@
+"""Damaged Core AI programs: one line and exit code 2, though Apple's compiler ends its process at most of them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from voxcpm_constants.errors import BundleError
+from voxcpm_constants.manifest import Manifest, record_folder
+from voxcpm_constants.step_models import FEAT_ENCODER
+from voxcpm_runtime.backends.core_ai.programs import compile_program
+from voxcpm_runtime.backends.loading import load_step_models
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.commands import cli
+
+pytest.importorskip("coreai", exc_type=ImportError)
+
+PROGRAM = Path("fp32") / f"{FEAT_ENCODER}.aimodel"
+
+
+@pytest.fixture
+def damaged(tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the bundle, in fp32 alone."""
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle_27, folder)
+    return folder
+
+
+@pytest.fixture
+def refused(damaged: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """refused(): what `generate` says of the damaged bundle, after one line, exit code 2 and no file."""
+
+    def run() -> str:
+        words = ["generate", str(damaged), "--precision", "fp32", "--text", "hello.", "-o", "hello.wav"]
+        code = cli.main(words)
+        out, error = capfd.readouterr()
+        assert (code, out, error.count("\n")) == (2, "", 1), error
+        assert not list(folder.iterdir())
+        return error
+
+    return run
+
+
+def remove(program: Path) -> None:
+    (program / "main.mlirb").unlink()
+
+
+def remove_hash(program: Path) -> None:
+    (program / "main.hash").unlink()
+
+
+def truncate(program: Path) -> None:
+    code = program / "main.mlirb"
+    code.write_bytes(code.read_bytes()[: code.stat().st_size // 2])
+
+
+def alter(program: Path) -> None:
+    content = bytearray((program / "main.mlirb").read_bytes())
+    content[20:400:7] = bytes(byte ^ 0x55 for byte in content[20:400:7])
+    (program / "main.mlirb").write_bytes(content)
+
+
+def empty(program: Path) -> None:
+    (program / "main.mlirb").write_bytes(b"")
+
+
+def newer(program: Path) -> None:
+    """The version of the bytecode is the byte behind "ML\\xefR": twice the version, and one."""
+    content = bytearray((program / "main.mlirb").read_bytes())
+    assert content[:5] == b"ML\xefR\x0d"
+    content[4] = 2 * 62 + 1
+    (program / "main.mlirb").write_bytes(content)
+
+
+def newer_asset(program: Path) -> None:
+    path = program / "metadata.json"
+    path.write_text(path.read_text().replace('"2.0"', '"9.0"'))
+
+
+def recorded(bundle: Path) -> None:
+    """A manifest of the files as they are."""
+    files = {path: record for path, record in record_folder(bundle).items() if "/" in path}
+    Manifest.read(bundle).model_copy(update={"files": files}).write(bundle)
+
+
+def hashed(program: Path) -> None:
+    (program / "main.hash").write_bytes(hashlib.sha256((program / "main.mlirb").read_bytes()).digest())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (remove, "main.mlirb: missing from the bundle"),
+        (truncate, "main.mlirb: expected"),
+        (alter, "main.mlirb: content differs from the manifest's digest"),
+    ],
+)
+def test_the_manifest_finds_it(
+    damaged: Path, refused: Callable[[], str], damage: Callable[[Path], None], message: str
+) -> None:
+    damage(damaged / PROGRAM)
+
+    assert message in refused()
+    assert not list(damaged.parent.glob("cache/compiled/*.aimodelx"))
+
+
+@pytest.mark.usefixtures("own_compiled_27")
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (remove, "main.mlirb: missing from the Core AI program"),
+        (remove_hash, "main.hash: missing from the Core AI program"),
+        (truncate, "main.mlirb: content differs from main.hash beside it"),
+        (alter, "main.mlirb: content differs from main.hash beside it"),
+        (
+            newer_asset,
+            'Core AI cannot compile it (Asset version "9.0" is not supported); convert again, or update',
+        ),
+    ],
+)
+def test_the_programs_own_hash_finds_it_where_the_manifest_is_of_the_damaged_files(
+    damaged: Path, refused: Callable[[], str], damage: Callable[[Path], None], message: str
+) -> None:
+    damage(damaged / PROGRAM)
+    recorded(damaged)
+
+    assert message in refused()
+    assert not list(damaged.parent.glob("cache/compiled/.*.aimodelx"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (empty, "input buffer is not an MLIR bytecode file"),
+        (truncate, "attempting to parse"),
+        (alter, "Core AI cannot compile it ("),
+        (newer, "bytecode version 62 is newer than the current version 6"),
+    ],
+)
+def test_what_ends_apples_compiler_is_one_line(
+    damaged: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(damaged / PROGRAM)
+    hashed(damaged / PROGRAM)
+
+    with pytest.raises(BundleError) as raised:
+        compile_program(damaged / PROGRAM, tmp_path / "compiled")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("own_compiled_27")
+def test_the_command_survives_the_end_of_the_compiler(damaged: Path, refused: Callable[[], str]) -> None:
+    newer(damaged / PROGRAM)
+    hashed(damaged / PROGRAM)
+    recorded(damaged)
+
+    error = refused()
+    assert "bytecode version 62 is newer than the current version 6); convert again, or update" in error
+    assert not list(damaged.parent.glob("cache/compiled/.*.aimodelx"))
+
+
+def test_a_full_disk_is_one_line(damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler writes by way of a mapped file, so a full disk is a SIGBUS: here of a child that sends it itself."""
+    child = tmp_path / "child.sh"
+    child.write_text("#!/bin/sh\nkill -BUS $$\n")
+    child.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(child))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    full = os.strerror(errno.ENOSPC)
+
+    with (
+        pytest.warns(UserWarning, match=full),
+        pytest.raises(BundleError, match=rf"no room for Core AI's compiled programs \({full}\)"),
+    ):
+        load_step_models(open_bundle(damaged, "fp32"), names=[FEAT_ENCODER])
+    assert not list(tmp_path.rglob("*.aimodelx"))

@@ -1,0 +1,135 @@
+"""Core AI in a child process that is replaced in the course of a speech."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import BundleError
+from voxcpm_constants.step_models import AUDIO_VAE_DECODER, RESIDUAL_LM_STEP
+from voxcpm_runtime.backends.core_ai import worker as core_ai_worker
+from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker, _Child
+from voxcpm_runtime.backends.loading import load_step_models
+from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+
+pytest.importorskip("coreai", exc_type=ImportError)
+
+NAMES = (AUDIO_VAE_DECODER, RESIDUAL_LM_STEP)
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle_27: Path, compiled_27: Path) -> Iterator[Bundle]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("VOXCPM_COREML_CACHE", str(compiled_27))
+        yield open_bundle(tiny_bundle_27, "fp32")
+
+
+def test_streams_go_on_as_they_were_when_the_process_is_replaced(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contexts and caches move over: two streams of six calls with a limit of five outputs a process."""
+    started: list[_Child] = []
+    begin = _Child.__init__
+    monkeypatch.setattr(
+        _Child, "__init__", lambda self, *given: (started.append(self), begin(self, *given))[1]
+    )
+    worker = CoreAIWorker(bundle.folder, "fp32", NAMES, max_outputs=5, prepared_at=3)
+    here = load_step_models(bundle, "coreai", names=NAMES)
+    rng = np.random.default_rng(0)
+    states = {name: (worker.step_models[name].new_state(), here[name].new_state()) for name in NAMES}
+    for position in range(6):
+        for name, (theirs, ours) in states.items():
+            declared = bundle.manifest.step_models[name].at(0)
+            given = {t.name: rng.standard_normal(t.shape_at(0)).astype(np.float32) for t in declared.inputs}
+            if "position" in given:
+                given["position"] = np.array([position], np.int32)
+            found, expected = worker.step_models[name](given, theirs), here[name](given, ours)
+            assert found.keys() == expected.keys()
+            for output in expected:
+                np.testing.assert_array_equal(found[output], expected[output])
+    rows, expected = (state.rows(0, 6) for state in states[RESIDUAL_LM_STEP])
+    for name in expected:
+        np.testing.assert_array_equal(rows[name], expected[name])
+        assert rows[name].any()
+    # Twelve outputs, five a process, and the one that was prepared.
+    assert len(started) in (3, 4)
+    assert all(child._process.poll() is not None for child in started[:-2])
+
+
+def test_what_the_process_says_against_a_call_is_said_here_and_its_end_is_one_line(bundle: Bundle) -> None:
+    worker = CoreAIWorker(bundle.folder, "fp32", NAMES[:1])
+    with pytest.raises(ValueError, match="needs an input latents"):
+        worker.step_models[AUDIO_VAE_DECODER]({}, None)
+    worker._child._process.kill()
+    with pytest.raises(BundleError, match=r"Core AI ended its process \(SIGKILL\); open the bundle again"):
+        worker.step_models[AUDIO_VAE_DECODER].new_state()
+
+
+def test_ctrl_c_arrives_with_the_answer_which_no_other_call_gets(bundle: Bundle) -> None:
+    worker = CoreAIWorker(bundle.folder, "fp32", NAMES[:1])
+    decode, declared = worker.step_models[AUDIO_VAE_DECODER], bundle.manifest.step_models[AUDIO_VAE_DECODER]
+    shape, child = declared.inputs[0].shape_at(0), worker._child._process.pid
+    first, second = ({"latents": np.full(shape, value, np.float32)} for value in (0.0, 1.0))
+    expected = decode(second, decode.new_state())["audio"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupt() -> None:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        os.kill(child, signal.SIGCONT)
+
+    state = decode.new_state()
+    # A call that takes long.
+    os.kill(child, signal.SIGSTOP)
+    threading.Thread(target=interrupt).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            decode(first, state)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    np.testing.assert_array_equal(decode(second, decode.new_state())["audio"], expected)
+
+
+def test_a_process_that_could_not_be_started_is_started_again(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = CoreAIWorker(bundle.folder, "fp32", NAMES[:1], max_outputs=2, prepared_at=2)
+    decode, state = worker.step_models[AUDIO_VAE_DECODER], worker.step_models[AUDIO_VAE_DECODER].new_state()
+    given = {"latents": np.zeros(bundle.manifest.step_models[AUDIO_VAE_DECODER].inputs[0].shape_at(0))}
+    given = {name: array.astype(np.float32) for name, array in given.items()}
+    decode(given, state)
+    with monkeypatch.context() as patched:
+        patched.setattr(core_ai_worker, "_Child", _no_memory)
+        decode(given, state)
+        with pytest.raises(BundleError, match="no memory"):
+            decode(given, state)
+    decode(given, state)
+
+
+def _no_memory(*_: object) -> None:
+    raise BundleError("no memory")
+
+
+def test_a_state_of_another_worker_is_refused(bundle: Bundle) -> None:
+    worker, other = (CoreAIWorker(bundle.folder, "fp32", NAMES[:1]) for _ in "12")
+    with pytest.raises(ValueError, match="audio_vae_decoder: the state is not of this step model"):
+        worker.step_models[AUDIO_VAE_DECODER]({}, other.step_models[AUDIO_VAE_DECODER].new_state())
+
+
+def test_a_program_that_cannot_be_loaded_is_an_error_of_the_parent(
+    tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+    for part in bundle.folder.iterdir():
+        (tmp_path / part.name).symlink_to(part)
+    (tmp_path / "fp32").unlink()
+    with pytest.raises(BundleError, match="missing from the Core AI program"):
+        CoreAIWorker(tmp_path, "fp32", NAMES[:1])

@@ -1,0 +1,100 @@
+"""Compute units: the table, what was measured, and what was asked for, in Python and in a command."""
+
+from __future__ import annotations
+
+import pytest
+
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    BASE_LM_STEP,
+    LOCDIT_SOLVE,
+    LOCDIT_STEP,
+    STEP_MODEL_NAMES,
+)
+from voxcpm_runtime.backends.core_ml.compute_units import USUAL, chosen_units, read_compute_units
+from voxcpm_runtime.commands import cli
+
+NAMES = (AUDIO_VAE_DECODER, BASE_LM_STEP, LOCDIT_STEP)
+
+
+def test_auto_is_the_table() -> None:
+    assert chosen_units("auto", NAMES) == {
+        AUDIO_VAE_DECODER: "cpu",
+        BASE_LM_STEP: "cpu_and_gpu",
+        LOCDIT_STEP: "cpu_and_ne",
+    }
+
+
+def test_every_step_model_has_a_usual_unit() -> None:
+    assert set(USUAL) == {*STEP_MODEL_NAMES, LOCDIT_SOLVE}
+
+
+def test_what_was_measured_goes_before_the_table_and_what_is_asked_for_before_both() -> None:
+    measured = {LOCDIT_STEP: "cpu_and_gpu", BASE_LM_STEP: "cpu", "a model of another bundle": "cpu"}
+
+    assert chosen_units("auto", NAMES, measured)[LOCDIT_STEP] == "cpu_and_gpu"
+    assert chosen_units({LOCDIT_STEP: "all"}, NAMES, measured) == {
+        AUDIO_VAE_DECODER: "cpu",
+        BASE_LM_STEP: "cpu",
+        LOCDIT_STEP: "all",
+    }
+    assert set(chosen_units("all", NAMES, measured).values()) == {"all"}
+    assert chosen_units({"*": "all", LOCDIT_STEP: "auto"}, NAMES) == {
+        AUDIO_VAE_DECODER: "all",
+        BASE_LM_STEP: "all",
+        LOCDIT_STEP: "cpu_and_ne",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ([], "auto"),
+        (["cpu"], {"*": "cpu"}),
+        (["locdit_step=all"], {LOCDIT_STEP: "all"}),
+        (["cpu", "locdit_step=all"], {"*": "cpu", LOCDIT_STEP: "all"}),
+    ],
+)
+def test_a_commands_words(given: list[str], asked: object) -> None:
+    assert read_compute_units(given) == asked
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["gpu"], "compute units must be one of auto, all, cpu, cpu_and_gpu, cpu_and_ne, got 'gpu'"),
+        (["locdit_step="], "'locdit_step=': the unit after = is missing"),
+        (["=cpu"], "'=cpu': the step model before = is missing"),
+        (
+            ["decoder=cpu"],
+            f"unknown step model decoder for compute units: expected one of {', '.join(STEP_MODEL_NAMES)}\n",
+        ),
+        (["cpu", "all"], "given twice: cpu and all"),
+        (["locdit_step=cpu", "locdit_step=all"], "of locdit_step given twice"),
+    ],
+)
+def test_a_wrong_one_is_one_line_before_anything_is_opened(
+    capsys: pytest.CaptureFixture[str], given: list[str], message: str
+) -> None:
+    options = [part for word in given for part in ("--compute-units", word)]
+
+    code = cli.main(["generate", "missing", "--text", "hello", "-o", "out.wav", *options])
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("asked", [None, ["cpu"], {LOCDIT_STEP: None}])
+def test_what_is_no_unit_is_one_line_in_python_too(asked: object) -> None:
+    with pytest.raises(InputError, match="compute units must be one of auto, all"):
+        chosen_units(asked, NAMES)  # type: ignore[arg-type]
+
+
+def test_a_step_model_that_the_bundle_lacks_is_named() -> None:
+    with pytest.raises(
+        InputError, match=r"unknown step model locdit_solve .*: expected one of audio_vae_decoder, base"
+    ):
+        chosen_units({"locdit_solve": "cpu"}, NAMES)

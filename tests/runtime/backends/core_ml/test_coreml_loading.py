@@ -1,0 +1,507 @@
+"""Packages on their way into Core ML: compiled once, loaded for their compute unit, and refused in one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from voxcpm_constants.errors import BundleError
+from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
+from voxcpm_runtime.backends.compiled_packages import CompiledPackage
+from voxcpm_runtime.backends.core_ml.child import in_child
+from voxcpm_runtime.backends.loading import load_step_models
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.commands import cli
+from voxcpm_runtime.voxcpm import VoxCPM
+
+if TYPE_CHECKING:
+    from coreml_stand_in.installation import StandIn
+
+Load = Any
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "compiled"
+
+
+@pytest.fixture
+def load(core_ml: StandIn, tiny_bundle: Path) -> Load:  # noqa: ARG001 - in place
+    """Loads one step model of a bundle on Core ML."""
+
+    def load(name: str = LOCDIT_STEP, folder: Path = tiny_bundle, **options: Any) -> Any:
+        return load_step_models(open_bundle(folder, "fp16"), "coreml", names=[name], **options)[name]
+
+    load.folder = tiny_bundle  # type: ignore[attr-defined]
+    return load
+
+
+@pytest.fixture
+def shipping_bundle(core_ml: StandIn, tiny_bundle: Path, tmp_path: Path) -> Path:  # noqa: ARG001 - in place
+    """A bundle with a compiled DiT beside its package, as a conversion on a Mac writes it."""
+    import coremltools
+
+    folder = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, folder, copy_function=os.link)
+    package = folder / "fp16" / f"{LOCDIT_STEP}.mlpackage"
+    coremltools.utils.compile_model(str(package), str(package.with_suffix(".mlmodelc")))
+    return folder
+
+
+def test_a_package_is_compiled_once(load: Load, core_ml: StandIn, cache: Path) -> None:
+    for unit in ("cpu", "all", "cpu"):
+        load(compute_units=unit)
+
+    assert [event["package"] for event in core_ml.events("compile")] == [LOCDIT_STEP]
+    assert [event["unit"] for event in core_ml.events("load", here=True)] == ["CPU_ONLY", "ALL", "CPU_ONLY"]
+    assert len(list(cache.glob("*.mlmodelc"))) == 1
+
+
+def test_it_is_compiled_again_for_another_system_and_the_old_form_is_removed(
+    load: Load, core_ml: StandIn, cache: Path
+) -> None:
+    load()
+    core_ml.system("15.6", "24G84")
+    load()
+
+    assert len(core_ml.events("compile")) == 2
+    assert [entry.name.partition("-")[2] for entry in cache.glob("*.mlmodelc")] == ["24G84.mlmodelc"]
+
+
+def test_step_models_run_where_the_table_says_or_the_caller(load: Load, core_ml: StandIn) -> None:
+    load(FEAT_ENCODER)
+    load(LOCDIT_STEP, compute_units={LOCDIT_STEP: "cpu_and_gpu"})
+    load(LOCDIT_STEP, measured={LOCDIT_STEP: "all"})
+
+    assert [event["unit"] for event in core_ml.events("load", here=True)] == [
+        "CPU_AND_NE",
+        "CPU_AND_GPU",
+        "ALL",
+    ]
+
+
+def test_a_damaged_compiled_package_is_made_again_once(load: Load, core_ml: StandIn, cache: Path) -> None:
+    load()
+    (entry,) = cache.glob("*.mlmodelc")
+    (entry / "coremldata.bin").write_bytes(b"")
+
+    model = load()
+    load()
+
+    assert len(core_ml.events("compile")) == 2
+    assert model is not None
+
+
+@pytest.mark.parametrize(("system", "hint"), [("15.5", {"reshapeFrequency": "Infrequent"}), ("14.6", {})])
+def test_enumerated_lengths_rarely_change(
+    load: Load, core_ml: StandIn, tiny_bundle_15: Path, system: str, hint: dict[str, str]
+) -> None:
+    """coremltools refuses hints before macOS 15. A package without enumerated lengths needs none."""
+    core_ml.system(system, "1A1")
+
+    load(FEAT_ENCODER)
+    load(LOCDIT_STEP)
+    if hint:
+        load(BASE_LM_STEP, tiny_bundle_15)
+
+    assert [event["hints"] for event in core_ml.events("load", here=True)] == [
+        hint,
+        {},
+        *([{}, {}, {}] if hint else []),
+    ]
+
+
+def test_a_package_that_a_unit_refuses_is_not_compiled_again(load: Load, core_ml: StandIn) -> None:
+    load()
+    core_ml.fault(package=LOCDIT_STEP, unit="CPU_AND_NE", message="ANECCompile() FAILED\nand more")
+
+    with pytest.raises(
+        BundleError,
+        match=r"locdit_step.mlpackage: Core ML refuses it on cpu_and_ne \(ANECCompile\(\) FAILED\); "
+        "try --compute-units locdit_step=cpu or --backend portable",
+    ):
+        load(compute_units="cpu_and_ne")
+
+    assert len(core_ml.events("compile")) == 1
+
+
+def test_what_no_unit_takes_is_tried_twice_at_most(load: Load, core_ml: StandIn) -> None:
+    load()
+    core_ml.fault(package=LOCDIT_STEP)
+
+    with pytest.raises(
+        BundleError, match=r"\(Failed to build .* error code: -14\.\); try --compute-units locdit_step=cpu or"
+    ):
+        load(compute_units="cpu_and_ne")
+    with pytest.raises(BundleError, match=r"refuses it on cpu \(.*\); try --backend portable"):
+        load(compute_units="cpu")
+
+    assert len(core_ml.events("compile")) == 3
+
+
+@pytest.mark.parametrize("form", ["tiny_bundle", "tiny_bundle_15"])
+def test_core_ml_is_never_the_only_owner_of_an_input(
+    load: Load, core_ml: StandIn, request: pytest.FixtureRequest, form: str
+) -> None:
+    """It releases inputs a second after a prediction, without the GIL. By then the model may be gone, and the state."""
+    folder = request.getfixturevalue(form)
+    declared = open_bundle(folder, "fp16").manifest.step_models[RESIDUAL_LM_STEP]
+    model = load(RESIDUAL_LM_STEP, folder, first_use=None, compute_units="cpu")
+    for _ in range(2):
+        state = model.new_state()
+        model({t.name: np.zeros(t.shape_at(0), t.dtype) for t in declared.inputs}, state)
+        state.set_rows(0, state.rows(1, 2))
+    del model, state
+
+    # The fixture looks again.
+    time.sleep(1.5)
+    assert not core_ml.events("crash")
+
+
+def test_python_goes_on_while_core_ml_compiles_and_first_loads(load: Load, core_ml: StandIn) -> None:
+    """The binding never releases the GIL: a child process has both before this one."""
+    core_ml.fault(at="compile", does="delay", seconds=3)
+    core_ml.fault(at="first load", does="delay", seconds=3)
+    ticks = [time.monotonic()]
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(0.02):
+            ticks.append(time.monotonic())
+
+    clock, said = threading.Thread(target=tick), []
+    clock.start()
+    load(compute_units="cpu_and_gpu", first_use=said.append)
+    ended.set()
+    clock.join()
+
+    assert max(after - before for before, after in pairwise(ticks)) < 2.5
+    assert ticks[-1] - ticks[0] > 6
+    assert said == [
+        "Core ML compiles locdit_step, once …",
+        "Core ML prepares locdit_step for cpu_and_gpu, once …",
+    ]
+    assert {e["pid"] for at in ("compile", "first load") for e in core_ml.events(at)}.isdisjoint(
+        {os.getpid()}
+    )
+    load(compute_units="cpu_and_gpu", first_use=said.append)
+    assert len(said) == 2
+
+
+def test_a_unit_that_ends_the_process_is_one_line_and_the_cpu_takes_its_place(
+    load: Load, core_ml: StandIn
+) -> None:
+    core_ml.fault(at="first load", unit="CPU_AND_NE", does="abort")
+    line = r"Core ML refuses it on cpu_and_ne \(it ended the process that tried it: SIGABRT"
+
+    with pytest.warns(UserWarning, match=f"locdit_step runs on cpu and not on cpu_and_ne .*{line}"):
+        load_step_models(open_bundle(load.folder, "fp16"), names=[LOCDIT_STEP])
+    with pytest.raises(BundleError, match=line):
+        load(compute_units="cpu_and_ne")
+
+
+@pytest.mark.parametrize("at", ["compile", "first load"])
+def test_ctrl_c_ends_a_compilation_at_once(
+    core_ml: StandIn, tiny_bundle: Path, tmp_path: Path, at: str
+) -> None:
+    core_ml.fault(at=at, does="hang")
+    given = [str(tiny_bundle), "--precision", "fp16", "-t", "one", "-o", str(tmp_path / "o.wav")]
+    # A shell's background job ignores the signal, and so would this child.
+    heard = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heard}; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "generate", *given], stderr=subprocess.PIPE, text=True
+    ) as speaking:
+        while not core_ml.events(at):
+            assert speaking.poll() is None
+            time.sleep(0.05)
+        began = time.monotonic()
+        speaking.send_signal(signal.SIGINT)
+        _, told = speaking.communicate(timeout=20)
+
+    assert (speaking.returncode, told.splitlines()[-1]) == (130, "error: interrupted")
+    assert time.monotonic() - began < 5
+    assert not is_alive(core_ml.events(at)[0]["pid"])
+
+
+def test_a_compilation_ends_with_its_process(core_ml: StandIn, tiny_bundle: Path) -> None:
+    """Also where nothing can end it in order: the child has no thread that could notice."""
+    core_ml.fault(at="compile", does="hang")
+    program = "import sys; from voxcpm_runtime.voxcpm import VoxCPM; VoxCPM.from_bundle(sys.argv[1], 'fp16')"
+    with subprocess.Popen([sys.executable, "-c", program, str(tiny_bundle)]) as opening:
+        while not core_ml.events("compile"):
+            assert opening.poll() is None
+            time.sleep(0.05)
+        opening.kill()
+
+    pid = core_ml.events("compile")[0]["pid"]
+    deadline = time.monotonic() + 20
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(pid)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        # A container may leave the zombie of a process without a parent.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_package_that_cannot_be_compiled_is_one_line(load: Load, core_ml: StandIn, cache: Path) -> None:
+    core_ml.fault(at="compile")
+
+    with pytest.raises(BundleError, match=r"locdit_step.mlpackage: Core ML cannot compile it .*Incompatible"):
+        load()
+
+    assert not list(cache.glob("*.mlmodelc"))
+
+
+def test_every_function_is_loaded_when_the_bundle_is_opened(
+    load: Load, core_ml: StandIn, tiny_bundle_15: Path
+) -> None:
+    load(BASE_LM_STEP, tiny_bundle_15)
+
+    assert [event["function"] for event in core_ml.events("load", here=True)] == [
+        "decode",
+        "prefill_16",
+        "prefill_64",
+    ]
+    core_ml.fault(
+        package=BASE_LM_STEP, function="prefill_64", message=".functionName property must be nil unless …"
+    )
+    with pytest.raises(
+        BundleError, match="the package is too large for it, or the system refuses one of the"
+    ):
+        load(BASE_LM_STEP, tiny_bundle_15)
+
+
+def test_a_bundle_for_a_newer_system_is_refused_before_anything_is_loaded(
+    load: Load, core_ml: StandIn, tiny_bundle_15: Path
+) -> None:
+    core_ml.system("14.6.1", "23G93")
+
+    with pytest.raises(
+        BundleError, match=r"this bundle needs macOS 15 or newer, and this is macOS 14\.6\.1; convert it with"
+    ):
+        load(LOCDIT_STEP, tiny_bundle_15)
+
+    assert not core_ml.events("compile")
+    assert load(LOCDIT_STEP) is not None
+
+
+def test_a_shipped_compiled_package_is_used(load: Load, core_ml: StandIn, shipping_bundle: Path) -> None:
+    load(folder=shipping_bundle)
+
+    assert len(core_ml.events("compile")) == 1  # the conversion's
+
+
+def test_the_package_is_used_where_the_shipped_form_cannot_be_loaded(
+    load: Load, core_ml: StandIn, shipping_bundle: Path
+) -> None:
+    (shipping_bundle / "fp16" / f"{LOCDIT_STEP}.mlmodelc" / "coremldata.bin").unlink()
+
+    load(folder=shipping_bundle)
+
+    assert len(core_ml.events("compile")) == 2
+
+
+def test_without_a_cache_step_models_are_compiled_for_this_process(
+    load: Load, core_ml: StandIn, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache.parent.mkdir()
+    cache.write_text("a file where the folder would be")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    with pytest.warns(UserWarning, match="compiled step models cannot be saved there") as warned:
+        model = load()
+
+    assert len(warned) == 1
+    assert len(core_ml.events("compile")) == 1
+    left = set(tmp_path.glob("voxcpm-coreml-compiled-*/*.mlmodelc"))
+    assert len(left) == 1
+    del model
+    assert not list(tmp_path.glob("voxcpm-coreml-compiled-*"))
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from voxcpm_runtime.backends.compiled_packages import CompiledPackage
+package = CompiledPackage(Path("a.mlpackage"), "d" * 64, lambda package, to: to.mkdir(), compiler="1")
+print(package.path()[0], flush=True)
+input()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_compiled_for_itself_goes_with_the_next_that_does(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a living one has stays."""
+    cache.parent.mkdir()
+    cache.write_text("a file where the folder would be")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed, living = (
+        subprocess.Popen([sys.executable, "-W", "ignore", "-c", KILLED], stdin=-1, stdout=-1, text=True)
+        for _ in range(2)
+    )
+    forms = [Path(process.stdout.readline().strip()) for process in (killed, living)]
+    assert all(form.is_dir() for form in forms)
+    killed.communicate("\n")
+    assert killed.returncode == -9
+    assert forms[0].is_dir()
+
+    package = CompiledPackage(Path("b.mlpackage"), "e" * 64, lambda _, to: to.mkdir(), compiler="1")
+    with pytest.warns(UserWarning, match="compiled step models cannot be saved there"):
+        own, _ = package.path()
+
+    assert not forms[0].parent.exists()
+    assert forms[1].is_dir()
+    assert own.is_dir()
+    living.kill()
+    living.communicate()
+
+
+def test_a_cache_that_cannot_be_written_is_still_read(
+    load: Load, core_ml: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load()
+
+    def read_only(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("filelock.FileLock", read_only)
+    load()
+
+    assert len(core_ml.events("compile")) == 1
+
+
+def test_a_package_of_other_tensors_is_refused_before_it_is_compiled(
+    core_ml: StandIn, tiny_bundle: Path
+) -> None:
+    bundle = open_bundle(tiny_bundle, "fp16")
+    declared = bundle.manifest.step_models[FEAT_ENCODER]
+    renamed = declared.model_copy(
+        update={"outputs": (declared.outputs[0].model_copy(update={"name": "other"}),)}
+    )
+    models = {**bundle.manifest.step_models, FEAT_ENCODER: renamed}
+    bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"step_models": models}))
+
+    with pytest.raises(BundleError, match=r"outputs are not those of feat_encoder .embeddings is unknown."):
+        load_step_models(bundle, "coreml", names=[FEAT_ENCODER])
+
+    assert not core_ml.events("compile")
+
+
+def test_a_full_disk_is_told_from_a_refusal(core_ml: StandIn, tiny_bundle: Path, tmp_path: Path) -> None:
+    core_ml.fault(at="compile", does="full")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        in_child(
+            "compile", str(tiny_bundle / "fp16" / f"{LOCDIT_STEP}.mlpackage"), str(tmp_path / "x.mlmodelc")
+        )
+
+
+def test_a_full_disk_leaves_nothing_half_made(
+    load: Load, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = shutil.move
+
+    def full(source: str, destination: str) -> str:
+        if not destination.startswith(str(cache)):
+            return move(source, destination)
+        Path(destination).mkdir()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "move", full)
+
+    with pytest.warns(UserWarning, match="No space left on device"):
+        assert load(first_use=None) is not None
+
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_two_processes_compile_once(core_ml: StandIn, tiny_bundle: Path, cache: Path) -> None:
+    program = (
+        "import sys; from voxcpm_runtime.backends.loading import load_step_models; "
+        "from voxcpm_runtime.bundle.opening import open_bundle; "
+        "load_step_models(open_bundle(sys.argv[1], 'fp16'), 'coreml', names=['locdit_step'])"
+    )
+    core_ml.fault(at="compile", does="delay", seconds=0.5)
+    given = [sys.executable, "-c", program, str(tiny_bundle)]
+    children = [subprocess.Popen(given, stderr=subprocess.PIPE) for _ in "12"]
+
+    for child in children:
+        _, error = child.communicate()
+        assert child.returncode == 0, error
+    assert len(core_ml.events("compile")) == 1
+    loading = {event["pid"] for event in core_ml.events("load")}
+    assert {child.pid for child in children} <= loading
+    assert len(list(cache.glob("*.mlmodelc"))) == 1
+
+
+def test_what_a_killed_compilation_left_is_removed(load: Load, cache: Path) -> None:
+    load()
+    (entry,) = cache.glob("*.mlmodelc")
+    unfinished = entry.with_name(f".{entry.name}")
+    entry.rename(unfinished)
+
+    load()
+
+    assert entry.is_dir()
+    assert not unfinished.exists()
+
+
+def test_the_command_chooses_compute_units_for_one_step_model_or_for_all(
+    core_ml: StandIn, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    options = ["--compute-units", "cpu", "--compute-units", f"{LOCDIT_STEP}=cpu_and_gpu", "--max-len", "4"]
+    given = [str(tiny_bundle), "--precision", "fp16", "-t", "one", "-o", str(tmp_path / "o.wav"), *options]
+
+    assert cli.main(["generate", *given]) == 0
+
+    units = {event["package"]: event["unit"] for event in core_ml.events("load", here=True)}
+    assert set(units) == set(open_bundle(tiny_bundle, "fp16").manifest.step_models)
+    assert units.pop(LOCDIT_STEP) == "CPU_AND_GPU"
+    assert set(units.values()) == {"CPU_ONLY"}
+
+
+def test_core_ml_failing_in_the_middle_of_speech_is_one_line(
+    core_ml: StandIn, tiny_bundle: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    core_ml.fault(at="predict", package=LOCDIT_STEP)
+
+    code = cli.main(
+        ["generate", str(tiny_bundle), "--precision", "fp16", "-t", "one", "-o", str(tmp_path / "o.wav")]
+    )
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert "Core ML failed in locdit_step (Unable to compute the prediction" in error
+    assert not (tmp_path / "o.wav").exists()
+
+
+def test_speech_tells_the_numbers_of_other_units_apart(core_ml: StandIn, tiny_bundle: Path) -> None:  # noqa: ARG001
+    keys = {
+        VoxCPM.from_bundle(tiny_bundle, "fp16", compute_units=units)._key
+        for units in ("auto", "cpu", {LOCDIT_STEP: "cpu"}, {LOCDIT_STEP: "cpu_and_ne"})
+    }
+
+    assert len(keys) == 3  # the last is what "auto" says

@@ -1,0 +1,339 @@
+"""What a GPU runs, on the processor: the same graphs, buffers and threads, with ONNX Runtime's CPU provider."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launched_nodes import launched_nodes
+from voxcpm_constants.errors import DeviceError
+from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_STEP
+from voxcpm_runtime.backends.devices import Device
+from voxcpm_runtime.backends.gpu import device_calls
+from voxcpm_runtime.backends.gpu.device_calls import GRAPH_ID
+from voxcpm_runtime.backends.gpu.device_worker import DeviceGate
+from voxcpm_runtime.backends.loading import load_portable_step_model
+from voxcpm_runtime.backends.portable.lowering import lower
+from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.voxcpm import VoxCPM
+
+# `device_checks.check_device` refuses GPUs with older ones, whose ONNX Runtime lacks some of the nodes.
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="a GPU needs Python 3.11 or newer")
+
+ON_DEVICE: dict[str, Any] = {"mode": "half", "device": Device("cpu")}
+
+
+def load(bundle: Bundle, name: str, **options: Any) -> Any:
+    return load_portable_step_model(
+        bundle.folder, bundle.manifest, bundle.precision, name, threads=1, **options
+    )
+
+
+def speaker(bundle: Bundle, **options: Any) -> VoxCPM:
+    models = {name: load(bundle, name, **options) for name in bundle.manifest.step_models}
+    return VoxCPM(
+        bundle, Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models), str(options)
+    )
+
+
+def random_inputs(bundle: Bundle, name: str, rng: np.random.Generator, chunk: int = 0) -> dict[str, Any]:
+    return {
+        t.name: np.full(t.shape_at(chunk), 3, np.int32)
+        if t.dtype == "int32"
+        else rng.standard_normal(t.shape_at(chunk), np.float32)
+        for t in bundle.manifest.step_models[name].inputs
+    }
+
+
+FORMS = [
+    ("tiny_bundle", "fp16", 0.9999),
+    ("tiny_bundle", "fp32", 0.999999),
+    # Plain arithmetic rounds activations to 8 bits, too.
+    ("tiny_bundle", "int8", 0.99),
+    ("tiny_bundle_15", "fp16", 0.9999),
+    ("tiny_bundle_15", "int4", 0.99),
+    ("tiny_parts_bundle", "fp16", 0.9999),
+    ("tiny_batch_bundle", "fp16", 0.9999),
+]
+
+
+@pytest.mark.parametrize(("form", "precision", "floor"), FORMS)
+def test_every_step_model_agrees_with_float32(
+    request: pytest.FixtureRequest, form: str, precision: str, floor: float
+) -> None:
+    """Three calls of each length: the first, the one that is bound, and the other turn of two buffers."""
+    bundle = open_bundle(request.getfixturevalue(form), precision)
+    for name, declared in bundle.manifest.step_models.items():
+        rng = np.random.default_rng(0)
+        calls = [
+            random_inputs(bundle, name, rng, chunk)
+            for chunk in range(len(declared.chunk_lengths) if declared.state else 1)
+            for _ in range(3)
+        ]
+        outputs = []
+        for options in ({}, ON_DEVICE):
+            model = load(bundle, name, **options)
+            state = model.new_state() if declared.state else None
+            outputs.append([model(inputs, state) for inputs in calls])
+        for plain, half in zip(*outputs, strict=True):
+            for tensor, expected in plain.items():
+                assert half[tensor].dtype == expected.dtype
+                assert np.corrcoef(half[tensor].ravel(), expected.ravel())[0, 1] > floor, (name, tensor)
+
+
+def test_patches_of_a_free_run_agree_with_float32(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle, "fp16")
+    given = {"seed": 3, "min_len": 12, "max_len": 12, "retry_badcase": False}
+    plain, half = (speaker(bundle, **options).speak("Hello there.", **given) for options in ({}, ON_DEVICE))
+    assert np.corrcoef(plain.latents.ravel(), half.latents.ravel())[0, 1] > 0.999
+
+
+def test_fp16_stays_fp16(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle, "fp16")
+    lowered = lower(tiny_bundle / bundle.manifest.package_path("fp16", LOCDIT_STEP), mode="half")
+    assert {ref.dtype for ref in lowered.weights} == {"float16"}
+
+
+def node_counts(bundle: Bundle, name: str) -> Counter[str]:
+    return launched_nodes(bundle.folder / bundle.manifest.package_path(bundle.precision, name))
+
+
+def test_a_gpu_launches_few_nodes_for_a_layer(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle, "fp16")
+    layers = bundle.architecture.lm_config.num_hidden_layers
+    counts = node_counts(bundle, BASE_LM_STEP)
+    # It rotates, writes the caches, and reads what is in use.
+    assert counts["GroupQueryAttention"] == layers
+    assert not counts.keys() & {"RotaryEmbedding", "ScatterElements", "Softmax", "Transpose"}
+    # Queries, keys and values are one product.
+    assert counts["MatMul"] == 5 * layers + 4
+    assert not counts["FusedMatMul"]
+    # The first norm has no sum before it.
+    assert counts["SkipSimplifiedLayerNormalization"] == 2 * layers
+    assert counts["SimplifiedLayerNormalization"] == 1
+    # This MLP is too narrow for it.
+    assert not counts["GatedRMSNorm"]
+
+
+def test_float32_keeps_its_scatters(tiny_bundle: Path) -> None:
+    """CUDA has a float32 kernel for attention within a patch, but none for attention that writes a cache."""
+    bundle = open_bundle(tiny_bundle, "fp32")
+    layers = bundle.architecture.lm_config.num_hidden_layers
+    counts = node_counts(bundle, BASE_LM_STEP)
+    assert not counts["GroupQueryAttention"]
+    assert counts["ScatterElements"] == 2 * layers
+    assert node_counts(bundle, LOCDIT_STEP)["MultiHeadAttention"]
+
+
+def test_a_gpu_launches_few_nodes_for_a_layer_of_the_dit(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle, "fp16")
+    layers = bundle.architecture.dit_config.num_layers
+    counts = node_counts(bundle, LOCDIT_STEP)
+    assert counts["MultiHeadAttention"] == layers
+    assert not counts["Softmax"]
+    # The last layer has other queries than keys.
+    assert counts["RotaryEmbedding"] == layers + 1
+
+
+def test_a_batch_keeps_its_scatters(tiny_batch_bundle: Path) -> None:
+    bundle = open_bundle(tiny_batch_bundle, "fp16")
+    layers = bundle.architecture.lm_config.num_hidden_layers
+    counts = node_counts(bundle, BASE_LM_STEP)
+    assert counts["ScatterElements"] == 2 * layers
+    # They share their indices.
+    assert counts["Expand"] == 1
+
+
+def test_plain_graphs_have_nothing_of_it(tiny_bundle: Path) -> None:
+    import onnx
+
+    bundle = open_bundle(tiny_bundle, "fp16")
+    path = tiny_bundle / bundle.manifest.package_path("fp16", BASE_LM_STEP)
+    graph = onnx.load_from_string(lower(path).model).graph
+    assert "RotaryEmbedding" not in {n.op_type for n in graph.node}
+    assert {i.type.tensor_type.elem_type for i in graph.input} == {
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.INT32,
+    }
+
+
+@pytest.fixture
+def base_lm(tiny_bundle: Path) -> tuple[Bundle, Any]:
+    bundle = open_bundle(tiny_bundle, "fp16")
+    return bundle, load(bundle, BASE_LM_STEP, **ON_DEVICE)
+
+
+def test_rows_go_to_the_device_and_back(base_lm: tuple[Bundle, Any]) -> None:
+    _, model = base_lm
+    state, rng = model.new_state(), np.random.default_rng(1)
+    shapes = {name: array.shape for name, array in state.rows(0, 5).items()}
+    rows = {n: rng.standard_normal(s).astype(np.float16).astype(np.float32) for n, s in shapes.items()}
+    state.set_rows(7, rows)
+    for name, array in state.rows(6, 13).items():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array[:, :, 1:6], rows[name])
+        assert not array[:, :, [0, 6]].any()
+    assert all(array.shape[2] == 0 for array in state.rows(4, 4).values())
+
+
+def test_a_state_of_its_own_for_every_stream(base_lm: tuple[Bundle, Any]) -> None:
+    bundle, model = base_lm
+
+    def steps(seed: int) -> list[dict[str, Any]]:
+        rng = np.random.default_rng(seed)
+        inputs = [random_inputs(bundle, BASE_LM_STEP, rng) for _ in range(5)]
+        return [{**given, "position": np.array([at], np.int32)} for at, given in enumerate(inputs)]
+
+    def alone(seed: int) -> list[Any]:
+        state = model.new_state()
+        return [model(inputs, state)["hidden"] for inputs in steps(seed)]
+
+    expected = [alone(seed) for seed in range(3)]
+    states = [model.new_state() for _ in range(3)]
+    for at in range(5):
+        for seed in (2, 0, 1):
+            np.testing.assert_array_equal(model(steps(seed)[at], states[seed])["hidden"], expected[seed][at])
+    with ThreadPoolExecutor(3) as threads:
+        assert all(map(np.array_equal, threads.map(alone, range(3)), expected))
+
+
+def test_a_stream_starts_from_zeros_where_another_has_ended(base_lm: tuple[Bundle, Any]) -> None:
+    _, model = base_lm
+    first = model.new_state()
+    name = next(iter(first.rows(0, 1)))
+    first.set(name, np.full(first.numpy(name).shape, np.nan, np.float32))
+    buffers = first.buffers
+    del first
+    gc.collect()
+    second = model.new_state()
+    assert second.buffers is buffers
+    assert not second.numpy(name).any()
+
+
+def test_the_oldest_buffers_serve_first(base_lm: tuple[Bundle, Any]) -> None:
+    """Their calls are captured, those of later ones perhaps are not."""
+    _, model = base_lm
+    states = [model.new_state() for _ in range(3)]
+    oldest = states[0].buffers
+    for _ in range(3):
+        del states[0]
+    assert model.new_state().buffers is oldest
+
+
+def test_contexts_take_turns_and_start_from_zeros(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle, "fp16")
+    model = load(bundle, "audio_vae_decoder", **ON_DEVICE)
+    calls = [random_inputs(bundle, "audio_vae_decoder", np.random.default_rng(seed)) for seed in range(4)]
+
+    def decoded() -> list[Any]:
+        state = model.new_state()
+        return [model(inputs, state)["audio"] for inputs in calls]
+
+    first = decoded()
+    np.testing.assert_array_equal(decoded(), first)
+
+
+def test_outputs_survive_the_next_call(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle, "fp16")
+    model, rng = load(bundle, LOCDIT_STEP, **ON_DEVICE), np.random.default_rng(0)
+    results = [model(random_inputs(bundle, LOCDIT_STEP, rng))["velocity"] for _ in range(3)]
+    kept = [result.copy() for result in results]
+    model(random_inputs(bundle, LOCDIT_STEP, rng))
+    np.testing.assert_array_equal(results, kept)
+
+
+def test_captured_calls_have_an_id_each_and_are_bounded(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "captures", True)
+    monkeypatch.setattr(device_calls, "MAX_GRAPHS", 2)
+    bundle = open_bundle(tiny_bundle, "fp16")
+    model = load(bundle, "audio_vae_decoder", **ON_DEVICE)
+    inputs = random_inputs(bundle, "audio_vae_decoder", np.random.default_rng(0))
+    states = [model.new_state() for _ in range(2)]
+    for _ in range(4):
+        for state in states:
+            model(inputs, state)
+    bound = list(model._on_device._bound.values())
+    assert [b.options.get_run_config_entry(GRAPH_ID) for b in bound] == ["1", "2", "-1", "-1"]
+
+
+def test_utterances_of_a_batch_sound_as_alone(tiny_batch_bundle: Path) -> None:
+    bundle = open_bundle(tiny_batch_bundle, "fp16")
+    tts = speaker(bundle, **ON_DEVICE)
+    utterances = [
+        {"text": text, "seed": seed, "min_len": 2, "max_len": 4, "retry_badcase": False}
+        for seed, text in enumerate(["One.", "Two, three.", "Four.", "Five."])
+    ]
+    together = tts.batch(utterances)
+    for given, speech in zip(utterances, together, strict=True):
+        np.testing.assert_allclose(tts.speak(**given).audio, speech.audio, atol=2e-3)
+
+
+def test_wrong_states_are_refused(base_lm: tuple[Bundle, Any]) -> None:
+    bundle, model = base_lm
+    inputs = random_inputs(bundle, BASE_LM_STEP, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="has a state: pass one"):
+        model(inputs)
+    with pytest.raises(ValueError, match="the state is not of this step model"):
+        model(inputs, load(bundle, BASE_LM_STEP).new_state())
+    state = model.new_state()
+    with pytest.raises(KeyError, match="no state tensor nothing"):
+        state.numpy("nothing")
+    with pytest.raises(ValueError, match="has shape"):
+        state.set(next(iter(state.rows(0, 1))), np.zeros(3, np.float32))
+
+
+def test_memory_that_ends_while_speaking_is_one_line(
+    base_lm: tuple[Bundle, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, model = base_lm
+
+    def full(*_: Any) -> None:
+        raise RuntimeError("CUDA failure 2: out of memory ; GPU=0")
+
+    state = model.new_state()
+    monkeypatch.setattr(model._on_device, "_run", full)
+    with pytest.raises(DeviceError, match="the GPU's memory is not enough to run a step model"):
+        model(random_inputs(bundle, BASE_LM_STEP, np.random.default_rng(0)), state)
+
+
+def test_a_call_alone_waits_for_those_that_share_and_keeps_new_ones_out() -> None:
+    gate, order, inside, leave = DeviceGate(), [], threading.Event(), threading.Event()
+
+    def sharing() -> None:
+        with gate.shared():
+            inside.set()
+            leave.wait(10)
+            order.append("shared")
+
+    def alone() -> None:
+        with gate.alone():
+            order.append("alone")
+
+    def later() -> None:
+        with gate.shared():
+            order.append("later")
+
+    threads = [threading.Thread(target=sharing)]
+    threads[0].start()
+    assert inside.wait(10)
+    threads.append(threading.Thread(target=alone))
+    threads[1].start()
+    while not gate._asking_alone:
+        pass
+    threads.append(threading.Thread(target=later))
+    threads[2].start()
+    leave.set()
+    for thread in threads:
+        thread.join(10)
+    assert order == ["shared", "alone", "later"]

@@ -1,0 +1,449 @@
+"""All step models of a patch in one call, as on a GPU, with ONNX Runtime's CPU provider."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launched_nodes import launched_nodes
+from voxcpm_constants.step_models import BASE_LM_STEP, RESIDUAL_LM_STEP
+from voxcpm_runtime.backends.devices import Device
+from voxcpm_runtime.backends.gpu.joined_patch import PARTS, joined_patch
+from voxcpm_runtime.backends.loading import load_portable_step_model
+from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.model.driver import Driver
+from voxcpm_runtime.options import GenerationOptions
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken, polling_patch
+from voxcpm_runtime.speech.utterance import utterance
+from voxcpm_runtime.voxcpm import VoxCPM
+from waiting import until
+
+# `device_checks.check_device` refuses GPUs with older ones, whose ONNX Runtime lacks some of the nodes.
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="a GPU needs Python 3.11 or newer")
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module", params=["tiny_solver_bundle", "second_solver_bundle"])
+def bundle(request: pytest.FixtureRequest) -> Bundle:
+    """Both generations: conditions that are added and that lie side by side."""
+    return open_bundle(request.getfixturevalue(request.param), "fp16")
+
+
+def models(bundle: Bundle, **options: Any) -> dict[str, Any]:
+    given = {"threads": 1, "mode": "half", "device": Device("cpu"), **options}
+    return {
+        name: load_portable_step_model(bundle.folder, bundle.manifest, bundle.precision, name, **given)
+        for name in bundle.manifest.step_models
+    }
+
+
+def joined(bundle: Bundle, loaded: dict[str, Any]) -> Any:
+    a, sizes = bundle.architecture, bundle.manifest.sizes
+    return joined_patch(loaded, Device("cpu"), sizes, a.traits, bundle.constants)
+
+
+class Counted:
+    """A `NextPatch` that counts its calls."""
+
+    def __init__(self, call: Any) -> None:
+        self.new_states = call.new_states
+        self.call = call
+        self.count = 0
+
+    def begin(self, *arguments: Any) -> Any:
+        self.count += 1
+        return self.call.begin(*arguments)
+
+
+class Ending:
+    """A base LM, or a `NextPatch`, whose stop head ends the speech where its logits differ by more than a threshold."""
+
+    def __init__(self, call: Any, threshold: float) -> None:
+        self.call = call
+        self.threshold = threshold
+        self.seen: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.call, name)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.ended(self.call(*arguments))
+
+    def begin(self, *arguments: Any) -> Any:
+        pending: Future[Any] = Future()
+        self.call.begin(*arguments).add_done_callback(
+            lambda done: pending.set_result(self.ended(done.result()))
+        )
+        return pending
+
+    def ended(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        logits = outputs["stop_logits"]
+        self.seen.append(float(logits[0, -1, 1] - logits[0, -1, 0]))
+        return {**outputs, "stop_logits": logits - np.array([0, self.threshold], np.float32)}
+
+
+@pytest.fixture(scope="module")
+def voices(bundle: Bundle) -> tuple[VoxCPM, VoxCPM, Counted]:
+    """One that calls step models one by one, one that joins them, and the latter's calls."""
+    loaded = models(bundle)
+    counted = Counted(joined(bundle, loaded))
+    given = (bundle.architecture, bundle.manifest.sizes, bundle.constants)
+    alone, together = Driver(*given, loaded), Driver(*given, models(bundle), counted)
+    return VoxCPM(bundle, alone, "alone"), VoxCPM(bundle, together, "together"), counted
+
+
+def options(seed: int, **more: Any) -> dict[str, Any]:
+    return {
+        "seed": seed, "min_len": 6, "max_len": 6, "retry_badcase": False, "inference_timesteps": STEPS, **more
+    }  # fmt: skip
+
+
+def test_patches_are_those_of_the_step_models_one_by_one(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
+    """Up to rounding: the projections between them are another library's products."""
+    alone, together, counted = voices
+    for seed in range(3):
+        counted.count = 0
+        expected = alone.speak("Hello there.", **options(seed)).latents
+        found = together.speak("Hello there.", **options(seed)).latents
+        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9999
+        # The first patch follows the text.
+        assert counted.count == 5
+
+
+def test_patches_agree_with_float32(bundle: Bundle, voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
+    plain = Driver(
+        bundle.architecture,
+        bundle.manifest.sizes,
+        bundle.constants,
+        models(bundle, mode="plain", device=None),
+    )
+    expected = VoxCPM(bundle, plain, "plain").speak("Hello there.", **options(5)).latents
+    found = voices[1].speak("Hello there.", **options(5)).latents
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.999
+
+
+def test_a_gpu_launches_few_nodes_for_an_euler_step(bundle: Bundle) -> None:
+    counts = launched_nodes(bundle.folder / bundle.manifest.package_path("fp16", "locdit_solve"))
+    steps, layers = STEPS - 1, bundle.architecture.dit_config.num_layers
+    # Guidance needs no largest magnitude and no means in float32.
+    assert not counts.keys() & {"Abs", "ReduceMax", "ReduceMean"}
+    # The last layer has other queries than keys; x comes in and goes out; guidance is two products.
+    per_step = 5 * layers + 1 + 2 + 2
+    # Times are embedded once, by two products, as is the previous patch.
+    assert counts["MatMul"] + counts["FusedMatMul"] == per_step * steps + 2 + 1
+    assert counts["MultiHeadAttention"] == counts["GatedRMSNorm"] == layers * steps
+    # Two of each layer; the first of a step has no sum before it.
+    assert counts["SkipSimplifiedLayerNormalization"] == 2 * layers * steps
+    assert counts["SimplifiedLayerNormalization"] == steps
+
+
+def test_the_speech_ends_where_it_does_one_by_one(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
+    """Random weights never stop, so the stop head gets another threshold: one that only one patch of many exceeds."""
+    alone, together, _ = voices
+    given = options(0, min_len=3, max_len=20)
+
+    def spoken(tts: VoxCPM, threshold: float) -> tuple[int, list[float]]:
+        driver = tts.driver
+        call: Any = driver.models[BASE_LM_STEP] if driver.next_patch is None else driver.next_patch
+        ending = Ending(call, threshold)
+        if driver.next_patch is None:
+            ended = driver.over({**driver.models, BASE_LM_STEP: ending})
+        else:
+            ended = driver.over(driver.models, ending)
+        return len(VoxCPM(tts.bundle, ended, "ending").speak("Hello there.", **given).latents), ending.seen
+
+    length, seen = spoken(alone, np.inf)
+    assert length == 20
+    differences = np.array(seen[-19:])
+    # Logits follow a patch, so those of the first patch that may end the speech, the fifth, are the fourth.
+    greatest = 3 + int(np.argmax(differences[3:]))
+    assert 3 < greatest < 18
+    threshold = float(differences[greatest] + max(differences[3:greatest])) / 2
+    assert spoken(alone, threshold)[0] == spoken(together, threshold)[0] == greatest + 2
+    np.testing.assert_allclose(spoken(together, np.inf)[1], differences, atol=0.05 * np.ptp(differences))
+
+
+def test_streams_do_not_mix(voices: tuple[VoxCPM, VoxCPM, Counted]) -> None:
+    _, together, _ = voices
+
+    def spoken(seed: int) -> Any:
+        return together.speak(f"Number {seed}.", **options(seed)).latents
+
+    expected = [spoken(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(spoken, range(4)))
+    assert all(map(np.array_equal, found, expected))
+
+
+def test_a_cancelled_call_makes_no_patch() -> None:
+    class Call:
+        """A `NextPatch` of nothing."""
+
+        def new_states(self) -> Any:
+            return "base", "residual"
+
+        def begin(self, *arguments: Any) -> Any:
+            return {"patch": arguments}
+
+    counted, token = Counted(Call()), CancelToken()
+    polled = polling_patch(counted, token)
+    assert polled is not None
+    assert polled.new_states() == ("base", "residual")
+    begun = polled.begin({}, "base", "residual")  # type: ignore[arg-type]
+    assert begun == {"patch": ({}, "base", "residual", None)}  # type: ignore[comparison-overlap]
+    token.cancel()
+    with pytest.raises(Cancelled):
+        polled.begin({}, "base", "residual")  # type: ignore[arg-type]
+    assert counted.count == 1
+
+
+def test_a_cancelled_generation_makes_no_more_calls(
+    voices: tuple[VoxCPM, VoxCPM, Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No thread predicts ahead, so that the count is exact.
+    monkeypatch.setattr("voxcpm_runtime.speech.attempts.releases_gil", lambda _: False)
+    _, together, counted = voices
+    token = CancelToken()
+    chunks = together.generate_streaming(
+        "Hello there.", **options(0, min_len=30, max_len=30), first_chunk_patches=3, cancel=token
+    )
+    counted.count = 0
+    next(chunks)
+    made = counted.count
+    token.cancel()
+    with pytest.raises(Cancelled):
+        list(chunks)
+    assert 0 < made == counted.count
+
+
+@pytest.mark.parametrize("other", [{"inference_timesteps": 5}, {"use_cfg_zero_star": False}])
+def test_other_solvers_go_one_by_one(voices: tuple[VoxCPM, VoxCPM, Counted], other: dict[str, Any]) -> None:
+    alone, together, counted = voices
+    counted.count = 0
+    expected = alone.speak("Hello.", **options(1, **other)).latents
+    np.testing.assert_array_equal(together.speak("Hello.", **options(1, **other)).latents, expected)
+    assert not counted.count
+
+
+class Ahead:
+    """A `NextPatch` that knows how many of its calls were begun before the one before was known."""
+
+    def __init__(self, call: Any) -> None:
+        self.new_states = call.new_states
+        self.call = call
+        self.count = 0
+
+    def begin(self, inputs: Any, base: Any, residual: Any, before: Any) -> Any:
+        self.count += before is not None
+        return self.call.begin(inputs, base, residual, before)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_patch_is_begun_before_the_one_before_is_known(
+    voices: tuple[VoxCPM, VoxCPM, Counted], ends: bool
+) -> None:
+    """The patches are the same to the bit. A caller's own source of noise is not drawn from ahead."""
+    _, together, counted = voices
+    ahead = Ahead(counted.call)
+    call = Ending(ahead, -1e9) if ends else ahead
+    tts = VoxCPM(together.bundle, together.driver.over(together.driver.models, call), "ahead")
+    given = options(7, min_len=2 if ends else 6)
+    expected = tts.speak("Hello there.", rng=np.random.default_rng(7), **{**given, "seed": None}).latents
+    assert not ahead.count
+    found = tts.speak("Hello there.", **given).latents
+    np.testing.assert_array_equal(found, expected)
+    assert len(found) == (4 if ends else 6)
+    assert ahead.count == (3 if ends else 4)
+
+
+def test_a_failed_call_keeps_no_caches(
+    voices: tuple[VoxCPM, VoxCPM, Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without waiting for Python to find cycles: there may be too little memory for other ones."""
+    _, together, counted = voices
+    calls, made = counted.call._calls, 0
+    computed = calls._call
+
+    def failing(*arguments: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made == 3:
+            raise RuntimeError("no more")
+        return computed(*arguments)
+
+    together.speak("Hello there.", **options(1))
+    gc.collect()
+    free = len(calls._pool._free)
+    monkeypatch.setattr(calls, "_call", failing)
+    gc.disable()
+    try:
+        with pytest.raises(RuntimeError, match="no more"):
+            together.speak("Hello there.", **options(1))
+        # The worker lets go of a call after it has told of its end.
+        assert until(lambda: len(calls._pool._free) == free, 5)
+    finally:
+        gc.enable()
+
+
+def states_of(call: Any) -> tuple[Any, Any]:
+    base, residual = call.new_states()
+    return base, residual
+
+
+def inputs_of(call: Any) -> dict[str, np.ndarray]:
+    """Random inputs of a joined call, at position 9."""
+    rng = np.random.default_rng(0)
+    return {
+        name: np.full(i.fixed_shape, 9, np.int32)
+        if i.dtype == "INT32"
+        else rng.standard_normal(i.fixed_shape, np.float32)
+        for name, i in call._inputs.items()
+    }
+
+
+def test_states_that_were_not_made_together_are_refused(bundle: Bundle) -> None:
+    """A call is captured for both caches, so mixed ones would be captured for each pair of any two."""
+    loaded = models(bundle)
+    call, other = joined(bundle, loaded), joined(bundle, loaded)
+    inputs, (base, residual), (second, _) = inputs_of(call), states_of(call), states_of(call)
+    call.begin(inputs, base, residual)
+    own = [loaded[name].new_state() for name in (BASE_LM_STEP, RESIDUAL_LM_STEP)]
+    processors = [m.new_state() for m in models(bundle, device=None).values() if m.state][:2]
+    for wrong in ((second, residual), (residual, base), states_of(other), own, processors, (base, own[1])):
+        with pytest.raises(ValueError, match="the two that one call of `new_states` made"):
+            call.begin(inputs, *wrong)
+
+
+def test_wrong_inputs_are_refused(bundle: Bundle) -> None:
+    call = joined(bundle, models(bundle))
+    inputs, states = inputs_of(call), states_of(call)
+    wrong = [
+        ({"noise": None}, "needs an input noise"),
+        ({"mu": inputs["noise"]}, "has no input mu"),
+        ({"noise": inputs["noise"].astype(np.float64)}, "noise must be float16 or float32, not float64"),
+        ({"patches": np.repeat(inputs["patches"], 2, axis=1)}, r"patches must have shape \(1, 1, "),
+        ({"step_lengths": inputs["step_lengths"][1:]}, "step_lengths must have shape"),
+    ]
+    for change, message in wrong:
+        given = {name: value for name, value in {**inputs, **change}.items() if value is not None}
+        with pytest.raises(ValueError, match=message):
+            call.begin(given, *states)
+
+
+def test_captured_calls_grow_with_streams_at_the_same_time(bundle: Bundle) -> None:
+    """Caches of streams that ended serve later ones as the pairs that they were, whichever of the two ends first."""
+    call = joined(bundle, models(bundle))
+    inputs = inputs_of(call)
+    for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [0, 3, 4, 1, 2, 5], [2, 1, 5, 3, 0, 4]):
+        states = [state for _ in range(3) for state in states_of(call)]
+        for stream in range(3):
+            call.begin(inputs, *states[2 * stream : 2 * stream + 2]).result()
+        ended = dict(enumerate(states))
+        del states
+        for index in order:
+            del ended[index]
+    assert len({buffers for _, buffers, _ in call._calls._bound}) == 3
+
+
+def test_caches_of_a_stream_are_not_given_away_while_one_of_both_is_used(bundle: Bundle) -> None:
+    call = joined(bundle, models(bundle))
+    base, residual = states_of(call)
+    name = next(iter(base.rows(0, 1)))
+    base.set_rows(0, {name: np.ones_like(base.rows(0, 3)[name])})
+    del residual
+    others = [states_of(call) for _ in range(2)]
+    assert (base.rows(0, 3)[name] == 1).all()
+    assert not any(other[0].rows(0, 3)[name].any() for other in others)
+    del base
+    again, _ = states_of(call)
+    assert not again.rows(0, 3)[name].any()
+
+
+def test_rows_that_are_set_are_read_by_the_next_patch(bundle: Bundle) -> None:
+    """A saved voice fills both caches like this, with rows that other states hold."""
+    loaded = models(bundle)
+    call, rng = joined(bundle, loaded), np.random.default_rng(1)
+    inputs, filled, copied, blank = inputs_of(call), states_of(call), states_of(call), states_of(call)
+    for name, state, target in zip((BASE_LM_STEP, RESIDUAL_LM_STEP), filled, copied, strict=True):
+        width = loaded[name].inputs["embeddings"].shapes[0][-1][0]
+        embeddings = rng.standard_normal((1, 16, width), np.float32)
+        loaded[name]({"embeddings": embeddings, "position": np.array([0], np.int32)}, state)
+        target.set_rows(0, state.rows(0, 9))
+    patches = [call.begin(inputs, *states).result()["patch"] for states in (filled, copied, blank)]
+    np.testing.assert_array_equal(patches[1], patches[0])
+    assert not np.array_equal(patches[2], patches[0])
+    for state, target in zip(filled, copied, strict=True):
+        for name, rows in state.rows(0, 10).items():
+            assert rows[:, :, 9].any()
+            np.testing.assert_array_equal(target.rows(0, 10)[name], rows)
+
+
+def test_forced_patches_are_those_of_the_step_models_one_by_one(
+    voices: tuple[VoxCPM, VoxCPM, Counted],
+) -> None:
+    """Teacher forcing: each patch follows a given one, not the predicted one before."""
+    shape = voices[0].speak("Hi.", **options(0)).latents.shape[1:]
+    teacher = list(np.random.default_rng(2).standard_normal((5, *shape), np.float32))
+    forced = []
+    for tts in voices[:2]:
+        plan = tts.plan("Hello there.")
+        prefilled = tts.driver.prefill(utterance(plan, 0, plan.segments[0], None).sequence)
+        given = GenerationOptions(inference_timesteps=STEPS)
+        rng = np.random.default_rng(3)
+        patches = tts.driver.generate_patches(prefilled, given, rng, 9, teacher=teacher)
+        forced.append([patch.latents for patch in patches])
+    assert [len(patches) for patches in forced] == [5, 5]
+    for expected, found in zip(*forced, strict=True):
+        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9999
+
+
+def test_int8_patches_are_those_of_the_step_models_one_by_one(tiny_solver_bundle: Path) -> None:
+    bundle = open_bundle(tiny_solver_bundle, "int8")
+    given = (bundle.architecture, bundle.manifest.sizes, bundle.constants)
+    loaded = models(bundle)
+    drivers = [Driver(*given, loaded), Driver(*given, loaded, joined(bundle, loaded))]
+    assert drivers[1].next_patch is not None
+    expected, found = (VoxCPM(bundle, d, "int8").speak("Hello there.", **options(4)).latents for d in drivers)
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9999
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"batch": 2}, {"prefill_chunks": (4, 16)}, {"encode_patches": (4,)}], ids=str
+)
+def test_other_sizes_are_called_one_by_one(tiny_solver_bundle: Path, sizes: dict[str, Any]) -> None:
+    bundle = open_bundle(tiny_solver_bundle, "fp16")
+    other = bundle.manifest.sizes.model_copy(update=sizes)
+    found = joined_patch(models(bundle), Device("cpu"), other, bundle.architecture.traits, bundle.constants)
+    assert found is None
+
+
+FORMS = [
+    ("returned rows", "tiny_parts_bundle", RESIDUAL_LM_STEP),
+    ("several packages", "tiny_parts_bundle", BASE_LM_STEP),
+    ("functions by length", "tiny_bundle_15", BASE_LM_STEP),
+]
+
+
+@pytest.mark.parametrize(("form", "name"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS])
+def test_a_step_model_of_another_form_is_called_alone(
+    tiny_solver_bundle: Path, request: pytest.FixtureRequest, form: str, name: str
+) -> None:
+    bundle, other = (open_bundle(f, "fp16") for f in (tiny_solver_bundle, request.getfixturevalue(form)))
+    loaded, given = models(bundle), {"threads": 1, "mode": "half", "device": Device("cpu")}
+    assert joined(bundle, loaded) is not None
+    loaded[name] = load_portable_step_model(other.folder, other.manifest, "fp16", name, **given)
+    assert joined(bundle, loaded) is None
+
+
+def test_a_bundle_without_a_solver_is_called_one_by_one(bundle: Bundle) -> None:
+    loaded = models(bundle)
+    assert joined(bundle, loaded) is not None
+    for name in PARTS:
+        assert joined(bundle, {n: model for n, model in loaded.items() if n != name}) is None

@@ -1,0 +1,33 @@
+"""The copy of Core ML's descriptors, which this file makes from coremltools when it is run as a script."""
+
+from __future__ import annotations
+
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+from voxcpm_runtime.backends.portable.core_ml_format import DESCRIPTORS
+
+
+def descriptors() -> bytes:
+    """The installed coremltools' `Model.proto` and all that it imports, each file after those that it imports."""
+    from coremltools.proto import Model_pb2
+
+    found: dict[str, object] = {}
+
+    def add(file: object) -> None:
+        for imported in file.dependencies:
+            add(imported)
+        found[file.name] = file
+
+    add(Model_pb2.DESCRIPTOR)
+    copied = FileDescriptorSet()
+    for file in found.values():
+        file.CopyToProto(copied.file.add())
+    return copied.SerializeToString(deterministic=True)
+
+
+def test_the_copy_is_coremltools_own() -> None:
+    assert DESCRIPTORS.read_bytes() == descriptors()
+
+
+if __name__ == "__main__":
+    DESCRIPTORS.write_bytes(descriptors())

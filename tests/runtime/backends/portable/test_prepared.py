@@ -1,0 +1,158 @@
+"""Large integer models are saved as ONNX Runtime opened them, and mapped at the next start."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime.backends.portable.test_lowering import quantized
+
+from voxcpm_runtime.backends.portable import PortableStepModel, prepared
+from voxcpm_runtime.backends.portable.onnx_runtime import ort
+from voxcpm_runtime.bundle.verified_files import RECORDS_FILE
+
+
+@pytest.fixture
+def package(lab: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A linear layer of 6 kB in int8, which counts as large here."""
+    monkeypatch.setattr(prepared, "_LEAST_BYTES", 1024)
+    weight = rng.standard_normal((64, 96)).astype(np.float32)
+    build: Callable[[Any], Any] = lambda x: lab.mb.linear(x=x, weight=weight)  # noqa: E731
+    path: Path = lab.save(quantized(lab.convert(build, {"x": ("float32", (1, 5, 96))})))
+    return path
+
+
+def result(package: Path, key: str | None = "digest") -> np.ndarray:
+    x = np.random.default_rng(1).standard_normal((1, 5, 96)).astype(np.float32)
+    (y,) = PortableStepModel(package, cache_key=key, threads=1)({"x": x}).values()
+    return y
+
+
+def entries(cache: Path) -> list[Path]:
+    return sorted((cache / "compiled").glob("*.ort"))
+
+
+def test_a_second_start_opens_what_the_first_has_saved(
+    package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = result(package, key=None)
+    assert not entries(private_cache)
+    np.testing.assert_array_equal(result(package), plain)
+    (entry,) = entries(private_cache)
+    assert {file.name for file in entry.iterdir()} == {prepared.MODEL, prepared.WEIGHTS, RECORDS_FILE}
+    opened: list[Any] = []
+    session = ort.InferenceSession
+    monkeypatch.setattr(
+        ort,
+        "InferenceSession",
+        lambda model, *rest, **named: opened.append(model) or session(model, *rest, **named),
+    )
+    np.testing.assert_array_equal(result(package), plain)
+    assert opened == [str(entry / prepared.MODEL)]
+
+
+def test_a_small_one_is_not_saved(
+    package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared, "_LEAST_BYTES", 1 << 20)
+    result(package)
+    assert not entries(private_cache)
+
+
+def truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+DAMAGES: list[Callable[[Path], None]] = [truncated, Path.unlink, lambda file: file.write_bytes(b"")]
+
+
+@pytest.mark.parametrize("name", [prepared.MODEL, prepared.WEIGHTS, RECORDS_FILE])
+@pytest.mark.parametrize("damage", DAMAGES, ids=["truncated", "missing", "empty"])
+def test_a_damaged_one_is_made_again(
+    package: Path, private_cache: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    plain = result(package)
+    (entry,) = entries(private_cache)
+    before = (entry / name).stat().st_size
+    damage(entry / name)
+    np.testing.assert_array_equal(result(package), plain)
+    assert (entry / name).stat().st_size == before
+
+
+def test_an_altered_weight_is_found(package: Path, private_cache: Path) -> None:
+    plain = result(package)
+    (entry,) = entries(private_cache)
+    weights = entry / prepared.WEIGHTS
+    weights.write_bytes(bytes(byte ^ 0x10 for byte in weights.read_bytes()))
+    np.testing.assert_array_equal(result(package), plain)
+
+
+def test_the_form_of_another_graph_is_made_again(package: Path, private_cache: Path, lab: Any) -> None:
+    plain = result(package)
+    (entry,) = entries(private_cache)
+    build: Callable[[Any], Any] = lambda z: lab.mb.linear(x=z, weight=np.ones((64, 96), np.float32))  # noqa: E731
+    other = quantized(lab.convert(build, {"z": ("float32", (1, 5, 96))}))
+    PortableStepModel(lab.save(other, "other"), cache_key="other", threads=1)
+    (another,) = set(entries(private_cache)) - {entry}
+    for file in another.iterdir():
+        shutil.copy(file, entry / file.name)
+
+    np.testing.assert_array_equal(result(package), plain)
+
+
+def test_two_versions_of_onnx_runtime_keep_a_form_each_and_an_unused_one_goes(
+    package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result(package)
+    (first,) = entries(private_cache)
+    monkeypatch.setattr(ort, "__version__", "99.0")
+    result(package)
+    assert len(entries(private_cache)) == 2
+    long_ago = time.time() - 40 * 86400
+    os.utime(first / RECORDS_FILE, (long_ago, long_ago))
+    begun = first.with_name(f".{first.name}")
+    # Somebody else's, in the same folder.
+    mine = [first.with_name(name) for name in (".mine.ort", "mine.ort", f"{first.stem}-mine.ort")]
+    for folder in (begun, *mine):
+        folder.mkdir()
+        (folder / RECORDS_FILE).write_text("")
+        for path in (folder / RECORDS_FILE, folder):
+            os.utime(path, (long_ago, long_ago))
+    monkeypatch.setattr(ort, "__version__", "100.0")
+    result(package)
+    assert not first.exists()
+    assert not begun.exists()
+    assert all(folder.is_dir() for folder in mine)
+    assert len(set(entries(private_cache)) - set(mine)) == 2
+
+
+def test_without_room_it_runs_unsaved(
+    package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = result(package, key=None)
+    full = shutil.disk_usage("/")._replace(free=0)
+    monkeypatch.setattr(prepared.shutil, "disk_usage", lambda _: full)
+    with pytest.warns(UserWarning, match="prepared form cannot be saved"):
+        np.testing.assert_array_equal(result(package), plain)
+    assert not list((private_cache / "compiled").glob("*.ort*[!k]"))
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = result(package, key=None)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.warns(UserWarning, match="read-only|Read-only"):
+        np.testing.assert_array_equal(result(package), plain)
+    assert not private_cache.joinpath("compiled").exists()

@@ -1,0 +1,243 @@
+"""The backend that a bundle and a machine choose; what does not go together is one line, before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edited_manifest import edit_manifest
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.backends import choice
+from voxcpm_runtime.backends.choice import check_engine, choose_backend
+from voxcpm_runtime.backends.core_ai import step_model as core_ai
+from voxcpm_runtime.backends.loading import arithmetic_key
+from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.commands import cli
+
+MACS = {"on_a_mac": "15.5", "on_macos_27": "27.0"}
+MACHINES = ["on_linux", *MACS]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """machine(name): what the project takes this machine for."""
+
+    def make(name: str) -> None:
+        path = tmp_path / f"{name}.plist"
+        if name in MACS:
+            system = {"ProductVersion": MACS[name], "ProductBuildVersion": "26A1"}
+            path.write_bytes(plistlib.dumps(system))
+        monkeypatch.setattr("voxcpm_constants.macos.SYSTEM_VERSION_FILE", path)
+
+    return make
+
+
+@pytest.fixture
+def bundle_of(bundle_folder: Path) -> Callable[[str], Bundle]:
+    """bundle_of(target): a bundle whose manifest names that target."""
+
+    def make(target: str) -> Bundle:
+        def change(document: dict[str, Any]) -> None:
+            version = 5 if target == "macOS27" else 3
+            if target == "macOS27":
+                for package in sorted(bundle_folder.glob("*/*.mlpackage")):
+                    package.rename(package.with_suffix(".aimodel"))
+                renamed = document["files"].items()
+                document["files"] = {name.replace(".mlpackage/", ".aimodel/"): file for name, file in renamed}
+            document.update(target=target, schema_version=version)
+
+        edit_manifest(bundle_folder, change)
+        return open_bundle(bundle_folder)
+
+    return make
+
+
+@pytest.fixture
+def with_core_ai(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "check_installed", lambda: None)
+
+
+@pytest.fixture
+def without_core_ai(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Core AI's runtime cannot be imported, as on Python 3.10, for which it has no wheels."""
+    core_ai._runtime.cache_clear()
+    monkeypatch.setitem(sys.modules, "coreai.runtime", None)
+    yield
+    core_ai._runtime.cache_clear()
+
+
+@pytest.mark.usefixtures("with_core_ai")
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("asked", ["auto", "coreai"])
+def test_a_bundle_for_macos_27_runs_on_core_ai_everywhere(
+    machine: Callable[[str], None], bundle_of: Callable[[str], Bundle], name: str, asked: str
+) -> None:
+    """Before macOS 27, too: the package brings its own runtime."""
+    machine(name)
+
+    assert choose_backend(asked, bundle_of("macOS27")) == "coreai"
+
+
+@pytest.mark.parametrize("target", ["macOS14", "macOS15"])
+@pytest.mark.parametrize(
+    ("name", "chosen"), [("on_linux", "portable"), ("on_a_mac", "coreml"), ("on_macos_27", "coreml")]
+)
+@pytest.mark.usefixtures("without_core_ai")
+def test_other_bundles_run_as_before(
+    machine: Callable[[str], None],
+    bundle_of: Callable[[str], Bundle],
+    target: str,
+    name: str,
+    chosen: str,
+) -> None:
+    machine(name)
+
+    assert choose_backend("auto", bundle_of(target)) == chosen
+
+
+@pytest.mark.usefixtures("with_core_ai")
+@pytest.mark.parametrize(
+    ("target", "asked", "message"),
+    [
+        ("macOS27", "portable", "backend portable runs bundles for macos14 or macos15, and this one is for macos27"),
+        ("macOS27", "coreml", "backend coreml runs bundles for macos14 or macos15, and this one is for macos27"),
+        ("macOS14", "coreai", "backend coreai runs bundles for macos27, and this one is for macos14"),
+        ("macOS15", "coreai", "backend coreai runs bundles for macos27, and this one is for macos15"),
+    ],
+)  # fmt: skip
+def test_a_bundle_of_another_target_is_refused(
+    machine: Callable[[str], None],
+    bundle_of: Callable[[str], Bundle],
+    target: str,
+    asked: str,
+    message: str,
+) -> None:
+    machine("on_macos_27")
+
+    with pytest.raises(InputError, match=message):
+        choose_backend(asked, bundle_of(target))
+
+
+@pytest.mark.usefixtures("without_core_ai")
+@pytest.mark.parametrize("asked", ["auto", "coreai"])
+def test_without_core_ais_runtime_it_is_said_what_to_install(
+    machine: Callable[[str], None], bundle_of: Callable[[str], Bundle], asked: str
+) -> None:
+    machine("on_linux")
+
+    with pytest.raises(InputError, match=r"pip install 'voxcpm-coreml\[coreai\]' \(Python 3.11 or newer"):
+        choose_backend(asked, bundle_of("macOS27"))
+
+
+@pytest.mark.usefixtures("with_core_ai")
+def test_compute_units_are_core_mls_and_threads_do_no_harm(bundle_of: Callable[[str], Bundle]) -> None:
+    """Threads are a hint for ONNX Runtime, which Core ML does not take either."""
+    bundle = bundle_of("macOS27")
+
+    assert check_engine("auto", 2, "auto", bundle) == "coreai"
+    assert check_engine("auto", 100_000, "auto", bundle) == "coreai"
+    with pytest.raises(
+        InputError, match="compute units are Core ML's; Core AI chooses by itself: leave them out"
+    ):
+        check_engine("auto", None, "cpu", bundle)
+    with pytest.raises(InputError, match="threads must be a whole number from 1 to "):
+        check_engine("auto", 0, "auto", bundle)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("on_linux", "portable"), ("on_macos_27", "coreml")])
+def test_there_are_no_more_threads_than_cores_this_process_may_use(
+    machine: Callable[[str], None],
+    bundle_of: Callable[[str], Bundle],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    backend: str,
+) -> None:
+    """ONNX Runtime would start them all, for minutes. On a Mac it may take Core ML's place."""
+    machine(name)
+    if hasattr(os, "process_cpu_count"):
+        monkeypatch.setattr(os, "process_cpu_count", lambda: 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 4, 5}, raising=False)
+    bundle = bundle_of("macOS14")
+
+    assert check_engine("auto", 3, "auto", bundle) == backend
+    with pytest.raises(
+        InputError,
+        match=r"^threads must be a whole number from 1 to 3 \(the cores that this process may use\), got 4$",
+    ):
+        check_engine("auto", 4, "auto", bundle)
+
+
+def wrong_commands() -> Iterator[tuple[str, list[str], str]]:
+    speak = ["--text", "hello.", "-o", "hello.wav"]
+    yield "macOS27", ["generate", "BUNDLE", *speak, "--backend", "portable"], "use --backend coreai"
+    yield "macOS14", ["generate", "BUNDLE", *speak, "--backend", "coreai"], "use another backend"
+    yield "macOS27", ["generate", "BUNDLE", *speak, "--compute-units", "cpu"], "compute units are Core ML's"
+    yield "macOS27", ["doctor", "BUNDLE", "--backend", "portable"], "use --backend coreai"
+    yield "macOS14", ["doctor", "BUNDLE", "--backend", "coreai"], "use another backend"
+
+
+@pytest.mark.usefixtures("with_core_ai")
+@pytest.mark.parametrize(("target", "words", "message"), list(wrong_commands()))
+def test_a_command_ends_with_one_line_before_anything_is_loaded(
+    machine: Callable[[str], None],
+    bundle_of: Callable[[str], Bundle],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    target: str,
+    words: list[str],
+    message: str,
+) -> None:
+    machine("on_linux")
+    bundle = bundle_of(target)
+    for module in ("voxcpm_runtime.voxcpm.place_step_models", "voxcpm_runtime.doctor.examination.trials"):
+        monkeypatch.setattr(module, lambda *_, **__: pytest.fail("loaded"))
+
+    code = cli.main([str(bundle.folder) if word == "BUNDLE" else word for word in words])
+
+    error = capsys.readouterr().err
+    assert (code, error.count("\n")) == (2, 1)
+    assert message in error
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.usefixtures("without_core_ai")
+def test_a_command_without_core_ais_runtime_ends_with_one_line(
+    bundle_of: Callable[[str], Bundle], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = bundle_of("macOS27")
+
+    code = cli.main(["generate", str(bundle.folder), "--text", "hello.", "-o", "hello.wav"])
+
+    error = capsys.readouterr().err
+    assert (code, error.count("\n")) == (2, 1)
+    assert "pip install 'voxcpm-coreml[coreai]'" in error
+    assert not list(folder.iterdir())
+
+
+def test_a_manifest_for_macos_27_beside_core_mls_packages_is_refused(
+    bundle_of: Callable[[str], Bundle], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("coreai", exc_type=ImportError)
+    bundle = bundle_of("macOS27")
+
+    code = cli.main(["generate", str(bundle.folder), "--text", "hello.", "-o", "hello.wav"])
+
+    error = capsys.readouterr().err
+    assert (code, error.count("\n")) == (2, 1)
+    assert ".aimodel/main.mlirb: missing from the Core AI program" in error
+    assert not list(folder.iterdir())
+
+
+def test_core_ais_arithmetic_has_a_key_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("voxcpm_runtime.backends.loading.package_version", lambda name: f"{name}'s version")
+
+    assert (
+        arithmetic_key({"feat_encoder": "coreai", "locdit_step": "coreai"}) == "coreai coreai-core's version"
+    )

@@ -1,0 +1,263 @@
+"""The device that a caller names: what it means, and one line for each that this machine cannot use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from voxcpm_constants.errors import DeviceError, InputError
+from voxcpm_runtime.backends.choice import check_engine, chosen_device
+from voxcpm_runtime.backends.devices import Device, read_device
+from voxcpm_runtime.backends.gpu import device_checks
+from voxcpm_runtime.backends.gpu.device_checks import check_device, check_provider, gpu_count
+from voxcpm_runtime.backends.loading import arithmetic_key
+from voxcpm_runtime.commands import cli
+from voxcpm_runtime.voxcpm import VoxCPM
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """driver(gpus, status=0): NVIDIA's driver shows so many GPUs, or answers with an error."""
+
+    def make(gpus: int, status: int = 0) -> None:
+        def count(pointer: Any) -> int:
+            ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = gpus
+            return 0
+
+        library = SimpleNamespace(cuInit=lambda _: status, cuDeviceGetCount=count)
+        monkeypatch.setattr(device_checks, "_driver", lambda: library)
+
+    return make
+
+
+@pytest.fixture
+def with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This ONNX Runtime has the CUDA provider."""
+    from voxcpm_runtime.backends.portable.onnx_runtime import ort
+
+    names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(ort, "get_available_providers", lambda: names)
+    monkeypatch.setattr(device_checks, "_load_libraries", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("cpu", None),
+        ("auto", None),
+        ("cuda", Device("cuda", 0)),
+        ("cuda:3", Device("cuda", 3)),
+        ("tensorrt", Device("tensorrt", 0)),
+    ],
+)
+def test_a_name_means_a_device(name: str, device: Device | None) -> None:
+    assert read_device(name) == device
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "cuda:0 ", "", "cpu:0", "mps"])
+def test_a_name_without_meaning_is_one_line_that_offers_the_choices(name: str) -> None:
+    with pytest.raises(InputError) as raised:
+        check_engine("portable", None, "auto", device=name)
+    assert str(raised.value) == (
+        f"device must be auto, cpu, cuda, cuda:N, tensorrt or tensorrt:N, N a GPU's number from 0, got {name!r}"
+    )
+
+
+@pytest.mark.parametrize("name", [None, 0, "cuda:٣"])
+def test_what_is_no_name_is_refused_too(name: object) -> None:
+    with pytest.raises(InputError, match="device must be"):
+        check_engine("portable", None, "auto", device=name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("version", "platform"), [((3, 10), "linux"), ((3, 12), "darwin")])
+def test_where_the_extra_brings_nothing_it_is_not_offered(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], platform: str
+) -> None:
+    monkeypatch.setattr(
+        "voxcpm_runtime.backends.gpu.device_checks.sys",
+        SimpleNamespace(version_info=version, platform=platform),
+    )
+    with pytest.raises(DeviceError, match=r"needs Python 3\.11 or newer, and Linux;"):
+        check_engine("portable", None, "auto", device="cuda")
+
+
+@pytest.fixture
+def with_libraries(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """with_libraries(missing): what the system's loader says of the provider's libraries; nothing if they are here."""
+    return lambda missing="": monkeypatch.setattr(device_checks, "_missing_library", lambda _: missing)
+
+
+@pytest.mark.usefixtures("with_cuda")
+def test_auto_is_the_first_gpu_that_can_be_used_otherwise_the_processor(
+    driver: Callable[..., None], with_libraries: Callable[..., None]
+) -> None:
+    for gpus, status, missing, device in (
+        (2, 0, "", "cuda:0"),
+        (0, 0, "", "cpu"),
+        (1, 999, "", "cpu"),
+        (1, 0, "libcudnn.so.9: cannot open shared object file", "cpu"),
+    ):
+        driver(gpus, status)
+        with_libraries(missing)
+        assert chosen_device("auto", "portable") == device
+    driver(1)
+    with_libraries()
+    assert chosen_device("cpu", "portable") == "cpu"
+    assert chosen_device("cuda:7", "portable") == "cuda:7"
+    assert (chosen_device("auto", "coreml"), chosen_device("auto", "coreai")) == ("cpu", "cpu")
+
+
+def test_auto_is_the_processor_where_onnx_runtime_has_no_gpu() -> None:
+    assert chosen_device("auto", "portable") == "cpu"
+
+
+def test_a_voice_that_is_opened_with_auto_has_the_device_that_it_stands_for(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU that is here is asked for by its name; where there is none, the samples are the processor's."""
+    asked = []
+
+    class Asked(Exception):
+        """The device is known."""
+
+    def placed(*_: Any, device: str, **__: Any) -> None:
+        asked.append(device)
+        raise Asked
+
+    monkeypatch.setattr("voxcpm_runtime.voxcpm.place_step_models", placed)
+    for gpu in (Device("cuda"), None):
+        monkeypatch.setattr(device_checks, "usable_gpu", lambda gpu=gpu: gpu)
+        with pytest.raises(Asked):
+            VoxCPM.from_bundle(bundle_folder, device="auto")
+    assert asked == ["cuda:0", "cpu"]
+
+
+def test_a_command_takes_auto(speaking: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for device in ("auto", "cpu"):
+        given = ["--device", device, "--text", "hello.", "--seed", "3", "-q", "-o", f"{device}.wav"]
+        assert cli.main(["generate", speaking, *given]) == 0
+
+    assert Path("auto.wav").read_bytes() == Path("cpu.wav").read_bytes()
+
+
+def test_half_an_onnx_runtime_is_one_line(tmp_path: Path) -> None:
+    """What `pip uninstall onnxruntime` leaves of onnxruntime-gpu: a folder without its beginning."""
+    for folder in (tmp_path / "onnxruntime", tmp_path / "onnxruntime" / "capi"):
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    program = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
+    arguments = ["generate", "--text", "a", "-o", str(tmp_path / "a.wav"), "--device", "cuda"]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert "ONNX Runtime is installed in part" in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:9", "tensorrt"])
+def test_without_the_provider_the_extra_is_named(name: str) -> None:
+    with pytest.raises(DeviceError, match=r'pip install "voxcpm-coreml\[cuda\]"') as raised:
+        check_engine("auto", None, "auto", device=name)
+    assert "\n" not in str(raised.value)
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.usefixtures("with_cuda")
+def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver: Callable[..., None]) -> None:
+    driver(2)
+    check_device(Device("cuda", 1))
+    with pytest.raises(DeviceError, match=r"--device cuda:9: no such GPU; this machine has cuda:0, cuda:1$"):
+        check_device(Device("cuda", 9))
+    driver(0)
+    with pytest.raises(DeviceError, match=r"--device cuda:0: no such GPU; this machine has none$"):
+        check_device(Device("cuda"))
+
+
+@pytest.mark.usefixtures("with_cuda")
+def test_an_older_onnx_runtime_is_refused(
+    driver: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from voxcpm_runtime.backends.portable.onnx_runtime import ort
+
+    driver(1)
+    monkeypatch.setattr(ort, "__version__", "1.30.2")
+    with pytest.raises(
+        DeviceError, match=r"--device cuda needs ONNX Runtime 1\.31 or newer, and this one is 1\.30\.2: "
+    ):
+        check_device(Device("cuda"))
+    monkeypatch.setattr(ort, "__version__", "2.0.0")
+    check_device(Device("cuda"))
+
+
+@pytest.mark.usefixtures("with_cuda")
+def test_a_driver_that_does_not_answer_is_one_line(driver: Callable[..., None]) -> None:
+    driver(1, status=999)
+    with pytest.raises(DeviceError, match=r"driver does not answer \(CUDA error 999\)"):
+        check_device(Device("cuda"))
+
+
+def test_a_driver_without_a_gpu_shows_none(driver: Callable[..., None]) -> None:
+    driver(1, status=device_checks._NO_DEVICE)
+    assert gpu_count() == 0
+
+
+def test_without_a_driver_the_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_checks, "_DRIVER", "libcuda-of-no-machine.so.1")
+    monkeypatch.setattr("sys.platform", "linux")
+    with pytest.raises(DeviceError, match=re.escape("(libcuda-of-no-machine.so.1 cannot be loaded)")):
+        gpu_count()
+
+
+def test_another_backend_refuses_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("voxcpm_runtime.backends.choice.choose_backend", lambda *_: "coreml")
+    with pytest.raises(InputError, match=r"device cuda is the portable backend's, and this is coreml"):
+        check_engine("coreml", None, "auto", device="cuda")
+
+
+def test_a_session_that_fell_back_to_the_processor_is_refused() -> None:
+    session = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+    with pytest.raises(
+        DeviceError, match=r"could not load CUDAExecutionProvider \(.*\); install what it needs"
+    ):
+        check_provider(Device("cuda"), session)
+
+
+def test_memory_that_is_not_enough_is_one_line() -> None:
+    device = Device("cuda", 1)
+    with pytest.raises(DeviceError, match=r"--device cuda:1: the GPU's memory is not enough to load a model"):  # noqa: SIM117
+        with device.memory_checked("load a model"):
+            raise RuntimeError(
+                "BFCArena: Failed to allocate memory for requested buffer of size 123\nand more"
+            )
+    with pytest.raises(RuntimeError, match="something else"), device.memory_checked("load a model"):
+        raise RuntimeError("something else")
+
+
+def test_a_gpu_has_arithmetic_of_its_own() -> None:
+    units = {"locdit_step": "portable"}
+    assert arithmetic_key(units) == arithmetic_key(units, "cpu")
+    assert arithmetic_key(units, "cuda:1") == arithmetic_key(units, "cuda")
+    assert len({arithmetic_key(units, name) for name in ("cpu", "cuda", "tensorrt")}) == 3
+
+
+def test_processors_with_other_products_have_arithmetic_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A voice's saved prefix must not be read back where integer products give other numbers."""
+    keys = set()
+    for exact in (False, True):
+        monkeypatch.setattr(
+            "voxcpm_runtime.backends.portable.signed_products.exact", lambda exact=exact: exact
+        )
+        keys.add(arithmetic_key({"locdit_step": "portable"}))
+    assert len(keys) == 2

@@ -1,0 +1,171 @@
+"""What `auto` takes: the saved choice, the usual unit, the CPU, the portable backend, and an error, in this order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from voxcpm_constants.errors import BundleError
+from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP
+from voxcpm_runtime.backends import loading, machine
+from voxcpm_runtime.backends.core_ml.compute_units import USUAL
+from voxcpm_runtime.backends.core_ml.measured_units import save_measured_units
+from voxcpm_runtime.backends.core_ml.step_model import CoreMLStepModel
+from voxcpm_runtime.backends.loading import load_step_models
+from voxcpm_runtime.backends.portable import PortableStepModel
+from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.voxcpm import VoxCPM
+
+if TYPE_CHECKING:
+    from coreml_stand_in.installation import StandIn
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+
+
+def loaded(folder: Path, name: str = LOCDIT_STEP, backend: Any = "auto", **options: Any) -> Any:
+    return load_step_models(open_bundle(folder, "fp16"), backend, names=[name], **options)[name]
+
+
+def units(core_ml: StandIn) -> dict[str, str]:
+    return {event["package"]: event["unit"] for event in core_ml.events("load")}
+
+
+def test_the_saved_choice_comes_before_the_usual_unit(core_ml: StandIn, tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle, "fp16")
+    VoxCPM.from_bundle(bundle).close()
+    names = {"cpu": "CPU_ONLY", "cpu_and_gpu": "CPU_AND_GPU", "cpu_and_ne": "CPU_AND_NE", "all": "ALL"}
+    assert units(core_ml) == {name: names[USUAL[name]] for name in bundle.manifest.step_models}
+
+    save_measured_units(bundle.digest, {LOCDIT_STEP: "all", FEAT_ENCODER: "portable"})
+    with VoxCPM.from_bundle(bundle) as tts:
+        assert units(core_ml)[LOCDIT_STEP] == "ALL"
+        assert isinstance(tts.batch_driver.models[FEAT_ENCODER], PortableStepModel)
+    with VoxCPM.from_bundle(bundle, backend="coreml") as tts:
+        assert isinstance(tts.batch_driver.models[FEAT_ENCODER], CoreMLStepModel)
+
+
+def test_the_callers_unit_comes_before_the_saved_choice(core_ml: StandIn, tiny_bundle: Path) -> None:
+    loaded(tiny_bundle, compute_units="cpu", measured={LOCDIT_STEP: "all"})
+
+    assert units(core_ml) == {LOCDIT_STEP: "CPU_ONLY"}
+
+
+def test_the_cpu_takes_the_place_of_a_unit_that_refuses(core_ml: StandIn, tiny_bundle: Path) -> None:
+    core_ml.fault(package=LOCDIT_STEP, unit="CPU_AND_NE", message="ANECCompile() FAILED")
+    assert USUAL[LOCDIT_STEP] == "cpu_and_ne"
+
+    with pytest.warns(
+        UserWarning, match=r"locdit_step runs on cpu and not on cpu_and_ne \(.*ANECCompile.* doctor"
+    ):
+        model = loaded(tiny_bundle)
+
+    assert isinstance(model, CoreMLStepModel)
+    assert units(core_ml) == {LOCDIT_STEP: "CPU_ONLY"}
+
+
+def test_the_portable_backend_takes_the_place_of_core_ml(core_ml: StandIn, tiny_bundle: Path) -> None:
+    core_ml.fault(package=LOCDIT_STEP)
+
+    with pytest.warns(UserWarning, match="locdit_step runs on portable and not on cpu_and_ne or cpu "):
+        model = loaded(tiny_bundle)
+
+    assert isinstance(model, PortableStepModel)
+
+
+@pytest.mark.parametrize("options", [{"backend": "coreml"}, {"compute_units": "cpu_and_ne"}])
+def test_who_asks_for_core_ml_or_a_unit_gets_its_error(
+    core_ml: StandIn, tiny_bundle: Path, options: dict[str, str]
+) -> None:
+    core_ml.fault(package=LOCDIT_STEP)
+
+    with pytest.raises(BundleError, match="Core ML refuses it on cpu_and_ne"):
+        loaded(tiny_bundle, **options)
+
+
+def test_without_the_portable_backend_the_error_says_what_to_install(
+    core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(machine._BACKENDS, "portable", ("absent_library",))
+    core_ml.fault(package=LOCDIT_STEP)
+
+    with pytest.raises(BundleError, match=r'refuses it on cpu_and_ne .*pip install "onnx'):
+        loaded(tiny_bundle)
+    with pytest.raises(BundleError) as refused:
+        loaded(tiny_bundle, backend="coreml")
+    assert "pip install" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "tried"), [("auto", "cpu_and_ne, cpu, portable"), ("coreml", "cpu_and_ne, cpu")]
+)
+def test_what_no_unit_takes_names_the_units_that_were_tried(
+    core_ml: StandIn, tiny_bundle: Path, backend: str, tried: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core_ml.fault(package=LOCDIT_STEP, message="ANECCompile() FAILED")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BundleError("cannot be run here")
+
+    monkeypatch.setattr(loading, "load_portable_step_model", refuse)
+
+    with pytest.raises(
+        BundleError, match=rf"cpu_and_ne \(ANECCompile\(\) FAILED\); tried {tried}(;|$)"
+    ) as refused:
+        loaded(tiny_bundle, backend=backend)
+
+    assert "--compute-units" not in str(refused.value)
+
+
+def test_numbers_of_the_unit_that_loaded_are_told_apart(core_ml: StandIn, tiny_bundle: Path) -> None:
+    on_the_usual_units = VoxCPM.from_bundle(tiny_bundle, "fp16")._key
+    core_ml.fault(package=LOCDIT_STEP, unit="CPU_AND_NE")
+    with pytest.warns(UserWarning, match="runs on cpu "):
+        on_the_cpu = VoxCPM.from_bundle(tiny_bundle, "fp16")._key
+    asked_for = VoxCPM.from_bundle(tiny_bundle, "fp16", compute_units={LOCDIT_STEP: "cpu"})._key
+
+    assert on_the_usual_units != on_the_cpu == asked_for
+
+
+def test_a_saved_choice_of_the_portable_backend_needs_it_here(
+    core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(machine._BACKENDS, "portable", ("absent_library",))
+
+    model = loaded(tiny_bundle, measured={LOCDIT_STEP: "portable"})
+
+    assert isinstance(model, CoreMLStepModel)
+    assert units(core_ml) == {LOCDIT_STEP: "CPU_AND_NE"}
+
+
+def test_a_bundle_for_a_newer_system_runs_on_the_portable_backend_with_one_warning(
+    core_ml: StandIn, tiny_bundle_15: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core_ml.system("14.6.1", "23G93")
+    bundle = open_bundle(tiny_bundle_15, "fp16")
+
+    with pytest.warns(UserWarning, match="needs macOS 15 or newer.* runs on the portable backend") as warned:
+        models = load_step_models(bundle, names=[FEAT_ENCODER, LOCDIT_STEP])
+
+    assert len(warned) == 1
+    assert {type(model) for model in models.values()} == {PortableStepModel}
+    for options in ({"backend": "coreml"}, {"compute_units": "cpu"}):
+        with pytest.raises(BundleError, match="needs macOS 15 or newer"):
+            loaded(tiny_bundle_15, **options)
+    monkeypatch.setitem(machine._BACKENDS, "portable", ("absent_library",))
+    with pytest.raises(BundleError, match="needs macOS 15 or newer"):
+        loaded(tiny_bundle_15)
+
+
+def test_the_advice_for_a_part_names_its_step_model(core_ml: StandIn, tiny_parts_bundle: Path) -> None:
+    core_ml.fault(package=f"{BASE_LM_STEP}_2")
+    bundle = open_bundle(tiny_parts_bundle, "fp16")
+
+    with pytest.raises(
+        BundleError, match=r"base_lm_step_2\.mlpackage.*try --compute-units base_lm_step=cpu or"
+    ):
+        load_step_models(bundle, "coreml", names=[BASE_LM_STEP], compute_units="cpu_and_gpu")

@@ -1,0 +1,79 @@
+"""The built-in voice: commands without a bundle speak with it, and need nothing that converts."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from voxcpm_runtime.bundle import opening
+from voxcpm_runtime.commands.cli import main
+
+WEIGHTS = "int8/locdit_step.mlpackage/Data/com.apple.CoreML/weights/weight.bin"
+
+
+def test_the_first_command_speaks_and_imports_nothing_that_converts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "empty"))
+    program = (
+        "import sys; from voxcpm_runtime.commands.cli import main; "
+        "code = main(['generate', '--text', 'Hello.', '--quiet', '-o', 'hello.wav']); "
+        "heavy = ('torch', 'coremltools', 'scipy', 'sympy', 'voxcpm_conversion'); "
+        "print(code, [name for name in heavy if name in sys.modules])"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+
+    assert ran.stdout == "0 []\n"
+    assert soundfile.info(tmp_path / "hello.wav").duration > 0.3
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / WEIGHTS).unlink(),
+        lambda folder: (folder / WEIGHTS).write_bytes(bytes((folder / WEIGHTS).stat().st_size)),
+        lambda folder: (folder / "manifest.json").write_text("{"),
+    ],
+    ids=["missing", "altered", "manifest"],
+)
+def test_a_damaged_installation_is_one_line_that_says_to_install_again(
+    damage: Callable[[Path], object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "default_bundle"
+    shutil.copytree(opening.DEFAULT_BUNDLE, folder)
+    damage(folder)
+    monkeypatch.setattr(opening, "DEFAULT_BUNDLE", folder)
+
+    assert main(["generate", "--text", "Hello.", "-o", str(tmp_path / "hello.wav")]) == 2
+
+    assert re.fullmatch(
+        r"error: the built-in voice of this installation is damaged \(.*\); install voxcpm-coreml again, .*\n",
+        capsys.readouterr().err,
+    )
+
+
+def test_another_precision_of_the_built_in_voice_is_one_line_that_says_what_to_convert(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["generate", "--text", "Hello.", "--precision", "fp16", "-o", "hello.wav"]) == 2
+
+    said = capsys.readouterr().err
+    assert re.fullmatch(
+        r"error: the built-in voice comes in int8 only; for fp16, convert its checkpoint .*\n", said
+    )
+    named = re.search(r"\((\S+) in the source tree\)", said)
+    assert named is not None
+    assert (Path(__file__).resolve().parents[3] / named[1]).is_dir()

@@ -1,0 +1,102 @@
+"""Where a batch is spoken: executors of other packages, which take lines one after the other."""
+
+import json
+import os
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from voxcpm_runtime.commands import batch_execution, batch_lines
+from voxcpm_runtime.commands.batch_execution import SpokenFile
+
+SPOKEN = SpokenFile(
+    content=b"a file", seed=5, audio_seconds=1, elapsed_seconds=2, real_time_factor=2, samples=9, clipped=0,
+    suspicious={},
+)  # fmt: skip
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """elsewhere(executor): `--ray` speaks with this executor; returns what its maker was given."""
+
+    def made(executor):
+        given = []
+        entry = SimpleNamespace(load=lambda: lambda *arguments: given.append(arguments) or executor)
+        monkeypatch.setattr(batch_execution, "entry_points", lambda **wanted: [entry])
+        return given
+
+    return made
+
+
+def test_an_executor_gives_files_which_the_command_writes_and_records(batch, folder, elsewhere, loads):
+    def executor(tasks, _cancel, _note, warn):
+        for task in tasks:
+            warn(task.line.line, "a remark")
+            yield task, SPOKEN
+
+    given = elsewhere(executor)
+    code, out, err = batch(["one.", "two."], "--ray", "HOST:1", name="lines.txt")
+
+    assert code == 0
+    assert given[0][0] == "HOST:1"
+    assert not loads
+    assert (folder / "out" / "output_002.wav").read_bytes() == b"a file"
+    assert out.splitlines()[-1] == "2 spoken, 0 skipped (already there), 0 failed"
+    assert err == "line 1: warning: a remark\nline 2: warning: a remark\n"
+    assert batch(["one.", "two."], "--ray", "HOST:1", name="lines.txt")[1].startswith("0 spoken, 2 skipped")
+
+
+def test_lines_are_read_when_an_executor_takes_them(batch, elsewhere, monkeypatch):
+    taken, read = [], []
+    checked = batch_lines._read
+
+    def noted(number, *given):
+        read.append(number)
+        return checked(number, *given)
+
+    monkeypatch.setattr(batch_lines, "_read", noted)
+
+    def executor(tasks, *_):
+        read.clear()
+        for task in tasks:
+            taken.append((task.line.line, list(read)))
+            yield task, SPOKEN
+
+    elsewhere(executor)
+    assert batch(["one.", "two.", "three."], "--ray", "HOST:1", name="lines.txt")[0] == 0
+    assert taken == [(1, [1]), (2, [1, 2]), (3, [1, 2, 3])]
+
+
+def test_without_ray_it_names_the_extra(batch, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "voxcpm_server.cluster.batch", raising=False)
+    monkeypatch.delitem(sys.modules, "voxcpm_server.cluster.cluster", raising=False)
+
+    code, _, err = batch(["one."], "--ray", "auto", name="lines.txt")
+
+    assert (code, err) == (2, 'error: batch needs ray; install it with: pip install "voxcpm-coreml[ray]"\n')
+
+
+def test_a_pipe_is_read_once(batch, folder):
+    os.mkfifo(folder / "lines.jsonl")
+    content = json.dumps({"text": "one.", "output": "a.wav"})
+    writer = threading.Thread(target=lambda: (folder / "lines.jsonl").write_text(content))
+    writer.start()
+
+    code, out, _ = batch(None, name="lines.jsonl")
+    writer.join()
+
+    assert (code, out.splitlines()[-1]) == (0, "1 spoken, 0 skipped (already there), 0 failed")
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_every_end_of_a_line_counts(batch, folder, ends):
+    (folder / "lines.txt").write_bytes(f"{ends}one.{ends}{ends}two.".encode())
+
+    assert batch(None, name="lines.txt")[0] == 0
+    assert sorted(path.name for path in (folder / "out").glob("*.wav")) == [
+        "output_002.wav",
+        "output_004.wav",
+    ]

@@ -1,0 +1,322 @@
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_constants import progress_lines
+from voxcpm_runtime import voxcpm
+from voxcpm_runtime.commands import cli
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def test_generate_writes_the_speech_of_the_library(speaking, tmp_path, capsys):
+    out = tmp_path / "out.wav"
+
+    assert cli.main(["generate", speaking, "--text", "hello.", "--seed", "7", "-o", str(out)]) == 0
+
+    samples, rate = soundfile.read(out, dtype="int16")
+    audio = voxcpm.VoxCPM.from_bundle(speaking).generate("hello.", seed=7)
+    assert rate == voxcpm.VoxCPM.from_bundle(speaking).sample_rate
+    np.testing.assert_array_equal(samples, np.round(np.clip(audio, -1, 1) * 32767))
+    line = capsys.readouterr().out.strip()
+    assert line.startswith(f"{out}: ")
+    assert f", seed 7, {np.count_nonzero(np.abs(audio) > 1)} samples clipped" in line
+    assert "real-time factor" in line
+
+
+def test_options_reach_the_driver(speaking, tmp_path, capsys):
+    prompt = tmp_path / "prompt.wav"
+    soundfile.write(prompt, np.linspace(0.1, 0.5, 100), 1000)
+    (tmp_path / "text.txt").write_text("hello\nthere.\n", encoding="utf-8")
+    out = tmp_path / "out.flac"
+    options = ["--text-file", str(tmp_path / "text.txt"), "--prompt", str(prompt), "--prompt-text", "so. "]
+    lengths = [
+        "--min-len",
+        "5",
+        "--max-len",
+        "9",
+        "--cfg-value",
+        "1.5",
+        "--inference-timesteps",
+        "3",
+        "--no-retry",
+    ]
+
+    assert (
+        cli.main(["generate", speaking, *options, *lengths, "--seed", "3", "--quiet", "--output", str(out)])
+        == 0
+    )
+
+    tts = voxcpm.VoxCPM.from_bundle(speaking)
+    arguments = {
+        "min_len": 5,
+        "max_len": 9,
+        "cfg_value": 1.5,
+        "inference_timesteps": 3,
+        "retry_badcase": False,
+    }
+    audio = tts.generate("hello there.", str(prompt), "so. ", seed=3, **arguments)
+    samples, _ = soundfile.read(out, dtype="int16")
+    np.testing.assert_array_equal(samples, np.round(np.clip(audio, -1, 1) * 32767))
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def damaged(folder):
+    (Path(folder) / "int8" / "locdit_step.mlpackage" / "Manifest.json").unlink()
+    return []
+
+
+def newer(folder):
+    path = Path(folder) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 9}))
+    return []
+
+
+def noise_file(folder):
+    path = Path(folder).parent / "noise.wav"
+    path.write_bytes(b"no audio at all")
+    return ["--prompt", str(path), "--prompt-text", "a"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text", ""], "the text is empty"),
+        (["--text", " \n "], "the text is empty"),
+        ([], "expected one of --text and --text-file"),
+        (["--text", "a", "--text-file", "b"], "expected one of --text and --text-file"),
+        (["--text-file", "nowhere.txt"], "nowhere.txt: cannot be read"),
+        (["--text", "a", "--min-len", "48", "--retry-ratio", "99"], "53 needed, but the KV cache has 48"),
+        (["--text", "a", "--prompt-text", "b"], "transcript without the audio"),
+        (["--text", "a", "--prompt", "b.wav"], "audio without the transcript"),
+        (["--text", "a", "--prompt", "b.wav", "--prompt-text", "b"], "no such file"),
+        (["--text", "a", "--cfg-value", "11"], "cfg_value must be"),
+        (["--text", "a", "--inference-timesteps", "0"], "inference_timesteps must be"),
+        (["--text", "a", "--max-len", "0"], "max_len must be"),
+        (["--text", "a", "--max-len", "many"], "--max-len"),
+        (["--text", "a", "--seed", "-1"], "seed must be"),
+        (["--text", "a", "--precision", "fp32"], "it has fp16, int8"),
+        (["--text", "a", "--output", "/dev/null/new/out.wav"], "/dev/null is not a folder"),
+        (["--text", "a", "--output", "out.txt"], "expected a name that ends in"),
+        (["--text", "a", "--nonsense"], "--nonsense"),
+        (damaged, "missing from the bundle"),
+        (newer, "schema version 9 is newer"),
+        (noise_file, "expected an audio file"),
+    ],
+)
+def test_bad_input_is_one_line_exit_code_two_and_nothing_written(
+    speaking, tmp_path, monkeypatch, capsys, options, message
+):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    given = ["--text", "a", *options(speaking)] if callable(options) else options
+
+    assert cli.main(["generate", speaking, *given]) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        (
+            "Hello",
+            "'Hello' was taken as the bundle, and is not a folder; to speak it: voxcpm-coreml generate --text Hello",
+        ),
+        ("It's me.", """voxcpm-coreml generate --text 'It'"'"'s me.'"""),
+        ("notes.txt", "voxcpm-coreml generate --text-file notes.txt"),
+        ("long " * 1000, 'voxcpm-coreml generate --text "…"'),
+        ("someone/voice", "expected one of --text and --text-file"),
+    ],
+)
+def test_a_text_in_the_place_of_the_bundle_is_said_so(tmp_path, monkeypatch, capsys, text, meant):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("Hello.")
+
+    assert cli.main(["generate", text]) == 2
+
+    err = capsys.readouterr().err
+    assert err.endswith(f"{meant}\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("options", "shown"), [((), True), (("--quiet",), False)])
+def test_progress_is_a_line_at_times_where_standard_error_is_no_terminal(
+    speaking, tmp_path, monkeypatch, capsys, models, options, shown
+):
+    function = models["locdit_step"].function
+    models["locdit_step"].function = lambda *given: time.sleep(0.01) or function(*given)
+    monkeypatch.setattr(progress_lines, "LINE_SECONDS", 0.05)
+    given = ["--text", "hello there.", "--seed", "3", "--no-retry", "-o", str(tmp_path / "a.wav")]
+
+    assert cli.main(["generate", speaking, *given, *options]) == 0
+
+    lines = capsys.readouterr().err.splitlines()
+    assert (
+        any(re.match(r"\d+ patches, [\d.]+ s of speech, real-time factor", line) for line in lines) == shown
+    )
+    assert bool(lines) == shown
+
+
+def test_no_such_bundle(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    assert cli.main(["generate", "nowhere", "--text", "a"]) == 2
+    assert "nowhere: no bundle here" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_core_ml_off_the_mac(bundle_folder, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("voxcpm_constants.macos.SYSTEM_VERSION_FILE", tmp_path / "none")
+
+    assert cli.main(["generate", str(bundle_folder), "--text", "a", "--backend", "coreml"]) == 2
+    assert "backend coreml needs macOS" in capsys.readouterr().err
+
+
+def test_an_interrupted_generation_leaves_nothing(speaking, tmp_path, monkeypatch, models, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    models["locdit_step"].function = interrupt
+
+    assert cli.main(["generate", speaking, "--text", "a"]) == 130
+    assert not list(folder.iterdir())
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_warnings_are_lines(speaking, network, tmp_path, capsys):
+    network.stop_bias = np.array([1e3, 0], np.float32)
+
+    assert (
+        cli.main(
+            ["generate", speaking, "--text", "hello there.", "--no-retry", "-o", str(tmp_path / "o.wav")]
+        )
+        == 0
+    )
+    assert "warning: segment 1: the speech was cut off after 34 patches" in capsys.readouterr().err
+
+
+COMMAND = '''
+"""A command of another package."""
+from typing import Annotated
+import typer
+{imports}
+
+def shout(word: Annotated[str, typer.Argument()]) -> None:
+    """Say it aloud. And more."""
+    typer.echo(word.upper())
+'''
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Commands of other packages: one works, one needs torch, one is broken."""
+    for name, imports in (
+        ("loud", ""),
+        ("needy", "import torch.absent"),
+        ("broken", "import nowhere_at_all"),
+    ):
+        (tmp_path / f"plugin_{name}.py").write_text(COMMAND.format(imports=imports))
+        monkeypatch.delitem(sys.modules, f"plugin_{name}", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = [
+        EntryPoint(name, f"plugin_{name}:shout", cli.COMMAND_GROUP) for name in ("loud", "needy", "broken")
+    ]
+    monkeypatch.setattr(cli, "entry_points", lambda *, group: entries if group == cli.COMMAND_GROUP else [])
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_command_comes_from_its_entry_point_when_it_is_called(capsys):
+    assert cli.main(["loud", "hello"]) == 0
+    assert capsys.readouterr().out == "HELLO\n"
+    assert "plugin_broken" not in sys.modules
+
+
+@pytest.mark.usefixtures("installed")
+def test_help_lists_every_command_and_imports_none(capsys):
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+
+    assert all(name in out for name in ("generate", "inspect", "loud", "needy", "broken", "Say it aloud."))
+    assert not {"plugin_loud", "plugin_needy", "plugin_broken"} & set(sys.modules)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_missing_extra_is_named(capsys):
+    assert cli.main(["needy", "hello"]) == 2
+    assert (
+        'needy needs torch.absent; install it with: pip install "voxcpm-coreml[convert]"'
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_module_that_no_extra_brings_is_a_bug_and_not_hidden():
+    with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
+        cli.main(["broken", "hello"])
+
+
+def test_an_unknown_command(capsys):
+    assert cli.main(["speak"]) == 2
+    assert capsys.readouterr().err.startswith("error: No such command 'speak'")
+
+
+@pytest.mark.parametrize("arguments", [["--bundle", "nowhere"], []])
+def test_the_script_is_the_command(tmp_path, arguments):
+    script = [sys.executable, str(REPOSITORY / "generate_coreml.py")]
+    ran = subprocess.run(
+        [*script, "--text", "a", "--output", "o.wav", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"error: {arguments[1] if arguments else 'bundle'}: no bundle here")
+
+
+def test_commands_bring_in_no_numpy_by_themselves():
+    """A stand-in replaces the package's own `__init__`."""
+    program = (
+        "import sys, types; package = types.ModuleType('voxcpm_runtime'); package.__path__ = [sys.argv[1]]; "
+        "sys.modules['voxcpm_runtime'] = package; import voxcpm_runtime.commands.cli; "
+        "print(sorted({'numpy', 'pydantic', 'onnxruntime', 'coremltools', 'soundfile'} & set(sys.modules)))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(REPOSITORY / "runtime" / "voxcpm_runtime")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert ran.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
+def test_a_command_starts_numpy_without_idle_threads_unless_told(monkeypatch, given, expected):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", given or "")
+    if given is None:
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    cli.main(["generate", "--help"])
+    assert os.environ["OPENBLAS_NUM_THREADS"] == expected

@@ -1,0 +1,424 @@
+"""What the system refuses is one line: long names, deep JSON, closed streams, full disks, too little memory."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from voxcpm_constants.bounds import MOST_JSON_DEPTH
+from voxcpm_constants.errors import InputError, VoxCPMError, system_reason
+from voxcpm_constants.file_locks import lock_folder
+from voxcpm_constants.json_files import parsed_json, read_json
+from voxcpm_constants.manifest import Manifest, record_file
+from voxcpm_runtime import BundleError, Voice, VoiceStore, VoxCPM
+from voxcpm_runtime.commands import cli, shared_arguments
+from voxcpm_runtime.speech.saved_segments import SavedSegments
+from voxcpm_runtime.storage.whole_file import hidden_beside, whole_file
+from voxcpm_runtime.text.tokenizer import TextTokenizer
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+LONG = "a" * 300
+DEEP = "[" * 100_000 + "]" * 100_000
+FILES = ("manifest.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json")
+
+
+def one_line(capsys, *arguments):
+    """The line on standard error of a command that fails with exit code 2."""
+    assert cli.main([str(argument) for argument in arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def raising(error):
+    def command() -> None:
+        """Fail."""
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "a/b"), "a/b: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError("in words"), "in words"),
+        (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
+        (MemoryError(), "the memory is not enough"),
+        (ImportError("a.so: failed to map segment from shared object"), "the memory is not enough"),
+    ],
+)
+def test_what_the_system_refuses_is_a_line_of_the_command_line(capsys, monkeypatch, error, line):
+    monkeypatch.setattr(cli, "_own_commands", lambda: {"fail": EntryPoint("fail", "failing:fail", "group")})
+    monkeypatch.setattr(EntryPoint, "load", lambda entry: raising(error))
+
+    assert one_line(capsys, "fail") == f"error: {line}"
+    assert isinstance(error, ImportError) or system_reason(error) == line
+
+
+def test_an_input_error_is_a_value_error_as_upstreams_are():
+    assert issubclass(InputError, ValueError)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", LONG, "--text", "hi."),
+        ("generate", "{}", "--text", "hi.", "-o", f"{LONG}.wav"),
+        ("generate", "{}", "--text", "hi.", "-o", f"absent/{LONG}.wav"),
+        ("generate", "{}", "--text", "hi.", "--voice", LONG),
+        ("generate", "{}", "--text", "hi.", "--voice", f"{LONG}.voice"),
+        ("generate", "{}", "--text", "hi.", "--prompt", LONG, "--prompt-text", "x"),
+        ("generate", "{}", "--text-file", LONG),
+        ("batch", "{}", "lines.txt", "-o", LONG),
+        ("batch", "{}", f"{LONG}.txt", "-o", "out"),
+        ("voices", "show", LONG),
+        ("voices", "remove", LONG),
+        ("voices", "add", LONG, "{}", "--prompt", LONG, "--prompt-text", "x"),
+        ("inspect", LONG),
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]).replace(LONG, "LONG"),
+)
+def test_names_of_300_bytes(capsys, speaking, folder, monkeypatch, arguments):
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(folder / "cache"))
+    (folder / "lines.txt").write_text("hi.\n")
+
+    one_line(capsys, *(argument.replace("{}", speaking) for argument in arguments))
+    assert sorted(entry.name for entry in folder.iterdir()) in (["lines.txt"], ["cache", "lines.txt"])
+
+
+def test_names_of_300_bytes_in_python(tts):
+    with pytest.raises(BundleError, match="too long"):
+        VoxCPM.from_bundle(LONG)
+    for given in ({"voice": f"{LONG}.voice"}, {"prompt_wav_path": LONG, "prompt_text": "x"}):
+        with pytest.raises(InputError, match="too long"):
+            tts.plan("Hello.", **given)
+    with pytest.raises(InputError, match="too long"):
+        tts.create_voice(LONG, "x", name="a")
+    with pytest.raises(InputError, match="too long"):
+        Voice.load(LONG)
+
+
+def test_a_name_that_just_fits_is_written(speaking, folder):
+    name = "ä" * 125 + ".wav"  # 254 bytes
+
+    assert cli.main(["generate", speaking, "--text", "hi.", "-o", name, "-q"]) == 0
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+def test_a_bad_line_of_a_batch_ends_only_that_line(batch):
+    lines = [
+        {"text": "one.", "output": f"{LONG}.wav"},
+        {"text": "two.", "prompt": LONG, "prompt_text": "x"},
+        {"text": "three.", "voice": f"{LONG}.voice"},
+        f'{{"text": {DEEP}}}',
+        {"text": "four."},
+    ]
+
+    code, out, err = batch(lines, "-q")
+
+    assert code == 1
+    assert sorted({line.split(":")[0] for line in err.splitlines()}) == [f"line {n}" for n in (1, 2, 3, 4)]
+    assert not out
+
+
+def test_too_little_memory_ends_only_its_utterance(tts, monkeypatch):
+    monkeypatch.setattr(VoxCPM, "_spoken", lambda self, plan, driver: memory(plan.segments[0].text))
+
+    def memory(text):
+        if text == "two.":
+            raise MemoryError
+        return text
+
+    results = dict(tts.speak_each(["one.", "two.", "three."]))
+
+    assert isinstance(results[1], InputError)
+    assert (results[0], results[2]) == ("one.", "three.")
+
+
+@pytest.mark.parametrize("given", [{"text": "hi.", "txet": 1}, {"text": "hi.", "self": 1}, {5: 6}])
+def test_an_unknown_key_of_an_utterance_ends_only_that_utterance(tts, given):
+    results = dict(tts.speak_each([given, {"text": "two.", "min_len": 1, "max_len": 3}]))
+
+    assert isinstance(results[0], InputError)
+    assert "has no argument" in str(results[0])
+    assert results[1].audio.size
+
+
+@pytest.mark.parametrize("text", [5, b"hello", ["hello"], 1.5])
+def test_what_is_no_text_is_called_so(tts, text):
+    with pytest.raises(InputError, match=f"is no text but {type(text).__name__}"):
+        tts.generate(text)
+
+
+@pytest.mark.parametrize("command", [("generate", "--text-file", "-"), ("batch", "-", "-o", "out")])
+def test_closed_standard_input(capsys, speaking, monkeypatch, command):
+    monkeypatch.setattr(shared_arguments.sys, "stdin", None)
+
+    line = one_line(capsys, command[0], speaking, *command[1:])
+
+    assert "standard input is closed" in line
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_json_nested_deeply_in_a_bundle(capsys, bundle_folder, name):
+    (bundle_folder / name).write_text(DEEP)
+    if name != "manifest.json":
+        # Else it is refused by its size, before it is read.
+        manifest = Manifest.read(bundle_folder)
+        records = {**manifest.files, name: record_file(bundle_folder / name)}
+        manifest.model_copy(update={"files": records}).write(bundle_folder)
+
+    line = one_line(capsys, "generate", bundle_folder, "--text", "hi.")
+
+    assert name in line
+    assert "nested" in line
+
+
+def test_json_has_bounds(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("[" * (MOST_JSON_DEPTH + 1) + "]" * (MOST_JSON_DEPTH + 1))
+    assert read_json(path)
+    for text in (
+        DEEP,
+        "[" * (MOST_JSON_DEPTH + 2) + "]" * (MOST_JSON_DEPTH + 2),
+        '{"a":' * 99 + "1" + "}" * 99,
+    ):
+        with pytest.raises(ValueError, match="nested more than 64 deep"):
+            parsed_json(text)
+    with pytest.raises(ValueError, match="more than 1e-06 MB"):
+        read_json(path, 1)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="no regular file"):
+        read_json(tmp_path / "pipe")
+
+
+def test_json_of_files_is_read_in_one_place():
+    reading = ("json.loads(", "json.load(", "from json import")
+    others = {
+        path.relative_to(REPOSITORY).as_posix()
+        for package in ("constants", "conversion", "runtime")
+        for path in (REPOSITORY / package).rglob("*.py")
+        if any(call in path.read_text(encoding="utf-8") for call in reading)
+    }
+
+    assert others == {"constants/voxcpm_constants/json_files.py"}
+
+
+def test_a_panic_of_the_tokeniser_is_one_line(bundle_folder):
+    document = json.loads((bundle_folder / "tokenizer" / "tokenizer.json").read_text())
+    # A file with a regular expression is not opened, but a panic may have other causes. This one
+    # backtracks for so long that the library's regular expressions give up, and the library panics.
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    document |= {"normalizer": None, "pre_tokenizer": pattern}
+    tokenizer = TextTokenizer(Tokenizer.from_str(json.dumps(document)), "<unk>")
+
+    with pytest.raises(BundleError, match=r"the tokeniser fails on the text .*retry-limit"):
+        tokenizer("a" * 40 + "!")
+
+
+def test_a_tokeniser_whose_unknown_token_is_in_no_vocabulary_is_one_line(bundle_folder):
+    document = json.loads((bundle_folder / "tokenizer" / "tokenizer.json").read_text())
+    document["model"] |= {"vocab": {}, "merges": [], "byte_fallback": False}
+    tokenizer = TextTokenizer(Tokenizer.from_str(json.dumps(document)), "<unk>")
+
+    with pytest.raises(BundleError, match=r"the tokeniser fails on the text .*not found in the vocabulary"):
+        tokenizer("hello")
+
+
+_FULL_DISK = """
+import json, resource, signal, sys
+import numpy as np
+from pathlib import Path
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.audio.files import FORMATS, write_audio
+from voxcpm_runtime import Voice
+audio = np.random.default_rng(0).uniform(-0.5, 0.5, 48000).astype(np.float32)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+lines = {}
+for ending in FORMATS:
+    try:
+        write_audio(Path(sys.argv[1]) / f"a{ending}", audio, 48000)
+    except InputError as error:
+        lines[ending] = str(error)
+print(json.dumps(lines))
+"""
+
+
+def test_a_full_disk_is_one_line_in_every_format(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+
+    lines = json.loads(done.stdout)
+    from voxcpm_runtime.audio.files import FORMATS
+
+    assert lines == {
+        ending: f"{tmp_path}/a{ending}: cannot be written (File too large)" for ending in FORMATS
+    }
+    assert (done.stderr, list(tmp_path.iterdir())) == ("", [])
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from voxcpm_runtime.storage.whole_file import whole_file
+with whole_file(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed_while_writing(path):
+    done = subprocess.run([sys.executable, "-c", _KILLED, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not path.exists()
+
+
+def test_what_a_killed_process_left_goes_with_the_next_write(tmp_path):
+    killed_while_writing(tmp_path / "a")
+    assert len(list(tmp_path.iterdir())) == 1
+
+    with whole_file(tmp_path / "a") as file:
+        file.write(b"whole")
+
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"whole"}
+
+
+def test_a_voice_that_is_added_removes_what_others_left(tmp_path, tts):
+    store = VoiceStore(tmp_path / "voices")
+    voice = tts.create_voice((np.linspace(0.1, 0.5, 100), 1000), "so. ", name="b")
+    store.folder.mkdir()
+    killed_while_writing(store.folder / "a.voice")
+    # As earlier releases named them.
+    (store.folder / ".c.voice.123-456.part").touch()
+
+    store.add(voice)
+
+    assert [path.name for path in store.folder.iterdir()] == ["b.voice"]
+
+
+def test_a_file_that_is_being_written_is_left_alone(tmp_path):
+    path = tmp_path / "a"
+    with whole_file(path) as slow:
+        slow.write(b"first")
+        with whole_file(path) as quick:
+            quick.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_many_threads_write_one_file(tmp_path):
+    path = tmp_path / "a"
+    failures = []
+
+    def write(number):
+        try:
+            for _ in range(50):
+                with whole_file(path) as file:
+                    file.write(bytes([number]) * 1000)
+        except OSError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not failures
+    assert len(set(path.read_bytes())) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_hidden_names_are_short_enough_and_differ():
+    names = {hidden_beside(Path("x") / name, "segments").name for name in (f"{LONG}a", f"{LONG}b", "ä" * 140)}
+
+    assert len(names) == 3
+    assert all(len(os.fsencode(name)) < 230 for name in names)
+    assert hidden_beside(Path("x/a.wav"), "segments") == Path("x/.a.wav.segments")
+
+
+def test_a_second_run_into_one_output_is_refused_before_it_speaks(speaking, folder, capsys):
+    held = folder / ".a.wav.segments"
+    held.mkdir()
+    lock = lock_folder(held)
+
+    line = one_line(capsys, "generate", speaking, "--text", "hi.", "-o", "a.wav")
+
+    assert "another run is speaking into this file" in line
+    lock.release()
+    assert cli.main(["generate", speaking, "--text", "hi.", "-o", "a.wav", "-q"]) == 0
+    assert [path.name for path in folder.iterdir()] == ["a.wav"]
+
+
+def test_of_two_runs_that_begin_together_one_is_refused(tts, tmp_path):
+    first, second = (SavedSegments(tmp_path / "a.wav", "d", 1, drawn=False) for _ in range(2))
+    (segment,) = tts.speak("hello.", min_len=1, max_len=3, retry_badcase=False).segments
+    first.put(0, segment)
+
+    with pytest.raises(InputError, match="another run"):
+        second.put(0, segment)
+    second.discard()
+    assert first.get(0) is not None
+    first.discard()
+    second.put(0, segment)
+    assert second.count == 1
+
+
+@pytest.mark.parametrize("name", ["rms.voice", "a.b.voice"])
+def test_a_voice_that_could_not_be_found_by_name_is_refused(capsys, speaking, name):
+    line = one_line(capsys, "voices", "add", name, speaking, "--prompt", "x.wav", "--prompt-text", "x")
+
+    assert "leave .voice out" in line
+
+
+def test_every_error_of_the_family_is_caught_by_its_base():
+    with pytest.raises(VoxCPMError):
+        raise InputError("a line")
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ("a file", "a file: the folder cannot be made"),
+        ("read-only", "{name}.json: it exists and is read-only"),
+        ("folders", "{name}.json: it is a folder"),
+        ("linked", "linked/{name}.json: this is also an input"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("validation", ("validate", "{}", "--checkpoint", "x", "--prompt", "in.json", "--prompt-text", "a")),
+        ("listening", ("listen", "--saved", "in.json")),
+    ],
+)
+def test_a_report_that_could_not_be_written_is_refused_before_the_work(
+    capsys, speaking, folder, name, command, report, message
+):
+    for made in ("read-only", "linked", "folders"):
+        (folder / made).mkdir()
+    for empty in ("a file", "in.json", f"read-only/{name}.json"):
+        (folder / empty).touch()
+    (folder / "read-only" / f"{name}.json").chmod(0o444)
+    (folder / "linked" / f"{name}.json").symlink_to("../in.json")
+    (folder / "folders" / f"{name}.json").mkdir()
+
+    line = one_line(capsys, *(word.replace("{}", speaking) for word in command), "--report", report)
+
+    assert message.format(name=name) in line
+    assert (folder / "in.json").read_bytes() == b""

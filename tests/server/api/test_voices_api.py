@@ -1,0 +1,313 @@
+"""Voices over HTTP: made from an upload, listed, shown, spoken with, previewed, deleted."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_runtime import InputError, Voice, VoiceStore, pcm16
+from voxcpm_server.errors import ApiError
+from voxcpm_server.settings import OPENAI_VOICES
+from voxcpm_server.speech.stored_voices import StoredVoices, read_aliases
+
+TRANSCRIPT = "Hello there, this is a test of the server."
+SAID = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "seed": 5}
+
+
+@pytest.fixture
+def recording(spoken: Any) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, spoken.audio, spoken.sample_rate, format="FLAC")
+    return file.getvalue()
+
+
+def upload(url: str, recording: bytes, **fields: str) -> httpx2.Response:
+    given = {"name": "ada", "transcript": TRANSCRIPT, "consent": "true", **fields}
+    return httpx2.post(
+        f"{url}/v1/audio/voices",
+        data={name: value for name, value in given.items() if value},
+        files={"audio_sample": ("../../ada.flac", recording)},
+        timeout=60,
+    )
+
+
+def test_the_life_of_a_voice(serve: Callable[..., Any], recording: bytes, tts: Any, tmp_path: Path) -> None:
+    running = serve()
+    voices = f"{running.url}/v1/audio/voices"
+
+    made = upload(running.url, recording)
+    assert made.status_code == 201, made.text
+    assert made.json()["consent"] is True
+    assert made.json()["prompt_seconds"] == pytest.approx(2.4, abs=0.2)
+    assert httpx2.get(f"{voices}/ada").json() == made.json()
+    assert {"id": "ada", "name": "ada", "stored": True, "built_in": False} in httpx2.get(voices).json()[
+        "voices"
+    ]
+
+    stored = Voice.load(tmp_path / "voices" / "ada.voice")
+    assert stored.header.provenance["consent"] == "stated"
+    assert len(stored.header.provenance["sha256"]) == 64
+
+    expected = pcm16(tts.generate("Hello.", voice=stored, seed=5, retry_badcase=False))
+    for voice in ("ada", {"id": "ada"}):
+        answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": voice}, timeout=60)
+        assert np.array_equal(np.frombuffer(answer.content, "<i2"), expected)
+
+    previews = [httpx2.get(f"{voices}/ada/preview", timeout=60) for _ in range(2)]
+    assert previews[0].headers["content-type"] == "audio/mpeg"
+    assert previews[0].content == previews[1].content
+
+    assert upload(running.url, recording).status_code == 409
+    assert httpx2.delete(f"{voices}/ada").json()["deleted"] is True
+    assert httpx2.delete(f"{voices}/ada").status_code == 404
+    assert httpx2.get(f"{voices}/ada").status_code == 404
+    assert not list((tmp_path / "voices").glob("*.voice"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"name": "../ada"}, 400, "letters, digits"),
+        ({"name": "/etc/passwd"}, 400, "letters, digits"),
+        ({"name": ".."}, 400, "letters, digits"),
+        ({"name": "a\x00b"}, 400, "letters, digits"),
+        ({"name": "a" * 200}, 400, "at most 100 bytes"),
+        ({"name": "default"}, 409, "reserved"),
+        ({"name": ""}, 400, "name"),
+        ({"consent": "false"}, 400, "must have agreed"),
+        ({"consent": ""}, 400, "consent"),
+        ({"transcript": ""}, 400, "VoxCPM2"),
+    ],
+)
+def test_an_upload_that_is_refused(
+    fields: dict[str, str],
+    status: int,
+    words: str,
+    serve: Callable[..., Any],
+    recording: bytes,
+    tmp_path: Path,
+) -> None:
+    answer = upload(serve().url, recording, **fields)
+
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]["message"]
+    assert not list(tmp_path.rglob("*.voice"))
+
+
+def test_recordings_that_are_too_long_or_none(serve: Callable[..., Any], recording: bytes) -> None:
+    running = serve(max_recording_seconds=1)
+
+    too_long = upload(running.url, recording)
+    assert (too_long.status_code, too_long.json()["error"]["param"]) == (400, "audio_sample")
+    assert "longer than 1 s" in too_long.json()["error"]["message"]
+    assert upload(running.url, b"no audio").status_code == 400
+
+
+@pytest.mark.parametrize("name", ["..%2f..%2fsecret", "%2e%2e", "%2fetc%2fpasswd", "secret.voice"])
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_names_do_not_lead_out_of_the_folder(
+    name: str, method: str, serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve()
+    secret = tmp_path / "secret.voice"
+    secret.write_text("secret")
+    (tmp_path / "voices").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    answer = httpx2.request(method, f"{running.url}/v1/audio/voices/{name}")
+
+    assert answer.status_code in (400, 404, 405)
+    assert secret.exists()
+
+
+def test_a_voice_outside_the_folder_is_not_spoken_with(
+    serve: Callable[..., Any], recording: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve()
+    upload(running.url, recording)
+    (tmp_path / "voices" / "ada.voice").rename(tmp_path / "secret.voice")
+    monkeypatch.chdir(tmp_path)
+
+    for name in ("../secret", "secret.voice", "./secret.voice", str(tmp_path / "secret"), "secret"):
+        answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": name}, timeout=60)
+        assert answer.status_code in (400, 404), name
+
+
+def test_the_number_of_voices_is_bounded(serve: Callable[..., Any], recording: bytes) -> None:
+    answer = upload(serve(max_voices=0).url, recording)
+
+    assert answer.status_code == 409
+    assert "0 voices are stored" in answer.json()["error"]["message"]
+
+
+def test_aliases_are_names_of_stored_voices(
+    serve: Callable[..., Any], recording: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "aliases.json").write_text(
+        json.dumps({"alloy": "ada", "narrator": "default", "lost": "nobody"})
+    )
+    running = serve(voice_aliases=tmp_path / "aliases.json")
+    upload(running.url, recording)
+
+    def said(voice: str) -> httpx2.Response:
+        return httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": voice}, timeout=60)
+
+    assert said("alloy").content == said("ada").content
+    assert said("narrator").content == said("default").content
+    assert said("alloy").content != said("echo").content
+    assert said("lost").status_code == 404
+
+
+def test_openais_names_are_thirteen_different_built_in_voices(serve: Callable[..., Any], tts: Any) -> None:
+    running = serve()
+
+    def said(voice: str) -> np.ndarray:
+        answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": voice}, timeout=60)
+        return np.frombuffer(answer.content, "<i2")
+
+    assert set(OPENAI_VOICES.values()) == set(tts.built_in_voices)
+    assert len(OPENAI_VOICES) == len(set(OPENAI_VOICES.values())) == 13
+    for name, meant in (("nova", "river"), ("onyx", "michael")):
+        expected = pcm16(tts.generate("Hello.", voice=meant, seed=5, retry_badcase=False))
+        assert np.array_equal(said(name), expected)
+        assert np.array_equal(said(meant), expected)
+
+
+def test_a_built_in_voice_is_listed_shown_and_replaced_but_not_deleted(
+    serve: Callable[..., Any], recording: bytes
+) -> None:
+    running = serve()
+    voices = f"{running.url}/v1/audio/voices"
+
+    def listed() -> dict[str, Any]:
+        (found,) = [voice for voice in httpx2.get(voices).json()["voices"] if voice["id"] == "heart"]
+        return dict(found)
+
+    assert listed() == {"id": "heart", "name": "heart", "stored": False, "built_in": True}
+    assert httpx2.get(f"{voices}/heart").json()["prompt_seconds"] > 4
+    assert httpx2.get(f"{voices}/heart/preview", timeout=60).status_code == 200
+    answer = httpx2.delete(f"{voices}/heart")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        409,
+        "voice: heart is built in and cannot be deleted",
+    )
+
+    assert upload(running.url, recording, name="heart").status_code == 201
+    assert listed() == {"id": "heart", "name": "heart", "stored": True, "built_in": False}
+    assert httpx2.get(f"{voices}/heart").json()["prompt_seconds"] < 4
+    assert httpx2.delete(f"{voices}/heart").status_code == 200
+    assert listed()["built_in"] is True
+
+
+def test_a_stored_voice_that_is_called_default_is_not_spoken_with(
+    serve: Callable[..., Any], recording: bytes, tts: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING")
+    (tmp_path / "voices").mkdir()
+    ada = tts.create_voice(recording, TRANSCRIPT, name="default")
+    ada.save(tmp_path / "voices" / "default.voice")
+    url = serve().url
+
+    assert "rename this file to speak with it" in caplog.text
+    answer = httpx2.post(f"{url}/v1/audio/speech", json={**SAID, "voice": "default"}, timeout=60)
+    expected = pcm16(tts.generate("Hello.", seed=5, retry_badcase=False))
+    assert np.array_equal(np.frombuffer(answer.content, "<i2"), expected)
+    assert httpx2.get(f"{url}/v1/audio/voices").json()["voices"][0] == {
+        "id": "default", "name": "default", "stored": False, "built_in": False,
+    }  # fmt: skip
+    assert httpx2.get(f"{url}/v1/audio/voices/default").status_code == 404
+    assert httpx2.delete(f"{url}/v1/audio/voices/default").status_code == 200
+    (tmp_path / "aliases.json").write_text('{"default": "ada"}')
+    with pytest.raises(InputError, match="default is the checkpoint's own voice; choose another alias"):
+        read_aliases(tmp_path / "aliases.json")
+
+
+def refused(answer: httpx2.Response, folder: Path) -> tuple[int, str]:
+    """Status and code of an error that names no path of the server."""
+    assert str(folder) not in answer.text
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def test_a_disk_that_refuses_is_the_servers_fault(
+    serve: Callable[..., Any],
+    recording: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running = serve()
+    assert upload(running.url, recording).status_code == 201
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Voice, "save", lambda _, path, **__: full(path))
+        assert refused(upload(running.url, recording, name="ben"), tmp_path) == (507, "storage")
+        patched.setattr(Path, "unlink", full)
+        assert refused(httpx2.delete(f"{running.url}/v1/audio/voices/ada"), tmp_path) == (507, "storage")
+        patched.setattr(Path, "iterdir", full)
+        assert refused(httpx2.get(f"{running.url}/v1/audio/voices"), tmp_path) == (507, "storage")
+
+    assert f"{tmp_path / 'voices'}" in caplog.text
+    assert upload(running.url, recording, name="ben").status_code == 201
+
+
+def test_a_damaged_voice_is_no_mistake_of_the_client_and_can_be_deleted(
+    serve: Callable[..., Any], recording: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = serve()
+    upload(running.url, recording)
+    path = tmp_path / "voices" / "ada.voice"
+    path.write_bytes(path.read_bytes()[:-1])
+    voice = f"{running.url}/v1/audio/voices/ada"
+
+    damaged = (409, "voice_damaged")
+    said = httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": "ada"}, timeout=60)
+    assert refused(said, tmp_path) == damaged
+    assert refused(httpx2.get(voice), tmp_path) == damaged
+    assert refused(httpx2.get(f"{voice}/preview"), tmp_path) == damaged
+    assert str(path) in caplog.text
+
+    assert httpx2.delete(voice).json()["deleted"] is True
+    assert upload(running.url, recording).status_code == 201
+
+
+def test_a_name_that_another_server_took_meanwhile_is_taken(
+    recording: bytes, tts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voices = StoredVoices(VoiceStore(tmp_path), {})
+    voice = tts.create_voice(io.BytesIO(recording), TRANSCRIPT, name="ada")
+    free_path = VoiceStore.free_path
+
+    def late(store: VoiceStore, *given: Any, **more: Any) -> Path:
+        (tmp_path / "ada.voice").touch()
+        return free_path(store, *given, **more)
+
+    monkeypatch.setattr(VoiceStore, "free_path", late)
+    with pytest.raises(ApiError, match="there is a voice ada") as caught:
+        voices.add(voice, 10)
+    assert caught.value.status_code == 409
+
+
+@pytest.mark.parametrize("content", ["[]", '{"alloy": 1}', "{", None])
+def test_aliases_that_cannot_be_read(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "aliases.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match="aliases"):
+        read_aliases(path)
+
+
+def test_aliases_that_never_end_are_refused() -> None:
+    with pytest.raises(InputError, match="/dev/zero: expected a JSON object"):
+        read_aliases(Path("/dev/zero"))

@@ -1,0 +1,272 @@
+"""ElevenLabs' websocket of several contexts, by requests such as Pipecat and LiveKit send."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from heard_words import SAID, SEED, wrong_words
+from voxcpm_runtime import VoxCPM
+from voxcpm_server.speech.alignment import Alignment
+
+# Chance may give a voice that takes long; whether it does is not what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
+
+LONG = "one two three four five six seven eight nine ten, and on we go. "
+
+
+@contextlib.contextmanager
+def socket_to(
+    server: Any, voice: str = "default", query: str = "", **options: Any
+) -> Iterator[ClientConnection]:
+    url = f"{server.url.replace('http', 'ws')}/v1/text-to-speech/{voice}/multi-stream-input?{query}"
+    with connect(url, max_size=None, close_timeout=5, **options) as connection:
+        yield connection
+
+
+def sends(connection: ClientConnection, *messages: dict[str, Any]) -> None:
+    for message in messages:
+        connection.send(json.dumps(message))
+
+
+def received(connection: ClientConnection, finals: int = 1) -> list[dict[str, Any]]:
+    """All messages up to so many ends of contexts."""
+    messages: list[dict[str, Any]] = []
+    while sum(message.get("isFinal") is True for message in messages) < finals:
+        messages.append(json.loads(connection.recv(timeout=30)))
+    return messages
+
+
+def audio_of(messages: list[dict[str, Any]], context: str) -> bytes:
+    return b"".join(base64.b64decode(m.get("audio", "")) for m in messages if m["contextId"] == context)
+
+
+def spoken_by(tts: VoxCPM, text: str, **given: Any) -> bytes:
+    with tts.session(**given) as session:
+        session.push_text(text)
+        session.flush()
+        return np.concatenate([chunk.pcm for chunk in session]).astype("<i2").tobytes()
+
+
+def test_contexts_are_spoken_side_by_side_and_each_is_read_back(server: Any, tts: VoxCPM) -> None:
+    first, second = SAID.split(". ", 1)
+    with socket_to(
+        server, query=f"model_id=eleven_flash_v2_5&output_format=pcm_24000&seed={SEED}"
+    ) as connection:
+        # In the order and with the fields of Pipecat's service.
+        sends(
+            connection, {"text": ""}, {"text": " ", "context_id": "one", "voice_settings": {"stability": 0.5}}
+        )
+        sends(connection, {"text": f"{first}. ", "context_id": "one"}, {"text": " ", "context_id": "two"})
+        sends(connection, {"text": "Hello there. ", "context_id": "two"})
+        sends(connection, {"text": second, "context_id": "one"}, {"context_id": "one", "flush": True})
+        sends(
+            connection,
+            {"context_id": "two", "close_context": True},
+            {"context_id": "one", "close_context": True},
+        )
+        messages = received(connection, finals=2)
+        sends(connection, {"close_socket": True})
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv(timeout=10)
+
+    assert closed.value.rcvd.code == 1000
+    assert audio_of(messages, "one") == spoken_by(tts, SAID, seed=SEED)
+    assert audio_of(messages, "two") == spoken_by(tts, "Hello there. ", seed=SEED)
+    assert wrong_words(audio_of(messages, "one"), 24_000) <= 3
+    # Pipecat's clock is the sum of what each message spans; together that is the audio.
+    spans = [m["alignment"] for m in messages if m["contextId"] == "one" and m.get("alignment")]
+    assert "".join(character for span in spans for character in span["chars"]) == SAID
+    milliseconds = sum(s["charStartTimesMs"][-1] + s["charDurationsMs"][-1] for s in spans)
+    assert milliseconds == pytest.approx(len(audio_of(messages, "one")) / 48, abs=60)
+    for span in spans:
+        assert len(span["chars"]) == len(span["charStartTimesMs"]) == len(span["charDurationsMs"])
+        assert span["charStartTimesMs"] == sorted(span["charStartTimesMs"])
+        assert min(span["charDurationsMs"]) >= 0
+
+
+def test_mp3_at_livekits_rate(server: Any) -> None:
+    with socket_to(server, query="output_format=mp3_22050_32&inactivity_timeout=180") as connection:
+        sends(connection, {"text": " ", "voice_settings": {"speed": 1.2}, "context_id": "a"})
+        sends(connection, {"text": "Hello there. ", "context_id": "a", "flush": True})
+        sends(
+            connection,
+            {"text": "", "context_id": "a", "flush": True},
+            {"context_id": "a", "close_context": True},
+        )
+        audio, rate = soundfile.read(io.BytesIO(audio_of(received(connection), "a")))
+    assert rate == 22_050
+    assert np.abs(audio).max() > 0.05
+    assert 0.4 < len(audio) / rate < 4
+
+
+def test_one_contexts_error_leaves_the_others(server: Any) -> None:
+    with socket_to(server, query="output_format=pcm_16000") as connection:
+        sends(
+            connection, {"text": "Hello. ", "context_id": "good"}, {"text": "a" * 5000, "context_id": "long"}
+        )
+        sends(
+            connection,
+            {"text": 5, "context_id": "odd"},
+            {"text": "x", "context_id": "z", "voice_settings": {"speed": 9}},
+        )
+        # Unknown ones and empty texts do nothing.
+        sends(connection, {"context_id": "none", "close_context": True}, {"text": "", "context_id": "none"})
+        sends(connection, {"context_id": "good", "close_context": True})
+        messages = received(connection, finals=4)
+    errors = {m["contextId"]: m["error"] for m in messages if "error" in m}
+    assert list(errors) == ["long", "odd", "z"]
+    assert "at most 4096 characters" in errors["long"]
+    assert "expected a string" in errors["odd"]
+    assert "expected 0.25 to 4" in errors["z"]
+    assert len(audio_of(messages, "good")) > 8_000
+
+
+def test_no_more_contexts_than_elevenlabs_has(server: Any) -> None:
+    with socket_to(server) as connection:
+        sends(connection, *({"text": " ", "context_id": str(number)} for number in range(6)))
+        (error, final) = received(connection)
+        assert "5 contexts are open" in error["error"]
+        assert final == {"isFinal": True, "contextId": "5"}
+        # One that has ended makes room.
+        sends(connection, {"context_id": "0", "close_context": True})
+        assert received(connection) == [{"isFinal": True, "contextId": "0"}]
+        sends(connection, {"text": "Hello.", "context_id": "6"}, {"context_id": "6", "close_context": True})
+        assert audio_of(received(connection), "6")
+
+
+def test_an_agent_may_be_interrupted_again_and_again(server: Any) -> None:
+    """Closed contexts that are still spoken leave room for the next answer; the first of too many is cancelled."""
+    with socket_to(server, query=f"output_format=pcm_24000&seed={SEED}") as connection:
+        for number in range(6):
+            sends(connection, {"text": LONG * 20, "context_id": f"{number}"})
+            sends(connection, {"context_id": f"{number}", "close_context": True})
+        sends(connection, {"text": "Hello.", "context_id": "last"})
+        messages = received(connection)
+        assert messages[-1]["contextId"] == "0"
+        assert not [message for message in messages if "error" in message]
+        # It takes text: it is not one of those.
+        sends(connection, {"text": 5, "context_id": "last"})
+        assert "expected a string" in next(m["error"] for m in received(connection) if "error" in m)
+
+
+@pytest.mark.parametrize(
+    ("voice", "query", "status", "words"),
+    [
+        ("nobody", "", 404, "no voice 'nobody'"),
+        ("alloy", "output_format=ulaw_8000", 400, "pcm_24000"),
+        ("alloy", "output_format=mp3_12345", 400, "mp3 has 8000"),
+        ("alloy", "output_format=pcm_0000", 400, "8000 to 48000 Hz, got 0"),
+        ("alloy", "output_format=wav_0000", 400, "8000 to 48000 Hz, got 0"),
+        ("alloy", "output_format=pcm_99999", 400, "8000 to 48000 Hz, got 99999"),
+        ("alloy", "output_format=pcm_%D9%A2%D9%A4%D9%A0%D9%A0%D9%A0", 400, "expected one such as pcm_24000"),
+        ("alloy", "inactivity_timeout=never", 400, "whole number"),
+        ("alloy", "seed=-1", 400, "whole number"),
+    ],
+)
+def test_a_wrong_url_is_refused_at_the_handshake(
+    voice: str, query: str, status: int, words: str, server: Any
+) -> None:
+    with pytest.raises(InvalidStatus) as refused, socket_to(server, voice, query):
+        pass
+    assert refused.value.response.status_code == status
+    assert words in json.loads(refused.value.response.body)["error"]["message"]
+
+
+def test_handshakes_that_wait_for_a_bundle_are_bounded(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve(max_conversations=1)
+    lease, loaded = running.service.bundles.lease, threading.Event()
+    waiting = threading.Event()
+
+    async def slow(*given: Any) -> Any:
+        waiting.set()
+        while not loaded.is_set():
+            await asyncio.sleep(0.01)
+        return await lease(*given)
+
+    monkeypatch.setattr(running.service.bundles, "lease", slow)
+    with ThreadPoolExecutor(1) as pool:
+
+        def first() -> None:
+            with socket_to(running):
+                pass
+
+        try:
+            opened = pool.submit(first)
+            assert waiting.wait(20)
+            with pytest.raises(InvalidStatus) as refused, socket_to(running):
+                pass
+        finally:
+            loaded.set()
+        opened.result(30)
+    assert refused.value.response.status_code == 503
+
+
+def test_its_key_is_asked_for(serve: Callable[..., Any]) -> None:
+    running = serve(keys=("secret",))
+    with pytest.raises(InvalidStatus) as refused, socket_to(running):
+        pass
+    assert refused.value.response.status_code == 401
+    with socket_to(running, additional_headers={"xi-api-key": "secret"}) as connection:
+        sends(connection, {"text": "Hi.", "context_id": "a"}, {"context_id": "a", "close_context": True})
+        assert audio_of(received(connection), "a")
+
+
+@pytest.mark.parametrize("wrong", ["{", "[]", b"\x00", '{"text": "a", "context_id": 5}'])
+def test_what_is_no_message_ends_the_connection(wrong: str | bytes, server: Any) -> None:
+    with socket_to(server) as connection:
+        connection.send(wrong)
+        error = json.loads(connection.recv(timeout=10))
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv(timeout=10)
+    assert "expected" in error["error"]
+    assert closed.value.rcvd.code == 1008
+
+
+def test_characters_are_spread_over_the_audio_of_their_sentence() -> None:
+    alignment = Alignment()
+    for _ in range(4):
+        alignment.add(0, "a" * 30, 0.5)
+    first = alignment.taken()
+    # 15 characters a second, until there are none left.
+    assert first is not None
+    assert first["charStartTimesMs"][:9] == [0, 62, 125, 188, 250, 312, 375, 438, 500]
+    assert first["charStartTimesMs"][-1] < 2000
+    assert first["charStartTimesMs"][-1] + first["charDurationsMs"][-1] == 2000
+    # The pace of the first sentence: 15 a second; the second one is twice as fast, so half of it stands at its end.
+    alignment.add(1, "b" * 30, 1.0)
+    alignment.finish()
+    second = alignment.taken()
+    assert second is not None
+    assert len(second["chars"]) == 30
+    assert second["charStartTimesMs"][15:] == [1000] * 15
+    # Then it has learned that.
+    alignment.add(2, "c" * 30, 0.5)
+    third = alignment.taken()
+    assert third is not None
+    assert len(third["chars"]) == 15
+    assert alignment.taken() is None
+
+
+def test_times_of_characters_may_count_from_the_beginning() -> None:
+    alignment = Alignment(restarts=False)
+    starts = []
+    for _ in range(3):
+        alignment.add(0, "a" * 45, 1.0)
+        starts.append((alignment.taken() or {})["charStartTimesMs"][0])
+    assert starts == [0, 1000, 2000]

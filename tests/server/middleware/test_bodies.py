@@ -1,0 +1,316 @@
+"""Bodies of requests that are no requests, too large, too slow, or in another charset."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from voxcpm_runtime import InputError
+from voxcpm_server.errors import ApiError
+from voxcpm_server.middleware.bounded_bodies import BoundedBody
+from voxcpm_server.settings import Settings
+from waiting import until
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"text"', b"\xff", b"[" * 100_000])
+def test_a_body_that_is_no_request(body: bytes, server: Any) -> None:
+    answer = httpx2.post(
+        f"{server.url}/v1/audio/speech", content=body, headers={"Content-Type": "application/json"}
+    )
+
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["message"], error["param"]) == ("body: expected a JSON object", None)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"--x\r\n", b"nothing", b'--x\r\nContent-Disposition: form-data; name="a"\r\n']
+)
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "multipart/form-data", "text/plain", ""])
+def test_a_body_that_is_no_form(body: bytes, kind: str, server: Any) -> None:
+    answer = httpx2.post(f"{server.url}/v1/audio/speech", content=body, headers={"Content-Type": kind})
+
+    assert answer.status_code == 400, answer.text
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def raw_answer(address: tuple[str, int], request: bytes) -> bytes:
+    """All that the server says until it closes the connection."""
+    with socket.create_connection(address, timeout=20) as connection:
+        connection.sendall(request)
+        parts = []
+        while part := connection.recv(65_536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "no request\r\n\r\n",
+        f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {'9' * 30}\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_answered_in_the_shape_of_errors(head: str, server: Any) -> None:
+    answer, _, body = raw_answer(server.address, head.encode()).partition(b"\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/json" in answer.lower()
+    error = json.loads(body)["error"]
+    assert error == {**error, "type": "invalid_request_error", "param": None, "code": None}
+    assert error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/voices"])
+def test_two_gigabytes_are_refused_at_their_header(path: str, server: Any) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000000\r\n\r\n"
+
+    answer = raw_answer(server.address, head.encode())
+
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"at most 25 MB, got 2000000000 bytes" in answer
+
+
+def test_a_body_that_does_not_say_its_size_is_counted(serve: Callable[..., Any]) -> None:
+    running = serve(max_upload_megabytes=0.1)
+    taken = 0
+
+    def endless() -> Any:
+        nonlocal taken
+        for _ in range(100):
+            taken += 65_536
+            yield b" " * 65_536
+
+    # The server may close the connection while the client still sends.
+    with contextlib.suppress(httpx2.TransportError):
+        answer = httpx2.post(f"{running.url}/v1/audio/speech", content=endless(), timeout=20)
+        assert answer.status_code == 413
+    assert taken < 100 * 65_536
+    assert httpx2.get(f"{running.url}/healthz").status_code == 200
+
+
+FORM = "multipart/form-data; boundary=x"
+
+
+def form(size: int) -> bytes:
+    """A form of that many bytes with a recording, which is no audio."""
+    start = b'--x\r\nContent-Disposition: form-data; name="prompt_audio"; filename="a.wav"\r\n\r\n'
+    end = b"\r\n--x--\r\n"
+    return start + b" " * (size - len(start) - len(end)) + end
+
+
+@pytest.mark.parametrize("kind", ["application/json", FORM])
+def test_bodies_are_bounded_together(kind: str, serve: Callable[..., Any]) -> None:
+    """Several uploads that are never complete take up what all may have; then texts still pass, and more uploads
+    once those have gone away.
+    """
+    running = serve(max_upload_megabytes=0.3, max_bodies_megabytes=0.5)
+    head = (
+        b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\n"
+        + f"Content-Type: {kind}\r\nContent-Length: 290000\r\n\r\n".encode()
+    )
+    content, incomplete = form(280_000), form(290_000)[:285_000]
+    if kind != FORM:
+        content, incomplete = b" " * 280_000, b" " * 285_000
+
+    def large() -> httpx2.Response:
+        answer = httpx2.post(
+            f"{running.url}/v1/audio/speech", content=content, headers={"Content-Type": kind}, timeout=20
+        )
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        return answer
+
+    with contextlib.ExitStack() as stack:
+
+        def large_beside_others() -> httpx2.Response:
+            # One of these may itself be what goes beyond, while the large one is read: then the next try has more.
+            for _ in range(2):
+                connection = stack.enter_context(socket.create_connection(running.address, timeout=20))
+                connection.sendall(head + incomplete)
+            return large()
+
+        refused = answered(large_beside_others, 503)
+        said = {"model": "tts-1", "voice": "alloy", "input": "Hello."}
+        spoken = httpx2.post(f"{running.url}/v1/audio/speech", json=said, timeout=60)
+    assert refused.headers["retry-after"] == "5"
+    assert "larger than 0.5 MB together" in refused.json()["error"]["message"]
+    assert spoken.status_code == 200
+    # It is read now, and no request.
+    answered(large, 400)
+
+
+def answered(ask: Callable[[], httpx2.Response], status: int) -> httpx2.Response:
+    """The first answer of that status, within some seconds: what others send and close arrives in its own time."""
+
+    def right() -> httpx2.Response | None:
+        answer = ask()
+        return answer if answer.status_code == status else None
+
+    found = until(right, 20)
+    assert found is not None
+    return found
+
+
+def test_a_form_counts_until_it_is_answered_and_its_first_64_kib_never() -> None:
+    uncounted = 65_536
+    # Beyond what is not counted, together exactly what all may have.
+    held = (200_000, 200_000, 300_000 - 2 * (200_000 - uncounted) + uncounted)
+
+    async def scenario() -> None:
+        read: list[str] = []
+        may_end = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, _: Any) -> None:
+            while (await receive())["more_body"]:
+                pass
+            read.append(scope["path"])
+            if scope["path"] == "/slow":
+                await may_end.wait()
+
+        bounded = BoundedBody(app, settings=Settings(max_upload_megabytes=0.2, max_bodies_megabytes=0.3))
+
+        async def sent(path: str, size: int) -> None:
+            parts = [form(size)[at : at + 10_000] for at in range(0, size, 10_000)]
+
+            async def receive() -> Any:
+                return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+            scope = {"type": "http", "path": path, "headers": [(b"content-type", FORM.encode())]}
+            await bounded(scope, receive, lambda _: asyncio.sleep(0))
+
+        slow = [asyncio.create_task(sent("/slow", size)) for size in held]
+        while len(read) < len(held):
+            await asyncio.sleep(0)
+        await sent("/quick", uncounted)
+        with pytest.raises(ApiError, match=r"larger than 0\.3 MB together") as refused:
+            await sent("/quick", uncounted + 1)
+        assert refused.value.status_code == 503
+        may_end.set()
+        await asyncio.gather(*slow)
+        await sent("/quick", 200_000)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_all_bodies_together_may_not_be_less_than_one(serve: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match="expected at least --max-upload-megabytes 25, got 24"):
+        serve(max_bodies_megabytes=24)
+
+
+def test_a_body_that_stalls_is_given_up(serve: Callable[..., Any]) -> None:
+    running = serve(client_timeout=0.3)
+    head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
+
+    answer = raw_answer(running.address, head)
+
+    assert answer.startswith(b"HTTP/1.1 408"), answer
+    assert b"no more of the body came" in answer
+
+
+def test_a_body_that_trickles_is_given_up(serve: Callable[..., Any]) -> None:
+    running = serve(client_timeout=1)
+    head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n"
+
+    with socket.create_connection(running.address, timeout=0.05) as connection:
+        connection.sendall(head)
+        answer, until = b"", time.monotonic() + 20
+        while not answer and time.monotonic() < until:
+            connection.sendall(b" ")
+            with contextlib.suppress(TimeoutError):
+                answer = connection.recv(65_536)
+        connection.settimeout(20)
+        # What was sent after the answer may be met by a reset, once the answer is read.
+        with contextlib.suppress(ConnectionResetError):
+            while answer and (part := connection.recv(65_536)):
+                answer += part
+
+    assert answer.startswith(b"HTTP/1.1 408"), answer
+    assert b"expected 10000 bytes of the body a second" in answer
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/voices"])
+@pytest.mark.parametrize("charset", ["punycode", '"PUNYCODE"', "utf-16"])
+def test_a_form_in_another_charset_is_refused_unread(path: str, charset: str, server: Any) -> None:
+    """Python's punycode takes time that grows with the square of the length, and would hold up everyone."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n"
+        f"Content-Type: multipart/form-data; boundary=x; charset={charset}\r\n\r\n"
+    )
+
+    answer = raw_answer(server.address, head.encode())
+
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    assert b"expected the charset utf-8" in answer
+
+
+JAPANESE = "日".encode()
+LATIN = b"\xe6\x97\xa5\xff"
+
+
+def part(name: bytes, content: bytes, filename: bytes = b"") -> bytes:
+    file = b'; filename="%s"' % filename if filename else b""
+    return b'--x\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n' % (name, file, content)
+
+
+@pytest.mark.parametrize("path", ["speech", "jobs", "voices"])
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        (part(b"input", LATIN), "input"),
+        (part(b"input", b"a" * 70_000 + LATIN[:2]), "input"),
+        (part(b"name", b"\xff"), "name"),
+        (part(b"\xff", b"a"), "\ufffd"),
+        (part(b"prompt_audio", LATIN, b"\xff.wav"), "prompt_audio"),
+    ],
+)
+def test_a_form_that_is_not_utf_8_is_refused_as_json_is(
+    path: str, wrong: bytes, param: str, server: Any
+) -> None:
+    body = part(b"voice", JAPANESE) + part(b"prompt_audio", LATIN, b"a.wav") + wrong + b"--x--\r\n"
+
+    answer = httpx2.post(f"{server.url}/v1/audio/{path}", content=body, headers={"Content-Type": FORM})
+
+    assert answer.status_code == 400
+    error = {"message": f"{param}: expected UTF-8", "param": param, "code": "invalid_value"}
+    assert answer.json()["error"] == {**error, "type": "invalid_request_error"}
+    assert not httpx2.get(f"{server.url}/v1/audio/jobs").json()["data"]
+
+
+@pytest.mark.parametrize(
+    "address", ["voices/%FF", "jobs/%E6%97", "jobs?after=%FF", "jobs?after=%E6%97%A5%FF"]
+)
+def test_a_url_that_is_not_utf_8_is_refused(address: str, server: Any) -> None:
+    answer = httpx2.get(f"{server.url}/v1/audio/{address}")
+
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "URL: expected UTF-8")
+
+
+def test_texts_in_utf_8_are_taken(server: Any) -> None:
+    """Also where a character is cut between two pieces of the body, and in a file's name."""
+
+    def pieces() -> Iterator[bytes]:
+        whole = part(b"voice", JAPANESE) + part(b"prompt_audio", LATIN, JAPANESE) + b"--x--\r\n"
+        yield from (whole[at : at + 1] for at in range(len(whole)))
+
+    answer = httpx2.post(f"{server.url}/v1/audio/speech", content=pieces(), headers={"Content-Type": FORM})
+
+    assert answer.json()["error"]["message"] == "model: Field required"
+    assert httpx2.get(f"{server.url}/v1/audio/jobs?after=%E6%97%A5").status_code == 200
+
+
+def test_a_form_may_say_that_it_is_utf_8(server: Any) -> None:
+    body = b'--x\r\nContent-Disposition: form-data; name="speed"\r\n\r\nfast\r\n--x--\r\n'
+    kind = 'multipart/form-data; boundary=x; charset="UTF-8"'
+
+    answer = httpx2.post(f"{server.url}/v1/audio/speech", content=body, headers={"Content-Type": kind})
+
+    assert "charset" not in answer.json()["error"]["message"]

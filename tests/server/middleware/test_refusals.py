@@ -1,0 +1,310 @@
+"""What the server refuses, and that it says so on one line in OpenAI's shape."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import io
+import json
+import sqlite3
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+import soundfile
+from fastapi import HTTPException
+from starlette.datastructures import UploadFile
+
+from voxcpm_runtime import BundleError, DeviceError
+from voxcpm_server.errors import ApiError, as_api_error
+from voxcpm_server.jobs.store import JobStore
+from voxcpm_server.speech.recordings import decoded_recording
+from waiting import until
+
+SAID = {"model": "tts-1", "voice": "alloy", "input": "Hello."}
+
+
+def audio_file(seconds: float, rate: int = 16_000, form: str = "WAV", channels: int = 1) -> bytes:
+    file = io.BytesIO()
+    tone = np.sin(np.arange(int(seconds * rate)) / 10) / 2
+    soundfile.write(file, np.stack([tone] * channels, axis=1), rate, format=form)
+    return file.getvalue()
+
+
+def base64_of(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def wav_of_hours() -> bytes:
+    """Half a second of audio, whose header says two hours."""
+    content = bytearray(audio_file(0.5))
+    at = content.index(b"data") + 4
+    content[at : at + 4] = struct.pack("<I", 2 * 3600 * 32_000)
+    content[4:8] = struct.pack("<I", 2 * 3600 * 32_000 + 36)
+    return bytes(content)
+
+
+def flac_without_a_length() -> bytes:
+    """70 s of FLAC whose header does not say how long it is, as one that was streamed."""
+    content = bytearray(audio_file(70, form="FLAC"))
+    # 36 bits of STREAMINFO, after 4 + 4 + 13 bytes and the lower half of one more.
+    content[21] &= 0xF0
+    content[22:26] = bytes(4)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "words"),
+    [
+        ({"input": ""}, 400, "input", "at least 1 character"),
+        ({"input": " \n"}, 400, "input", "empty"),
+        ({"input": "Привет."}, 400, "input", "letters a to z only"),
+        ({"input": "a" * 4097}, 400, "input", "at most 4096 characters, got 4097"),
+        ({"model": "tts-9"}, 404, "model", "expected one of voxcpm, tts-1"),
+        ({"voice": "nobody"}, 404, "voice", "no voice 'nobody'"),
+        ({"voice": {"id": "nobody"}}, 404, "voice", "no voice 'nobody'"),
+        ({"voice": 5}, 400, "voice", 'expected a name, or {"id": name}'),
+        ({"voice": {"id": 5}}, 400, "voice", 'expected a name, or {"id": name}'),
+        ({"voice": {"name": "ada"}}, 400, "voice", 'expected a name, or {"id": name}'),
+        ({"voice": "../../etc/passwd"}, 400, "voice", "letters, digits"),
+        ({"voice": "ada.voice/../.."}, 400, "voice", "letters, digits"),
+        ({"voice": "a" * 101}, 400, "voice", "at most 100 bytes"),
+        ({"response_format": "wma"}, 400, "response_format", "'mp3', 'opus'"),
+        ({"speed": 5}, 400, "speed", "less than or equal to 4"),
+        ({"speed": 0.2}, 400, "speed", "greater than or equal to 0.25"),
+        ({"seed": -1}, 400, "seed", "greater than or equal to 0"),
+        ({"seed": 2**53}, 400, "seed", "less than or equal to 9007199254740991"),
+        ({"cfg_value": 99}, 400, "cfg_value", "cfg_value must be a number from 0 to 10"),
+        ({"inference_timesteps": 0}, 400, "inference_timesteps", "inference_timesteps must be"),
+        ({"sample_rate": 12_345, "response_format": "mp3"}, 400, "sample_rate", "mp3 has 8000"),
+        ({"sample_rate": 1}, 400, "sample_rate", "greater than or equal to 8000"),
+        ({"stream_format": "tar"}, 400, "stream_format", "'audio' or 'sse'"),
+        ({"prompt_audio": "§", "prompt_text": "Hi."}, 400, "prompt_audio", "in base64"),
+        ({"prompt_audio": base64_of(b"RIFF"), "prompt_text": "Hi."}, 400, "prompt_audio", "cannot be read"),
+        ({"prompt_audio": base64_of(audio_file(1))}, 400, None, "audio without the transcript"),
+        ({"prompt_text": "Hi."}, 400, None, "transcript without the audio"),
+        (
+            {"prompt_audio": base64_of(audio_file(1)), "prompt_text": "Привет."},
+            400,
+            "prompt_text",
+            "letters a to z only",
+        ),
+        ({"reference_audio": base64_of(audio_file(1))}, 400, None, "VoxCPM2"),
+        (
+            {"prompt_audio": base64_of(audio_file(61)), "prompt_text": "a"},
+            400,
+            "prompt_audio",
+            "longer than 60 s",
+        ),
+        (
+            {"prompt_audio": base64_of(flac_without_a_length()), "prompt_text": "a"},
+            400,
+            "prompt_audio",
+            "longer than 60 s",
+        ),
+        (
+            {"prompt_audio": base64_of(audio_file(0.01, 1_000_000)), "prompt_text": "a"},
+            400,
+            "prompt_audio",
+            "8000 to 192000 Hz",
+        ),
+        (
+            {"prompt_audio": base64_of(audio_file(0.01, channels=9)), "prompt_text": "a"},
+            400,
+            "prompt_audio",
+            "at most 8 channels",
+        ),
+    ],
+)
+def test_a_wrong_request_is_told_what_is_wrong(
+    fields: dict[str, Any], status: int, param: str | None, words: str, server: Any
+) -> None:
+    answer = httpx2.post(f"{server.url}/v1/audio/speech", json={**SAID, **fields})
+
+    error = answer.json()["error"]
+    assert answer.status_code == status, error
+    assert error["param"] == param
+    assert words in error["message"]
+    assert "\n" not in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_recording_whose_header_says_that_it_is_too_long_is_not_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(*_: object, **__: object) -> Any:
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr(soundfile.SoundFile, "read", read)
+    for form in ("WAV", "FLAC", "MP3"):
+        with pytest.raises(ApiError, match="longer than 1 s"):
+            decoded_recording(audio_file(1.5, form=form), "audio", 1)
+
+
+def test_a_wav_whose_header_says_hours_is_refused(server: Any) -> None:
+    fields = {"prompt_audio": base64_of(wav_of_hours()), "prompt_text": "a b"}
+    answer = httpx2.post(f"{server.url}/v1/audio/speech", json={**SAID, **fields}, timeout=60)
+
+    assert answer.status_code == 400
+    assert "its header says that there is more than its 0.50 s" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("files", "data", "status", "words"),
+    [
+        ({"prompt_audio": b"RIFF"}, {"prompt_text": "Hi."}, 400, "cannot be read"),
+        ({"prompt_audio": b"RIFF"}, {}, 400, "cannot be read"),
+        ({"notes": b"a"}, {}, 400, "notes: expected text"),
+        ({"prompt_audio": b"a", "reference_audio": b"a", "third": b"a"}, {}, 400, "Too many files"),
+        ({}, {f"field{i}": "a" for i in range(70)}, 400, "Too many fields"),
+        ({"reference_audio": b"a"}, {"speed": "fast"}, 400, "speed: "),
+        ({"reference_audio": b"a"}, {"model": "tts-9"}, 404, "expected one of"),
+    ],
+)
+def test_a_form_is_told_what_is_wrong(
+    files: dict[str, bytes], data: dict[str, str], status: int, words: str, server: Any
+) -> None:
+    # Without a file, httpx2 would send another kind of form.
+    given = files or {"prompt_audio": b""}
+    answer = httpx2.post(f"{server.url}/v1/audio/speech", data={**SAID, **data}, files=given)
+
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/v1/audio/speech", 405)]
+)
+def test_wrong_paths_and_methods_have_openais_shape(method: str, path: str, status: int, server: Any) -> None:
+    answer = httpx2.request(method, server.url + path)
+
+    assert answer.status_code == status
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.audio.speech.create(model="tts-9", voice="alloy", input="Hello.")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError):
+        client.audio.speech.create(model="tts-1", voice="alloy", input="Hello.", speed=17)
+
+
+def broken_off(running: Any, asked: dict[str, Any]) -> list[str]:
+    """The lines of an answer that has no end."""
+    lines: list[str] = []
+    with (
+        pytest.raises(httpx2.RemoteProtocolError),
+        httpx2.stream("POST", f"{running.url}/v1/audio/speech", json=asked, timeout=60) as answer,
+    ):
+        lines.extend(filter(None, answer.iter_lines()))
+    return lines
+
+
+def test_speech_that_becomes_too_long_ends(serve: Callable[..., Any]) -> None:
+    running = serve(max_audio_seconds=1)
+    said = {**SAID, "input": "one two three four five six seven eight nine ten. " * 2}
+
+    answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**said, "stream": False}, timeout=60)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "speech_too_long"
+
+    # The status is sent already, so the answer has no end, and events tell why.
+    lines = broken_off(running, {**said, "stream_format": "sse"})
+    last = json.loads(lines[-1].removeprefix("data: "))
+    assert last["type"] == "error"
+    assert last["error"]["code"] == "speech_too_long"
+    with pytest.raises(httpx2.RemoteProtocolError):
+        httpx2.post(f"{running.url}/v1/audio/speech", json=said, timeout=60)
+    counted = 'voxcpm_requests_total{route="/audio/speech",status="400"} 3.0'
+    until(lambda: counted in httpx2.get(f"{running.url}/metrics").text)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(BundleError, "model_unavailable"), (DeviceError, "device_unavailable")],
+)
+def test_a_bundle_or_device_that_fails_later_says_when_to_try_again(
+    error: type[Exception],
+    code: str,
+    serve: Callable[..., Any],
+    tts: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(**_: object) -> Any:
+        raise error("/secret/bundle: the memory is not enough")
+
+    monkeypatch.setattr(tts, "plan", failing)
+    answer = httpx2.post(f"{serve().url}/v1/audio/speech", json=SAID)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, code)
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "secret" not in answer.text
+    assert "/secret/bundle: the memory is not enough" in caplog.text
+
+
+def test_an_error_that_nobody_expected_is_one_line_without_the_text(
+    serve: Callable[..., Any], tts: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve()
+
+    def broken(*_: object, **__: object) -> Any:
+        raise ZeroDivisionError("secret words")
+
+    def broken_later(*_: object, **__: object) -> Any:
+        yield np.zeros(100, np.float32)
+        broken()
+
+    monkeypatch.setattr(tts, "stream_plan", broken_later)
+    events = "\n".join(broken_off(running, {**SAID, "stream_format": "sse"}))
+    with pytest.raises(httpx2.RemoteProtocolError):
+        httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "response_format": "pcm"})
+    assert events.count('"server_error"') == 1
+    assert "secret" not in events + caplog.text
+    assert caplog.text.count("ZeroDivisionError at ") == 2
+    monkeypatch.setattr(tts, "plan", broken)
+    answer = httpx2.post(f"{running.url}/v1/audio/speech", json=SAID)
+
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert "secret" not in answer.text + caplog.text
+    assert "ZeroDivisionError at " in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_what_the_database_refuses_is_a_507(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve()
+
+    def refuse(*_: Any) -> Any:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(JobStore, "get", refuse)
+    monkeypatch.setattr(JobStore, "of_owner", refuse)
+    for method, path in (("GET", ""), ("GET", "/job_a"), ("DELETE", "/job_a")):
+        answer = httpx2.request(method, f"{running.url}/v1/audio/jobs{path}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
+
+
+@pytest.mark.parametrize("path", ["speech", "jobs", "voices"])
+def test_a_form_that_cannot_be_spooled_is_a_507(
+    path: str, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    running = serve()
+    monkeypatch.setattr(UploadFile, "write", full)
+    files = {"audio_sample" if path == "voices" else "reference_audio": ("a.wav", b"a" * 100)}
+    answer = httpx2.post(f"{running.url}/v1/audio/{path}", data={"input": "a", "name": "a"}, files=files)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
+
+
+def test_other_bad_forms_stay_the_clients() -> None:
+    assert as_api_error(HTTPException(400, "bad")).status_code == 400

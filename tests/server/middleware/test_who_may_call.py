@@ -1,0 +1,134 @@
+"""Keys, loopback, and what web pages of others may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from voxcpm_runtime import InputError
+from voxcpm_server.application import create_app
+from voxcpm_server.middleware.authentication import Keys, is_loopback, read_keys
+from voxcpm_server.settings import Settings
+
+SAID = {"model": "tts-1", "voice": "alloy", "input": "Hello."}
+
+
+def test_keys_are_asked_for(serve: Callable[..., Any]) -> None:
+    running = serve(keys=("first", "second"))
+
+    for key in ("first", "second"):
+        assert running.client(key).models.list()
+    for key in ("third", "firs", "first "[:5] + "x"):
+        with pytest.raises(openai.AuthenticationError) as caught:
+            running.client(key).audio.speech.create(model="tts-1", voice="alloy", input="Hello.")
+        assert caught.value.code == "invalid_api_key"
+    assert httpx2.get(f"{running.url}/metrics").status_code == 401
+    assert httpx2.get(f"{running.url}/v1/models").headers["www-authenticate"] == "Bearer"
+    for path in ("/healthz", "/ready", "/openapi.json"):
+        assert httpx2.get(running.url + path).status_code == 200
+
+
+def test_keys_come_from_the_command_line_a_file_and_the_environment(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "keys").write_text("# ours\n  # and indented\nfrom-file\n\n")
+    monkeypatch.setenv("VOXCPM_COREML_API_KEYS", "from-environment, and-another")
+    keys = read_keys(Settings(api_key=["given"], api_key_file=tmp_path / "keys"))
+
+    owners = [keys.owner(key) for key in ("given", "from-file", "from-environment", "and-another")]
+    assert None not in owners
+    assert len(set(owners)) == 4
+    assert keys.owner("# ours") is None
+    assert keys.owner("# and indented") is None
+    assert keys.owner(None) is None
+    (tmp_path / "keys").write_text("# none\n")
+    with pytest.raises(InputError, match="found none"):
+        read_keys(Settings(api_key_file=tmp_path / "keys"))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_keys(Settings(api_key_file=tmp_path / "absent"))
+    with pytest.raises(InputError, match="leave the option out"):
+        read_keys(Settings(api_key=[""]))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])  # noqa: S104 - to be refused
+def test_without_a_key_only_this_machine_is_served(host: str, tts: Any) -> None:
+    with pytest.raises(InputError, match="--insecure-serve-without-key"):
+        create_app(tts, Settings(host=host), Keys(()))
+    create_app(tts, Settings(host=host), Keys(("key",)))
+    create_app(tts, Settings(host=host, insecure_serve_without_key=True), Keys(()))
+
+
+def test_what_loopback_is() -> None:
+    for host in ("127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"):
+        assert is_loopback(host)
+    for host in ("", "0.0.0.0", "10.0.0.1", "localhost.example.org", "127.0.0.1.example.org"):  # noqa: S104 - to be refused
+        assert not is_loopback(host)
+
+
+def test_web_pages_of_others_are_refused(serve: Callable[..., Any]) -> None:
+    running = serve()
+    body = {"json": SAID, "timeout": 60}
+
+    def status(**headers: str) -> int:
+        return httpx2.post(f"{running.url}/v1/audio/speech", headers=headers, **body).status_code
+
+    assert status() == 200
+    assert status(Origin=running.url) == 200
+    assert status(Origin="https://example.org") == 403
+    assert status(Origin="http://[") == 403
+    # A name of the page's own that it has given this machine's address.
+    assert status(Host="example.org", Origin="http://example.org") == 403
+    assert "access-control-allow-origin" not in httpx2.get(f"{running.url}/v1/models").headers
+
+
+def test_web_pages_of_others_cannot_make_it_speak_with_a_sound_of_theirs(serve: Callable[..., Any]) -> None:
+    """Browsers send no Origin for images and sounds, but say that they are for another site."""
+    running = serve(cors_origin=["https://example.org"])
+    foreign = {"Sec-Fetch-Site": "cross-site"}
+
+    def status(path: str, **headers: str) -> int:
+        return httpx2.get(running.url + path, headers={**foreign, **headers}, timeout=60).status_code
+
+    assert status("/v1/audio/voices/default/preview") == 403
+    assert status("/v1/models") == 403
+    assert status("/v1/models", Origin="https://example.org") == 200
+    assert status("/v1/models", **{"Sec-Fetch-Site": "same-origin"}) == 200
+    # A link to the page, and what probes ask for.
+    for path in ("/", "/healthz", "/page/style.css"):
+        assert status(path) == 200
+
+
+def test_a_web_page_may_be_allowed(serve: Callable[..., Any]) -> None:
+    running = serve(cors_origin=["https://example.org"])
+    asks = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+
+    allowed = httpx2.options(f"{running.url}/v1/audio/speech", headers=asks)
+    assert allowed.headers["access-control-allow-origin"] == "https://example.org"
+    answer = httpx2.get(f"{running.url}/v1/models", headers={"Origin": "https://example.org"})
+    assert answer.headers["access-control-allow-origin"] == "https://example.org"
+    assert httpx2.get(f"{running.url}/v1/models", headers={"Origin": "https://a.org"}).status_code == 403
+
+
+def test_an_allowed_page_may_send_the_headers_of_the_clients(serve: Callable[..., Any]) -> None:
+    running = serve(cors_origin=["https://example.org"])
+    client = running.client()
+    # What OpenAI's client sends in a browser, too, and ElevenLabs' key.
+    headers = {*map(str.lower, client.default_headers), "x-stainless-retry-count", "range", "xi-api-key"}
+    assert "x-stainless-os" in headers
+    asked = {
+        "Origin": "https://example.org",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": ",".join(sorted(headers)),
+    }
+
+    allowed = httpx2.options(f"{running.url}/v1/audio/speech", headers=asked)
+    assert allowed.status_code == 200, allowed.text
+    assert headers <= set(allowed.headers["access-control-allow-headers"].split(","))
+    answer = httpx2.get(f"{running.url}/v1/models", headers={"Origin": "https://example.org"})
+    assert "Content-Range" in answer.headers["access-control-expose-headers"]
+    foreign = httpx2.options(f"{running.url}/v1/audio/speech", headers=asked | {"Origin": "https://a.org"})
+    assert foreign.status_code == 400

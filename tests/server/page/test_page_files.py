@@ -1,0 +1,93 @@
+"""The page's files and what they ask first, without a browser: headers, keys, and that no other file is served."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+import voxcpm_server
+from voxcpm_server.settings import Settings
+
+FOLDER = Path(voxcpm_server.__file__).parent / "page" / "assets"
+FILES = sorted(path.name for path in FOLDER.iterdir())
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_the_page_may_load_only_what_is_the_servers_own(method: str, server: Any) -> None:
+    answer = httpx2.request(method, server.url)
+
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == "'self'"
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert bool(answer.content) is (method == "GET")
+
+
+def test_everything_that_the_page_names_is_there_without_a_key(serve: Callable[..., Any]) -> None:
+    url = serve(keys=("secret",)).url
+    for file in FILES:
+        answer = httpx2.get(f"{url}/" if file == "index.html" else f"{url}/page/{file}")
+        assert answer.content == (FOLDER / file).read_bytes(), file
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        text = answer.content.decode()
+        named = re.findall(
+            r'(?:href|src)="(?:page/)([^"]+)"|from "\./([^"]+)"|address\("page/([^"]+)"\)', text
+        )
+        assert {name for names in named for name in names if name} <= set(FILES)
+        # No CDN, no fonts, no pictures of others.
+        assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text), file
+    assert httpx2.get(f"{url}/v1/about").json()["needs_key"] is True
+    assert httpx2.get(f"{url}/v1/audio/voices").status_code == 401
+
+
+def test_a_browser_that_has_the_file_gets_it_once(server: Any) -> None:
+    first = httpx2.get(f"{server.url}/page/main.js")
+    again = httpx2.get(f"{server.url}/page/main.js", headers={"If-None-Match": first.headers["etag"]})
+
+    assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path", ["", "index.html", "../settings.py", "%2e%2e/settings.py", "..%2fsettings.py", "main"]
+)
+def test_no_other_file_is_served(path: str, server: Any) -> None:
+    assert httpx2.get(f"{server.url}/page/{path}").status_code == 404
+
+
+def test_it_is_told_what_the_server_offers(server: Any, tts: Any) -> None:
+    about = httpx2.get(f"{server.url}/v1/about").json()
+
+    assert about == httpx2.get(f"{server.url}/about").json()
+    assert about["needs_key"] is False
+    (model,) = about["models"]
+    assert (model["sample_rate"], model["takes_instructions"]) == (tts.sample_rate, False)
+    assert about["limits"]["characters"] == Settings().max_characters
+    assert about["options"]["cfg_value"] == {"default": 2.0, "least": 0.0, "greatest": 10.0}
+    assert about["options"]["speed"] == {"default": 1.0, "least": 0.25, "greatest": 4.0}
+
+
+def test_no_script_makes_html_of_text() -> None:
+    """What trusted types refuse in Chromium, other browsers would do."""
+    for path in FOLDER.glob("*.js"):
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", path.read_text()
+        ), path
+
+
+def test_every_label_and_hint_of_the_page_has_its_control() -> None:
+    page = (FOLDER / "index.html").read_text(encoding="utf-8")
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    named = re.findall(r'(?:for|aria-describedby|aria-labelledby|aria-controls|form)="([^"]+)"', page)
+    assert set(" ".join(named).split()) <= set(ids)
+    for path in FOLDER.glob("*.js"):
+        looked_up = re.findall(r'(?:element|getElementById|#field)\("([^"]+)"\)', path.read_text())
+        assert set(looked_up) <= set(ids), path

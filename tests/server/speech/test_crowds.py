@@ -1,0 +1,277 @@
+"""Many at once: silent connections, large bodies, turns that nobody takes. No test here needs a bundle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+
+from server_on_loopback import ServerOnLoopback
+from voxcpm_runtime import BundleError
+from voxcpm_server.application import create_app
+from voxcpm_server.errors import CLIENT_GONE, ApiError
+from voxcpm_server.jobs import execution as jobs
+from voxcpm_server.jobs import speaking as job_speaking
+from voxcpm_server.jobs.store import JobStore
+from voxcpm_server.middleware.authentication import Keys
+from voxcpm_server.settings import Settings
+from voxcpm_server.speech import speech_requests
+from voxcpm_server.speech.queueing import FairQueue
+from voxcpm_server.speech.served_bundles import to_its_end
+from voxcpm_server.speech.speaking import Speeches, SpeechStream
+from voxcpm_server.speech.streaming import StreamedResponse
+from waiting import until
+
+Serving = Callable[..., ServerOnLoopback]
+SAID = {"model": "tts-1", "input": "Hello."}
+
+
+def absent() -> Any:
+    raise BundleError("there is no bundle")
+
+
+@pytest.fixture
+def without_bundle(tmp_path: Path) -> Iterator[Serving]:
+    """without_bundle(**settings): a server whose bundle cannot be loaded."""
+    with contextlib.ExitStack() as stack:
+
+        def started(**given: Any) -> ServerOnLoopback:
+            settings = Settings(**{"voices_folder": tmp_path / "voices", "max_jobs": 0, **given})
+            running = ServerOnLoopback(create_app(absent, settings, Keys(())), settings)
+            stack.callback(running.stop)
+            return running
+
+        yield started
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(10)
+    with contextlib.suppress(ConnectionResetError):
+        return connection.recv(1) == b""
+    return True
+
+
+def test_silent_connections_shut_nobody_out_and_are_closed(without_bundle: Serving) -> None:
+    running = without_bundle(max_connections=3, client_timeout=1)
+    with contextlib.ExitStack() as guests:
+        silent = [guests.enter_context(socket.create_connection(running.address)) for _ in range(6)]
+        # Half a head is no request.
+        silent[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
+        assert httpx2.get(f"{running.url}/healthz").status_code == 200
+        assert httpx2.get(f"{running.url}/openapi.json").status_code == 200
+        assert all(map(is_closed, silent))
+
+
+def test_one_request_too_many_is_told_when_to_come_again_and_probes_are_answered(
+    without_bundle: Serving,
+) -> None:
+    running = without_bundle(max_connections=1)
+    head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    with socket.create_connection(running.address) as unfinished:
+        unfinished.sendall(head)
+
+        def refusal() -> httpx2.Response | None:
+            answer = httpx2.get(f"{running.url}/v1/audio/voices")
+            return answer if answer.status_code == 503 else None
+
+        # On a busy machine a hundred requests were answered before the server had read what is unfinished.
+        refused = until(refusal)
+        assert refused is not None
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert httpx2.get(f"{running.url}/healthz").status_code == 200
+        assert httpx2.get(f"{running.url}/metrics").status_code == 200
+
+
+def test_a_bundle_that_cannot_be_loaded_says_when_to_try_again(
+    without_bundle: Serving,
+) -> None:
+    running = without_bundle()
+    answer = httpx2.post(f"{running.url}/v1/audio/speech", json=SAID)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_large_json_is_read_on_a_thread_and_a_full_queue_refuses_it_unread(
+    without_bundle: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = without_bundle()
+    names, loads = [], json.loads
+
+    def noted(body: bytes) -> Any:
+        names.append(threading.current_thread().name)
+        return loads(body)
+
+    monkeypatch.setattr(speech_requests, "json", SimpleNamespace(loads=noted))
+    url = f"{running.url}/v1/audio/speech"
+    for more in ("", "a" * 70_000):
+        assert httpx2.post(url, json={**SAID, "more": more}).status_code == 503
+    assert len(set(names)) == 2
+
+    def full(_: str) -> None:
+        raise ApiError(503, "full", headers={"Retry-After": "1"})
+
+    monkeypatch.setattr(running.service.queue, "check", full)
+    assert httpx2.post(url, json=SAID).json()["error"]["message"] == "full"
+    assert len(names) == 2
+
+
+def test_a_file_that_is_deleted_while_sizes_are_added_up_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = JobStore(tmp_path / "jobs")
+    (tmp_path / "jobs" / "going").write_bytes(b"a")
+    size, lstat = store.size(), Path.lstat
+
+    def gone(path: Path) -> os.stat_result:
+        if path.name == "going":
+            raise FileNotFoundError(path)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", gone)
+    assert store.size() == size - 1
+    store.close()
+
+
+def test_a_folder_of_another_server_means_no_jobs_for_the_page(
+    without_bundle: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "jobs_folder", lambda: tmp_path / "jobs")
+    others = JobStore(tmp_path / "jobs")
+    running = without_bundle(max_jobs=1, model_name="voxcpm")
+    assert httpx2.get(f"{running.url}/v1/about").json()["jobs"] is False
+    others.close()
+
+
+def test_too_many_jobs_are_told_when_to_come_again(without_bundle: Serving) -> None:
+    its = without_bundle().service.jobs
+    for counts, status in (((100, 0), 503), ((1, 100), 429)):
+        its._most_per_key, its._settings = 1, Settings()
+        with pytest.raises(ApiError) as caught:
+            its._check_room(SimpleNamespace(counts=lambda *_, counts=counts: counts), "a", ())  # type: ignore[arg-type]
+        assert caught.value.status_code == status
+        assert int((caught.value.headers or {})["Retry-After"]) >= 1
+
+
+def stand_in(slots: int) -> Any:
+    manifest = SimpleNamespace(sizes=SimpleNamespace(batch=slots))
+    architecture = SimpleNamespace(patch_seconds=0.1, output_sample_rate=16_000)
+    return SimpleNamespace(
+        bundle=SimpleNamespace(manifest=manifest, architecture=architecture),
+        plan=lambda **_: SimpleNamespace(bundle=SimpleNamespace(architecture=architecture)),
+        continuous_batch=lambda: None,
+    )
+
+
+def test_only_the_default_bundle_widens_the_queue(without_bundle: Serving) -> None:
+    service = without_bundle().service
+    service.bundles.default.speeches_of(stand_in(3))
+    assert service.queue._turns == 3
+    next(iter(service.bundles.every)).speeches_of(stand_in(2))
+    Speeches(stand_in(8), Settings(), service.queue, service.metrics)
+    assert service.queue._turns == 3
+
+
+def test_a_bundle_without_a_batch_speaks_two_texts_however_wide_the_default_one_made_the_queue() -> None:
+    async def texts_at_the_same_time(slots: int, settings: Settings) -> int:
+        queue = FairQueue(5, 10, 10)
+        speeches = Speeches(stand_in(slots), settings, queue, None)  # type: ignore[arg-type]
+        entering = [asyncio.ensure_future(speeches.queue.enter("a")) for _ in range(5)]
+        await asyncio.sleep(0.01)
+        entered = sum(task.done() for task in entering)
+        for task in entering:
+            task.cancel()
+        return entered
+
+    assert asyncio.run(texts_at_the_same_time(1, Settings())) == 2
+    assert asyncio.run(texts_at_the_same_time(5, Settings())) == 5
+    # What the operator says holds for all bundles.
+    assert asyncio.run(texts_at_the_same_time(1, Settings(concurrency=5))) == 5
+
+
+def test_an_answer_whose_first_bytes_nobody_takes_is_given_up() -> None:
+    ended = []
+
+    # It is never asked for a part, so what it would do at its end is not done.
+    async def parts() -> AsyncGenerator[bytes, None]:
+        yield b"a"
+
+    async def end() -> None:
+        ended.append(True)
+
+    async def never(*_: object) -> Any:
+        await asyncio.Event().wait()
+
+    async def answered() -> int:
+        scope: dict[str, Any] = {"type": "http"}
+        response = StreamedResponse(parts(), "audio/pcm", {}, 0.05, end)
+        await asyncio.wait_for(response(scope, never, never), 10)
+        return scope["state"]["broken_off"]
+
+    assert asyncio.run(answered()) == CLIENT_GONE
+    assert ended == [True]
+
+
+def test_what_a_job_stores_at_its_end_is_stored_whoever_cancels() -> None:
+    async def cancelled_twice() -> str:
+        going = asyncio.Event()
+
+        async def work() -> str:
+            await going.wait()
+            return "stored"
+
+        ending = asyncio.ensure_future(to_its_end(work()))
+        for _ in range(2):
+            await asyncio.sleep(0.01)
+            ending.cancel()
+        await asyncio.sleep(0.01)
+        going.set()
+        return await asyncio.wait_for(ending, 10)
+
+    assert asyncio.run(cancelled_twice()) == "stored"
+
+
+def test_a_job_does_not_walk_through_all_files_for_each_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks, most = [100.0], [0], Settings().max_jobs_megabytes * 1e6
+    sizes = iter([0, most - 1, most])
+    monkeypatch.setattr("voxcpm_server.jobs.speaking.time.monotonic", lambda: now[0])
+
+    def size() -> float:
+        looks[0] += 1
+        return next(sizes)
+
+    bound = job_speaking._SizeBound(SimpleNamespace(size=size), Settings())  # type: ignore[arg-type]
+    for _ in range(2):
+        for _ in range(10):
+            bound.check()
+        now[0] += 10
+    assert looks == [2]
+    with pytest.raises(ApiError) as full:
+        bound.check()
+    assert full.value.status_code == 507
+
+
+def test_a_thread_that_cannot_start_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(SpeechStream, "__init__", refused)
+
+    async def begun() -> int:
+        queue = FairQueue(1, 1, 1)
+        speeches = Speeches(stand_in(1), Settings(), queue, None)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="new thread"):
+            await speeches.begin("a", await speeches.planned({}), whole=False, speed=1.0, began=0.0)
+        return queue.busy
+
+    assert asyncio.run(begun()) == 0

@@ -1,0 +1,233 @@
+"""The queue as clients meet it: bounded, and left by those that go away."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+
+from voxcpm_runtime import CancelToken, InputError, VoxCPM, pcm16
+from waiting import until
+
+LONG = "one two three four five six seven eight nine ten, and on we go. " * 20
+
+
+@contextlib.contextmanager
+def speaking(running: Any, key: str = "none") -> Iterator[Any]:
+    """A long speech, of which the first bytes have come."""
+    given = {"model": "tts-1", "voice": "alloy", "input": LONG, "response_format": "pcm"}
+    with running.client(key).audio.speech.with_streaming_response.create(**given) as answer:
+        # Held, since the end of the iterator is the end of the connection.
+        parts = answer.iter_bytes(64)
+        next(parts)
+        yield parts
+
+
+def outcomes(running: Any) -> dict[str, float]:
+    samples = next(iter(running.service.metrics.speeches.collect())).samples
+    return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total")}
+
+
+def test_the_wait_for_first_audio_counts_from_the_beginning_of_the_request(serve: Callable[..., Any]) -> None:
+    running, body = serve(), json.dumps({"model": "tts-1", "input": "Hi.", "response_format": "pcm"}).encode()
+    with socket.create_connection(running.address, timeout=60) as connection:
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        connection.sendall(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode())
+        time.sleep(1.5)
+        connection.sendall(body)
+        with connection.makefile("rb") as answer:
+            assert b" 200 " in answer.readline()
+            answer.read()
+    samples = next(iter(running.service.metrics.first_audio.collect())).samples
+    assert next(sample.value for sample in samples if sample.name.endswith("_sum")) > 1.5
+
+
+def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
+    serve: Callable[..., Any], euler_steps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve(concurrency=1)
+    at_cancellation: list[int] = []
+    cancel = CancelToken.cancel
+
+    def noted(token: CancelToken) -> None:
+        at_cancellation.append(euler_steps.calls)
+        cancel(token)
+
+    monkeypatch.setattr(CancelToken, "cancel", noted)
+    with speaking(running):
+        assert running.service.queue.busy == 1
+    until(lambda: running.service.queue.busy == 0)
+
+    # The call that was running when it was cancelled may have been counted before or after.
+    assert euler_steps.calls <= at_cancellation[0] + 1
+    assert outcomes(running) == {"cancelled": 1}
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "speech"])
+    counted = 'voxcpm_requests_total{route="/audio/speech",status="499"} 1.0'
+    until(lambda: counted in httpx2.get(f"{running.url}/metrics").text)
+
+
+def test_a_client_that_goes_away_before_the_first_audio_ends_it_too(
+    serve: Callable[..., Any], euler_steps: Any
+) -> None:
+    running = serve(concurrency=1)
+    euler_steps.go = threading.Event()
+
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.post(
+            f"{running.url}/v1/audio/speech",
+            json={"model": "tts-1", "voice": "alloy", "input": LONG},
+            timeout=0.5,
+        )
+    calls = euler_steps.calls
+    time.sleep(0.2)
+    euler_steps.go.set()
+    until(lambda: running.service.queue.busy == 0)
+
+    assert euler_steps.calls <= calls + 1
+    assert outcomes(running) == {"cancelled": 1}
+
+
+def test_a_full_queue_answers_503_and_a_key_with_too_many_429(
+    serve: Callable[..., Any],
+) -> None:
+    running = serve(keys=("a", "b", "c"), concurrency=1, queue=2, queue_per_key=1)
+    given = {"model": "tts-1", "voice": "alloy", "input": "Hello.", "response_format": "pcm"}
+    served: list[str] = []
+
+    def ask(key: str) -> None:
+        running.client(key).audio.speech.create(**given)
+        served.append(key)
+
+    with speaking(running, "a"):
+        waiting = [threading.Thread(target=ask, args=(key,)) for key in ("a", "b")]
+        for number, thread in enumerate(waiting, 1):
+            thread.start()
+            until(lambda number=number: running.service.queue.waiting == number)
+        with pytest.raises(openai.InternalServerError) as full:
+            running.client("c").audio.speech.create(**given)
+        assert full.value.status_code == 503
+        assert int(full.value.response.headers["retry-after"]) >= 1
+        running.service.queue._most_waiting = 3
+        with pytest.raises(openai.RateLimitError) as too_many:
+            running.client("a").audio.speech.create(**given)
+        assert too_many.value.status_code == 429
+        assert int(too_many.value.response.headers["retry-after"]) >= 1
+    for thread in waiting:
+        thread.join(30)
+    assert served == ["a", "b"]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("voxcpm_server.speech.speech_answers._SILENT_SECONDS", 0.2)
+
+
+EVENTS = {"model": "tts-1", "input": "Hello.", "response_format": "pcm", "stream_format": "sse", "seed": 7}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_events_tell_that_they_wait_for_their_turn(serve: Callable[..., Any], tts: VoxCPM) -> None:
+    running = serve(concurrency=1, queue=1)
+    url, lines = f"{running.url}/v1/audio/speech", []
+    with contextlib.ExitStack() as asked:
+        with speaking(running):
+            answer = asked.enter_context(httpx2.stream("POST", url, json=EVENTS, timeout=20))
+            assert (answer.status_code, answer.headers["x-seed"]) == (200, "7")
+            rest = answer.iter_lines()
+            assert [next(rest) for _ in range(4)] == [": waiting", ""] * 2
+            # What can be refused has a status still.
+            assert httpx2.post(url, json=EVENTS).status_code == 503
+            running.service.queue._most_waiting = running.service.queue._most_per_key = 2
+            assert httpx2.post(url, json={**EVENTS, "cfg_value": 99}).status_code == 400
+        lines += [line.removeprefix("data: ") for line in rest if line.startswith("data: ")]
+    audio = b"".join(base64.b64decode(json.loads(line).get("audio", "")) for line in lines[:-1])
+    assert lines[-1] == "[DONE]"
+    assert np.array_equal(
+        np.frombuffer(audio, "<i2"), pcm16(tts.speak("Hello.", seed=7, retry_badcase=False).audio)
+    )
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_error_after_the_wait_is_an_event_and_counts(
+    serve: Callable[..., Any], tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve()
+
+    def late(*_: object, **__: object) -> Any:
+        time.sleep(0.7)
+        raise InputError("it is late")
+        yield
+
+    monkeypatch.setattr(tts, "stream_plan", late)
+    lines: list[str] = []
+    url = f"{running.url}/v1/audio/speech"
+    with (
+        pytest.raises(httpx2.RemoteProtocolError),
+        httpx2.stream("POST", url, json=EVENTS, timeout=20) as answer,
+    ):
+        lines.extend(answer.iter_lines())
+    assert lines[0] == ": waiting"
+    assert "it is late" in next(line for line in lines if line.startswith("data: "))
+    counted = 'voxcpm_requests_total{route="/audio/speech",status="400"} 1.0'
+    until(lambda: counted in httpx2.get(f"{running.url}/metrics").text)
+    until(lambda: running.service.bundles.default.users == 0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_client_of_events_that_goes_away_leaves_the_queue(serve: Callable[..., Any]) -> None:
+    running = serve(concurrency=1)
+    with speaking(running):
+        with httpx2.stream("POST", f"{running.url}/v1/audio/speech", json=EVENTS, timeout=5) as answer:
+            # Kept: with the iterator the answer would be closed.
+            lines = answer.iter_lines()
+            next(lines)
+            assert running.service.queue.waiting == 1
+        until(lambda: running.service.queue.waiting == 0)
+    until(lambda: running.service.queue.busy == 0)
+    until(lambda: running.service.bundles.default.users == 0)
+
+
+def test_a_reader_that_takes_nothing_is_given_up(serve: Callable[..., Any], euler_steps: Any) -> None:
+    running = serve(concurrency=1, buffer_seconds=1, client_timeout=0.5)
+    body = json.dumps({"model": "tts-1", "input": LONG, "response_format": "wav", "sample_rate": 48_000})
+    head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(running.address)
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        until(lambda: bool(outcomes(running)))
+
+    assert outcomes(running) == {"cancelled": 1}
+    calls = euler_steps.calls
+    time.sleep(0.3)
+    assert euler_steps.calls == calls
+
+
+def test_several_at_the_same_time_say_what_each_says_alone(serve: Callable[..., Any], tts: VoxCPM) -> None:
+    running = serve(concurrency=4)
+    texts = [f"This is sentence number {word}." for word in ("one", "two", "three", "four")]
+    heard: dict[int, bytes] = {}
+
+    def ask(seed: int) -> None:
+        given = {"model": "tts-1", "voice": "default", "input": texts[seed], "response_format": "pcm"}
+        heard[seed] = running.client().audio.speech.create(**given, extra_body={"seed": seed}).content
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    for seed, text in enumerate(texts):
+        alone = np.concatenate(list(tts.generate_streaming(text, seed=seed)))
+        assert np.array_equal(np.frombuffer(heard[seed], "<i2"), np.round(np.clip(alone, -1, 1) * 32767))

@@ -1,0 +1,303 @@
+"""Several bundles behind one address: loaded when they are asked for, closed when others need their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from server_on_loopback import ServerOnLoopback
+from voxcpm_runtime import BundleError, InputError, VoxCPM, pcm16
+from voxcpm_server.application import create_app
+from voxcpm_server.errors import ApiError
+from voxcpm_server.middleware.authentication import Keys
+from voxcpm_server.settings import Settings
+from voxcpm_server.speech.memory import bytes_of, resident_bytes
+from voxcpm_server.speech.served_bundles import Bundles, Unloaded, read_named
+
+if TYPE_CHECKING:
+    from coreml_stand_in.installation import StandIn
+
+SAID = {"voice": "default", "input": "Hello.", "response_format": "wav", "seed": 3, "stream": False}
+
+
+class Voice:
+    """A stand-in for a loaded bundle that says when it is closed."""
+
+    def __init__(self, name: str, closed: list[str]) -> None:
+        self.name = name
+        self._closed = closed
+
+    def close(self) -> None:
+        self._closed.append(self.name)
+
+
+class Shelf:
+    """Bundles of stand-ins: each takes 10 bytes, of which `most` may be in use."""
+
+    def __init__(self, most: int | None = None, failing: tuple[str, ...] = ()) -> None:
+        self.loads: list[str] = []
+        self.closed: list[str] = []
+        names = ("default", "a", "b", "c")
+        sources = {name: self._source(name, failing) for name in names}
+        self.bundles = Bundles(
+            sources.pop("default"),
+            None,
+            sources,
+            lambda tts: SimpleNamespace(close=self._silent, name=tts.name),  # type: ignore[attr-defined, arg-type, return-value]
+            most_bytes=most,
+            memory=lambda: 10 * (len(self.loads) - len(self.closed)),
+        )
+
+    def _source(self, name: str, failing: tuple[str, ...]) -> Callable[[], Unloaded]:
+        def load() -> Any:
+            self.loads.append(name)
+            return Voice(name, self.closed)
+
+        def opened() -> Unloaded:
+            if name in failing:
+                raise BundleError(f"/secret/{name}: manifest.json is missing")
+            return Unloaded(10, f"generation of {name}", load)
+
+        return opened
+
+    async def _silent(self) -> None:
+        pass
+
+
+def test_a_bundle_is_loaded_once_by_all_who_ask_for_it_at_the_same_time() -> None:
+    async def asked() -> None:
+        shelf = Shelf()
+        assert shelf.bundles.names == ("a", "b", "c", "tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+        leased = await asyncio.gather(*(shelf.bundles.lease(name) for name in ("a", "tts-1", "a", None)))
+        assert [served.name for served in leased] == ["a", "generation of default"] * 2
+        assert sorted(shelf.loads) == ["a", "default"]
+        assert shelf.bundles.names[0] == "generation of default"
+        assert await shelf.bundles.lease("generation of default") is leased[1]
+
+    asyncio.run(asked())
+
+
+def test_the_least_recently_used_bundle_that_is_silent_makes_room() -> None:
+    async def asked() -> None:
+        shelf = Shelf(most=30)
+        assert await shelf.bundles.begin() is None
+        for name in ("a", "b", "a"):
+            with await shelf.bundles.lease(name):
+                pass
+        with await shelf.bundles.lease("c"):
+            assert shelf.closed == ["b"]
+        release = (await shelf.bundles.lease("a")).hold()
+        with await shelf.bundles.lease("b"):
+            # c was used later than a; but somebody uses a. The default bundle stays in any case.
+            assert shelf.closed == ["b", "c"]
+            with pytest.raises(ApiError, match=r"needs about 0\.0 GB beside") as caught:
+                await shelf.bundles.lease("c")
+            assert caught.value.status_code == 503
+            assert caught.value.headers == {"Retry-After": "5"}
+        release()
+        await shelf.bundles.close()
+        assert shelf.closed == ["b", "c", "default", "a", "b"]
+
+    asyncio.run(asked())
+
+
+def test_a_bundle_that_cannot_be_loaded_is_tried_again_and_its_path_is_not_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def asked() -> None:
+        shelf = Shelf(failing=("a",))
+        for _ in range(2):
+            with pytest.raises(ApiError, match="the bundle a cannot be loaded") as caught:
+                await shelf.bundles.lease("a")
+            assert caught.value.status_code == 503
+            assert "secret" not in caught.value.detail
+        with await shelf.bundles.lease("b"):
+            pass
+        with pytest.raises(ApiError, match="expected one of generation of default, a, b, c") as caught:
+            await shelf.bundles.lease("d")
+        assert caught.value.status_code == 404
+
+    asyncio.run(asked())
+    assert caplog.text.count("bundle a: /secret/a: manifest.json is missing") == 2
+
+
+def test_an_amount_of_memory_has_a_unit() -> None:
+    assert bytes_of("8GB", "--max-memory") == 8_000_000_000
+    assert bytes_of(" 1.5 gib ", "--max-memory") == 1.5 * 2**30
+    assert bytes_of("512KB", "--max-memory") == 512_000
+    for wrong in ("", "8", "GB", "-1GB", "8 parsecs", "0GB", "1e3MB"):
+        with pytest.raises(InputError, match="--max-memory: expected an amount with its unit"):
+            bytes_of(wrong, "--max-memory")
+
+
+def test_the_memory_is_this_processs() -> None:
+    before = resident_bytes()
+    # More than what was freed before and is still the process's.
+    taken = np.ones(300_000_000, np.uint8)
+    assert resident_bytes() - before > 200_000_000
+    del taken
+
+
+def test_a_bundle_has_a_name_and_a_path() -> None:
+    assert read_named(["calm=/some/folder", "x = org/name=1"]) == {"calm": "/some/folder", "x": "org/name=1"}
+    for wrong in (["calm"], ["=path"], ["calm="], [" =path"], ["a\nb=path"], ["a=1", "a=2"]):
+        with pytest.raises(InputError, match="--bundle: "):
+            read_named(wrong)
+
+
+def source_of(folder: Path, precision: str) -> Callable[[], Unloaded]:
+    def opened() -> Unloaded:
+        if not folder.is_dir():
+            raise BundleError(f"{folder}: no such folder")
+        return Unloaded(1, "voxcpm", lambda: VoxCPM.from_bundle(folder, precision=precision))
+
+    return opened
+
+
+def test_two_bundles_speak_and_one_may_disappear(tts: VoxCPM, speaking_bundle: Path, tmp_path: Path) -> None:
+    going = tmp_path / "going"
+    shutil.copytree(speaking_bundle, going)
+    settings = Settings(voices_folder=tmp_path / "voices", max_jobs=0)
+    app = create_app(
+        tts,
+        settings,
+        Keys(()),
+        named={"second": source_of(speaking_bundle, "fp32"), "going": source_of(going, "int8")},
+    )
+    running = ServerOnLoopback(app, settings)
+    try:
+        models = [model["id"] for model in httpx2.get(f"{running.url}/v1/models").json()["data"]]
+        assert models == ["voxcpm", "second", "going", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"]
+        assert httpx2.get(f"{running.url}/v1/models/second").json()["id"] == "second"
+        assert len(running.service.bundles.loaded) == 1
+
+        def spoken(model: str, **fields: Any) -> httpx2.Response:
+            return httpx2.post(
+                f"{running.url}/v1/audio/speech", json={**SAID, "model": model, **fields}, timeout=60
+            )
+
+        with VoxCPM.from_bundle(speaking_bundle, precision="fp32") as other:
+            expected = {
+                "second": pcm16(other.generate("Hello.", seed=3)),
+                "voxcpm": pcm16(tts.generate("Hello.", seed=3)),
+            }
+        assert not np.array_equal(expected["second"], expected["voxcpm"])
+        answers = {model: spoken(model) for model in expected}
+        for model, samples in expected.items():
+            assert answers[model].status_code == 200, answers[model].text
+            assert np.array_equal(np.frombuffer(answers[model].content[44:], "<i2"), samples)
+
+        shutil.rmtree(going)
+        gone = spoken("going")
+        assert gone.status_code == 503
+        assert gone.json()["error"]["code"] == "model_unavailable"
+        assert str(tmp_path) not in gone.text
+        assert spoken("voxcpm").content == answers["voxcpm"].content
+        # A voice of one bundle does not fit another one's AudioVAE.
+        made = tts.create_voice((np.sin(np.arange(16_000) / 20) / 3, 16_000), "a", name="ada")
+        header = made.header.model_copy(update={"latent_space": "another", "generation": "voxcpm2"})
+        (tmp_path / "voices").mkdir()
+        replace(made, header=header).save(tmp_path / "voices" / "ada.voice")
+        wrong = spoken("second", voice="ada")
+        assert wrong.status_code == 400
+        assert "made for another AudioVAE" in wrong.json()["error"]["message"]
+    finally:
+        running.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a file that is open may not be removed")
+def test_a_bundle_that_is_loaded_needs_its_folder_no_more(
+    tts: VoxCPM, speaking_bundle: Path, tmp_path: Path
+) -> None:
+    going = tmp_path / "going"
+    shutil.copytree(speaking_bundle, going)
+    settings = Settings(voices_folder=tmp_path / "voices", max_jobs=0)
+    running = ServerOnLoopback(
+        create_app(tts, settings, Keys(()), named={"going": source_of(going, "int8")}), settings
+    )
+    try:
+
+        def spoken(text: str) -> httpx2.Response:
+            given = {**SAID, "model": "going", "input": text}
+            return httpx2.post(f"{running.url}/v1/audio/speech", json=given, timeout=60)
+
+        before = spoken("Hello.")
+        shutil.rmtree(going)
+        after, other = spoken("Hello."), spoken("Good morning, it is late.")
+    finally:
+        running.stop()
+    assert [answer.status_code for answer in (before, after, other)] == [200, 200, 200]
+    assert after.content == before.content
+
+
+def test_it_answers_while_it_loads(tts: VoxCPM) -> None:
+    may_load = threading.Event()
+
+    def opened() -> Unloaded:
+        assert may_load.wait(30)
+        return Unloaded(1, "voxcpm", lambda: tts)
+
+    begun: list[Exception | None] = []
+    settings = Settings(max_jobs=0)
+    app = create_app(opened, settings, Keys(()), when_begun=begun.append)
+    running = ServerOnLoopback(app, settings)
+    # The shared voice is not this app's to close.
+    app.state.service.bundles._owned = False
+    try:
+        assert httpx2.get(f"{running.url}/healthz").status_code == 200
+        loading = httpx2.get(f"{running.url}/ready")
+        assert (loading.status_code, loading.json()["status"]) == (503, "loading")
+        answers: list[httpx2.Response] = []
+        url = f"{running.url}/v1/audio/speech"
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx2.post(url, json={**SAID, "model": "voxcpm"}, timeout=60))
+        )
+        asking.start()
+        time.sleep(0.2)
+        assert not answers
+        assert not begun
+        may_load.set()
+        asking.join(60)
+        assert answers[0].status_code == 200
+        assert begun == [None]
+        assert httpx2.get(f"{running.url}/ready").status_code == 200
+    finally:
+        may_load.set()
+        running.stop()
+
+
+def test_it_answers_while_core_ml_compiles(
+    core_ml: StandIn, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The binding never releases the GIL: here it holds it for eight seconds, and then refuses the package."""
+    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
+    core_ml.fault(at="compile", does="delay", seconds=8)
+    core_ml.fault(at="compile")
+    begun: list[Exception | None] = []
+    settings = Settings(max_jobs=0)
+    source = partial(Unloaded, 1, "voxcpm", lambda: VoxCPM.from_bundle(tiny_bundle, "fp16", "coreml"))
+    running = ServerOnLoopback(create_app(source, settings, Keys(()), when_begun=begun.append), settings)
+    try:
+        while not core_ml.events("compile"):
+            time.sleep(0.05)
+        assert httpx2.get(f"{running.url}/healthz", timeout=5).status_code == 200
+        assert httpx2.get(f"{running.url}/ready", timeout=5).status_code == 503
+        assert not begun
+        while not begun:
+            time.sleep(0.05)
+        assert "Incompatible Shape" in str(begun[0])
+    finally:
+        running.stop()

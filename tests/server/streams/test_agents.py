@@ -1,0 +1,60 @@
+"""Voice agents' own services speak with a server: Pipecat's and LiveKit's for OpenAI and for ElevenLabs.
+
+They need an environment of their own, which `make test-clients` makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heard_words import SAID, wrong_words
+
+pytestmark = [
+    pytest.mark.clients,
+    # Without a seed chance gives a voice that may take long.
+    pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning"),
+]
+REPOSITORY = Path(__file__).resolve().parents[3]
+AGENTS = REPOSITORY / "tests" / "agents"
+RATE = 24_000
+KEY = "secret"
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The interpreter of the clients' environment."""
+    found = REPOSITORY / os.environ.get("VOXCPM_COREML_CLIENTS", ".venv-clients") / "bin" / "python"
+    if not found.is_file():
+        pytest.skip(f"needs the clients in {found.parents[1]}: make test-clients")
+    return found
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("service", ["openai", "elevenlabs"])
+@pytest.mark.parametrize("agent", ["pipecat", "livekit"])
+def test_what_an_agent_hears_is_read_back(
+    agent: str, service: str, python: Path, serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    running = serve(keys=(KEY,))
+    out = tmp_path / "heard.pcm"
+    given = [python, AGENTS / f"{agent}_speech.py", service, running.url, KEY, SAID.strip(), out]
+    done = subprocess.run(given, capture_output=True, text=True, check=False, timeout=120)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["errors"] == [], done.stderr[-2000:]
+    pcm = out.read_bytes()
+    assert wrong_words(pcm, RATE) <= 4
+    if service == "elevenlabs":
+        words = "".join(word if word.endswith(" ") else f"{word} " for word, _ in told["words"]).split()
+        assert words == SAID.split()
+        times = [at for _, at in told["words"]]
+        assert times == sorted(times)
+        assert times[-1] - times[0] < len(pcm) / 2 / RATE

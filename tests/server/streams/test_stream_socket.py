@@ -1,0 +1,232 @@
+"""Text in fragments over a websocket: `/v1/audio/stream`."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+import soundfile
+
+from heard_words import SAID, SEED, wrong_words
+from speech_socket import heard, idle, refusal, said, socket_to, spoken_by
+from voxcpm_runtime import VoxCPM
+from voxcpm_server.streams.sessions import SessionStream
+from waiting import until
+
+# Chance may give a voice that takes long; whether it does is not what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
+TEXT = "Hello there. This is a test of the server."
+LONG = "one two three four five six seven eight nine ten, and on we go. "
+START = {"type": "start"}
+
+
+def test_fragments_are_spoken_as_the_runtimes_session_speaks_them(server: Any, tts: VoxCPM) -> None:
+    expected = spoken_by(tts, SAID, seed=SEED)
+    assert wrong_words(expected, tts.sample_rate) <= 3
+    for path, fragments in (("/v1/audio/stream", [SAID]), ("/audio/stream", re.findall("...?", SAID))):
+        with socket_to(server, path) as connection:
+            said(connection, {"type": "start", "seed": SEED, "unknown": 1, "stream": False})
+            said(connection, *({"type": "text", "text": fragment} for fragment in fragments))
+            said(connection, {"type": "end"})
+            audio, (started, done) = heard(connection)
+
+        assert audio == expected
+        assert started == {
+            "type": "started",
+            "seed": SEED,
+            "sample_rate": 24_000,
+            "content_type": "audio/pcm",
+            "ignored_fields": ["unknown", "stream"],
+        }
+        seconds = round(len(expected) / 2 / 24_000, 3)
+        assert done == {"type": "done", "seed": SEED, "seconds": seconds, "cancelled": False}
+
+
+def test_a_surrogate_pair_that_javascript_cut_is_joined(server: Any, tts: VoxCPM) -> None:
+    with socket_to(server) as connection:
+        said(connection, {"type": "start", "seed": 3})
+        for fragment in ("One 😀 two.\ud83d", "\ude00 Three."):
+            said(connection, {"type": "text", "text": fragment})
+        said(connection, {"type": "end"})
+        audio, (_, done) = heard(connection)
+    assert done["type"] == "done"
+    assert audio == spoken_by(tts, "One 😀 two.😀 Three.", seed=3)
+
+
+def test_speech_begins_before_the_text_ends_and_flush_speaks_the_rest(server: Any) -> None:
+    with socket_to(server) as connection:
+        said(connection, {"type": "start"}, {"type": "text", "text": "One. Tw"})
+        assert json.loads(connection.recv(timeout=20))["type"] == "started"
+        # One sentence is complete.
+        assert isinstance(connection.recv(timeout=20), bytes)
+        until(lambda: not server.service.queue.busy)
+        said(connection, {"type": "text", "text": "o and three"}, {"type": "flush"})
+        first = heard(connection, "flushed")[1][-1]["seconds"]
+        # Nobody waits for its turn while the text comes slowly.
+        until(lambda: server.service.queue.busy == 0)
+        said(connection, {"type": "text", "text": "and four"}, {"type": "end"})
+        (done,) = heard(connection)[1]
+    assert done["seconds"] > first > 0
+
+
+def test_one_connection_speaks_one_text_after_another_in_any_format(server: Any, tts: VoxCPM) -> None:
+    with socket_to(server) as connection:
+        for form, options in (("wav", {"audio": "base64"}), ("mp3", {"speed": 2})):
+            said(connection, {"type": "start", "seed": 3, "response_format": form, **options})
+            said(connection, {"type": "text", "text": TEXT}, {"type": "end"})
+            audio, (started, done) = heard(connection)
+            samples, rate = soundfile.read(io.BytesIO(audio))
+            assert (started["sample_rate"], rate) == (24_000, 24_000)
+            assert len(samples) / rate == pytest.approx(done["seconds"], abs=0.1)
+            seconds = len(spoken_by(tts, TEXT, seed=3)) / 2 / 24_000
+            assert done["seconds"] == pytest.approx(seconds / options.get("speed", 1), abs=0.1)
+
+
+def test_cancel_ends_the_speech_and_the_next_one_begins(server: Any, tts: VoxCPM) -> None:
+    with socket_to(server) as connection:
+        said(connection, {"type": "cancel"})
+        said(connection, {"type": "start"}, {"type": "text", "text": LONG * 20})
+        heard(connection, "started")
+        connection.recv(timeout=20)
+        said(connection, {"type": "cancel"})
+        done = heard(connection)[1][-1]
+        assert done["cancelled"] is True
+        assert done["seconds"] < 60
+        said(connection, {"type": "start", "seed": 7}, {"type": "text", "text": "Hi."}, {"type": "end"})
+        assert heard(connection)[0] == spoken_by(tts, "Hi.", seed=7)
+    until(lambda: idle(server))
+
+
+def test_sessions_take_turns_with_requests_and_with_each_other(
+    serve: Callable[..., Any], euler_steps: Any
+) -> None:
+    running = serve(concurrency=1, queue=1)
+    # The first one speaks as long as the others need: it neither ends nor fills the buffers of a reader who waits.
+    euler_steps.go = go = threading.Event()
+    with socket_to(running) as first, socket_to(running) as second, socket_to(running) as third:
+        said(first, START, {"type": "text", "text": LONG * 40}, {"type": "end"})
+        until(lambda: running.service.queue.busy == 1)
+        said(second, START, {"type": "text", "text": "Hello."}, {"type": "end"})
+        until(lambda: running.service.queue.waiting == 1)
+        # The queue is full: for a request, and for a session that would wait.
+        body = {"model": "tts-1", "input": "Hello."}
+        assert httpx2.post(f"{running.url}/v1/audio/speech", json=body).status_code == 503
+        said(third, START)
+        error, code = refusal(third)
+        assert (error["code"], code) == ("overloaded", 1013)
+        said(first, {"type": "cancel"})
+        go.set()
+        assert heard(first)[1][-1]["cancelled"]
+        assert heard(second)[1][-1]["type"] == "done"
+
+
+def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
+    serve: Callable[..., Any], euler_steps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve(concurrency=1)
+    at_end: list[int] = []
+    close = SessionStream.aclose
+
+    async def noted(stream: SessionStream) -> None:
+        at_end.append(euler_steps.calls)
+        await close(stream)
+
+    monkeypatch.setattr(SessionStream, "aclose", noted)
+    with socket_to(running) as connection:
+        said(connection, START, {"type": "text", "text": LONG * 20})
+        heard(connection, "started")
+        connection.recv(timeout=20)
+        # Without a word.
+        connection.socket.shutdown(socket.SHUT_RDWR)
+    until(lambda: idle(running))
+
+    # The call that was running then may have been counted before or after.
+    assert euler_steps.calls <= at_end[0] + 1
+    until(lambda: 'route="/audio/stream",status="499"} 1.0' in httpx2.get(f"{running.url}/metrics").text)
+
+
+def test_a_client_that_goes_away_while_it_waits_leaves_the_queue(serve: Callable[..., Any]) -> None:
+    running = serve(concurrency=1)
+    with socket_to(running) as first:
+        said(first, START, {"type": "text", "text": LONG * 20})
+        until(lambda: running.service.queue.busy == 1)
+        with socket_to(running) as second:
+            said(second, START, {"type": "text", "text": LONG * 2})
+            until(lambda: running.service.queue.waiting == 1)
+        until(lambda: running.service.queue.waiting == 0)
+        assert running.service.queue.busy == 1
+    until(lambda: idle(running))
+
+
+def test_a_reader_that_takes_nothing_pauses_speaking_and_is_given_up(
+    serve: Callable[..., Any], euler_steps: Any
+) -> None:
+    running = serve(concurrency=1, buffer_seconds=1, client_timeout=3, max_characters=100_000)
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(running.address)
+        # An own reader: the client's library would read by itself.
+        raw.sendall(
+            b"GET /v1/audio/stream HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert raw.recv(1000).startswith(b"HTTP/1.1 101")
+        for message in ({**START, "sample_rate": 48_000}, {"type": "text", "text": LONG * 100}):
+            text = json.dumps(message).encode()
+            text = text.ljust(200)
+            raw.sendall(struct.pack("!BBH", 0x81, 0x80 | 126, len(text)) + bytes(4) + text)
+        until(lambda: running.service.queue.busy == 1)
+        (stream,) = running.service.sessions._running
+        until(lambda: stream._session.buffered_seconds > 0.8)
+        calls = euler_steps.calls
+        until(lambda: idle(running))
+    # One patch more, and then it has waited until it was given up: the text would be minutes of speech.
+    assert euler_steps.calls <= calls + 20
+    assert stream.encoder.samples / 48_000 < 10
+    until(lambda: not len(running.service.conversations))
+
+
+def test_the_wait_for_first_audio_counts_from_the_first_complete_sentence(serve: Callable[..., Any]) -> None:
+    running = serve()
+    with socket_to(running) as connection:
+        said(connection, START, {"type": "text", "text": "Hell"})
+        time.sleep(1.5)
+        began = time.perf_counter()
+        said(connection, {"type": "text", "text": "o. And"})
+        while not isinstance(connection.recv(timeout=30), bytes):
+            pass
+        waited = time.perf_counter() - began
+    samples = next(iter(running.service.metrics.first_audio.collect())).samples
+    told = {sample.name.rpartition("_")[2]: sample.value for sample in samples}
+    assert told["count"] == 1
+    assert 0 < told["sum"] <= waited
+
+
+def test_metrics_count_websockets(serve: Callable[..., Any]) -> None:
+    running = serve()
+    with socket_to(running) as connection:
+        said(connection, START, {"type": "text", "text": "Hello."}, {"type": "end"})
+        heard(connection)
+    with socket_to(running) as connection:
+        said(connection, {"type": "nonsense"})
+        refusal(connection)
+
+    def told() -> str:
+        return httpx2.get(f"{running.url}/metrics").text
+
+    # One that its client has closed counts as one that has gone away, as a request would.
+    until(lambda: 'route="/audio/stream",status="400"} 1.0' in told())
+    until(lambda: "voxcpm_conversations 0.0" in told())
+    text = told()
+    assert 'voxcpm_speeches_total{outcome="finished"} 1.0' in text
+    assert "voxcpm_first_audio_seconds_count 1.0" in text
+    assert "voxcpm_real_time_factor_count 1.0" in text

@@ -1,0 +1,274 @@
+"""Wyoming: its own client, and clients that mean no good."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.client import AsyncTcpClient
+from wyoming.error import Error
+from wyoming.event import Event
+from wyoming.info import Describe, Info
+from wyoming.ping import Ping, Pong
+from wyoming.tts import (
+    Synthesize,
+    SynthesizeChunk,
+    SynthesizeStart,
+    SynthesizeStop,
+    SynthesizeStopped,
+    SynthesizeVoice,
+)
+
+from heard_words import SAID, SEED, wrong_words
+from voxcpm_constants.generations import GENERATIONS
+from voxcpm_runtime import VoxCPM
+from voxcpm_server.settings import Settings
+from voxcpm_server.wyoming.server import languages_of, wyoming_host
+from waiting import until
+
+# Chance may give a voice that takes long; whether it does is not what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
+LONG = "one two three four five six seven eight nine ten, and on we go. "
+
+
+def exchanged(server: Any, *events: Any, last: Callable[[str], bool] = AudioStop.is_type) -> list[Event]:
+    """What the server answers to these events, up to one of that type, an error, or the end of the connection."""
+
+    async def talk() -> list[Event]:
+        answers: list[Event] = []
+        async with AsyncTcpClient("127.0.0.1", server.wyoming_port, read_timeout=30) as client:
+            for event in events:
+                await client.write_event(event.event())
+            while not answers or not (last(answers[-1].type) or Error.is_type(answers[-1].type)):
+                answer = await client.read_event()
+                if answer is None:
+                    break
+                answers.append(answer)
+        return answers
+
+    return asyncio.run(talk())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one address of loopback")
+def test_idle_clients_of_one_machine_shut_out_no_other(serve: Callable[..., Any]) -> None:
+    """With several keys, whoever is counted as one may have half of the conversations."""
+    running = serve(keys=("a", "b"), max_conversations=4)
+
+    async def pinged(host: str) -> tuple[asyncio.StreamWriter, dict[str, Any]]:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", running.wyoming_port, local_addr=(host, 0)
+        )
+        writer.write(b'{"type": "ping"}\n')
+        return writer, json.loads(await asyncio.wait_for(reader.readline(), 20))
+
+    async def talk() -> list[str]:
+        hosts = ("127.0.0.1", "127.0.0.1", "127.0.0.1", "127.0.0.2")
+        connections = [await pinged(host) for host in hosts]
+        for writer, _ in connections:
+            writer.close()
+        return [answer["type"] for _, answer in connections]
+
+    assert asyncio.run(talk()) == ["pong", "pong", "error", "pong"]
+
+
+def pcm_of(events: list[Event]) -> bytes:
+    return b"".join(AudioChunk.from_event(e).audio for e in events if AudioChunk.is_type(e.type))
+
+
+def spoken_by(tts: VoxCPM, text: str, **given: Any) -> bytes:
+    with tts.session(**given) as session:
+        session.push_text(text)
+        session.flush()
+        return np.concatenate([chunk.pcm for chunk in session]).astype("<i2").tobytes()
+
+
+def test_it_tells_what_it_is(server: Any) -> None:
+    (answer,) = exchanged(server, Describe(), last=Info.is_type)
+    (program,) = Info.from_event(answer).tts
+    assert program.installed
+    assert program.supports_synthesize_streaming
+    assert {"default", "alloy"} <= {voice.name for voice in program.voices}
+    assert all(voice.installed and voice.languages == ["en"] for voice in program.voices)
+    (pong,) = exchanged(server, Ping("hello"), last=Pong.is_type)
+    assert Pong.from_event(pong).text == "hello"
+
+
+@pytest.mark.parametrize(
+    ("language", "generation", "expected"),
+    [
+        ("sw", "voxcpm", "sw"),
+        (None, "voxcpm", "zh en"),
+        # The thirty of upstream's card.
+        (None, "voxcpm2", "ar my zh da nl en fi fr de el he hi id it ja km ko lo ms no pl pt ru es sw sv tl th tr vi"),
+    ],
+)  # fmt: skip
+def test_languages_are_those_of_the_checkpoint_or_of_its_generation(
+    language: str | None, generation: Any, expected: str
+) -> None:
+    architecture = SimpleNamespace(traits=GENERATIONS[generation])
+    for speech in (SimpleNamespace(language=language), *([] if language else [None])):
+        manifest: Any = SimpleNamespace(speech=speech, architecture=architecture)
+        assert languages_of(manifest) == expected.split()
+
+
+@pytest.mark.usefixtures("seeded")
+def test_it_speaks_a_text(server: Any, tts: VoxCPM) -> None:
+    start, *chunks, stop = exchanged(server, Synthesize(SAID, voice=SynthesizeVoice(name="default")))
+    assert AudioStart.from_event(start).rate == tts.sample_rate
+    assert AudioStop.is_type(stop.type)
+    pcm = pcm_of(chunks)
+    assert pcm == spoken_by(tts, SAID, seed=SEED)
+    assert wrong_words(pcm, tts.sample_rate) <= 3
+    times = [AudioChunk.from_event(chunk).timestamp for chunk in chunks]
+    assert times == sorted(times)
+    assert times[-1] < len(pcm) / 2 / tts.sample_rate * 1000
+
+
+@pytest.mark.usefixtures("seeded")
+def test_it_speaks_fragments_while_they_come(server: Any, tts: VoxCPM) -> None:
+    async def talk() -> list[Event]:
+        async with AsyncTcpClient("127.0.0.1", server.wyoming_port, read_timeout=30) as client:
+
+            async def say(*events: Any) -> None:
+                for event in events:
+                    await client.write_event(event.event())
+
+            await say(SynthesizeStart(), SynthesizeChunk("Hello the"), SynthesizeChunk("re. How"))
+            answers: list[Event] = []
+            while not pcm_of(answers):
+                answers.append(await client.read_event())
+            # Audio has come before the text has ended. Home Assistant repeats the whole text before it stops.
+            await say(SynthesizeChunk(" are you?"), Synthesize("Hello there. How are you?"), SynthesizeStop())
+            while not SynthesizeStopped.is_type(answers[-1].type):
+                answers.append(await client.read_event())
+            # The connection stays, for the next text.
+            await say(Synthesize("Hi."))
+            while not AudioStop.is_type(answers[-1].type):
+                answers.append(await client.read_event())
+        return answers
+
+    answers = asyncio.run(talk())
+    expected = [spoken_by(tts, text, seed=SEED) for text in ("Hello there. How are you?", "Hi.")]
+    assert pcm_of(answers) == b"".join(expected)
+    others = [answer.type for answer in answers if not AudioChunk.is_type(answer.type)]
+    assert others == ["audio-start", "audio-stop", "synthesize-stopped", "audio-start", "audio-stop"]
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([Synthesize("Hello.", voice=SynthesizeVoice(name="nobody"))], "no voice 'nobody'"),
+        ([Synthesize("<speak/>", text_format="ssml")], "expected text"),
+        ([Synthesize("a" * 5000)], "at most 4096 characters"),
+        ([SynthesizeChunk("Hello.")], "expected synthesize-start before"),
+        ([SynthesizeStop()], "expected synthesize-start before"),
+        ([SynthesizeStart(), SynthesizeStart()], "one speech at a time"),
+        ([Synthesize(LONG), Synthesize(LONG)], "one speech at a time"),
+    ],
+)
+def test_a_wrong_request_is_told_what_is_wrong(events: list[Any], words: str, server: Any) -> None:
+    error = exchanged(server, *events, last=Error.is_type)[-1]
+    assert words in Error.from_event(error).text
+    assert "\n" not in Error.from_event(error).text
+
+
+def raw_answer(server: Any, sent: bytes) -> bytes:
+    """All that the server says until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.wyoming_port), timeout=20) as connection:
+        connection.sendall(sent)
+        parts = []
+        try:
+            while part := connection.recv(65_536):
+                parts.append(part)
+        except ConnectionResetError:
+            pass
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"\x00\xff\n", b"a JSON object"),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"a JSON object"),
+        (b"[]\n", b"a JSON object"),
+        (b"[" * 50_000 + b"\n", b"a JSON object"),
+        (b'{"type": 5}\n', b"an object with a type"),
+        (b'{"type": "synthesize", "data": []}\n', b"text: expected a string"),
+        (b'{"type": "synthesize", "data": 5}\n', b"an object with a type"),
+        (b'{"type": "synthesize", "data_length": 1000000000}\n', b"got 1000000000"),
+        (b'{"type": "audio-chunk", "payload_length": 1000000000}\n', b"got 1000000000"),
+        (b'{"type": "synthesize", "data_length": -1}\n', b"a number of bytes"),
+        (b'{"type": "synthesize", "data_length": 2}\n[]', b"a JSON object"),
+        (b'{"type": "synthesize", "data": {"text": "a", "voice": {"name": 5}}}\n', b"voice.name"),
+        (b" " * 200_000, b"a line of at most"),
+    ],
+)
+def test_what_is_no_event_ends_the_connection(sent: bytes, words: bytes, server: Any) -> None:
+    answer = raw_answer(server, sent)
+    assert words in answer or (not answer and len(sent) > 100_000)
+    assert server.service.queue.busy == 0
+
+
+def test_an_event_that_never_ends_is_given_up(serve: Callable[..., Any]) -> None:
+    running = serve(client_timeout=0.3)
+    answer = raw_answer(running, b'{"type": "synthesize", "data_length": 50}\n{"te')
+    assert b"no more of the event came" in answer
+    until(lambda: not len(running.service.conversations))
+
+
+def test_a_connection_without_events_is_closed(serve: Callable[..., Any]) -> None:
+    running = serve(idle_seconds=0.3)
+    assert b"no message came" in raw_answer(running, b'{"type": "synthesize-start"}\n')
+    until(lambda: not len(running.service.conversations))
+
+
+def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
+    serve: Callable[..., Any], euler_steps: Any
+) -> None:
+    running = serve(concurrency=1)
+    with socket.create_connection(("127.0.0.1", running.wyoming_port)) as connection:
+        connection.sendall(json.dumps({"type": "synthesize", "data": {"text": LONG * 20}}).encode() + b"\n")
+        until(lambda: euler_steps.calls > 20)
+        assert running.service.queue.busy == 1
+    until(lambda: running.service.queue.busy == 0)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "speech"])
+    calls = euler_steps.calls
+    time.sleep(0.2)
+    assert euler_steps.calls == calls
+    counted = 'voxcpm_requests_total{route="wyoming",status="499"} 1.0'
+    until(lambda: counted in httpx2.get(f"{running.url}/metrics").text)
+    metrics = httpx2.get(f"{running.url}/metrics").text
+    assert 'voxcpm_speeches_total{outcome="cancelled"} 1.0' in metrics
+
+
+def test_it_waits_in_the_queue_of_all(serve: Callable[..., Any]) -> None:
+    running = serve(concurrency=1, queue=0)
+    with socket.create_connection(("127.0.0.1", running.wyoming_port)) as connection:
+        connection.sendall(json.dumps({"type": "synthesize", "data": {"text": LONG * 20}}).encode() + b"\n")
+        until(lambda: running.service.queue.busy == 1)
+        error = exchanged(running, Synthesize("Hello."))[-1]
+        assert Error.from_event(error).code == "overloaded"
+        body = {"model": "tts-1", "input": "Hello."}
+        assert httpx2.post(f"{running.url}/v1/audio/speech", json=body).status_code == 503
+
+
+def test_it_is_on_loopback_unless_told_otherwise_in_so_many_words() -> None:
+    everywhere = "0.0.0.0"  # noqa: S104 - nothing listens there
+    assert wyoming_host(Settings(), keys=False) == "127.0.0.1"
+    assert wyoming_host(Settings(host="::1"), keys=False) == "::1"
+    assert wyoming_host(Settings(host=everywhere), keys=True) == "127.0.0.1"
+    # Then everyone is let in over HTTP, but with keys that option has no effect.
+    assert wyoming_host(Settings(host=everywhere, insecure_serve_without_key=True), keys=False) == everywhere
+    assert wyoming_host(Settings(host=everywhere, insecure_serve_without_key=True), keys=True) == "127.0.0.1"
+    assert wyoming_host(Settings(host=everywhere, insecure_wyoming_without_key=True), keys=True) == everywhere
