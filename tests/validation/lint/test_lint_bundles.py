@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from voxcpm_runtime.backends.portable.package import MODEL_FILE, WEIGHT_FILE
 from voxcpm_runtime.commands import cli
 from voxcpm_validation.lint import interface, shapes
 from voxcpm_validation.lint.bundle import lint_bundle, read_functions
-from voxcpm_validation.lint.core_ai_rules import CORE_AI_RULES
-from voxcpm_validation.lint.rules import RULES, Rule
 
 # Every bundle that the tests convert: both structures, both targets, a batch and the optional forms.
 BUNDLES = (
@@ -206,33 +203,6 @@ def test_a_manifest_that_is_no_json_is_refused(damaged: Path, capsys: pytest.Cap
     (damaged / MANIFEST_FILE).write_text("{")
 
     assert MANIFEST_FILE in refused(capsys, damaged)
-
-
-def rules_table(rules: Sequence[Rule[Any]]) -> str:
-    """A table of rules as the manual is to have it."""
-    rows = ["| rule | expected | why | source |", "|---|---|---|---|"]
-    for rule in rules:
-        sources = ", ".join(map(linked, rule.sources))
-        # Core ML's one accepted rule depends on the package.
-        note = f" A note: {rule.accepted}." if rule.accepted and rules is CORE_AI_RULES else ""
-        rows.append(f"| `{rule.name}` | {rule.expectation} | {rule.reason}{note} | {sources} |")
-    return "\n".join(rows)
-
-
-def linked(source: str) -> str:
-    repository, _, place = source.partition(" ")
-    if place.isdigit():
-        return f"[{source}](https://github.com/{repository}/issues/{place})"
-    return f"[{source}](https://github.com/{repository})" if place.endswith((".md", ".py")) else source
-
-
-@pytest.mark.parametrize(("name", "rules"), [("lint", RULES), ("lint-core-ai", CORE_AI_RULES)])
-def test_the_manual_lists_the_rules(name: str, rules: Sequence[Rule[Any]]) -> None:
-    manual = Path(__file__).resolve().parents[3] / "docs" / "architecture.md"
-    _, between, _ = re.split(rf"<!-- /?{name} -->", manual.read_text(encoding="utf-8"))
-
-    # To mend it: copy what is expected here.
-    assert between.strip() == rules_table(rules)
 
 
 def test_the_command_prints_nothing_of_other_libraries(
