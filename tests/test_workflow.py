@@ -324,7 +324,8 @@ def test_without_a_neural_engine_its_units_are_skipped(
     monkeypatch.setitem(
         sys.modules, "coremltools.models.compute_device", SimpleNamespace(MLComputeDevice=listed)
     )
-    spec = importlib.util.spec_from_file_location("on_core_ml", REPOSITORY / "tests" / "test_coreml.py")
+    path = REPOSITORY / "tests/runtime/backends/core_ml/test_coreml.py"
+    spec = importlib.util.spec_from_file_location("on_core_ml", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 

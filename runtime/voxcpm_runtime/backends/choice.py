@@ -12,7 +12,6 @@ from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import LOCDIT_SOLVE, STEP_MODEL_NAMES
 from voxcpm_constants.targets import CORE_AI, TARGETS
 from voxcpm_runtime.argument_types import wrong_type
-from voxcpm_runtime.backends.core_ai.step_model import check_installed
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits, chosen_units
 from voxcpm_runtime.backends.devices import CPU_DEVICE, read_device
 from voxcpm_runtime.backends.machine import cores
@@ -100,6 +99,8 @@ def choose_backend(backend: str, bundle: Bundle | None = None) -> Chosen:
     if bundle is not None:
         _check_target(chosen, bundle)
     if chosen == "coreai":
+        from voxcpm_runtime.backends.core_ai.step_model import check_installed
+
         check_installed()
     return chosen
 

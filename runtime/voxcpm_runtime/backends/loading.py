@@ -17,8 +17,6 @@ from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import BASE_LM_STEP, Precision, StepModel
 from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.choice import Backend, check_engine
-from voxcpm_runtime.backends.core_ai.step_model import is_the_systems, load_core_ai_step_model
-from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.backends.core_ml.compute_units import (
     AUTO,
     COREAI,
@@ -29,7 +27,7 @@ from voxcpm_runtime.backends.core_ml.compute_units import (
     is_auto,
 )
 from voxcpm_runtime.backends.core_ml.loading import Note, RefusedError, check_system, load_functions
-from voxcpm_runtime.backends.devices import CPU_DEVICE, read_device
+from voxcpm_runtime.backends.devices import CPU_DEVICE, Device, read_device
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE, Placed, first_that_loads
 from voxcpm_runtime.backends.functions_by_length import FunctionsByLength, by_length
 from voxcpm_runtime.backends.machine import backends
@@ -75,10 +73,8 @@ def place_step_models(
     last = (PORTABLE,) if backend == "auto" and PORTABLE in backends() else ()
 
     def portable(name: str) -> StepFunction:
-        mode = "plain" if gpu is None else "half"
-        return load_portable_step_model(
-            folder, manifest, precision, name, threads=threads, device=gpu, mode=mode
-        )
+        on_gpu = {} if gpu is None else {"device": gpu, "mode": "half"}
+        return load_portable_step_model(folder, manifest, precision, name, threads=threads, **on_gpu)
 
     if chosen == "coreai":
         models = _on_core_ai(bundle, wanted)
@@ -142,7 +138,9 @@ def load_next_patch(bundle: Bundle, models: Mapping[str, StepFunction], device: 
 def load_portable_step_model(
     folder: Path, manifest: Manifest, precision: Precision, name: str, **options: Any
 ) -> StepFunction:
-    """One step model on ONNX Runtime. options: keywords of `portable.PortableStepModel`. Raises BundleError.
+    """One step model on ONNX Runtime. Raises BundleError.
+
+    options: keywords of `portable.PortableStepModel`, or with a `device` of `gpu.step_model.GPUStepModel`.
 
     The first function of each package is loaded now, to check the package, and the others when they are first called.
     """
@@ -161,6 +159,9 @@ def load_portable_step_model(
 
 
 def _on_core_ai(bundle: Bundle, names: Sequence[str]) -> Mapping[str, StepFunction]:
+    from voxcpm_runtime.backends.core_ai.step_model import is_the_systems, load_core_ai_step_model
+    from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
+
     if is_the_systems():
         return CoreAIWorker(bundle.folder, bundle.precision, names).step_models
     return _all_at_once(
@@ -196,15 +197,22 @@ def _all_at_once(names: Iterable[str], load: Callable[[str], StepFunction]) -> d
         return dict(zip(order, opening.map(load, order), strict=True))
 
 
-def _load_portable(function: PackageFunction, **options: Any) -> StepFunction:
+def _load_portable(
+    function: PackageFunction, *, device: Device | None = None, **options: Any
+) -> StepFunction:
     # On a Mac ONNX Runtime need not be installed.
     from voxcpm_runtime.backends.portable import PackageError, PortableStepModel
 
+    step_model: Callable[..., PortableStepModel] = PortableStepModel
+    if device is not None:
+        from voxcpm_runtime.backends.gpu.step_model import GPUStepModel
+
+        step_model = partial(GPUStepModel, device=device)
     # A native state too is an input and an output of the lowered function.
     lowered: StateForm = "passed" if function.state == "native" else function.state
     state = {t.name: updated_name(t, lowered) for t in function.declared.state}
     try:
-        model = PortableStepModel(
+        model = step_model(
             function.package,
             function=function.name,
             state=state,

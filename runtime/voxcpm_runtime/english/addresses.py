@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from voxcpm_runtime.english.acronyms import has_vowel, is_sayable, said_acronym
+from voxcpm_runtime.english.letter_names import letter_by_letter
 from voxcpm_runtime.english.number_words import cardinal, digit_names
-from voxcpm_runtime.text.letter_names import letter_by_letter
 from voxcpm_runtime.text.substitutions import Substitution, any_of, word_set
 
 _MARKS = {

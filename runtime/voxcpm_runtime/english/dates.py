@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from functools import partial
 
+from voxcpm_runtime.english.letter_names import letter_by_letter
 from voxcpm_runtime.english.number_words import cardinal, in_pairs, minutes, ordinal, plural
-from voxcpm_runtime.text.letter_names import letter_by_letter
 from voxcpm_runtime.text.substitutions import Substitution, any_of
 
 _MONTHS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from voxcpm_runtime.english.letter_names import letter_by_letter
 from voxcpm_runtime.english.number_words import cardinal, decimal, digit_names, fraction, in_pairs, ordinal
 from voxcpm_runtime.english.units import ATTACHED_UNITS, CURRENCIES, SCALES, UNITS
-from voxcpm_runtime.text.letter_names import letter_by_letter
 from voxcpm_runtime.text.substitutions import Substitution, any_of, word_set
 
 # Lengths are bounded, so that a long line of digits is searched in linear time.

@@ -10,7 +10,6 @@ import re
 import unicodedata
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.english.reading import read_aloud
 from voxcpm_runtime.text.sentences import sentences
 from voxcpm_runtime.text.substitutions import Substitution, substituted
 from voxcpm_runtime.text.tokenizer import TextTokenizer
@@ -22,8 +21,6 @@ _STOPS = ".!?"
 _MOST_SHOWN = 60
 """Characters of a text in an error."""
 _MAX_LISTED = 10
-# A text is read again for each way of cutting it that is tried.
-_read_aloud = functools.lru_cache(maxsize=256)(read_aloud)
 # What was replaced leaves spaces before marks, and commas beside other marks.
 _TIDYING: tuple[Substitution, ...] = tuple(
     (re.compile(pattern), replacement)
@@ -37,6 +34,14 @@ _TIDYING: tuple[Substitution, ...] = tuple(
         (r"(?<=[.!?])(?=[^\W_])", " "),
     )
 )
+
+
+# A text is read again for each way of cutting it that is tried.
+@functools.lru_cache(maxsize=256)
+def _read_aloud(sentence: str) -> str:
+    from voxcpm_runtime.english.reading import read_aloud
+
+    return read_aloud(sentence)
 
 
 def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:

@@ -25,7 +25,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from voxcpm_constants.errors import MissingExtraError
-from voxcpm_runtime.english.number_words import number_name
 from voxcpm_runtime.text.substitutions import Substitution, substituted
 
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -67,10 +66,18 @@ _BEFORE_ENGLISH: tuple[Substitution, ...] = (
     (re.compile("[⁰¹²³⁴-⁹]{2,}|[⁰¹⁴-⁹]|[₀-₉]+|[①-⑳⓪❶-❿➀-➓]"), lambda found: f" {_compatible(found)} "),
     (re.compile(" +"), " "),
 )
+
+
+def _number_name(number: re.Match[str]) -> str:
+    from voxcpm_runtime.english.number_words import number_name
+
+    return number_name(number[0])
+
+
 _AFTER_ENGLISH: tuple[Substitution, ...] = (
     (re.compile("²"), " squared"),
     (re.compile("³"), " cubed"),
-    (re.compile(r"\d+"), lambda number: number_name(number[0])),  # what wetext left, such as beside a letter
+    (re.compile(r"\d+"), _number_name),  # what wetext left, such as beside a letter
 )
 _BEFORE_CHINESE: tuple[Substitution, ...] = (
     (re.compile("="), "等于"),  # otherwise wetext reads 550+320=870 wrongly

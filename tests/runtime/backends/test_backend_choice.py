@@ -13,7 +13,6 @@ import pytest
 
 from edited_manifest import edit_manifest
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.backends import choice
 from voxcpm_runtime.backends.choice import check_engine, choose_backend
 from voxcpm_runtime.backends.core_ai import step_model as core_ai
 from voxcpm_runtime.backends.loading import arithmetic_key
@@ -60,7 +59,7 @@ def bundle_of(bundle_folder: Path) -> Callable[[str], Bundle]:
 
 @pytest.fixture
 def with_core_ai(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "check_installed", lambda: None)
+    monkeypatch.setattr(core_ai, "check_installed", lambda: None)
 
 
 @pytest.fixture

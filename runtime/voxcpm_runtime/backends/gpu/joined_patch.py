@@ -26,10 +26,10 @@ from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.gpu.device_calls import DeviceCalls
 from voxcpm_runtime.backends.gpu.device_state import DeviceState
 from voxcpm_runtime.backends.gpu.device_worker import DeviceWorker
+from voxcpm_runtime.backends.gpu.sessions import open_on_device
+from voxcpm_runtime.backends.gpu.step_model import GPUStepModel
 from voxcpm_runtime.backends.portable.checked_inputs import checked_inputs
 from voxcpm_runtime.backends.portable.lowered import Interface, Lowered
-from voxcpm_runtime.backends.portable.sessions import open_on_device
-from voxcpm_runtime.backends.portable.step_model import PortableStepModel
 from voxcpm_runtime.backends.step_function import Array, PendingPatch, StepFunction, StepState
 
 PARTS = (FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_SOLVE)
@@ -50,7 +50,7 @@ class JoinedPatch:
     """A `NextPatch`: feat encoder, language models and DiT in one captured call. Several threads may call it."""
 
     def __init__(
-        self, models: Mapping[str, PortableStepModel], device: Device, traits: Traits, constants: Mapping[str, Array]
+        self, models: Mapping[str, GPUStepModel], device: Device, traits: Traits, constants: Mapping[str, Array]
     ) -> None:  # fmt: skip
         parts = {name: models[name] for name in PARTS}
         graph = joined_graph({name: model.lowered for name, model in parts.items()}, traits, constants)
@@ -128,7 +128,7 @@ def joined_patch(
 
     These are a batch, a base LM of several packages, a DiT of one step, functions by length and returned rows.
     """
-    found = {name: model for name, model in models.items() if isinstance(model, PortableStepModel)}
+    found = {name: model for name, model in models.items() if isinstance(model, GPUStepModel)}
     one_each = 1 in sizes.encode_patches and 1 in sizes.prefill_chunks and sizes.batch == 1
     if not one_each or not found.keys() >= {*PARTS} or not all(found[name].writes_in_place for name in PARTS):
         return None

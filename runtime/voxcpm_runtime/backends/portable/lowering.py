@@ -16,7 +16,6 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from voxcpm_constants.targets import MAIN
-from voxcpm_runtime.backends.gpu.fusion import fuse_for_gpu
 from voxcpm_runtime.backends.portable.attention import cut_behind_positions
 from voxcpm_runtime.backends.portable.fusion import fuse
 from voxcpm_runtime.backends.portable.graph import Call, Graph, UnsupportedOperationError, value_info
@@ -142,6 +141,8 @@ def _serialised(
     if mode == "plain" and not probed:
         nodes = cut_behind_positions(nodes, graph)
     if mode == "half" and not probed and program.weights is not None:
+        from voxcpm_runtime.backends.gpu.fusion import fuse_for_gpu
+
         shapes: dict[str, tuple[int | None, ...] | None] = {i.name: i.fixed_shape for i in program.inputs}
         dtypes = {i.name: graph_dtype(i.dtype, mode) for i in program.inputs}
         given = {values[n]: type_ for op in program.operations for n, type_ in op.outputs if n in values}

@@ -1,4 +1,4 @@
-"""Opening a lowered graph, with its mapped weights, as a session of ONNX Runtime on the processor or a GPU."""
+"""Opening a lowered graph, with its mapped weights, as a session of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from voxcpm_constants.errors import first_line
-from voxcpm_runtime.backends.devices import Device
-from voxcpm_runtime.backends.gpu.device_checks import check_provider
 from voxcpm_runtime.backends.machine import fair_threads
 from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
 from voxcpm_runtime.backends.portable.onnx_runtime import ERRORS, ort
@@ -35,30 +33,6 @@ CPU_PROVIDERS: list[tuple[str, dict[str, str]]] = [("CPUExecutionProvider", {})]
 
 # Slices would become splits into unequal parts, for which CUDA copies pointers from the host, in captured calls too.
 DISABLED_OPTIMIZERS = {"half": ["GatherSliceToSplitFusion"]}
-
-
-def open_on_device(
-    model: bytes,
-    names: Sequence[str],
-    weights: Sequence[ort.OrtValue],
-    device: Device,
-    mode: Mode = "half",
-    threads: int | None = None,
-) -> tuple[ort.InferenceSession, bool]:
-    """A session on the device, and whether its calls can be captured. names: of the weights in the graph."""
-
-    def session(providers: Sequence[tuple[str, dict[str, str]]]) -> ort.InferenceSession:
-        return _session(model, _options(mode, threads), mode, names, weights, providers)
-
-    try:
-        opened, captured = session(device.providers(captured=True)), device.captures
-    except Exception as error:
-        if "graph capture" not in str(error):
-            raise
-        # A node that only the processor has: the graph is launched node by node.
-        opened, captured = session(device.providers()), False
-    check_provider(device, opened)
-    return opened, captured
 
 
 _NO_MEMORY = ("std::bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory")
@@ -110,10 +84,10 @@ def open_on_processor(
     names = [ref.name for ref in lowered.weights]
 
     def session(model: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
-        return _session(model, options, mode, names, values, CPU_PROVIDERS)
+        return open_session(model, options, mode, names, values, CPU_PROVIDERS)
 
     def options() -> ort.SessionOptions:
-        options = _options(mode, threads)
+        options = session_options(mode, threads)
         options.add_session_config_entry("session.use_env_allocators", "1")  # the arena of onnx_runtime.py
         return options
 
@@ -124,7 +98,7 @@ def open_on_processor(
     return session(lowered.model, options()), values
 
 
-def _session(
+def open_session(
     model: str | bytes,
     options: ort.SessionOptions,
     mode: Mode,
@@ -142,7 +116,8 @@ def _session(
     )  # fmt: skip
 
 
-def _options(mode: Mode, threads: int | None) -> ort.SessionOptions:
+def session_options(mode: Mode, threads: int | None) -> ort.SessionOptions:
+    """ONNX Runtime's options for a mode. threads: of one operation; None for this machine's share."""
     options = ort.SessionOptions()
     options.log_severity_level = LOG_SEVERITY
     options.graph_optimization_level = OPTIMIZATION[mode]

@@ -8,19 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from voxcpm_constants.targets import MAIN
-from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.fair_lock import FairLock
-from voxcpm_runtime.backends.gpu.device_calls import DeviceCalls
-from voxcpm_runtime.backends.gpu.device_state import DeviceState
-from voxcpm_runtime.backends.gpu.device_worker import DeviceWorker
 from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.backends.portable.cache import load_lowered
 from voxcpm_runtime.backends.portable.checked_inputs import checked_inputs
 from voxcpm_runtime.backends.portable.lowered import PROBE_OUTPUT, Lowered, Mode
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
 from voxcpm_runtime.backends.portable.sessions import (
-    mapped_weights,
-    open_on_device,
     open_on_processor,
     refusal_named,
 )
@@ -40,14 +34,16 @@ class PortableStepModel:
     KV caches, which are written into the caches at the input "position". Functions of one package may share a state.
     `mode` is "plain" (float32 arithmetic), "faithful" (every fp16 result rounded to fp16) or "half" (fp16 arithmetic,
     for a GPU). With `probe`, the output "probe.max_abs" has the largest |value| of every fp16 operation. `threads`:
-    threads of one operation. device: the GPU; None for the processor.
+    threads of one operation.
 
-    Several threads may call one model, each with its own state. On the processor a call waits while as many calls of
-    step models as there are cores, and one, compute in this process.
+    Several threads may call one model, each with its own state. A call waits while as many calls of step models as
+    there are cores, and one, compute in this process.
 
-    Raises PackageError for a package that cannot be run, ValueError for a `state` tensor that the model lacks, and
-    DeviceError for a GPU that cannot be used or has too little memory, calls also.
+    Raises PackageError for a package that cannot be run, ValueError for a `state` tensor that the model lacks.
     """
+
+    scatters_in_place = True
+    """Whether a scatter's input may be its output."""
 
     def __init__(
         self,
@@ -58,7 +54,6 @@ class PortableStepModel:
         mode: Mode = "plain",
         probe: bool = False,
         threads: int | None = None,
-        device: Device | None = None,
         state: Mapping[str, str] | None = None,
         returns_rows: bool = False,
     ) -> None:
@@ -74,19 +69,19 @@ class PortableStepModel:
         self._require_state(hidden)
         scattered = self._lowered.scattered
         self._returns_rows = returns_rows
-        in_place = device is None or device.scatters_in_place
         self._in_place = frozenset(
-            i for i, o in self._state.items() if returns_rows or (in_place and scattered.get(i) == o)
+            i
+            for i, o in self._state.items()
+            if returns_rows or (self.scatters_in_place and scattered.get(i) == o)
         )
         self._visible = [*self.outputs, *([PROBE_OUTPUT] if self._lowered.probed else [])]
-        self._on_device: DeviceCalls | None = None
-        if device is None:
-            key = None if cache_key is None else f"{cache_key}|{function}"
-            with refusal_named(package):
-                opened = open_on_processor(package, self._lowered, mode, threads, prepared_key=key)
-            self._session, self._weights = opened
-        else:
-            self._on_device = self._opened_on(device, package, threads)
+        self._open(threads, None if cache_key is None else f"{cache_key}|{function}")
+
+    def _open(self, threads: int | None, prepared_key: str | None) -> None:
+        with refusal_named(self._package):
+            self._session, self._weights = open_on_processor(
+                self._package, self._lowered, self._mode, threads, prepared_key=prepared_key
+            )
 
     @property
     def probed(self) -> tuple[str, ...]:
@@ -98,38 +93,8 @@ class PortableStepModel:
         """The graph and its interface."""
         return self._lowered
 
-    @property
-    def weights(self) -> list[ort.OrtValue]:
-        """The mapped weights that the graph names, in the order of `lowered.weights`."""
-        return self._weights
-
-    @property
-    def state(self) -> Mapping[str, str]:
-        """State input -> the output that holds its next value."""
-        return self._state
-
-    @property
-    def writes_in_place(self) -> bool:
-        """Whether a call changes its whole state where it lies, on a GPU."""
-        return self._on_device is not None and not self._returns_rows and self._in_place == self._state.keys()
-
-    def _opened_on(self, device: Device, package: Path, threads: int | None) -> DeviceCalls:
-        worker = DeviceWorker(device)
-        self._weights = mapped_weights(package, self._lowered)
-        names = [ref.name for ref in self._lowered.weights]
-        with device.memory_checked(f"load {package.name}"):
-            session, captured = worker.run_alone(
-                open_on_device, self._lowered.model, names, self._weights, device, self._mode, threads
-            )
-        return DeviceCalls(
-            session, worker, self._visible, self._state, self._state_inputs, self._in_place,
-            returns_rows=self._returns_rows, captured=captured,
-        )  # fmt: skip
-
-    def new_state(self) -> State | DeviceState:
+    def new_state(self) -> StepState:
         """The state at the start of a stream: zeros."""
-        if self._on_device is not None:
-            return self._on_device.new_state()
         outputs = {} if self._returns_rows else self._state
         return State(self._state_inputs, outputs, self._in_place, self._mode)
 
@@ -144,10 +109,9 @@ class PortableStepModel:
         feeds = checked_inputs(self._name, self.inputs, inputs, self._mode)
         if (state is None) != (not self._state):
             raise ValueError(f"{self._name} {'has a state: pass one' if self._state else 'has no state'}")
-        if self._on_device is not None:
-            if state is not None and (not isinstance(state, DeviceState) or state.in_place != self._in_place):
-                raise ValueError(f"{self._name}: the state is not of this step model")
-            return self._on_device.call(feeds, state)
+        return self._computed(feeds, state)
+
+    def _computed(self, feeds: Mapping[str, np.ndarray], state: StepState | None) -> dict[str, np.ndarray]:
         if state is None:
             with COMPUTING.held(), refusal_named(self._package):
                 return dict(zip(self._visible, self._session.run(self._visible, feeds), strict=True))

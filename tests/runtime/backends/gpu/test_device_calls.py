@@ -263,7 +263,7 @@ def test_captured_calls_have_an_id_each_and_are_bounded(
     for _ in range(4):
         for state in states:
             model(inputs, state)
-    bound = list(model._on_device._bound.values())
+    bound = list(model._calls._bound.values())
     assert [b.options.get_run_config_entry(GRAPH_ID) for b in bound] == ["1", "2", "-1", "-1"]
 
 
@@ -302,7 +302,7 @@ def test_memory_that_ends_while_speaking_is_one_line(
         raise RuntimeError("CUDA failure 2: out of memory ; GPU=0")
 
     state = model.new_state()
-    monkeypatch.setattr(model._on_device, "_run", full)
+    monkeypatch.setattr(model._calls, "_run", full)
     with pytest.raises(DeviceError, match="the GPU's memory is not enough to run a step model"):
         model(random_inputs(bundle, BASE_LM_STEP, np.random.default_rng(0)), state)
 

@@ -12,11 +12,11 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, shape_inference
 
 from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.gpu.fusion import fuse_for_gpu
+from voxcpm_runtime.backends.gpu.sessions import open_on_device
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Graph
 from voxcpm_runtime.backends.portable.lowered import WeightRef
 from voxcpm_runtime.backends.portable.lowering import IR_VERSION, OPSETS
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
-from voxcpm_runtime.backends.portable.sessions import open_on_device
 
 # `device_checks.check_device` refuses GPUs with older ones, whose ONNX Runtime lacks some of these nodes.
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="a GPU needs Python 3.11 or newer")
