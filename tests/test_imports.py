@@ -192,8 +192,8 @@ ROOMS = (
     "session",
     "upstream_names",
     "voxcpm",
-    "doctor",
     "commands",
+    "doctor",
 )
 
 

@@ -45,7 +45,7 @@ _OWN = {
     "publish": "voxcpm_runtime.commands.publish:publish",
     "benchmark": "voxcpm_runtime.commands.benchmark:benchmark",
     "clear-cache": "voxcpm_runtime.commands.clear_cache:clear_cache",
-    "doctor": "voxcpm_runtime.commands.doctor:doctor",
+    "doctor": "voxcpm_runtime.doctor.command:doctor",
 }
 """The runtime's commands; conversion's and validation's are entry points of theirs in pyproject.toml."""
 

@@ -1,0 +1,68 @@
+"""Optional rooms: each can be deleted, and the rest imports and speaks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGES = {
+    "voxcpm_constants": REPOSITORY / "constants",
+    "voxcpm_runtime": REPOSITORY / "runtime",
+    "voxcpm_server": REPOSITORY / "server",
+}
+ROOMS = [
+    "voxcpm_runtime/backends/core_ai",
+    "voxcpm_runtime/backends/gpu",
+    "voxcpm_runtime/doctor",
+]
+IMPORT_AND_SPEAK = """
+import importlib, pathlib, sys
+for root in sys.argv[1:]:
+    for path in pathlib.Path(root).rglob("*.py"):
+        if "cluster" not in path.parts:  # needs Ray
+            parts = path.relative_to(pathlib.Path(root).parent).with_suffix("").parts
+            importlib.import_module(".".join(parts).removesuffix(".__init__"))
+from voxcpm_runtime import VoxCPM
+samples = VoxCPM.from_bundle(threads=1).generate("Hello there.", seed=1)
+assert len(samples) > 10_000, len(samples)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the packages; the built-in voice's weights are linked."""
+    for name, root in PACKAGES.items():
+        ignored = shutil.ignore_patterns("__pycache__", "default_bundle", "built_in_voices")
+        shutil.copytree(root / name, tmp_path / name, ignore=ignored)
+    for data in ("default_bundle", "voices/built_in_voices"):
+        (tmp_path / "voxcpm_runtime" / data).symlink_to(REPOSITORY / "runtime" / "voxcpm_runtime" / data)
+    return tmp_path
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_rest_imports_and_speaks_without(room: str, tree: Path) -> None:
+    shutil.rmtree(tree / room)
+    roots = [str(tree / name) for name in PACKAGES]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_AND_SPEAK, *roots],
+        env=environment, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_room_that_the_rest_needs_is_found(tree: Path) -> None:
+    shutil.rmtree(tree / "voxcpm_runtime/backends/portable")
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_AND_SPEAK, str(tree / "voxcpm_runtime")],
+        env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert "ModuleNotFoundError" in done.stderr
