@@ -20,6 +20,12 @@ ROOMS = [
     "voxcpm_runtime/backends/core_ai",
     "voxcpm_runtime/backends/gpu",
     "voxcpm_runtime/doctor",
+    "voxcpm_runtime/english",
+    "voxcpm_server/cluster",
+    "voxcpm_server/elevenlabs",
+    "voxcpm_server/jobs",
+    "voxcpm_server/page",
+    "voxcpm_server/wyoming",
 ]
 IMPORT_AND_SPEAK = """
 import importlib, pathlib, sys
@@ -28,9 +34,19 @@ for root in sys.argv[1:]:
         if "cluster" not in path.parts:  # needs Ray
             parts = path.relative_to(pathlib.Path(root).parent).with_suffix("").parts
             importlib.import_module(".".join(parts).removesuffix(".__init__"))
+from starlette.testclient import TestClient
 from voxcpm_runtime import VoxCPM
-samples = VoxCPM.from_bundle(threads=1).generate("Hello there.", seed=1)
-assert len(samples) > 10_000, len(samples)
+tts = VoxCPM.from_bundle(threads=1)
+assert len(tts.generate("hello there.", seed=1)) > 10_000
+if len(sys.argv) > 2:
+    from voxcpm_server.application import create_app
+    with TestClient(create_app(tts), base_url="http://localhost") as client:
+        while client.get("/ready").status_code != 200:
+            pass
+        speech = {"model": "tts-1", "voice": "default", "input": "hello there.", "response_format": "pcm"}
+        answer = client.post("/v1/audio/speech", json=speech)
+        assert answer.status_code == 200 and len(answer.content) > 10_000, answer.text
+        assert client.get("/about").status_code == 200
 """
 
 
@@ -46,10 +62,13 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_the_rest_imports_and_speaks_without(room: str, tree: Path) -> None:
+def test_the_rest_imports_and_speaks_without(
+    room: str, tree: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     shutil.rmtree(tree / room)
     roots = [str(tree / name) for name in PACKAGES]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    cache = tmp_path_factory.getbasetemp() / "rooms"
+    environment = {**os.environ, "PYTHONPATH": str(tree), "VOXCPM_COREML_CACHE": str(cache)}
 
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_AND_SPEAK, *roots],

@@ -19,14 +19,12 @@ from starlette.middleware.cors import CORSMiddleware
 from voxcpm_runtime import VoxCPM
 from voxcpm_server.api import about_route, openai_routes, probes, voice_routes
 from voxcpm_server.api.openapi import DescribedApp
-from voxcpm_server.elevenlabs import routes as elevenlabs_route
 from voxcpm_server.errors import answer_in_openais_shape
-from voxcpm_server.jobs import routes as job_routes
 from voxcpm_server.middleware.authentication import Guard, Keys, check_exposure, read_keys
 from voxcpm_server.middleware.bounded_bodies import BoundedBody
 from voxcpm_server.middleware.bounded_requests import BoundedRequests
 from voxcpm_server.middleware.outcomes import Outcomes
-from voxcpm_server.page.files import page_router
+from voxcpm_server.rooms import PAGE, optional, optional_routers
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.served_bundles import Source
 from voxcpm_server.speech.service import Service
@@ -75,18 +73,20 @@ def create_app(
     async def begin(failure: Exception | None) -> None:
         failure = failure or await service.bundles.begin()
         # Without its bundle no job could be spoken: all of them wait for a server that has it.
-        if failure is None:
+        if failure is None and service.jobs is not None:
             service.jobs.work()
         if when_begun is not None:
             when_begun(failure)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        beginning = asyncio.ensure_future(begin(await service.jobs.begin()))
+        failure = None if service.jobs is None else await service.jobs.begin()
+        beginning = asyncio.ensure_future(begin(failure))
         yield
         beginning.cancel()
         await service.sessions.close()
-        await service.jobs.close()
+        if service.jobs is not None:
+            await service.jobs.close()
         await service.bundles.close()
 
     # Its own pages of documentation load scripts from elsewhere; the document itself stays.
@@ -105,14 +105,14 @@ def create_app(
         for router in (
             openai_routes.router,
             voice_routes.router,
-            job_routes.router,
             stream_route.router,
-            elevenlabs_route.router,
+            *optional_routers(),
             about_route.router,
         ):
             app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
     app.include_router(probes.router)
-    app.include_router(page_router())
+    if (page := optional(PAGE)) is not None:
+        app.include_router(page.page_router())
     # The last one added is the outermost.
     app.add_middleware(BoundedBody, settings=settings)
     app.add_middleware(Guard, keys=keys, settings=settings)

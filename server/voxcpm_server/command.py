@@ -23,12 +23,12 @@ from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.middleware.authentication import Keys, check_exposure, read_keys
 from voxcpm_server.middleware.metrics import suspicious_warnings_counted
+from voxcpm_server.rooms import WYOMING, optional
 from voxcpm_server.serving import Server
 from voxcpm_server.settings import Replication, Settings
 from voxcpm_server.speech.served_bundles import Source, Unloaded, read_named
 from voxcpm_server.speech.service import Service
 from voxcpm_server.speech.stored_voices import read_aliases
-from voxcpm_server.wyoming.server import wyoming_host
 
 _BACKLOG = 2048
 
@@ -61,7 +61,9 @@ def serve(
         )
         wyoming = None
         if settings.wyoming is not None:
-            host = wyoming_host(settings, keys=len(keys) > 0)
+            if (room := optional(WYOMING)) is None:
+                raise InputError("--wyoming: this installation has no Wyoming server; leave the option out")
+            host = room.wyoming_host(settings, keys=len(keys) > 0)
             listening = _listening(host, settings.wyoming, "--wyoming")
             wyoming = stack.enter_context(contextlib.closing(listening))
         failures: list[Exception] = []

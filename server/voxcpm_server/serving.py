@@ -17,7 +17,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from voxcpm_server.errors import ApiError
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.service import Service
-from voxcpm_server.wyoming.server import WyomingServer
 
 
 class _Connection(H11Protocol):
@@ -114,8 +113,12 @@ class Server(uvicorn.Server):
         self, app: FastAPI, settings: Settings, *, wyoming: socket.socket | None = None, **options: Any
     ) -> None:
         self._service: Service = app.state.service
-        self._wyoming = WyomingServer(self._service)
         self._wyoming_listener = wyoming
+        if wyoming is not None:
+            # The room is there: the command has asked it for its host.
+            from voxcpm_server.wyoming.server import WyomingServer
+
+            self._wyoming = WyomingServer(self._service)
         config = uvicorn.Config(
             app,
             log_level="info" if settings.access_log else "warning",
@@ -149,7 +152,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let conversations end before uvicorn, which would close their websockets at once, ends the rest."""
         self._service.draining = True
-        self._wyoming.close()
+        if self._wyoming_listener is not None:
+            self._wyoming.close()
         for server in self.servers:
             server.close()
         began = time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
+from importlib.util import find_spec
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.text.sentences import sentences
@@ -39,6 +40,9 @@ _TIDYING: tuple[Substitution, ...] = tuple(
 # A text is read again for each way of cutting it that is tried.
 @functools.lru_cache(maxsize=256)
 def _read_aloud(sentence: str) -> str:
+    # An optional room: without it texts are said as they are written.
+    if find_spec("voxcpm_runtime.english") is None:
+        return sentence
     from voxcpm_runtime.english.reading import read_aloud
 
     return read_aloud(sentence)

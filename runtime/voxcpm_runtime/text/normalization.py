@@ -22,6 +22,7 @@ import functools
 import re
 import unicodedata
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from voxcpm_constants.errors import MissingExtraError
@@ -69,6 +70,8 @@ _BEFORE_ENGLISH: tuple[Substitution, ...] = (
 
 
 def _number_name(number: re.Match[str]) -> str:
+    if find_spec("voxcpm_runtime.english") is None:  # an optional room
+        return number[0]
     from voxcpm_runtime.english.number_words import number_name
 
     return number_name(number[0])

@@ -16,10 +16,11 @@ from voxcpm_constants.errors import os_reason
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError
 from voxcpm_server.errors import ApiError, refuse
-from voxcpm_server.page.files import PAGE_FOLDER
 from voxcpm_server.settings import Settings
 
 KEYS_VARIABLE = "VOXCPM_COREML_API_KEYS"
+PAGE_FOLDER = "/page/"
+"""Where the page's files are, except for index.html, which is at `/`."""
 OPEN_PATHS = frozenset({"/healthz", "/ready", "/openapi.json", "/about", "/v1/about", "/"})
 """What needs no key: probes, what the server offers, and the page that asks for a key (its files, too)."""
 ANYONE = ""

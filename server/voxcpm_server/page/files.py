@@ -9,8 +9,8 @@ from importlib import resources
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-PAGE_FOLDER = "/page/"
-"""Where the page's files are, except for index.html, which is at `/`."""
+from voxcpm_server.middleware.authentication import PAGE_FOLDER
+
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 # The page loads its own files and asks its own server; it runs no inline script, and nobody can frame it. With trusted
 # types no text becomes HTML, whatever a script does.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 from starlette.requests import HTTPConnection
 
 from voxcpm_runtime import VoiceStore, VoxCPM
 from voxcpm_server.errors import ApiError
-from voxcpm_server.jobs.execution import Jobs
 from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.middleware.metrics import Metrics
+from voxcpm_server.rooms import JOBS, optional
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.memory import bytes_of
 from voxcpm_server.speech.queueing import FairQueue
@@ -58,7 +58,11 @@ class Service:
         self.conversations = OpenConversations(most, max(1, most // 2) if several else most)
         self.metrics.conversations.set_function(lambda: len(self.conversations))
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
-        self.jobs = Jobs(settings, self.bundles, self.voices, self.metrics, several_keys=several)
+        jobs = optional(JOBS)
+        self.jobs: Any = jobs and jobs.Jobs(
+            settings, self.bundles, self.voices, self.metrics, several_keys=several
+        )
+        """The server's `Jobs`, None without that room."""
         self.needs_key = bool(len(keys))
         """Whether clients must send one of the server's keys."""
         self.draining = False
