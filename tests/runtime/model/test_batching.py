@@ -63,8 +63,8 @@ def test_those_that_ask_for_the_same_are_one_call(batched, batch_models):
 
     batched.batch(given)
 
-    # On busy cores one may begin a patch before another has come.
-    late = 2
+    # On busy cores an utterance may be some patches late; three that shared nothing would take 16 more.
+    late = 7
     assert 9 * patches <= len(batch_models["locdit_step"].calls) <= 9 * (patches + late)
     for name in WITH_CACHE:
         decoding = [shape for shape in batch_models[name].calls if shape[1] == 1]
