@@ -24,7 +24,7 @@ pytestmark = pytest.mark.wheel
 REPOSITORY = Path(__file__).resolve().parents[1]
 # The longest that the best later call may take where a plain interpreter that imports numpy takes NUMPY_SECONDS. The
 # target is 1 s; measured were 0.9 to 1.1 s.
-MOST_SECONDS = 1.3
+MAX_SECONDS = 1.3
 NUMPY_SECONDS = 0.13
 # The first call on a machine lowers the step models, and reads the bundle's files from the disk. Promised is a minute.
 FIRST_SECONDS = 20.0
@@ -134,5 +134,5 @@ def test_it_speaks_at_once_without_pytorch_and_without_a_network(environment: Pa
     sys.stdout.write(
         f"first {taken[0]:.2f} s, best other {min(taken[1:]):.2f} s, numpy {min(numpy_taken):.3f} s\n"
     )
-    assert min(taken[1:]) < MOST_SECONDS * slower, (taken, numpy_taken)
+    assert min(taken[1:]) < MAX_SECONDS * slower, (taken, numpy_taken)
     assert taken[0] < FIRST_SECONDS, (taken, numpy_taken)

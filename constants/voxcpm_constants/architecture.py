@@ -13,25 +13,25 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from voxcpm_constants.bounds import (
-    GREATEST_POSITIONS,
-    GREATEST_RATE,
-    GREATEST_STRIDE,
-    GREATEST_VOCABULARY,
-    GREATEST_WIDTH,
-    MOST_LAYERS,
-    MOST_STRIDES,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_RATE,
+    MAX_STRIDE,
+    MAX_STRIDES,
+    MAX_VOCABULARY,
+    MAX_WIDTH,
 )
 from voxcpm_constants.errors import CheckpointError, first_wrong_field
 from voxcpm_constants.generations import GENERATIONS, Generation, Traits
 from voxcpm_constants.json_files import read_json
 
-_Layers = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
-_Width = Annotated[int, Field(gt=0, le=GREATEST_WIDTH)]
-_Positions = Annotated[int, Field(gt=0, le=GREATEST_POSITIONS)]
-_Rate = Annotated[int, Field(gt=0, le=GREATEST_RATE)]
-_Stride = Annotated[int, Field(gt=0, le=GREATEST_STRIDE)]
-_Strides = Annotated[tuple[_Stride, ...], Field(min_length=1, max_length=MOST_STRIDES)]
-_Factors = Annotated[tuple[float, ...], Field(max_length=GREATEST_WIDTH)]
+_Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
+_Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
+_Positions = Annotated[int, Field(gt=0, le=MAX_POSITIONS)]
+_Rate = Annotated[int, Field(gt=0, le=MAX_RATE)]
+_Stride = Annotated[int, Field(gt=0, le=MAX_STRIDE)]
+_Strides = Annotated[tuple[_Stride, ...], Field(min_length=1, max_length=MAX_STRIDES)]
+_Factors = Annotated[tuple[float, ...], Field(max_length=MAX_WIDTH)]
 
 
 class _Config(BaseModel):
@@ -60,7 +60,7 @@ class LanguageModelConfig(_Config):
     rms_norm_eps: float = Field(gt=0)
     rope_theta: float = Field(gt=0)
     rope_scaling: RopeScaling
-    vocab_size: int = Field(gt=0, le=GREATEST_VOCABULARY)
+    vocab_size: int = Field(gt=0, le=MAX_VOCABULARY)
     bos_token_id: int = 1
     eos_token_id: int = 2
     use_mup: bool = True

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.bounds import MOST_NPY_HEADER_BYTES
+from voxcpm_constants.bounds import MAX_NPY_HEADER_BYTES
 from voxcpm_constants.errors import BundleError, first_line
 
 EMBED_TOKENS = "embed_tokens"
@@ -95,7 +95,7 @@ def _check_header(path: Path, shape: tuple[int, ...]) -> None:
         if len(start) < _FIXED.size or not start.startswith(_MAGIC):
             raise ValueError(f"it does not begin as version 1.0 of the format does: {_MAGIC!r}")
         _, length = _FIXED.unpack(start)
-        header = _HEADER.fullmatch(file.read(min(length, MOST_NPY_HEADER_BYTES)))
+        header = _HEADER.fullmatch(file.read(min(length, MAX_NPY_HEADER_BYTES)))
     if header is None:
         raise ValueError("its header is not as numpy writes it")
     found = tuple(int(axis) for axis in header["shape"].split(b",") if axis.strip())

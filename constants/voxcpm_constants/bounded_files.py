@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from voxcpm_constants.bounds import MOST_PIPE_SECONDS, MOST_WHOLE_PIPE_SECONDS
+from voxcpm_constants.bounds import MAX_PIPE_SECONDS, MAX_WHOLE_PIPE_SECONDS
 
 _BLOCK_BYTES = 1 << 20
 
 
-def read_bounded(path: Path, most_bytes: int) -> bytes:
+def read_bounded(path: Path, max_bytes: int) -> bytes:
     """The content of a file, or all that comes from a pipe.
 
-    Raises OSError, whose `strerror` says why: more than `most_bytes`, a pipe from which nothing comes for
-    MOST_PIPE_SECONDS or that has not ended after MOST_WHOLE_PIPE_SECONDS, and what is neither file nor pipe, such as a
+    Raises OSError, whose `strerror` says why: more than `max_bytes`, a pipe from which nothing comes for
+    MAX_PIPE_SECONDS or that has not ended after MAX_WHOLE_PIPE_SECONDS, and what is neither file nor pipe, such as a
     device, which may have no end.
     """
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
@@ -30,33 +30,33 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if stat.S_ISFIFO(status.st_mode):
-            return _joined(_blocks_of_pipe(descriptor, MOST_PIPE_SECONDS), most_bytes)
+            return _joined(_blocks_of_pipe(descriptor, MAX_PIPE_SECONDS), max_bytes)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is neither a file nor a pipe")
-        if status.st_size > most_bytes:
-            raise _too_large(most_bytes, status.st_size)
-        return _joined(iter(lambda: os.read(descriptor, _BLOCK_BYTES), b""), most_bytes)
+        if status.st_size > max_bytes:
+            raise _too_large(max_bytes, status.st_size)
+        return _joined(iter(lambda: os.read(descriptor, _BLOCK_BYTES), b""), max_bytes)
 
 
-def bounded(file: BinaryIO, most_bytes: int) -> bytes:
+def bounded(file: BinaryIO, max_bytes: int) -> bytes:
     """All that an open file has left.
 
-    Raises OSError if that is more than `most_bytes`, and for a pipe that has not ended after MOST_WHOLE_PIPE_SECONDS.
+    Raises OSError if that is more than `max_bytes`, and for a pipe that has not ended after MAX_WHOLE_PIPE_SECONDS.
     """
     if (descriptor := _pipe_of(file)) is not None:
-        return _joined(_blocks_of_pipe(descriptor, MOST_WHOLE_PIPE_SECONDS), most_bytes)
-    content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise _too_large(most_bytes)
+        return _joined(_blocks_of_pipe(descriptor, MAX_WHOLE_PIPE_SECONDS), max_bytes)
+    content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise _too_large(max_bytes)
     return content
 
 
-def _joined(blocks: Iterator[bytes], most_bytes: int) -> bytes:
+def _joined(blocks: Iterator[bytes], max_bytes: int) -> bytes:
     content = bytearray()
     for block in blocks:
         content += block
-        if len(content) > most_bytes:
-            raise _too_large(most_bytes)
+        if len(content) > max_bytes:
+            raise _too_large(max_bytes)
     return bytes(content)
 
 
@@ -69,27 +69,27 @@ def _pipe_of(file: BinaryIO) -> int | None:
     return descriptor if hasattr(select, "poll") and stat.S_ISFIFO(os.fstat(descriptor).st_mode) else None
 
 
-def _blocks_of_pipe(descriptor: int, most_silent: float) -> Iterator[bytes]:
+def _blocks_of_pipe(descriptor: int, max_silent: float) -> Iterator[bytes]:
     """What comes from a pipe, until it ends. One that nobody has opened for writing yet seems to be at its end, too.
 
-    most_silent: seconds in which something must come. Raises TimeoutError.
+    max_silent: seconds in which something must come. Raises TimeoutError.
     """
-    end = time.monotonic() + MOST_WHOLE_PIPE_SECONDS
-    latest, begun = time.monotonic() + most_silent, False
+    end = time.monotonic() + MAX_WHOLE_PIPE_SECONDS
+    latest, begun = time.monotonic() + max_silent, False
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     while (left := min(latest, end) - time.monotonic()) > 0:
         for _, event in poll.poll(left * 1000):
             if block := os.read(descriptor, _BLOCK_BYTES):
                 yield block
-                latest, begun = time.monotonic() + most_silent, True
+                latest, begun = time.monotonic() + max_silent, True
             elif begun or event & select.POLLHUP:
                 return
     if latest < end:
-        raise TimeoutError(errno.ETIMEDOUT, f"nothing came from the pipe for {most_silent:g} seconds")
-    raise TimeoutError(errno.ETIMEDOUT, f"the pipe had not ended after {MOST_WHOLE_PIPE_SECONDS:g} seconds")
+        raise TimeoutError(errno.ETIMEDOUT, f"nothing came from the pipe for {max_silent:g} seconds")
+    raise TimeoutError(errno.ETIMEDOUT, f"the pipe had not ended after {MAX_WHOLE_PIPE_SECONDS:g} seconds")
 
 
-def _too_large(most_bytes: int, size: int | None = None) -> OSError:
+def _too_large(max_bytes: int, size: int | None = None) -> OSError:
     found = "more" if size is None else f"{size} bytes"
-    return OSError(errno.EFBIG, f"at most {most_bytes} bytes are read, and it has {found}")
+    return OSError(errno.EFBIG, f"at most {max_bytes} bytes are read, and it has {found}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-MOST_EULER_STEPS = 200
+MAX_EULER_STEPS = 200
 """The largest number of Euler steps of a patch that may be asked for."""
 
-LEAST_SOLVER_STEPS = 2
+MIN_SOLVER_STEPS = 2
 """The smallest number for `locdit_solve`, which has CFG-zero*: with that, the first step never moves the patch."""

@@ -8,23 +8,23 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.bounds import MOST_JSON_BYTES, MOST_JSON_DEPTH
+from voxcpm_constants.bounds import MAX_JSON_BYTES, MAX_JSON_DEPTH
 
 
-def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """The document of a UTF-8 file. Raises OSError, and ValueError for what is not JSON or too large."""
-    return parsed_json(json_content(path, most_bytes))
+    return parsed_json(json_content(path, max_bytes))
 
 
-def json_content(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
+def json_content(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """The content of a file for `parsed_json`. Raises OSError, and ValueError for one that is too large."""
     # Opening a pipe would wait for its other end.
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is no regular file")
     with path.open("rb") as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise ValueError(f"it has more than {most_bytes / 1e6:g} MB")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes / 1e6:g} MB")
     return content
 
 
@@ -63,13 +63,13 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-_TOO_DEEP = f"objects and lists are nested more than {MOST_JSON_DEPTH} deep"
+_TOO_DEEP = f"objects and lists are nested more than {MAX_JSON_DEPTH} deep"
 
 
 def _check_depth(document: object) -> None:
     # Level by level: whatever reads the document afterwards may call itself for each.
     level = [document]
-    for _ in range(MOST_JSON_DEPTH + 1):
+    for _ in range(MAX_JSON_DEPTH + 1):
         level = [
             inner
             for outer in level

@@ -14,7 +14,7 @@ from voxcpm_constants.errors import CheckpointError, first_wrong_field
 from voxcpm_constants.json_files import read_json
 
 SPEECH_FILE = "speech.json"
-_LEAST_TOKENS = 8
+_MIN_TOKENS = 8
 
 
 class SpeechProfile(BaseModel):
@@ -24,7 +24,7 @@ class SpeechProfile(BaseModel):
 
     longest_seconds: float = Field(gt=0, le=600)
     """Seconds of the longest utterance that is reliable; a text that should take longer is spoken in segments."""
-    longest_tokens: int = Field(ge=_LEAST_TOKENS, le=100_000)
+    longest_tokens: int = Field(ge=_MIN_TOKENS, le=100_000)
     """Text tokens of the longest utterance that is reliable; a longer text is spoken in segments."""
     seconds_per_letter: float = Field(gt=0, le=10)
     """Seconds of speech that a letter or digit of the text takes, measured on this checkpoint's own good speech."""
@@ -39,10 +39,10 @@ class SpeechProfile(BaseModel):
 
     @model_validator(mode="after")
     def _a_word_fits(self) -> SpeechProfile:
-        if self.expected_seconds(_LEAST_TOKENS) > self.longest_seconds:
+        if self.expected_seconds(_MIN_TOKENS) > self.longest_seconds:
             raise ValueError(
-                f"longest_seconds is {self.longest_seconds:g}, but by the other figures {_LEAST_TOKENS} letters take "
-                f"{self.expected_seconds(_LEAST_TOKENS):g} seconds"
+                f"longest_seconds is {self.longest_seconds:g}, but by the other figures {_MIN_TOKENS} letters take "
+                f"{self.expected_seconds(_MIN_TOKENS):g} seconds"
             )
         return self
 

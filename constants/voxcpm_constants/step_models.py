@@ -14,8 +14,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from voxcpm_constants.architecture import Architecture, Transformer
-from voxcpm_constants.bounds import GREATEST_POSITIONS, MOST_LAYERS
-from voxcpm_constants.euler_steps import MOST_EULER_STEPS
+from voxcpm_constants.bounds import MAX_LAYERS, MAX_POSITIONS
+from voxcpm_constants.euler_steps import MAX_EULER_STEPS
 from voxcpm_constants.hardware_limits import LONGEST_AXIS
 
 AUDIO_VAE_ENCODER = "audio_vae_encoder"
@@ -41,7 +41,7 @@ PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "int4", "fp32")
 LARGEST_BATCH = 32
 """The largest number of utterances that one bundle can advance together."""
 
-_MOST_ENCODED_PATCHES = 8
+_MAX_ENCODED_PATCHES = 8
 _ZERO_VELOCITY_FRACTION = 0.04
 
 ContextDtype = Literal["float32", "compute"]
@@ -126,16 +126,16 @@ class StepSizes(_Declared):
 
     batch: int = Field(default=1, ge=1, le=LARGEST_BATCH)
     """Utterances that the language models and the DiT advance together, each at its own position."""
-    kv_length: int = Field(default=1024, gt=0, le=GREATEST_POSITIONS)
+    kv_length: int = Field(default=1024, gt=0, le=MAX_POSITIONS)
     """Positions of one utterance in both KV caches: text tokens, prompt patches and generated patches together."""
     prefill_chunks: tuple[int, ...] = (1, 16, 64)
     """The possible numbers of embeddings in one call of an LM step."""
     encode_patches: tuple[int, ...] = Field(default=(1, 16), validate_default=True)
     """The possible numbers of patches in one call of the feat encoder, ascending; `batch` is always one of them."""
 
-    base_lm_parts: int = Field(default=1, ge=1, le=MOST_LAYERS)
+    base_lm_parts: int = Field(default=1, ge=1, le=MAX_LAYERS)
     """Packages that hold the base LM's layers in turn (`voxcpm_constants.parts`)."""
-    solver_steps: int = Field(default=0, ge=0, le=MOST_EULER_STEPS)
+    solver_steps: int = Field(default=0, ge=0, le=MAX_EULER_STEPS)
     """Euler steps that `locdit_solve` takes in one call; 0 for a bundle without it."""
 
     @field_validator("encode_patches")
@@ -176,8 +176,8 @@ def encoder_patches(a: Architecture) -> tuple[int, ...]:
     With its left context no signal is longer than LONGEST_AXIS, unless a single patch is.
     """
     widest = max(width for _, width in encoder_contexts(a))
-    most = min(_MOST_ENCODED_PATCHES, (LONGEST_AXIS - widest) // a.patch_input_samples)
-    return (1, most) if most > 1 else (1,)
+    maximum = min(_MAX_ENCODED_PATCHES, (LONGEST_AXIS - widest) // a.patch_input_samples)
+    return (1, maximum) if maximum > 1 else (1,)
 
 
 def _audio_vae_encoder(a: Architecture, contexts: ContextDtype) -> StepModel:

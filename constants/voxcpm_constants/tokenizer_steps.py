@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from voxcpm_constants.bounds import MOST_TOKENIZER_GROWTH, MOST_TOKENIZER_STEPS
+from voxcpm_constants.bounds import MAX_TOKENIZER_GROWTH, MAX_TOKENIZER_STEPS
 
 _Step = dict[str, Any]
 _Growth = Callable[[_Step], float]
@@ -40,11 +40,11 @@ def check_steps(document: dict[str, Any]) -> None:
                     f"expected no steps of its {part} but {', '.join((_SEQUENCE, *known))}, "
                     f"got {str(kind)[:40]!r}; leave it out, as every VoxCPM does"
                 )
-    if count > MOST_TOKENIZER_STEPS:
-        raise ValueError(f"expected at most {MOST_TOKENIZER_STEPS} steps, got {count}; leave some out")
-    if growth > MOST_TOKENIZER_GROWTH:
+    if count > MAX_TOKENIZER_STEPS:
+        raise ValueError(f"expected at most {MAX_TOKENIZER_STEPS} steps, got {count}; leave some out")
+    if growth > MAX_TOKENIZER_GROWTH:
         raise ValueError(
-            f"expected steps that make a text at most {MOST_TOKENIZER_GROWTH} times as long, got {growth:.3g} times; "
+            f"expected steps that make a text at most {MAX_TOKENIZER_GROWTH} times as long, got {growth:.3g} times; "
             "leave out what adds to it: those of a VoxCPM replace a space by ▁ and put one before the text"
         )
 

@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from voxcpm_constants.bounds import GREATEST_POSITIONS
+from voxcpm_constants.bounds import MAX_POSITIONS
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.euler_steps import LEAST_SOLVER_STEPS, MOST_EULER_STEPS
+from voxcpm_constants.euler_steps import MAX_EULER_STEPS, MIN_SOLVER_STEPS
 from voxcpm_constants.hardware_limits import LONGEST_AXIS, STATE_MULTIPLE
 from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_constants.step_models import LARGEST_BATCH, PRECISIONS, Precision, StepSizes
@@ -82,7 +82,7 @@ def convert(
     solver_steps: Annotated[
         int | None,
         typer.Option(
-            help=f"Add a package with this many Euler steps in one call, {LEAST_SOLVER_STEPS} to {MOST_EULER_STEPS}, "
+            help=f"Add a package with this many Euler steps in one call, {MIN_SOLVER_STEPS} to {MAX_EULER_STEPS}, "
             f"for speech with as many; 0: none. Default: {SOLVER_STEPS} for macos27, else none.",
             show_default=False,
         ),
@@ -236,8 +236,8 @@ def _sizes(
 ) -> StepSizes:
     if not 1 <= batch <= LARGEST_BATCH:
         raise InputError(f"--batch {batch}: expected 1 to {LARGEST_BATCH} utterances")
-    if not 1 <= max_length <= GREATEST_POSITIONS:
-        raise InputError(f"--max-length {max_length}: expected 1 to {GREATEST_POSITIONS} positions")
+    if not 1 <= max_length <= MAX_POSITIONS:
+        raise InputError(f"--max-length {max_length}: expected 1 to {MAX_POSITIONS} positions")
     if prefill_chunks is None:
         usual = CORE_AI_CHUNKS if target == CORE_AI else StepSizes().prefill_chunks
         chunks = tuple(c for c in usual if c <= max_length)

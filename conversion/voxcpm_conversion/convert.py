@@ -14,7 +14,7 @@ import numpy.typing as npt
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import EMBED_TOKENS, constant_shapes, write_constant
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.euler_steps import LEAST_SOLVER_STEPS, MOST_EULER_STEPS
+from voxcpm_constants.euler_steps import MAX_EULER_STEPS, MIN_SOLVER_STEPS
 from voxcpm_constants.manifest import (
     CONFIG_FILE,
     CONSTANTS_FOLDER,
@@ -202,9 +202,9 @@ def check_forms(
 
 def check_solver_steps(steps: int) -> None:
     """Check the Euler steps of `locdit_solve`, 0 for none. Raises InputError for a number that there is not."""
-    if steps and not LEAST_SOLVER_STEPS <= steps <= MOST_EULER_STEPS:
+    if steps and not MIN_SOLVER_STEPS <= steps <= MAX_EULER_STEPS:
         raise InputError(
-            f"--solver-steps {steps}: expected {LEAST_SOLVER_STEPS} to {MOST_EULER_STEPS}, or 0 for none"
+            f"--solver-steps {steps}: expected {MIN_SOLVER_STEPS} to {MAX_EULER_STEPS}, or 0 for none"
         )
 
 

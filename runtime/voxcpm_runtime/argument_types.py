@@ -61,10 +61,10 @@ def function(value: Callable[..., Any], name: str) -> Callable[..., Any]:
     raise wrong_type(value, name, "a function")
 
 
-def whole_number(value: object, name: str, least: int, unit: str = "") -> int:
+def whole_number(value: object, name: str, minimum: int, unit: str = "") -> int:
     """The value as an int. Raises InputError for anything except a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) < _GREATEST:
-        raise wrong_type(value, name, f"a whole number{f' of {unit}' if unit else ''} from {least}")
+    if isinstance(value, bool) or not isinstance(value, Integral) or not minimum <= int(value) < _GREATEST:
+        raise wrong_type(value, name, f"a whole number{f' of {unit}' if unit else ''} from {minimum}")
     return int(value)
 
 

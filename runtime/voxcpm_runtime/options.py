@@ -14,7 +14,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.euler_steps import MOST_EULER_STEPS
+from voxcpm_constants.euler_steps import MAX_EULER_STEPS
 from voxcpm_constants.generations import GENERATIONS, Generation
 from voxcpm_runtime.argument_types import switch, wrong_type
 
@@ -86,7 +86,7 @@ class GenerationOptions:
         int,
         Option(
             "Euler steps of a patch; with CFG-zero* the first 4 % have zero velocity.",
-            (1, MOST_EULER_STEPS),
+            (1, MAX_EULER_STEPS),
             "steps",
         ),
     ] = 10

@@ -87,11 +87,11 @@ class ApiError(HTTPException):
         return JSONResponse(self.document, self.status_code, self.headers)
 
 
-def speech_too_long(most_seconds: float) -> ApiError:
+def speech_too_long(max_seconds: float) -> ApiError:
     """The error of a speech that becomes longer than a request may have."""
     return ApiError(
         400,
-        f"the speech is longer than {most_seconds:g} s, the most of a request here; send a part of the text",
+        f"the speech is longer than {max_seconds:g} s, the most of a request here; send a part of the text",
         param="input",
         code="speech_too_long",
     )

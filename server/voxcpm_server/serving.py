@@ -26,7 +26,7 @@ class _Connection(H11Protocol):
     connections as well, so that they would shut everyone out, probes too.
     """
 
-    most: int
+    maximum: int
     """Connections beyond which the one that has been silent for the longest is closed for a new one."""
     patience: float
     """Seconds that the head of a request may take."""
@@ -38,7 +38,7 @@ class _Connection(H11Protocol):
         """Called when it is open."""
         super().connection_made(transport)
         self._wait()
-        if len(self.connections) > self.most:
+        if len(self.connections) > self.maximum:
             others = [c for c in self.connections if isinstance(c, _Connection) and c is not self and c.waits]
             if others:
                 min(others, key=lambda c: c.waits_since).transport.close()

@@ -39,7 +39,7 @@ OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """The models of OpenAI's own service, likewise; each name means the default bundle unless one has that name."""
 MEGABYTE = 1_000_000
 # A character beyond U+FFFF in JSON is two escapes of six bytes.
-_MOST_BYTES_OF_A_CHARACTER = 12
+_MAX_BYTES_OF_A_CHARACTER = 12
 _REST_OF_A_MESSAGE = 16_384
 
 
@@ -216,7 +216,7 @@ class Settings:
     @property
     def max_message_bytes(self) -> int:
         """The largest message of a websocket or of Wyoming in bytes: the longest text, however JSON escapes it."""
-        return _MOST_BYTES_OF_A_CHARACTER * self.max_characters + _REST_OF_A_MESSAGE
+        return _MAX_BYTES_OF_A_CHARACTER * self.max_characters + _REST_OF_A_MESSAGE
 
     @property
     def max_upload_bytes(self) -> int:

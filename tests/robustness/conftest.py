@@ -173,7 +173,7 @@ def materials(
         )
         assert ended.code == 0, ended.err
         copy_of_one_precision(speaking_bundle, folder / "earlier")
-        _least_checkpoint(folder / "checkpoint", tiny_checkpoint)
+        _min_checkpoint(folder / "checkpoint", tiny_checkpoint)
 
     folder = made_once(tmp_path_factory, worker_id, "materials", make)
     return Materials(
@@ -186,7 +186,7 @@ def materials(
     )
 
 
-def _least_checkpoint(folder: Path, tiny: Path) -> Path:
+def _min_checkpoint(folder: Path, tiny: Path) -> Path:
     """A checkpoint of one layer each, with the tokenizer of another one: a third of the work to convert.
 
     It has as many positions as the built-in voice is converted for.

@@ -44,7 +44,7 @@ class _Scene:
 
         if "prepared" in kinds:
             # The models here are too small for it.
-            prepared._LEAST_BYTES = 0
+            prepared._MIN_BYTES = 0
         self.folder, self.bundle, self.precision = folder, folder / "bundle", precision
         copy_of_one_precision(bundle, self.bundle, precision)
         self.voice_path = folder / "me.voice"

@@ -20,11 +20,11 @@ from robustness.folder_contents import calls, files
 from robustness.scenarios import SCENARIOS, Judge, Scenario
 from robustness.servers import LONGEST_WAIT, ended, served
 from robustness.totals import Totals
-from voxcpm_server.jobs.store import MOST_STARTS
+from voxcpm_server.jobs.store import MAX_STARTS
 
 LONGEST_CHAIN = 4
 """Kills of one command before it may run to its end."""
-LEAST_LEFT = 0.2
+MIN_LEFT = 0.2
 """Part of a run in which a kill falls, however little is to be done: whatever was begun is begun again."""
 KILLS_OF_A_JOB = 5
 
@@ -53,7 +53,7 @@ def moments(chance: random.Random, count: int, whole: Any) -> list[dict[str, Any
         by_clock = {"kill_after": part * left * whole.seconds}
         ways.append(chance.choice([by_clock, {"call": int(part * left * len(whole.calls))}]))
         if whole.scenario.finished:
-            left = max(LEAST_LEFT, left * (1 - part))
+            left = max(MIN_LEFT, left * (1 - part))
     return ways
 
 
@@ -185,7 +185,7 @@ def test_a_killed_server_loses_no_job(
 ) -> None:
     """A job that gets on is spoken, however often the server is killed, each segment once, as without a kill.
 
-    One of whose segments none is finished in MOST_STARTS starts would be given up, so every third kill waits for one.
+    One of whose segments none is finished in MAX_STARTS starts would be given up, so every third kill waits for one.
     """
     chance = random.Random(f"{torture_seed} jobs")
     outcomes: Counter[str] = Counter()
@@ -203,7 +203,7 @@ def test_a_killed_server_loses_no_job(
         outcomes["killed"] += 1
         for kill in range(2, KILLS_OF_A_JOB + 1):
             with served(speaking_bundle, folder) as (_, url):
-                if kill % MOST_STARTS == 0:
+                if kill % MAX_STARTS == 0:
                     _wait_for_progress(folder / id_, pieces, url, id_)
                 else:
                     time.sleep(chance.uniform(0, 2))

@@ -65,7 +65,7 @@ def test_a_device_is_no_prompt(refused):
 @pytest.fixture
 def dripping(monkeypatch):
     """dripping(open_pipe): write a byte into a pipe again and again; half a second is the most of a whole pipe."""
-    monkeypatch.setattr(bounded_files, "MOST_WHOLE_PIPE_SECONDS", 0.5)
+    monkeypatch.setattr(bounded_files, "MAX_WHOLE_PIPE_SECONDS", 0.5)
     stopped, threads = threading.Event(), []
 
     def write(open_pipe):
@@ -107,7 +107,7 @@ def test_standard_input_that_drips_is_given_up(refused, dripping, monkeypatch):
 
 def test_standard_input_may_wait_for_its_first_byte(monkeypatch):
     """A program that thinks first may write into it; a named pipe is given up sooner."""
-    monkeypatch.setattr(bounded_files, "MOST_PIPE_SECONDS", 0.1)
+    monkeypatch.setattr(bounded_files, "MAX_PIPE_SECONDS", 0.1)
     reader, writer = os.pipe()
     timer = threading.Timer(0.5, lambda: (os.write(writer, b"hi."), os.close(writer)))
     timer.start()
@@ -170,7 +170,7 @@ def test_a_voice_of_the_store_is_checked_as_well(refused, tts, folder, monkeypat
 
 
 def test_a_text_beyond_its_bound_is_refused(monkeypatch):
-    monkeypatch.setattr("voxcpm_runtime.text.words.MOST_CHARACTERS", 10)
+    monkeypatch.setattr("voxcpm_runtime.text.words.MAX_CHARACTERS", 10)
 
     assert checked_text("ten signs.", "text") == "ten signs."
     with pytest.raises(InputError, match="the text has 11 characters; expected at most 10"):

@@ -9,7 +9,7 @@ from torch import nn
 
 from voxcpm_training.kokoro import Kokoro, Request, _Encoded, _of_like_length
 
-MOST_FRAMES = 8000
+MAX_FRAMES = 8000
 """Frames that are decoded at once, padding included."""
 
 
@@ -53,7 +53,7 @@ def test_every_request_is_in_one_batch_of_bounded_spread_and_size() -> None:
     for batch in batches:
         frames = [length_of[item] for item in batch]
         assert max(frames) <= min(frames) * 1.05 + 2
-        assert max(frames) * len(frames) <= MOST_FRAMES
+        assert max(frames) * len(frames) <= MAX_FRAMES
     assert len(batches) < 300
 
 
@@ -92,4 +92,4 @@ def test_speech_comes_in_the_order_of_the_requests() -> None:
     assert [audio.tolist() for audio, _ in spoken] == [[number] for number in range(300)]
     assert kokoro.encoded == [128, 128, 44]
     assert sum(map(len, kokoro.decoded)) == 300
-    assert all(max(b) <= min(b) * 1.05 + 2 and max(b) * len(b) <= MOST_FRAMES for b in kokoro.decoded)
+    assert all(max(b) <= min(b) * 1.05 + 2 and max(b) * len(b) <= MAX_FRAMES for b in kokoro.decoded)

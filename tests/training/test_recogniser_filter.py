@@ -62,7 +62,7 @@ def test_what_was_misheard_is_not_kept(tmp_path: Path, capsys: pytest.CaptureFix
     shard = tmp_path / "shard-00007.npz"
     write_shard(shard)
 
-    assert watch(tmp_path, Filter(heard, most=0.25, batch=2).judge, None) == 0
+    assert watch(tmp_path, Filter(heard, maximum=0.25, batch=2).judge, None) == 0
 
     assert np.load(tmp_path / "shard-00007.keep.npy").tolist() == [True, False, True]
     assert Utterances.of_shards([shard]).kept.tolist() == [True, False, True]
@@ -78,7 +78,7 @@ def test_a_shard_is_judged_once_and_a_broken_one_is_reported(
     (tmp_path / "shard-00001.npz").write_bytes(b"PK\x03\x04 cut short")
     (tmp_path / "done").touch()
 
-    assert watch(tmp_path, Filter(heard, most=0.25, batch=2).judge, None) == 1
+    assert watch(tmp_path, Filter(heard, maximum=0.25, batch=2).judge, None) == 1
 
     assert "shard-00001" in capsys.readouterr().out
     assert not (tmp_path / "shard-00001.keep.npy").exists()

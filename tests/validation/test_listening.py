@@ -164,7 +164,7 @@ def test_narration_scores_follow_pace_level_and_voice_through_the_minutes():
     assert [minute.words_per_minute for minute in scores.minutes] == pytest.approx([60, 54, 48])
     assert [minute.level for minute in scores.minutes] == pytest.approx([-20, -21, -22])
     assert [minute.similarity for minute in scores.minutes] == pytest.approx([1, 1, 0.6])
-    assert scores.least_similarity == pytest.approx(0.6)
+    assert scores.min_similarity == pytest.approx(0.6)
     assert (scores.pace_drift, scores.level_drift) == pytest.approx((-12 / 54, -2))
     assert (scores.pace_spread, scores.level_spread) == pytest.approx((6 / 54, 1))
     assert scores.word_error_rate == 0

@@ -207,7 +207,7 @@ def train(options: argparse.Namespace) -> None:
         metrics |= update()
         training.step += 1
         if training.step % options.log_every == 0:
-            shards = training.signal.refresh(most=8)
+            shards = training.signal.refresh(maximum=8)
             log.write(
                 step=training.step, seconds=schedule.seconds, shards=shards,
                 **{name: float(value) for name, value in metrics.items()},

@@ -280,8 +280,8 @@ def main() -> None:
     corpus: list[str] = []
     for name, texts in parts.items():
         chosen = list(kept(texts, held_out, known))
-        most = {"wordnet": 20_000, "dictionaries": 16_000}.get(name, len(chosen))
-        chosen = [chosen[i] for i in rng.permutation(len(chosen))[:most]]
+        maximum = {"wordnet": 20_000, "dictionaries": 16_000}.get(name, len(chosen))
+        chosen = [chosen[i] for i in rng.permutation(len(chosen))[:maximum]]
         print(name, len(chosen), sum(map(len, chosen)), "characters")  # noqa: T201
         corpus += chosen
     corpus = [corpus[i] for i in rng.permutation(len(corpus))]

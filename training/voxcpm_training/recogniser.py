@@ -18,7 +18,7 @@ Audio = npt.NDArray[np.int16]
 # Tokens of Whisper's English models. All from START on are special or timestamps, which are never predicted here.
 _END, _START, _NO_TIMESTAMPS = 50256, 50257, 50362
 _PROMPT = (_START, _NO_TIMESTAMPS)
-_MOST_TOKENS = 110
+_MAX_TOKENS = 110
 _WHISPER_RATE, _WINDOW = 16_000, 30 * 16_000
 # Utterances whose spectrogram and encoder run at once: it bounds the memory for activations.
 _ENCODED_AT_ONCE = 64
@@ -117,7 +117,7 @@ class Recogniser:
         decoder = self._whisper.model.decoder
         own = [
             tuple(
-                torch.empty(count, self._heads, _MOST_TOKENS + 2, 64, device=self.device, dtype=self._dtype)
+                torch.empty(count, self._heads, _MAX_TOKENS + 2, 64, device=self.device, dtype=self._dtype)
                 for _ in range(2)
             )
             for _ in decoder.layers
@@ -125,7 +125,7 @@ class Recogniser:
         current = torch.full((count,), _START, device=self.device)
         finished = torch.zeros(count, dtype=torch.bool, device=self.device)
         result: list[Tensor] = []
-        for step in range(_MOST_TOKENS + 1):
+        for step in range(_MAX_TOKENS + 1):
             x = (decoder.embed_tokens(current) + decoder.embed_positions.weight[step])[:, None]
             for layer, (keys, values), (cross_keys, cross_values) in zip(
                 decoder.layers, own, cross, strict=True

@@ -75,12 +75,12 @@ def read_shard(path: Path) -> tuple[list[Audio], list[str]]:
 
 
 class Filter:
-    """Judges shards. listen: transcripts of 24 kHz signals. most: highest share of wrong characters that is kept."""
+    """Judges shards. listen: transcripts of 24 kHz signals. maximum: highest share of wrong characters that is kept."""
 
-    def __init__(self, listen: Callable[[list[Audio]], list[str]], most: float, batch: int) -> None:
+    def __init__(self, listen: Callable[[list[Audio]], list[str]], maximum: float, batch: int) -> None:
         from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
-        self._listen, self._most, self._batch = listen, most, batch
+        self._listen, self._maximum, self._batch = listen, maximum, batch
         self._normalise = EnglishTextNormalizer({})
 
     def judge(self, path: Path) -> None:
@@ -97,7 +97,7 @@ class Filter:
                 rates[i] = edit_distance(text, transcript) / max(len(text), 1)
                 wrong += edit_distance(text.split(), transcript.split())
                 words += len(text.split())
-        kept = rates <= self._most
+        kept = rates <= self._maximum
         _write(keep_path(path), kept)
         p50, p90, p99 = (round(float(q), 4) for q in np.quantile(rates, [0.5, 0.9, 0.99]))
         _say(

@@ -34,9 +34,9 @@ class Signal:
         self._filled = 0
         self.refresh()
 
-    def refresh(self, most: int | None = None) -> int:
+    def refresh(self, maximum: int | None = None) -> int:
         """Load new shards, at most `most` and as far as they fit. Returns the number of all loaded shards."""
-        for path in [p for p in finished_shards(self._folder) if p not in self._seen][:most]:
+        for path in [p for p in finished_shards(self._folder) if p not in self._seen][:maximum]:
             with np.load(path) as shard:
                 audio = torch.from_numpy(shard["audio"])
             room = min(len(audio), len(self.samples) - self._filled)

@@ -34,7 +34,7 @@ PHONE_CLASSES = len(_PHONES) + 1
 _VARIANTS_OF_PHONES = {
     "ᵊ": "ə", "ɐ": "ə", "ɾ": "t", "ɚ": "ɜ", "T": "t", "ᵻ": "ɪ", "g": "ɡ", "a": "ɑ", "o": "ɔ", "e": "ɛ",
 }  # fmt: skip
-_MOST_PHONEMES = 508
+_MAX_PHONEMES = 508
 # Names of letters that the lexicon has as other words.
 _READ_AS = {"ay": "ˈA", "ee": "ˈi"}
 
@@ -130,7 +130,7 @@ def vocabulary() -> dict[str, int]:
 def phonemes(text: str) -> str:
     """The phonemes of a text, at most as many as Kokoro takes."""
     marked = re.sub(r"\b(ay|ee)\b", lambda word: f"[{word[0]}](/{_READ_AS[word[0]]}/)", text)
-    return "".join(p for p in str(_g2p()(marked)) if p in vocabulary() and p not in '"“”')[:_MOST_PHONEMES]
+    return "".join(p for p in str(_g2p()(marked)) if p in vocabulary() and p not in '"“”')[:_MAX_PHONEMES]
 
 
 def _phone_classes(phonemes: str) -> list[int]:

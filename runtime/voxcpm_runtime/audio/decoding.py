@@ -9,10 +9,10 @@ import numpy as np
 import soundfile
 
 from voxcpm_constants.bounds import (
-    GREATEST_RATE,
-    MOST_CHANNELS,
-    MOST_RECORDING_SAMPLES,
-    MOST_RECORDING_SECONDS,
+    MAX_CHANNELS,
+    MAX_RATE,
+    MAX_RECORDING_SAMPLES,
+    MAX_RECORDING_SECONDS,
 )
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.argument_types import real_number, text_argument, whole_number, wrong_type
@@ -24,7 +24,7 @@ _UNKNOWN_FRAMES = 2**62
 # What libsndfile notes where a header says more than the file has. Audio in RIFF and FORM has a line of its own.
 _NOTED = re.compile(r"^ *(?!RIFF|FORM)(\w[\w ]*?) *: (\d+) \(should be (\d+)\)$", re.MULTILINE)
 # A program that writes to a pipe does not know the size, and says one that no file within the bounds has.
-_LEAST_PLACEHOLDER = 2**31 - 2**16
+_MIN_PLACEHOLDER = 2**31 - 2**16
 # An encoder's first and last frame may be left out.
 _MP3_SLACK_FRAMES = 2 * 1152
 _RIFF, _RIFF_HEADER_BYTES = b"RIFF", 12
@@ -35,26 +35,24 @@ def decode_audio(
     content: bytes,
     name: str,
     *,
-    most_seconds: float = MOST_RECORDING_SECONDS,
-    rates: tuple[int, int] = (1, GREATEST_RATE),
+    max_seconds: float = MAX_RECORDING_SECONDS,
+    rates: tuple[int, int] = (1, MAX_RATE),
 ) -> tuple[Audio, int]:
     """The samples (samples,) of an audio file in [-1, 1], channels averaged, and their rate in Hz.
 
     name: its name in messages. rates: lowest and highest sample rate in Hz.
 
-    Raises InputError for what is no audio, for a recording that is longer than `most_seconds` or has more than
-    MOST_RECORDING_SAMPLES – by its header before it is decoded, and if the header is wrong or without a length, as what
+    Raises InputError for what is no audio, for a recording that is longer than `max_seconds` or has more than
+    MAX_RECORDING_SAMPLES – by its header before it is decoded, and if the header is wrong or without a length, as what
     is written to a pipe has, as soon as that is known –, and for one that was cut off.
     """
     if not isinstance(content, bytes | bytearray | memoryview):
         raise wrong_type(content, "content", "the bytes of an audio file")
     content = bytes(content)
     text_argument(name, "name")
-    most = real_number(most_seconds)
-    if not 0 < most <= MOST_RECORDING_SECONDS:
-        raise wrong_type(
-            most_seconds, "most_seconds", f"a number of seconds up to {MOST_RECORDING_SECONDS:g}"
-        )
+    maximum = real_number(max_seconds)
+    if not 0 < maximum <= MAX_RECORDING_SECONDS:
+        raise wrong_type(max_seconds, "max_seconds", f"a number of seconds up to {MAX_RECORDING_SECONDS:g}")
     if not isinstance(rates, tuple) or len(rates) != 2:
         raise wrong_type(rates, "rates", "the lowest and the highest sample rate in Hz")
     for rate in rates:
@@ -66,7 +64,7 @@ def decode_audio(
         with _InOnePass(_Content(_with_data_to_the_end(content))) as file:
             _check_form(file, name, rates)
             rate, frames, known = file.samplerate, file.frames, file.frames < _UNKNOWN_FRAMES
-            samples = _samples(file, most, name)
+            samples = _samples(file, maximum, name)
             slack = _MP3_SLACK_FRAMES if file.format == "MP3" else 0
             noted = file.extra_info
     except InputError:
@@ -107,21 +105,21 @@ class _InOnePass(soundfile.SoundFile):
 
 def _check_form(file: soundfile.SoundFile, name: str, rates: tuple[int, int]) -> None:
     lowest, highest = rates
-    if not lowest <= file.samplerate <= highest or file.channels > MOST_CHANNELS:
+    if not lowest <= file.samplerate <= highest or file.channels > MAX_CHANNELS:
         raise InputError(
-            f"{name}: expected {lowest} to {highest} Hz and at most {MOST_CHANNELS} channels, "
+            f"{name}: expected {lowest} to {highest} Hz and at most {MAX_CHANNELS} channels, "
             f"got {file.samplerate} Hz and {file.channels}"
         )
 
 
-def check_length(frames: int, rate: int, name: str, most_seconds: float = MOST_RECORDING_SECONDS) -> None:
-    """Raises InputError for more than `most_seconds`, or MOST_RECORDING_SAMPLES samples in each channel."""
-    if frames > int(most_seconds * rate):
-        raise InputError(f"{name}: longer than {most_seconds:g} s, the most of a recording; cut it")
-    if frames > MOST_RECORDING_SAMPLES:
+def check_length(frames: int, rate: int, name: str, max_seconds: float = MAX_RECORDING_SECONDS) -> None:
+    """Raises InputError for more than `max_seconds`, or MAX_RECORDING_SAMPLES samples in each channel."""
+    if frames > int(max_seconds * rate):
+        raise InputError(f"{name}: longer than {max_seconds:g} s, the most of a recording; cut it")
+    if frames > MAX_RECORDING_SAMPLES:
         raise InputError(
-            f"{name}: more than {MOST_RECORDING_SAMPLES} samples, the most of a recording: at its {rate} Hz that is "
-            f"{MOST_RECORDING_SAMPLES / rate:.0f} s; resample it to 48000 Hz or less, or cut it"
+            f"{name}: more than {MAX_RECORDING_SAMPLES} samples, the most of a recording: at its {rate} Hz that is "
+            f"{MAX_RECORDING_SAMPLES / rate:.0f} s; resample it to 48000 Hz or less, or cut it"
         )
 
 
@@ -133,18 +131,18 @@ def mean_of_channels(samples: Audio) -> Audio:
     return mean
 
 
-def _samples(file: soundfile.SoundFile, most_seconds: float, name: str) -> Audio:
+def _samples(file: soundfile.SoundFile, max_seconds: float, name: str) -> Audio:
     """All samples (samples,), channels averaged. Raises InputError if there are, or the header says, too many."""
     known = file.frames < _UNKNOWN_FRAMES
     if known:
-        check_length(file.frames, file.samplerate, name, most_seconds)
+        check_length(file.frames, file.samplerate, name, max_seconds)
     # One array, so that no sample is held twice. Its memory is taken when it is written to, so a header that says too
     # much takes none.
     samples = np.empty(file.frames if known else _BLOCK_FRAMES, np.float32)
     decoded = 0
     while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
         end = decoded + len(block)
-        check_length(end, file.samplerate, name, most_seconds)
+        check_length(end, file.samplerate, name, max_seconds)
         if end > len(samples):
             # No other array shares its memory.
             samples.resize(max(end, 2 * len(samples)), refcheck=False)
@@ -171,7 +169,7 @@ def _with_data_to_the_end(content: bytes) -> bytes:
 def _is_cut_off(content: bytes, noted: str) -> bool:
     """Whether the file has less than its header says. noted: libsndfile's log of it."""
     sizes = ((int(said), int(found)) for _, said, found in _NOTED.findall(noted))
-    return any(found < said < _LEAST_PLACEHOLDER for said, found in sizes) or (
+    return any(found < said < _MIN_PLACEHOLDER for said, found in sizes) or (
         content.startswith(_OGG) and not _has_last_page(content)
     )
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import soundfile
 
 from voxcpm_constants.bounded_files import read_bounded
-from voxcpm_constants.bounds import GREATEST_RATE, MOST_CHANNELS, MOST_RECORDING_BYTES
+from voxcpm_constants.bounds import MAX_CHANNELS, MAX_RATE, MAX_RECORDING_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.audio.decoding import check_length, decode_audio, mean_of_channels
@@ -51,19 +51,17 @@ FORMATS = {
 # dtype -> (sample value of silence, difference from it at full scale).
 _PCM_SCALES = {"uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
 # Linear: a peak 40 dB above full scale means wrong scaling.
-_GREATEST_PEAK = 100.0
+_MAX_PEAK = 100.0
 _BLOCK_FRAMES = 1 << 16
 
 
-def read_audio(
-    source: AudioSource, sample_rate: int, *, least_samples: int = 1, what: str = "audio"
-) -> Audio:
+def read_audio(source: AudioSource, sample_rate: int, *, min_samples: int = 1, what: str = "audio") -> Audio:
     """Read audio as mono float32 (samples,) at `sample_rate` Hz: channels averaged, then resampled.
 
-    least_samples: smallest allowed length at `sample_rate`. what: its name in messages, such as "prompt audio".
+    min_samples: smallest allowed length at `sample_rate`. what: its name in messages, such as "prompt audio".
 
     Raises InputError for a source that is no audio, was cut off, is empty, has NaN or infinite samples, is far beyond
-    full scale, is too short, or is longer than MOST_RECORDING_SECONDS or MOST_RECORDING_SAMPLES.
+    full scale, is too short, or is longer than MAX_RECORDING_SECONDS or MAX_RECORDING_SAMPLES.
     """
     name = f"{what} {source}" if isinstance(source, str | Path) else what
     if isinstance(source, tuple):
@@ -75,14 +73,14 @@ def read_audio(
     require_finite(mono, name)
     # Without an array of all absolute values.
     peak = float(max(mono.max(), -mono.min()))
-    if peak > _GREATEST_PEAK:
+    if peak > _MAX_PEAK:
         raise InputError(
             f"{name}: expected floating point samples in [-1, 1], got a peak of {peak:g}; scale them"
         )
     resampled = resample(mono, rate, sample_rate, name)
-    if len(resampled) < least_samples:
+    if len(resampled) < min_samples:
         raise InputError(
-            f"{name}: {len(mono) / rate:.3f} s long, but one patch, {least_samples / sample_rate:.3f} s, is the least"
+            f"{name}: {len(mono) / rate:.3f} s long, but one patch, {min_samples / sample_rate:.3f} s, is the least"
         )
     return resampled
 
@@ -102,9 +100,9 @@ def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> 
 
 def _checked_rate(rate: object, name: str = "audio") -> int:
     """The sample rate in Hz. Raises InputError for what is not a whole number in range."""
-    if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= GREATEST_RATE:
+    if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= MAX_RATE:
         raise InputError(
-            f"{name}: the sample rate must be a whole number of Hz from 1 to {GREATEST_RATE}, got {rate!r}"
+            f"{name}: the sample rate must be a whole number of Hz from 1 to {MAX_RATE}, got {rate!r}"
         )
     return int(rate)
 
@@ -241,7 +239,7 @@ def check_audio_exists(path: str | Path, name: str) -> None:
 def audio_content(source: object, name: str) -> bytes:
     """The bytes of a source. libsndfile itself would seek, which pipes cannot do, and rely on a file's name.
 
-    Raises InputError for what cannot be read, for what is neither file nor pipe, and beyond MOST_RECORDING_BYTES.
+    Raises InputError for what cannot be read, for what is neither file nor pipe, and beyond MAX_RECORDING_BYTES.
     """
     if isinstance(source, bytes | bytearray | memoryview):
         return _bounded(bytes(source), name)
@@ -252,10 +250,10 @@ def audio_content(source: object, name: str) -> bytes:
         )
     path = user_path(source) if isinstance(source, str | Path) else None
     try:
-        if path is not None:
-            content = read_bounded(path, MOST_RECORDING_BYTES)
+        if path is not None:  # noqa: SIM108 - one line would be too long to read
+            content = read_bounded(path, MAX_RECORDING_BYTES)
         else:
-            content = source.read(MOST_RECORDING_BYTES + 1)  # type: ignore[union-attr]
+            content = source.read(MAX_RECORDING_BYTES + 1)  # type: ignore[union-attr]
     except FileNotFoundError:
         raise _missing(name) from None
     # ValueError: a null character in the name, a file that was closed.
@@ -267,8 +265,8 @@ def audio_content(source: object, name: str) -> bytes:
 
 
 def _bounded(content: bytes, name: str) -> bytes:
-    if len(content) > MOST_RECORDING_BYTES:
-        raise InputError(f"{name}: expected at most {MOST_RECORDING_BYTES} bytes, the most of a recording")
+    if len(content) > MAX_RECORDING_BYTES:
+        raise InputError(f"{name}: expected at most {MAX_RECORDING_BYTES} bytes, the most of a recording")
     return content
 
 
@@ -298,8 +296,8 @@ def _check_samples(samples: npt.NDArray[np.generic], name: str) -> None:
         raise InputError(
             f"{name}: expected samples of shape (samples, channels), got {samples.shape}; transpose them"
         )
-    if samples.ndim == 2 and samples.shape[1] > MOST_CHANNELS:
-        raise InputError(f"{name}: expected at most {MOST_CHANNELS} channels, got {samples.shape[1]}")
+    if samples.ndim == 2 and samples.shape[1] > MAX_CHANNELS:
+        raise InputError(f"{name}: expected at most {MAX_CHANNELS} channels, got {samples.shape[1]}")
     if not np.issubdtype(samples.dtype, np.floating) and samples.dtype.name not in _PCM_SCALES:
         raise InputError(
             f"{name}: expected floating point, int16, int32 or uint8 samples, got {samples.dtype}"

@@ -18,7 +18,7 @@ RANGE_DB = 35.0
 """A frame that is this many decibels below the loudest one is silence."""
 KEPT_MS = 200
 """Milliseconds of silence that stay at either end."""
-_LEAST_LEVEL = np.float32(1e-5)  # librosa's floor: below it all frames are equally loud
+_MIN_LEVEL = np.float32(1e-5)  # librosa's floor: below it all frames are equally loud
 
 
 def trim_silence(audio: Audio, sample_rate: int) -> Audio:
@@ -58,5 +58,5 @@ def _levels(audio: Audio) -> npt.NDArray[np.float32]:
 
 def _decibels(levels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """The levels (frames,) in decibels relative to the highest one."""
-    floored = np.maximum(levels, _LEAST_LEVEL)
+    floored = np.maximum(levels, _MIN_LEVEL)
     return 20.0 * np.log10(floored / floored.max())

@@ -50,10 +50,10 @@ def check_engine(
         check_device(gpu)
     # Core AI takes none. Core ML does not either, but the portable backend may take its place.
     if threads is not None:
-        most = cores()
+        maximum = cores()
         whole = isinstance(threads, Integral) and not isinstance(threads, bool)
-        if not whole or threads < 1 or (threads > most and chosen != "coreai"):
-            expected = f"a whole number from 1 to {most} (the cores that this process may use)"
+        if not whole or threads < 1 or (threads > maximum and chosen != "coreai"):
+            expected = f"a whole number from 1 to {maximum} (the cores that this process may use)"
             raise wrong_type(threads, "threads", expected)
     # Which bundle it is for is not known yet: the optional step model is taken, but not offered.
     named = isinstance(compute_units, Mapping) and LOCDIT_SOLVE in compute_units

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.bounded_files import read_bounded
-from voxcpm_constants.bounds import MOST_TEXT_BYTES
+from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import InputError, VoxCPMError, os_reason, system_errors_as
 from voxcpm_constants.json_files import parsed_json
 from voxcpm_constants.user_folders import user_path
@@ -139,10 +139,10 @@ class Lines:
         number = 0
         try:
             self._file.seek(0)
-            while ended := self._file.readline(MOST_TEXT_BYTES + 1):
-                if len(ended) > MOST_TEXT_BYTES:
+            while ended := self._file.readline(MAX_TEXT_BYTES + 1):
+                if len(ended) > MAX_TEXT_BYTES:
                     raise InputError(
-                        f"{self._source}: expected lines of at most {MOST_TEXT_BYTES} bytes, got a longer one"
+                        f"{self._source}: expected lines of at most {MAX_TEXT_BYTES} bytes, got a longer one"
                     )
                 # A line may also end with a carriage return. Split as bytes: str.splitlines also splits at characters
                 # that JSON strings may contain.
@@ -163,7 +163,7 @@ def _opened(source: str) -> BinaryIO:
             f"(a JSON object on each line), or - for standard input"
         )
     try:
-        return path.open("rb") if path.is_file() else io.BytesIO(read_bounded(path, MOST_TEXT_BYTES))
+        return path.open("rb") if path.is_file() else io.BytesIO(read_bounded(path, MAX_TEXT_BYTES))
     except OSError as error:
         raise InputError(f"{source}: cannot be read ({os_reason(error)})") from None
 

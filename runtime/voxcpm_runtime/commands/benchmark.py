@@ -61,7 +61,7 @@ class Measurement(BaseModel):
     processor computes, so that its memory sets no limit."""
     weight_bytes_a_patch: int
     """Bytes of weights that a patch needs, as they are stored: see `roofline.weight_bytes_a_patch`."""
-    least_patch_seconds: float | None
+    min_patch_seconds: float | None
     """Seconds to read these bytes with that bandwidth: no patch of one utterance alone can be faster."""
     roofline_share: float | None
     """That time divided by the measured time of a patch: 1 is the limit."""
@@ -117,7 +117,7 @@ def measure(
     weights = weight_bytes_a_patch(tts.bundle.manifest, precision)
     on_processor = device == CPU_DEVICE and choose_backend("auto", tts.bundle) == "portable"
     bandwidth = memory_bandwidth(threads or cores()) if on_processor else None
-    least = None if bandwidth is None else weights / bandwidth
+    minimum = None if bandwidth is None else weights / bandwidth
     return Measurement(
         bundle=bundle.name,
         precision=precision,
@@ -128,8 +128,8 @@ def measure(
         threads=threads,
         memory_bandwidth=bandwidth,
         weight_bytes_a_patch=weights,
-        least_patch_seconds=least,
-        roofline_share=None if least is None else least / (whole / patches),
+        min_patch_seconds=minimum,
+        roofline_share=None if minimum is None else minimum / (whole / patches),
         startup_cold_seconds=startups[0],
         startup_warm_seconds=startups[1],
         step_milliseconds=steps,
@@ -211,10 +211,10 @@ def _median_seconds(call: Callable[[], object], repeats: int) -> float:
     return _timed(call, repeats, _FIGURE_SECONDS)
 
 
-def _timed(call: Callable[[], object], most: int, enough: float) -> float:
+def _timed(call: Callable[[], object], maximum: int, enough: float) -> float:
     """Median seconds of one call or more: as many as `most`, until they have taken `enough` seconds together."""
     seconds: list[float] = []
-    while not seconds or (len(seconds) < most and sum(seconds) < enough):
+    while not seconds or (len(seconds) < maximum and sum(seconds) < enough):
         began = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - began)
@@ -292,9 +292,9 @@ def benchmark(
     table.add_row("real-time factor", f"{measured.real_time_factor:.2f}")
     table.add_row("peak memory", f"{measured.peak_memory_bytes / 1e9:.2f} GB")
     table.add_row("weights a patch", f"{measured.weight_bytes_a_patch / 1e9:.2f} GB")
-    if measured.memory_bandwidth and measured.least_patch_seconds and measured.roofline_share:
+    if measured.memory_bandwidth and measured.min_patch_seconds and measured.roofline_share:
         table.add_row("memory read", f"{measured.memory_bandwidth / 1e9:.1f} GB/s")
-        table.add_row("least time a patch", f"{1e3 * measured.least_patch_seconds:.0f} ms")
+        table.add_row("least time a patch", f"{1e3 * measured.min_patch_seconds:.0f} ms")
         table.add_row("share of that limit", f"{measured.roofline_share:.0%}")
     Console().print(table)
 

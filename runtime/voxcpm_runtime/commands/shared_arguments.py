@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from voxcpm_constants.bounded_files import bounded, read_bounded
-from voxcpm_constants.bounds import MOST_TEXT_BYTES
+from voxcpm_constants.bounds import MAX_TEXT_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_compute_units
@@ -235,12 +235,12 @@ def standard_input() -> bytes:
     stream = getattr(sys.stdin, "buffer", None)
     if stream is None or stream.closed:
         raise InputError("-: standard input is closed; pipe something into the command, or name a file")
-    return bounded(stream, MOST_TEXT_BYTES)
+    return bounded(stream, MAX_TEXT_BYTES)
 
 
 def _utf8_file(path: str) -> str:
     try:
-        raw = standard_input() if path == STANDARD_INPUT else read_bounded(user_path(path), MOST_TEXT_BYTES)
+        raw = standard_input() if path == STANDARD_INPUT else read_bounded(user_path(path), MAX_TEXT_BYTES)
         return raw.decode("utf-8-sig").strip()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({os_reason(error)})") from None

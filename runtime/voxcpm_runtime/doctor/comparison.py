@@ -21,7 +21,7 @@ from voxcpm_constants.vectors import (
 from voxcpm_runtime.backends.step_function import StepFunction, StepState
 from voxcpm_runtime.doctor.agreement import Agreement, lowest_correlation
 
-_TIMED_SECONDS, _TIMED_CALLS, _LEAST_CALLS = 1.0, 30, 3
+_TIMED_SECONDS, _TIMED_CALLS, _MIN_CALLS = 1.0, 30, 3
 
 
 def compared(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors) -> Agreement:
@@ -53,7 +53,7 @@ def median_seconds(
     call = repeated(model, declared, sizes, vectors)
     call()
     seconds: list[float] = []
-    while len(seconds) < _LEAST_CALLS or (len(seconds) < _TIMED_CALLS and sum(seconds) < _TIMED_SECONDS):
+    while len(seconds) < _MIN_CALLS or (len(seconds) < _TIMED_CALLS and sum(seconds) < _TIMED_SECONDS):
         began = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - began)

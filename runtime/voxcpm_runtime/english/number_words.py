@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 
-_MOST_DIGITS = 36
+_MAX_DIGITS = 36
 """Longer numbers are read digit by digit: nobody knows the names after decillions."""
 _HALVES = {"2": ("half", "halves"), "4": ("quarter", "quarters")}
 
@@ -16,7 +16,7 @@ _HALVES = {"2": ("half", "halves"), "4": ("quarter", "quarters")}
 @functools.lru_cache(4096)
 def number_name(number: str) -> str:
     """The number as British English writes it: "one thousand, two hundred and thirty-four"."""
-    if len(number) > _MOST_DIGITS:
+    if len(number) > _MAX_DIGITS:
         return digit_names(number)
     # Imported here: most texts for other voices have no number to read.
     from num2words import num2words
@@ -45,7 +45,7 @@ def ordinal(number: str) -> str:
     from num2words import num2words
 
     number = number.replace(",", "")
-    if len(number) > _MOST_DIGITS:
+    if len(number) > _MAX_DIGITS:
         return digit_names(number)
     return str(num2words(int(number), to="ordinal")).replace(" and ", " ").replace(",", "")
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from voxcpm_constants.bounds import MOST_BUFFER_SECONDS
+from voxcpm_constants.bounds import MAX_BUFFER_SECONDS
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.argument_types import real_number, wrong_type
 from voxcpm_runtime.session.threaded_speech import AudioChunk, Narrate, ThreadedSpeech
@@ -34,7 +34,7 @@ class Session:
 
     The session speaks on its own thread, which it has while there is a complete sentence to speak: one that waits for
     text holds none. Audio waits in a ring buffer of `buffer_seconds`. While it is full, speaking pauses until a chunk
-    is read; if none is read for a second, no thread is held. At most MOST_CHARACTERS of text wait. A long text is cut
+    is read; if none is read for a second, no thread is held. At most MAX_CHARACTERS of text wait. A long text is cut
     into sentences on the session's thread, while it is spoken. One thread may push text while another one reads; any
     thread may cancel. Leaving the `with` block closes the session and drops audio that was not read.
 
@@ -68,7 +68,7 @@ class Session:
         """Speak this after the text that was pushed before. A fragment may end anywhere, even within a surrogate pair.
 
         After an error, which `next_audio_chunk` raises, text is not spoken. Raises InputError if `text` is no str or
-        not valid Unicode, if more than MOST_CHARACTERS would wait, and after `cancel` or `close`.
+        not valid Unicode, if more than MAX_CHARACTERS would wait, and after `cancel` or `close`.
         """
         if not isinstance(text, str):
             raise InputError(f"push_text takes text, got {type(text).__name__}", argument="text")
@@ -127,8 +127,8 @@ class Session:
 
 def _buffer_samples(seconds: object, sample_rate: int) -> int:
     number = real_number(seconds)
-    if not 1 / sample_rate <= number <= MOST_BUFFER_SECONDS:
-        raise wrong_type(seconds, "buffer_seconds", f"a number from one sample to {MOST_BUFFER_SECONDS} s")
+    if not 1 / sample_rate <= number <= MAX_BUFFER_SECONDS:
+        raise wrong_type(seconds, "buffer_seconds", f"a number from one sample to {MAX_BUFFER_SECONDS} s")
     return int(number * sample_rate)
 
 

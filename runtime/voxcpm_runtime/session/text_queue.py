@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from voxcpm_constants.bounds import MOST_READ_AT_ONCE
+from voxcpm_constants.bounds import MAX_READ_AT_ONCE
 from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
 from voxcpm_runtime.text.words import joined_surrogates, valid_unicode
 
@@ -13,7 +13,7 @@ class TextQueue:
     """Text in, complete sentences out, in order. Several threads need a lock, but not while a `Slice` is cut.
 
     What is pushed in small fragments is cut at once, so that a sentence is there as soon as it is complete. Of more
-    than MOST_READ_AT_ONCE characters nothing is cut before `take`, which gives it out in slices of that size.
+    than MAX_READ_AT_ONCE characters nothing is cut before `take`, which gives it out in slices of that size.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class TextQueue:
         before, self._high = self._high, ""
         text, self._high = joined_surrogates(before + text)
         self.characters += len(text)
-        if self._uncut or self._is_cut or len(text) > MOST_READ_AT_ONCE:
+        if self._uncut or self._is_cut or len(text) > MAX_READ_AT_ONCE:
             self._uncut.append(text)
         else:
             self._add(self._cutter.push(text))
@@ -67,8 +67,8 @@ class TextQueue:
             return None
         self._is_cut = True
         text = self._uncut[0]
-        part = None if text is None else text[self._at : self._at + MOST_READ_AT_ONCE]
-        self._at += MOST_READ_AT_ONCE
+        part = None if text is None else text[self._at : self._at + MAX_READ_AT_ONCE]
+        self._at += MAX_READ_AT_ONCE
         if text is None or self._at >= len(text):
             self._uncut.popleft()
             self._at = 0

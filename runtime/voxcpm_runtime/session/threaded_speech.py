@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from voxcpm_constants.bounds import MOST_CHARACTERS
+from voxcpm_constants.bounds import MAX_CHARACTERS
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.pcm import Pcm, pcm16
 from voxcpm_runtime.session.ring_buffer import RingBuffer
@@ -123,10 +123,10 @@ class ThreadedSpeech:
         with self._changed:
             self._require_open()
             if text and not self._ended:
-                if self._waiting.characters + len(text) > MOST_CHARACTERS:
+                if self._waiting.characters + len(text) > MAX_CHARACTERS:
                     raise InputError(
                         f"{self._waiting.characters} characters wait to be spoken, and {len(text)} more were pushed; "
-                        f"expected at most {MOST_CHARACTERS}: push them when more is spoken"
+                        f"expected at most {MAX_CHARACTERS}: push them when more is spoken"
                     )
                 self._waiting.push(text)
                 self._flushed = False
@@ -140,10 +140,10 @@ class ThreadedSpeech:
             self._flushed = True
             self._go_on()
 
-    def next_audio_chunk(self, most_seconds: float | None) -> AudioChunk | None:
+    def next_audio_chunk(self, max_seconds: float | None) -> AudioChunk | None:
         """The next chunk, waited for."""
         with self._changed:
-            self._changed.wait_for(lambda: self._chunks or self._error or self._is_finished(), most_seconds)
+            self._changed.wait_for(lambda: self._chunks or self._error or self._is_finished(), max_seconds)
             if self._chunks:
                 chunk = self._chunks.popleft()
                 pcm = self._ring.read(chunk.samples)
@@ -184,11 +184,11 @@ class ThreadedSpeech:
             del pieces
             self._leave_turn()
 
-    def close(self, most_seconds: float | None = None) -> None:
+    def close(self, max_seconds: float | None = None) -> None:
         """Cancel, and wait for the thread; None waits as long as it takes."""
         self.cancel()
         if self._thread is not None and threading.current_thread() is not self._thread:
-            self._thread.join(most_seconds)
+            self._thread.join(max_seconds)
 
     def _require_open(self) -> None:
         if self._cancel.cancelled:

@@ -75,9 +75,9 @@ def attempts(
     prefilled = polled.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
     beside = releases_gil(driver.models[AUDIO_VAE_DECODER])
     judged = plan.options.retry_badcase
-    most = max(1, plan.options.retry_badcase_max_times) if judged and retries else 1
+    maximum = max(1, plan.options.retry_badcase_max_times) if judged and retries else 1
     rejected: list[list[SpokenPatch]] = []
-    for attempt in range(1, most + 1):
+    for attempt in range(1, maximum + 1):
         if attempt > 1:
             began = time.perf_counter()
             yield SpokenPatch(None, _NOTHING, attempt, attempt, began)
@@ -103,9 +103,9 @@ def attempts(
         # As if it had begun so late that it ended now: all other attempts are no work on this speech.
         after = rejected[best[0].attempt]
         began = time.perf_counter() - (after[0].began - best[0].began)
-        for told in (SpokenPatch(None, _NOTHING, best[0].attempt, most, began), *best):
-            yield told._replace(attempts=most, began=began)
-    kept = f"of {most} attempts the best one is kept" if most > 1 else "it was not tried again"
+        for told in (SpokenPatch(None, _NOTHING, best[0].attempt, maximum, began), *best):
+            yield told._replace(attempts=maximum, began=began)
+    kept = f"of {maximum} attempts the best one is kept" if maximum > 1 else "it was not tried again"
     _warn(plan, utterance, best[-1].reason, len(best), kept)
 
 

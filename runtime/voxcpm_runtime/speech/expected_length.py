@@ -36,7 +36,7 @@ class ExpectedLength:
     """Patches from which the speech is suspiciously long; infinity for never."""
     short_below: float = 0.0
     """Patches below which speech that has ended is suspiciously short."""
-    most: float = math.inf
+    maximum: float = math.inf
     """Patches at which an attempt is ended, as it is hopeless."""
 
     def reason(self, patches: int, *, stopped: bool) -> Reason:
@@ -65,8 +65,8 @@ def pace(profile: SpeechProfile, letters: int, seconds: float) -> float:
     """A prompt's time for so many spoken letters, relative to the expected time; 1 for a prompt without letters."""
     if not letters:
         return 1.0
-    least, greatest = _PACES
-    return min(max(seconds / profile.expected_seconds(letters), least), greatest)
+    minimum, maximum = _PACES
+    return min(max(seconds / profile.expected_seconds(letters), minimum), maximum)
 
 
 def expected_length(
@@ -80,7 +80,7 @@ def expected_length(
         patch_seconds=patch_seconds,
         long_from=longest,
         short_below=_SHORT * seconds / patch_seconds,
-        most=math.ceil(max((_ENDED * seconds + _MORE) / patch_seconds, longest)),
+        maximum=math.ceil(max((_ENDED * seconds + _MORE) / patch_seconds, longest)),
     )
 
 

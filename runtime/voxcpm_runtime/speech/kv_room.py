@@ -69,12 +69,12 @@ def patch_limit(taken: int, target_tokens: int, options: GenerationOptions, capa
 
     Raises InputError if not even the shortest speech fits.
     """
-    wanted, least = patch_bound(target_tokens, options), min_patches(options)
-    if taken + least > capacity:
+    wanted, minimum = patch_bound(target_tokens, options), min_patches(options)
+    if taken + minimum > capacity:
         raise InputError(
-            f"text, prompt and earlier segments take {taken} positions and the speech at least {least}: "
-            f"{taken + least} needed, but the KV cache has {capacity}; shorten the text or the prompt, lower min_len, "
-            "or convert with a greater --max-length"
+            f"text, prompt and earlier segments take {taken} positions and the speech at least {minimum}: "
+            f"{taken + minimum} needed, but the KV cache has {capacity}; shorten the text or the prompt, "
+            "lower min_len, or convert with a greater --max-length"
         )
     return min(wanted, capacity - taken)
 
@@ -102,7 +102,7 @@ def longest_segment(
     return max(0, min(int(fits / 2 if anchored else fits), wanted))
 
 
-def least_anchor(bundle: Bundle) -> float:
+def min_anchor(bundle: Bundle) -> float:
     """Text tokens whose speech is enough to be continued as the voice of a text."""
     return _ANCHOR_SECONDS / _seconds_per_token(bundle)
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import overload
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.bounds import MOST_READ_AT_ONCE
+from voxcpm_constants.bounds import MAX_READ_AT_ONCE
 from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_runtime.argument_types import instance, whole_number
 from voxcpm_runtime.bundle.opening import Bundle
@@ -26,7 +26,7 @@ from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.expected_length import letters_in
-from voxcpm_runtime.speech.kv_room import least_anchor, longest_segment, min_patches, patch_limit, positions
+from voxcpm_runtime.speech.kv_room import longest_segment, min_anchor, min_patches, patch_limit, positions
 from voxcpm_runtime.speech.progress import ProgressCallback, ProgressReporter
 from voxcpm_runtime.speech.randomness import Randomness, randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
@@ -43,7 +43,7 @@ from voxcpm_runtime.text.words import said_text
 from voxcpm_runtime.voices.recordings import Recordings, UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
 
-LEAST_SEGMENT_TOKENS = 8
+MIN_SEGMENT_TOKENS = 8
 """Text tokens that a segment may always have, even if the KV cache seems too short for their speech."""
 _NOT_CALLERS = ("voxcpm_runtime", "voxcpm_constants", "contextlib")
 _CHARACTERS_PER_TOKEN = 16
@@ -151,7 +151,7 @@ class Plan:
         return PlannedSegments(self)
 
     @property
-    def most_patches(self) -> int | None:
+    def max_patches(self) -> int | None:
         """Largest number of patches of the whole speech; None for any, as in a session, whose text has no end."""
         return None if self.text is None else self.options.max_len
 
@@ -177,13 +177,13 @@ class Plan:
         """
         anchored = self.voice is None
         alone = longest_segment(self.bundle, self.voice, self.options, anchored=more and anchored)
-        most = max(alone, LEAST_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN
-        if len(text) <= most and self._count(text, alone) <= alone:
+        maximum = max(alone, MIN_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN
+        if len(text) <= maximum and self._count(text, alone) <= alone:
             yield Segment(text, ends_paragraph=False)
             return
         target = longest_segment(self.bundle, self.voice, self.options, anchored=anchored)
         # If nothing can be said, the error about the whole text is the better one.
-        target = max(target, LEAST_SEGMENT_TOKENS)
+        target = max(target, MIN_SEGMENT_TOKENS)
         count, check = partial(self._count, target=target), (cancel or self.cancel).check
         parts = each_segment(text, count, target, check)
         yield next(parts, Segment(text, ends_paragraph=False))
@@ -309,16 +309,16 @@ class _Reader:
         self._transcript = ""
         self._taken = 0
         self._continued = 0
-        self._least = min_patches(plan.options)
+        self._minimum = min_patches(plan.options)
         self._growing = plan.voice is None
         longest = longest_segment(plan.bundle, plan.voice, plan.options, anchored=True)
-        self._room = max(longest, LEAST_SEGMENT_TOKENS)
+        self._room = max(longest, MIN_SEGMENT_TOKENS)
 
     def read(self, segment: Segment, known: PlannedSegment | None = None) -> PlannedSegment:
         """The segment, tokenised and checked. known: this, if it was read before. Errors: `Plan.read`."""
         # The speech before this segment and its own have at most `max_len` patches in all.
-        most = self._plan.most_patches
-        continued = self._continued if most is None else min(self._continued, most - self._least)
+        maximum = self._plan.max_patches
+        continued = self._continued if maximum is None else min(self._continued, maximum - self._minimum)
         planned = known or self._plan.read_segment(segment, self._transcript, continued)
         # `split` has left room for a voice that is as long as the longest segment.
         fits = not self._taken or self._taken + planned.target_tokens <= self._room
@@ -327,15 +327,15 @@ class _Reader:
             planned = replace(planned, anchors=True)
             self._transcript += planned.transcript
             self._taken += planned.target_tokens
-            self._continued += self._least
-            self._growing = self._taken < least_anchor(self._plan.bundle)
+            self._continued += self._minimum
+            self._growing = self._taken < min_anchor(self._plan.bundle)
         return planned
 
 
 def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     """The plan of a call. It reads recordings, but runs no step model.
 
-    A text of up to MOST_READ_AT_ONCE characters is read and checked as a whole. Of a longer one only the first segment
+    A text of up to MAX_READ_AT_ONCE characters is read and checked as a whole. Of a longer one only the first segment
     is, and that there is no letter in it which the voice cannot say; the rest is read when its turn comes.
 
     Raises InputError, one line, for anything that cannot be spoken, MissingExtraError if the extra `normalize` is
@@ -362,15 +362,15 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     if arguments.text is None:
         return unread
     text = arguments.text
-    if len(text) > MOST_READ_AT_ONCE and not has_words(text):
+    if len(text) > MAX_READ_AT_ONCE and not has_words(text):
         raise InputError(
             f"the text has {len(text)} characters, and no letter or digit among them; expected something to say"
         )
-    if len(text) > MOST_READ_AT_ONCE and not options.normalize:
+    if len(text) > MAX_READ_AT_ONCE and not options.normalize:
         check_sayable(text, bundle.tokenizer)
     begun = replace(unread, text=text).from_the_beginning(cancel)
     try:
-        opening = tuple(begun) if len(text) <= MOST_READ_AT_ONCE else (next(begun),)
+        opening = tuple(begun) if len(text) <= MAX_READ_AT_ONCE else (next(begun),)
     except Cancelled:
         if not arguments.keep_partial:
             raise

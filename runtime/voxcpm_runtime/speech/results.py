@@ -152,8 +152,8 @@ class UnspokenWarning(UserWarning):
     """A speech that `max_len` has ended before all segments of its text were spoken."""
 
     @classmethod
-    def of(cls, index: int, most: int | None) -> UnspokenWarning:
-        """The warning for segments that are not spoken, from this index on. most: the `max_len` of the call."""
+    def of(cls, index: int, maximum: int | None) -> UnspokenWarning:
+        """The warning for segments that are not spoken, from this index on. maximum: the `max_len` of the call."""
         return cls(
-            f"max_len ({most} patches) is reached before segment {index + 1}: the text from there on is not spoken"
+            f"max_len ({maximum} patches) is reached before segment {index + 1}: the text from there on is not spoken"
         )

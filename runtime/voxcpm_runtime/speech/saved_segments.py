@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from voxcpm_constants.bounded_files import read_bounded
-from voxcpm_constants.bounds import MOST_VOICE_BYTES
+from voxcpm_constants.bounds import MAX_VOICE_BYTES
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.file_locks import Lock, lock_folder
 from voxcpm_constants.json_files import parsed_json, read_json
@@ -66,7 +66,7 @@ class SavedSegments:
         if not self._is_same:
             return None
         try:
-            found, metadata, has_digest = unsealed(read_bounded(self._path(index), MOST_VOICE_BYTES))
+            found, metadata, has_digest = unsealed(read_bounded(self._path(index), MAX_VOICE_BYTES))
             arrays: dict[str, Any] = {name: found[name] for name in _ARRAYS}
             whole = has_digest and metadata[_PLACE_KEY] == self._place(index)
             whole = whole and all(np.isfinite(array).all() for array in arrays.values())

@@ -43,7 +43,7 @@ class _Speaking:
         self._plan = plan
         self._narrator = narrator
         self._saved = None if _is_one_segment(plan) else plan.saved_segments
-        self._left = plan.most_patches
+        self._left = plan.max_patches
         """Patches that may follow those in `taken`; None for any number."""
         self._spoken: dict[int, SpokenSegment] = {}
         self._gathered: dict[int, tuple[PlannedSegment, list[Piece], int]] = {}
@@ -79,7 +79,7 @@ class _Speaking:
     def _take(self, index: int, planned: PlannedSegment) -> bool:
         """Take the segment as the next one, spoken now if it is not yet. False if `max_len` leaves nothing for it."""
         if self._left == 0:
-            self._plan.warn(UnspokenWarning.of(index, self._plan.most_patches), UnspokenWarning)
+            self._plan.warn(UnspokenWarning.of(index, self._plan.max_patches), UnspokenWarning)
             self.ended_early = True
             return False
         # One that was spoken ahead did not know how many patches the ones before it take.
@@ -92,7 +92,7 @@ class _Speaking:
 
     def _speak_ahead(self, index: int, planned: PlannedSegment) -> None:
         before = sum(len(segment.latents) for other, segment in list(self._spoken.items()) if other < index)
-        if self._plan.most_patches is None or before < self._plan.most_patches:
+        if self._plan.max_patches is None or before < self._plan.max_patches:
             self._speak(index, planned, self._left)
 
     def _speak(self, index: int, planned: PlannedSegment, left: int | None) -> None:
@@ -126,7 +126,7 @@ class _Speaking:
 
 def _bounded(segments: list[SpokenSegment], plan: Plan) -> list[SpokenSegment]:
     """The segments as far as `max_len` goes: those spoken ahead may be more than that."""
-    left = plan.most_patches
+    left = plan.max_patches
     if left is None:
         return segments
     kept: list[SpokenSegment] = []

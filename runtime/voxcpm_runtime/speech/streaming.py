@@ -25,7 +25,7 @@ def stream(plan: Plan, narrator: Narrator, segments: Iterable[PlannedSegment | N
     """
     reporter = plan.reporter() if plan.segments else None
     cancelled = paused = False
-    left = plan.most_patches
+    left = plan.max_patches
     index = 0
     try:
         for segment in segments:

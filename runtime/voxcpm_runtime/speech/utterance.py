@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.sequence import Sequence, build_lead, build_sequence
 from voxcpm_runtime.speech.expected_length import ExpectedLength, expected_length, pace, upstream_length
-from voxcpm_runtime.speech.kv_room import least_anchor, patch_bound, reference_positions
+from voxcpm_runtime.speech.kv_room import min_anchor, patch_bound, reference_positions
 from voxcpm_runtime.speech.plan import Plan, PlannedSegment
 from voxcpm_runtime.text.letters import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice
@@ -60,15 +60,15 @@ def utterance(
     # A maximum that the caller gives for one segment is no guess, and without a judgement nothing is hopeless.
     of_many = index > 0 or segment.followed is True
     guessed = plan.options.max_len is None or of_many
-    most = length.most if plan.options.retry_badcase and guessed else math.inf
+    maximum = length.maximum if plan.options.retry_badcase and guessed else math.inf
     room = math.inf if left is None else left
     return Utterance(
         index=index,
         sequence=sequence,
         shared=0 if voice is None else _common(segment) + reference_positions(voice),
-        limit=int(min(fitting, most, room)),
+        limit=int(min(fitting, maximum, room)),
         limited_by_cache=fitting <= room
-        and fitting < min(patch_bound(segment.target_tokens, plan.options), most),
+        and fitting < min(patch_bound(segment.target_tokens, plan.options), maximum),
         target_tokens=segment.target_tokens,
         length=length,
     )
@@ -86,7 +86,7 @@ def _length(
         return upstream_length(segment.target_tokens, a.patch_seconds, ratio, heard, min_len=options.min_len)
     spoken = 1.0
     # A word or two may be said at any pace, whatever follows.
-    if voice is not None and len(segment.transcript_tokens) >= least_anchor(plan.bundle):
+    if voice is not None and len(segment.transcript_tokens) >= min_anchor(plan.bundle):
         spoken = pace(profile, prompt_letters, voice.prompt_patches * a.patch_seconds)
     return expected_length(profile, segment.letters, a.patch_seconds, pace=spoken, min_len=options.min_len)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 # Of an array that gets a mapping of its own; a smaller one would waste a good part of its last page.
-_LEAST_MAPPED_BYTES = 1 << 16
+_MIN_MAPPED_BYTES = 1 << 16
 # Without them a mapping would be shared with forked processes.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
@@ -33,6 +33,6 @@ def mapped_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """
     count = math.prod(shape)
     size = count * np.dtype(dtype).itemsize
-    if size < _LEAST_MAPPED_BYTES:
+    if size < _MIN_MAPPED_BYTES:
         return np.zeros(shape, dtype)
     return np.frombuffer(mmap.mmap(-1, size, **_PRIVATE), dtype, count).reshape(shape)

@@ -19,7 +19,7 @@ from voxcpm_runtime.text.words import parted
 _PAUSES = ";:()[]{}–—"
 """Marks that are read as a comma if the vocabulary lacks them."""
 _STOPS = ".!?"
-_MOST_SHOWN = 60
+_MAX_SHOWN = 60
 """Characters of a text in an error."""
 _MAX_LISTED = 10
 # What was replaced leaves spaces before marks, and commas beside other marks.
@@ -68,7 +68,7 @@ def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
         )
     if not whole:
         raise InputError(
-            f"nothing is left to say of {text[:_MOST_SHOWN]!r}: this voice knows letters only",
+            f"nothing is left to say of {text[:_MAX_SHOWN]!r}: this voice knows letters only",
             argument=argument,
         )
     return whole

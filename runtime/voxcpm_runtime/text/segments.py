@@ -24,7 +24,7 @@ _EDGE = 0.2
 # The same for an end of a sentence, which is worse than a clause in the middle: a word or two alone are spoken badly.
 _SENTENCE_EDGE = 0.1
 # Characters of a paragraph that are cut into segments of about equal length: at least, and for each token of a segment.
-_LEAST_BLOCK = 4000
+_MIN_BLOCK = 4000
 _BLOCK_CHARACTERS = 20
 _ZERO_WIDTH_JOINER = "\u200d"
 
@@ -57,7 +57,7 @@ def each_segment(
     The text is read paragraph by paragraph, as the segments are taken; a paragraph of very many sentences in parts.
     `check` is called after each, and ends it by an error: there may be millions of characters before the first segment.
     """
-    for paragraph, ends, closed in _paragraphs(text, max(_LEAST_BLOCK, _BLOCK_CHARACTERS * target)):
+    for paragraph, ends, closed in _paragraphs(text, max(_MIN_BLOCK, _BLOCK_CHARACTERS * target)):
         check()
         if not has_words(paragraph):
             continue
@@ -77,17 +77,17 @@ def has_words(text: str) -> bool:
     return any(char.isalnum() for char in text)
 
 
-def _paragraphs(text: str, most_characters: int) -> Iterator[tuple[str, list[int], bool]]:
+def _paragraphs(text: str, max_characters: int) -> Iterator[tuple[str, list[int], bool]]:
     """Each paragraph, the indices where its sentences end, and whether a blank line follows.
 
-    One that is longer than `most_characters` comes in several parts.
+    One that is longer than `max_characters` comes in several parts.
     """
     said: list[str] = []
     ends: list[int] = []
     for sentence in each_sentence(text):
         said.append(sentence.text)
         ends.append(len(sentence.text) + (ends[-1] if ends else 0))
-        if sentence.ends_paragraph or ends[-1] >= most_characters:
+        if sentence.ends_paragraph or ends[-1] >= max_characters:
             yield "".join(said), ends, sentence.ends_paragraph
             said, ends = [], []
     if said:

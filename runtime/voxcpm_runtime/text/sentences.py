@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from voxcpm_constants.bounds import MOST_SENTENCE_CHARACTERS
+from voxcpm_constants.bounds import MAX_SENTENCE_CHARACTERS
 from voxcpm_runtime.text.substitutions import word_set
 
 _DOTS = ".．"
@@ -53,8 +53,8 @@ _CHINESE = re.compile(f"[{_CHINESE_LETTERS}]")
 _WORD_AT_START = re.compile(r"\w[\w.'’]*")
 _LONGEST_WORD = 24
 _FRAGMENT = 256
-_MOST_WITHOUT_SPACE = 2 * MOST_SENTENCE_CHARACTERS
-_MOST_STOPS = 8
+_MAX_WITHOUT_SPACE = 2 * MAX_SENTENCE_CHARACTERS
+_MAX_STOPS = 8
 _LETTERS = re.compile(r"[A-Za-zÀ-ɏΑ-ωА-я]|(?:[A-Za-zÀ-ɏΑ-ωА-я]{1,2}\.)+[A-Za-zÀ-ɏΑ-ωА-я]{1,2}")
 """Initials and letters with dots: J, U.S, p.m, Ph.D."""
 _ENUMERATION = re.compile(r"\W*(?:\d{1,3}|[A-Za-z]|[ivxIVX]+)")
@@ -114,7 +114,7 @@ class SentenceCutter:
     """Cuts text that arrives in fragments into sentences. The fragments do not matter: characters are read one by one.
 
     A sentence ends at a stop, at a blank line, and before a line that is an item of a list. One of more than
-    MOST_SENTENCE_CHARACTERS ends before the next word, and after twice as many within a word. It is returned when the
+    MAX_SENTENCE_CHARACTERS ends before the next word, and after twice as many within a word. It is returned when the
     first character of the next sentence arrives; in doubt, such as after "U.S.", when that sentence's first word is
     complete. Time grows with the length of the text; memory is bounded.
     """
@@ -161,7 +161,7 @@ class SentenceCutter:
         self._lines = 0
 
     def _take(self, char: str, done: list[Sentence]) -> None:
-        if len(self._text) >= _MOST_WITHOUT_SPACE:
+        if len(self._text) >= _MAX_WITHOUT_SPACE:
             self._cut(done)
         if char.isspace():
             while self._ahead:
@@ -180,7 +180,7 @@ class SentenceCutter:
             self._within(char)
 
     def _after_gap(self, char: str, done: list[Sentence]) -> None:
-        if self._spoken and (self._lines > 1 or len(self._text) >= MOST_SENTENCE_CHARACTERS):
+        if self._spoken and (self._lines > 1 or len(self._text) >= MAX_SENTENCE_CHARACTERS):
             self._cut(done)
             self._within(char)
         elif self._stop and (char == "»" or _is_emoji(char)):  # « Oui. »
@@ -195,7 +195,7 @@ class SentenceCutter:
     def _after_stop(self, char: str, done: list[Sentence]) -> None:
         hard = self._stop[-1] in _HARD_STOPS
         if char in _STOPS and not self._closed:
-            self._stop = self._stop[-_MOST_STOPS:] + char
+            self._stop = self._stop[-_MAX_STOPS:] + char
             self._text.append(char)
         elif _is_emoji(char) or (char in _CLOSERS and (char != '"' or not hard or self._is_open())):
             self._closed = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from voxcpm_constants.bounds import MOST_CHARACTERS
+from voxcpm_constants.bounds import MAX_CHARACTERS
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.text.normalization import normalized
 
@@ -19,9 +19,9 @@ def checked_text(text: object, what: str, argument: str = "text") -> str:
         raise InputError(
             f"the {what} is no text but {type(text).__name__}; expected a str", argument=argument
         )
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise InputError(
-            f"the {what} has {len(text)} characters; expected at most {MOST_CHARACTERS}: give it in parts",
+            f"the {what} has {len(text)} characters; expected at most {MAX_CHARACTERS}: give it in parts",
             argument=argument,
         )
     if not text.strip():

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from voxcpm_constants.bounded_files import read_bounded
-from voxcpm_constants.bounds import MOST_VOICE_BYTES
+from voxcpm_constants.bounds import MAX_VOICE_BYTES
 from voxcpm_runtime.model.driver import Prefix
 from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.storage.whole_file import whole_file
@@ -73,7 +73,7 @@ def prefix_files(voice_path: Path) -> Iterable[Path]:
 def _read(path: Path) -> Prefix | None:
     """The prefix in a file; None if it is missing or damaged, or of an earlier release, which wrote no digest."""
     try:
-        tensors, _, has_digest = unsealed(read_bounded(path, MOST_VOICE_BYTES))
+        tensors, _, has_digest = unsealed(read_bounded(path, MAX_VOICE_BYTES))
     except (OSError, ValueError):
         return None
     if not has_digest or not all(np.isfinite(array).all() for array in tensors.values()):

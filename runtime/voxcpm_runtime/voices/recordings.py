@@ -26,7 +26,7 @@ from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
-LEAST_PEAK = 0.001
+MIN_PEAK = 0.001
 """The least peak of a recording, linear: 33 steps of 16 bits. Below it there is no speech to take a voice from."""
 
 VoiceSource = Voice | str | Path
@@ -243,14 +243,14 @@ def _content(source: AudioSource | None, what: str) -> AudioSource | None:
 def _read(source: AudioSource | None, a: Architecture, trimmed: bool, what: str) -> Audio | None:
     if source is None:
         return None
-    audio = read_audio(source, a.input_sample_rate, least_samples=a.patch_input_samples, what=what)
+    audio = read_audio(source, a.input_sample_rate, min_samples=a.patch_input_samples, what=what)
     # An offset is no sound.
     peak = float(np.abs(audio - audio.mean()).max())
-    if peak < LEAST_PEAK:
+    if peak < MIN_PEAK:
         level = f"{20 * math.log10(peak):.0f} dB" if peak else "no sound at all"
         raise InputError(
-            f"{what}: silence throughout: its peak is {peak:.2g} ({level}), and {LEAST_PEAK:g} "
-            f"({20 * math.log10(LEAST_PEAK):.0f} dB) is the least; expected speech"
+            f"{what}: silence throughout: its peak is {peak:.2g} ({level}), and {MIN_PEAK:g} "
+            f"({20 * math.log10(MIN_PEAK):.0f} dB) is the least; expected speech"
         )
     return _trimmed(audio, a, what) if trimmed else audio
 
@@ -258,8 +258,8 @@ def _read(source: AudioSource | None, a: Architecture, trimmed: bool, what: str)
 def _trimmed(audio: Audio, a: Architecture, what: str) -> Audio:
     trimmed = trim_silence(audio, a.input_sample_rate)
     if len(trimmed) < a.patch_input_samples:
-        left, least = len(trimmed) / a.input_sample_rate, a.patch_input_samples / a.input_sample_rate
+        left, minimum = len(trimmed) / a.input_sample_rate, a.patch_input_samples / a.input_sample_rate
         raise InputError(
-            f"{what}: {left:.3f} s are left without its silence, but one patch, {least:.3f} s, is the least"
+            f"{what}: {left:.3f} s are left without its silence, but one patch, {minimum:.3f} s, is the least"
         )
     return trimmed

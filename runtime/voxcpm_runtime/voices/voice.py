@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.bounded_files import read_bounded
-from voxcpm_constants.bounds import MOST_VOICE_BYTES
+from voxcpm_constants.bounds import MAX_VOICE_BYTES
 from voxcpm_constants.errors import InputError, first_line, first_wrong_field, os_reason, system_errors_as
 from voxcpm_constants.manifest import record_file
 from voxcpm_runtime.argument_types import (
@@ -243,7 +243,7 @@ def latent_space(a: Architecture) -> str:
 
 
 def _read(path: Path) -> tuple[VoiceHeader, dict[str, Any]]:
-    tensors, metadata, has_digest = unsealed(read_bounded(path, MOST_VOICE_BYTES))
+    tensors, metadata, has_digest = unsealed(read_bounded(path, MAX_VOICE_BYTES))
     try:
         header = VoiceHeader.model_validate_json(metadata.get(_METADATA_KEY, ""))
     except ValidationError as error:

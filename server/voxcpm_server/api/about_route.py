@@ -12,7 +12,7 @@ from voxcpm_runtime import GenerationOptions
 from voxcpm_server.speech.encoding import FORMATS
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import service_of
-from voxcpm_server.speech.speech_requests import GREATEST_SPEED, LEAST_SPEED
+from voxcpm_server.speech.speech_requests import MAX_SPEED, MIN_SPEED
 
 router = APIRouter(tags=["lists"])
 
@@ -73,7 +73,7 @@ async def about(request: Request) -> About:
         models=[_facts(served) for served in service.bundles.every],
         formats=list(FORMATS),
         options={
-            "speed": Range(default=1, least=LEAST_SPEED, greatest=GREATEST_SPEED),
+            "speed": Range(default=1, least=MIN_SPEED, greatest=MAX_SPEED),
             **{name: _range(name) for name in ("cfg_value", "inference_timesteps")},
         },
         limits=Limits(

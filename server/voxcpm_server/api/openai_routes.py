@@ -18,7 +18,7 @@ from voxcpm_server.speech.speech_requests import DOCUMENTED_BODY, SpeechRequest,
 
 router = APIRouter(tags=["speech"])
 # Ignored fields that an answer names, and characters of each.
-_MOST_TOLD = 32
+_MAX_TOLD = 32
 
 
 async def _room_in_the_queue(request: Request) -> None:
@@ -49,8 +49,8 @@ async def create_speech(
     with await service.bundles.lease(asked.model) as served:
         ignored = await run_in_threadpool(asked.ignored_fields, served)
         voice = await run_in_threadpool(service.voices.named, asked.voice_name, served.built_in_voices)
-        most = service.settings.max_characters
-        given = await run_in_threadpool(asked.arguments, service.settings, served, most, voice)
+        maximum = service.settings.max_characters
+        given = await run_in_threadpool(asked.arguments, service.settings, served, maximum, voice)
         response = await speak(
             request,
             served,
@@ -61,7 +61,7 @@ async def create_speech(
         )
     if ignored:
         # Names come from the client, and a header is short and ASCII on one line.
-        told = [name[:_MOST_TOLD] for name in ignored[:_MOST_TOLD]]
+        told = [name[:_MAX_TOLD] for name in ignored[:_MAX_TOLD]]
         response.headers["X-Ignored-Fields"] = json.dumps(told)
     return response
 

@@ -72,8 +72,8 @@ async def _made(
     service: Service, served: Served, owner: str, name: str, content: bytes, transcript: str | None
 ) -> Voice:
     """The stored voice. Encoding takes the step models, and so a turn as any speech."""
-    most_seconds = service.settings.max_recording_seconds
-    recording = await run_in_threadpool(decoded_recording, content, "audio_sample", most_seconds)
+    max_seconds = service.settings.max_recording_seconds
+    recording = await run_in_threadpool(decoded_recording, content, "audio_sample", max_seconds)
     origin = {
         "prompt" if transcript else "reference": "upload",
         "sha256": hashlib.sha256(content).hexdigest(),

@@ -26,7 +26,7 @@ from voxcpm_runtime.commands.shared_arguments import Engine
 from voxcpm_runtime.commands.status_line import Notes
 from voxcpm_server.cluster.cluster import check_address, check_device, cluster, everywhere, machine_name
 
-_MOST_LOSSES = 3
+_MAX_LOSSES = 3
 """Actors that a line may be lost with, and that a machine may lose."""
 _CHUNKS_AHEAD = 2
 """Chunks of lines that an actor has: one that it speaks, and the next."""
@@ -242,7 +242,7 @@ class _ClusterRun:
         """Give an actor's lines to others. A line that loses every actor is not tried forever."""
         self._drop(actor)
         self._crashes[actor.node] += 1
-        if self._crashes[actor.node] >= _MOST_LOSSES:
+        if self._crashes[actor.node] >= _MAX_LOSSES:
             self._refuse(actor.node, reason)
         # It speaks the oldest chunk; what waits behind that is not to blame.
         oldest = next(iter(actor.running.values()), None)
@@ -255,11 +255,11 @@ class _ClusterRun:
         """Let others speak a chunk. reason: why a process ended while it spoke this; None if it did not."""
         for task in reversed(chunk):
             self._losses[task.line.line] += reason is not None
-            if self._losses[task.line.line] < _MOST_LOSSES:
+            if self._losses[task.line.line] < _MAX_LOSSES:
                 self._waiting.appendleft(task)
             else:
                 lost = InputError(
-                    f"{_MOST_LOSSES} processes ended that were to speak it, the last one: {reason}"
+                    f"{_MAX_LOSSES} processes ended that were to speak it, the last one: {reason}"
                 )
                 self._failed.append((task, lost))
 

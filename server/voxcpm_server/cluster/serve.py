@@ -211,12 +211,12 @@ def _check_room(address: str, engine: Engine, replication: Replication) -> None:
 
 
 def _deployment(engine: Engine, settings: Settings, replication: Replication, concurrency: int) -> Any:
-    most = replication.max_replicas or replication.replicas
+    maximum = replication.max_replicas or replication.replicas
     count: dict[str, Any] = {"num_replicas": replication.replicas}
-    if most > replication.replicas:
+    if maximum > replication.replicas:
         scaling = AutoscalingConfig(
             min_replicas=replication.replicas,
-            max_replicas=most,
+            max_replicas=maximum,
             target_ongoing_requests=concurrency,
         )
         count = {"autoscaling_config": scaling}

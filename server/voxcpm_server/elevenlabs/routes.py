@@ -16,17 +16,17 @@ from voxcpm_server.speech.alignment import Alignment
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service, service_of
-from voxcpm_server.speech.speech_requests import GREATEST_SPEED, LEAST_SPEED
+from voxcpm_server.speech.speech_requests import MAX_SPEED, MIN_SPEED
 from voxcpm_server.streams.json_sockets import JsonSocket, serve_websocket
 from voxcpm_server.streams.sessions import SessionStream, Spoken
 
 router = APIRouter()
-MOST_CONTEXTS = 5
+MAX_CONTEXTS = 5
 """Contexts that a connection may have open, as ElevenLabs has it. One that its client has closed is not open."""
-_MOST_CLOSED = 5
+_MAX_CLOSED = 5
 """Closed contexts that may still be spoken. An agent that is interrupted closes one, and hears no more of it."""
 _DEFAULT_CONTEXT = "default"
-_MOST_ID = 200
+_MAX_ID = 200
 _DEFAULT_FORMAT = "mp3_44100_128"
 _FORMAT = re.compile(r"(mp3|opus|pcm|wav)_([0-9]{4,5})(_[0-9]+)?")
 
@@ -115,9 +115,9 @@ class _Contexts(JsonSocket):
             context.stream.flush()
 
     async def _begin(self, name: str, voice_settings: Any) -> _Context:
-        if sum(not context.closed for context in self._contexts.values()) >= MOST_CONTEXTS:
+        if sum(not context.closed for context in self._contexts.values()) >= MAX_CONTEXTS:
             raise ApiError(
-                400, f"context_id: {MOST_CONTEXTS} contexts are open, the most that may", param="context_id"
+                400, f"context_id: {MAX_CONTEXTS} contexts are open, the most that may", param="context_id"
             )
         wishes, speed = self._wishes, _speed(voice_settings)
 
@@ -132,7 +132,7 @@ class _Contexts(JsonSocket):
     async def _cancel_oldest_closed(self) -> None:
         """End the context that was closed first, if too many closed ones are still spoken."""
         closed = [context for context in self._contexts.values() if context.closed]
-        if len(closed) > _MOST_CLOSED:
+        if len(closed) > _MAX_CLOSED:
             del self._contexts[closed[0].id]
             await asyncio.shield(closed[0].stream.aclose())
             await self.send({"isFinal": True, "contextId": closed[0].id})
@@ -195,9 +195,9 @@ class _Contexts(JsonSocket):
 
 def _named(message: dict[str, Any]) -> str:
     name = message.get("context_id") or message.get("contextId") or _DEFAULT_CONTEXT
-    if not isinstance(name, str) or len(name) > _MOST_ID:
+    if not isinstance(name, str) or len(name) > _MAX_ID:
         raise ApiError(
-            400, f"context_id: expected a string of at most {_MOST_ID} characters", param="context_id"
+            400, f"context_id: expected a string of at most {_MAX_ID} characters", param="context_id"
         )
     return name
 
@@ -239,12 +239,8 @@ def _speed(voice_settings: Any) -> float:
     speed = voice_settings.get("speed") if isinstance(voice_settings, dict) else None
     if speed is None:
         return 1.0
-    if (
-        isinstance(speed, bool)
-        or not isinstance(speed, (int, float))
-        or not LEAST_SPEED <= speed <= GREATEST_SPEED
-    ):
+    if isinstance(speed, bool) or not isinstance(speed, (int, float)) or not MIN_SPEED <= speed <= MAX_SPEED:
         raise ApiError(
-            400, f"voice_settings.speed: expected {LEAST_SPEED} to {GREATEST_SPEED:g}", param="voice_settings"
+            400, f"voice_settings.speed: expected {MIN_SPEED} to {MAX_SPEED:g}", param="voice_settings"
         )
     return float(speed)

@@ -39,7 +39,7 @@ from voxcpm_server.jobs.speaking import (
 from voxcpm_server.jobs.store import (
     DONE,
     FAILED,
-    MOST_STARTS,
+    MAX_STARTS,
     QUEUED,
     Job,
     JobStore,
@@ -82,7 +82,7 @@ class Jobs:
         self._bundles = bundles
         self._planner = Planner(settings, bundles, voices)
         self._metrics = metrics
-        self._most_per_key = max(1, settings.max_jobs // 2) if several_keys else settings.max_jobs
+        self._max_per_key = max(1, settings.max_jobs // 2) if several_keys else settings.max_jobs
         self._opened: JobStore | None = None
         self._why_not = "this server takes no jobs (--max-jobs is 0)"
         self._wake = asyncio.Event()
@@ -205,7 +205,7 @@ class Jobs:
                 code="too_many_jobs",
                 headers={"Retry-After": _RETRY_SECONDS},
             )
-        if own >= self._most_per_key:
+        if own >= self._max_per_key:
             raise ApiError(
                 429,
                 f"{own} jobs of this key are stored, the most that may be; delete one",
@@ -307,7 +307,7 @@ class Jobs:
             answered = unstored(job.id, error) if refused else as_api_error(error)
             told = json.dumps(answered.document["error"])
             # Once may be once only, and hours of speech are saved.
-            if refused and running.starts < MOST_STARTS:
+            if refused and running.starts < MAX_STARTS:
                 await self._postpone(store, job, told, running.starts)
                 return
             if isinstance(answered, NoRoomError) or answered.code in _AWAITED:
@@ -360,5 +360,5 @@ def _folder(chosen: Path | None) -> Path:
 
 
 def _check_starts(job: Job) -> None:
-    if job.starts > MOST_STARTS:
-        raise ApiError(500, f"it was begun {MOST_STARTS} times without a finished segment, and is given up")
+    if job.starts > MAX_STARTS:
+        raise ApiError(500, f"it was begun {MAX_STARTS} times without a finished segment, and is given up")

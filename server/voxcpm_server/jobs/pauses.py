@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 FIRST_SECONDS = 5.0
-MOST_SECONDS = 600.0
+MAX_SECONDS = 600.0
 
 
 class Pauses:
@@ -20,7 +20,7 @@ class Pauses:
     def lengthen(self, id_: str) -> None:
         """Have a job wait from now on: for the first pause, or for twice its latest one."""
         _, latest = self._of.get(id_, (0.0, FIRST_SECONDS / 2))
-        pause = min(latest * 2, MOST_SECONDS)
+        pause = min(latest * 2, MAX_SECONDS)
         self._of[id_] = (self._clock() + pause, pause)
 
     def end(self, id_: str) -> None:
@@ -37,4 +37,4 @@ class Pauses:
     def shortest(self) -> float:
         """Seconds until the first of them is tried again; those of the longest pause if none waits."""
         now = self._clock()
-        return min((again - now for again, _ in self._of.values() if again > now), default=MOST_SECONDS)
+        return min((again - now for again, _ in self._of.values() if again > now), default=MAX_SECONDS)

@@ -21,7 +21,7 @@ from voxcpm_server.speech.service import service_of
 from voxcpm_server.speech.speech_requests import DOCUMENTED_BODY, SpeechRequest, speech_request
 
 router = APIRouter(tags=["jobs"])
-_MOST_LISTED = 1000
+_MAX_LISTED = 1000
 _LOCATION = {"Location": {"description": "The path of the job.", "schema": {"type": "string"}}}
 _PART = {"Content-Range": {"description": "Which bytes, of how many.", "schema": {"type": "string"}}}
 
@@ -83,7 +83,7 @@ async def submit_job(
 @router.get("/audio/jobs", responses=DOCUMENTED)
 async def list_jobs(
     request: Request,
-    limit: Annotated[int, Query(ge=1, le=_MOST_LISTED, description="Jobs that are listed at most.")] = 100,
+    limit: Annotated[int, Query(ge=1, le=_MAX_LISTED, description="Jobs that are listed at most.")] = 100,
     after: Annotated[str | None, Query(description="The last job of the list before this one.")] = None,
 ) -> JobList:
     """The jobs of this key."""

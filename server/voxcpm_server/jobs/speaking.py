@@ -148,9 +148,9 @@ class _SizeBound:
 
 def check_size(store: JobStore, settings: Settings) -> None:
     """Raises ApiError (507) if the files of all jobs are larger than they may be."""
-    most = settings.max_jobs_megabytes
-    if store.size() >= most * MEGABYTE:
-        raise ApiError(507, f"the jobs take {most:g} MB, the most that they may; delete one")
+    maximum = settings.max_jobs_megabytes
+    if store.size() >= maximum * MEGABYTE:
+        raise ApiError(507, f"the jobs take {maximum:g} MB, the most that they may; delete one")
 
 
 class _Finished(Protocol):

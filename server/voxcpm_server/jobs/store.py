@@ -34,7 +34,7 @@ _SCHEMA = 1
 _PART = ".part"
 # Whoever names a folder for jobs may have files of their own in it.
 _OWN_FOLDER = re.compile(r"job_[0-9a-f]{24}")
-MOST_STARTS = 3
+MAX_STARTS = 3
 """Starts without a finished segment after which a job is given up: it may be what ends the server."""
 
 

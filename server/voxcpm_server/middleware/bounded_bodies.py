@@ -17,13 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from voxcpm_server.errors import RETRY_SECONDS, ApiError, refuse
 from voxcpm_server.settings import MEGABYTE, Settings
 
-LEAST_BYTES_PER_SECOND = 10_000
+MIN_BYTES_PER_SECOND = 10_000
 """How fast a body must come, beyond the patience that every client has once."""
 UNCOUNTED_BYTES = 65_536
 """What each body may have beside the sum of all: whoever sends a text is not refused because others send recordings."""
 _CHARSETS = (b"utf-8", b"utf8")
 # As python-multipart has it, which refuses longer ones.
-_MOST_BOUNDARY = 256
+_MAX_BOUNDARY = 256
 
 
 class BoundedBody:
@@ -36,10 +36,10 @@ class BoundedBody:
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._most = settings.max_upload_bytes
-        self._most_together = settings.max_bodies_bytes
+        self._maximum = settings.max_upload_bytes
+        self._max_together = settings.max_bodies_bytes
         self._held = 0
-        self._most_of_message = settings.max_message_bytes
+        self._max_of_message = settings.max_message_bytes
         self._patience = settings.client_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +60,7 @@ class BoundedBody:
             await self._app(scope, partial(self._message, receive), send)
             return
         announced = headers.get("content-length", "")
-        if announced.isdigit() and int(announced) > self._most:
+        if announced.isdigit() and int(announced) > self._maximum:
             await self._too_large(announced).response()(scope, receive, send)
             return
         texts = _FormTexts(parameters.get(b"boundary", b"")) if kind == b"multipart/form-data" else None
@@ -82,18 +82,18 @@ class BoundedBody:
             waited += time.monotonic() - began
             taken += len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            if taken > self._most:
-                raise self._too_large(f"more than {self._most}")
+            if taken > self._maximum:
+                raise self._too_large(f"more than {self._maximum}")
             if texts is not None:
                 texts.check(message.get("body", b""))
             counted = max(0, taken - UNCOUNTED_BYTES)
             self._held += counted - held
             held = counted
-            if self._held > self._most_together:
+            if self._held > self._max_together:
                 raise self._too_much_together()
-            if not complete and waited > self._patience + taken / LEAST_BYTES_PER_SECOND:
+            if not complete and waited > self._patience + taken / MIN_BYTES_PER_SECOND:
                 raise self._too_slow(
-                    f"expected {LEAST_BYTES_PER_SECOND} bytes of the body a second, got {taken} in {waited:.0f} s"
+                    f"expected {MIN_BYTES_PER_SECOND} bytes of the body a second, got {taken} in {waited:.0f} s"
                 )
             return message
 
@@ -106,8 +106,8 @@ class BoundedBody:
         """The next message of a websocket. Raises ApiError (413) for one that is too large."""
         message = await receive()
         size = max(len(message.get("text") or ""), len(message.get("bytes") or b""))
-        if size > self._most_of_message:
-            raise ApiError(413, f"expected messages of at most {self._most_of_message} bytes, got {size}")
+        if size > self._max_of_message:
+            raise ApiError(413, f"expected messages of at most {self._max_of_message} bytes, got {size}")
         return message
 
     def _too_slow(self, reason: str) -> ApiError:
@@ -117,14 +117,14 @@ class BoundedBody:
         # The connection ends, since what is left of the body is not read.
         return ApiError(
             413,
-            f"expected a body of at most {self._most / MEGABYTE:g} MB, got {size} bytes",
+            f"expected a body of at most {self._maximum / MEGABYTE:g} MB, got {size} bytes",
             headers={"Connection": "close"},
         )
 
     def _too_much_together(self) -> ApiError:
         return ApiError(
             503,
-            f"the bodies of all requests are larger than {self._most_together / MEGABYTE:g} MB together; "
+            f"the bodies of all requests are larger than {self._max_together / MEGABYTE:g} MB together; "
             f"try again in {RETRY_SECONDS} s",
             headers={"Connection": "close", "Retry-After": RETRY_SECONDS},
         )
@@ -138,7 +138,7 @@ class _FormTexts:
         self._part: dict[bytes, bytes] = {}
         self._text = codecs.getincrementaldecoder("utf-8")()
         self._parser = MultipartParser(
-            boundary[:_MOST_BOUNDARY],
+            boundary[:_MAX_BOUNDARY],
             {
                 "on_header_field": self._on_header_field,
                 "on_header_value": self._on_header_value,

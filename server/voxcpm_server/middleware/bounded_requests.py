@@ -16,14 +16,14 @@ class BoundedRequests:
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
-        self._most = settings.max_connections
+        self._maximum = settings.max_connections
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 503 to one more."""
         if scope["type"] not in ("http", "websocket") or scope["path"] in PROBES:
             await self._app(scope, receive, send)
-        elif self._running >= self._most:
+        elif self._running >= self._maximum:
             error = ApiError(
                 503,
                 f"{self._running} connections are open already, the most that may be; try again in {RETRY_SECONDS} s",

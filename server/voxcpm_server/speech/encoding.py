@@ -18,7 +18,7 @@ import numpy as np
 from voxcpm_runtime import Audio, pcm16
 from voxcpm_server.errors import ApiError
 
-LEAST_RATE, GREATEST_RATE = 8_000, 48_000
+MIN_RATE, MAX_RATE = 8_000, 48_000
 PCM_RATE = 24_000
 """Hz of raw samples, unless the request says otherwise: clients take them for that, since OpenAI's are."""
 # A length that is not known yet; readers take what comes.
@@ -233,10 +233,10 @@ def _rate(name: str, form: Format, voice_rate: int, wanted: int | None) -> int:
         if form.rates and wanted not in form.rates:
             expected = ", ".join(map(str, form.rates))
             raise ApiError(400, f"sample_rate: {name} has {expected} Hz, got {wanted}", param="sample_rate")
-        if not LEAST_RATE <= wanted <= GREATEST_RATE:
+        if not MIN_RATE <= wanted <= MAX_RATE:
             raise ApiError(
                 400,
-                f"sample_rate: expected {LEAST_RATE} to {GREATEST_RATE} Hz, got {wanted}",
+                f"sample_rate: expected {MIN_RATE} to {MAX_RATE} Hz, got {wanted}",
                 param="sample_rate",
             )
         return wanted

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from voxcpm_server.errors import ApiError
 
-_GREATEST_RETRY_AFTER = 300
+_MAX_RETRY_AFTER = 300
 # Share of the latest turn in the mean duration of turns.
 _LATEST_SHARE = 0.2
 
@@ -49,19 +49,19 @@ class Turn:
 
 
 class FairQueue:
-    """Gives `turns` requests a turn at the same time, while at most `most_waiting` wait.
+    """Gives `turns` requests a turn at the same time, while at most `max_waiting` wait.
 
-    most_per_key: requests of one key that may wait. within: a queue whose turn is needed as well, and is waited for
+    max_per_key: requests of one key that may wait. within: a queue whose turn is needed as well, and is waited for
     last, so that who waits here takes no turn from others. Both count together who waits. It belongs to one event loop.
     """
 
     def __init__(
-        self, turns: int, most_waiting: int, most_per_key: int, within: FairQueue | None = None
+        self, turns: int, max_waiting: int, max_per_key: int, within: FairQueue | None = None
     ) -> None:
         self._free = turns
         self._turns = turns
-        self._most_waiting = most_waiting
-        self._most_per_key = most_per_key
+        self._max_waiting = max_waiting
+        self._max_per_key = max_per_key
         self._within = within
         self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         # Who has the last line, and the queue whose turn it waits for as well: this one, or one before it.
@@ -89,7 +89,7 @@ class FairQueue:
 
     def narrowed(self, turns: int) -> FairQueue:
         """A queue before this one, for those of its requests of which only `turns` may speak at the same time."""
-        return FairQueue(turns, self._most_waiting, self._most_per_key, self)
+        return FairQueue(turns, self._max_waiting, self._max_per_key, self)
 
     async def enter(self, key: str) -> Turn:
         """Wait for a turn. key: whose request it is.
@@ -151,10 +151,10 @@ class FairQueue:
         """Raises what `enter` would raise for this key, so that a request is refused before it costs work."""
         if self._has_room and self._wide._has_room:
             return
-        if self.waiting >= self._most_waiting:
+        if self.waiting >= self._max_waiting:
             raise self._refusal(503, f"{self.waiting} requests are waiting already, the most that may")
         own = self._waiting[key]
-        if own >= self._most_per_key:
+        if own >= self._max_per_key:
             raise self._refusal(429, f"{own} requests of this key are waiting already, the most that may")
 
     @property
@@ -168,7 +168,7 @@ class FairQueue:
 
     def _refusal(self, status: int, what: str) -> ApiError:
         seconds = math.ceil(self._mean_seconds * (self.waiting + 1) / self._turns)
-        seconds = min(max(seconds, 1), _GREATEST_RETRY_AFTER)
+        seconds = min(max(seconds, 1), _MAX_RETRY_AFTER)
         return ApiError(status, f"{what}; try again in {seconds} s", headers={"Retry-After": str(seconds)})
 
     def _leave(self, seconds: float | None) -> None:

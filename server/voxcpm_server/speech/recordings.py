@@ -22,13 +22,13 @@ def decoded_base64(text: str, field: str) -> bytes:
         raise ApiError(400, f"{field}: expected an audio file in base64", param=field) from None
 
 
-def decoded_recording(content: bytes, field: str, most_seconds: float) -> Recording:
+def decoded_recording(content: bytes, field: str, max_seconds: float) -> Recording:
     """The samples of an audio file.
 
     Raises ApiError (400) for what is no audio, and for a recording that is too long: by its header before it is
     decoded, and if the header is wrong, as soon as that is known.
     """
     try:
-        return decode_audio(content, field, most_seconds=most_seconds, rates=_RATES)
+        return decode_audio(content, field, max_seconds=max_seconds, rates=_RATES)
     except InputError as error:
         raise ApiError(400, str(error), param=field) from None

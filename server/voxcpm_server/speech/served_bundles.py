@@ -118,7 +118,7 @@ class Bundles:
 
     default: the bundle of OpenAI's names for models, open or to be loaded; one that is given open is never closed.
     default_name: its own name; None for its generation. named: more of them. speeches_of: makes what speaks with a
-    loaded one. when_default: called with what speaks with the default bundle, when that is loaded. most_bytes: resident
+    loaded one. when_default: called with what speaks with the default bundle, when that is loaded. max_bytes: resident
     memory of this process that loading a bundle must not exceed; None for no limit. memory: how it is measured.
     """
 
@@ -130,7 +130,7 @@ class Bundles:
         speeches_of: Callable[[VoxCPM], Speeches],
         *,
         when_default: Callable[[Speeches], object] = lambda _: None,
-        most_bytes: int | None = None,
+        max_bytes: int | None = None,
         memory: Callable[[], int] = resident_bytes,
     ) -> None:
         def default_speeches_of(tts: VoxCPM) -> Speeches:
@@ -146,7 +146,7 @@ class Bundles:
             self.default = Served(default_name or "", default, default_speeches_of)
         self._owned = not self.is_ready
         self._named = {name: Served(name, source, speeches_of) for name, source in named.items()}
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._memory = memory
         self._clock = itertools.count(1)
         self._one_loads = asyncio.Lock()
@@ -275,12 +275,12 @@ class Bundles:
 
     async def _make_room(self, wanted: Served, size: int) -> None:
         """Close bundles until another one of that many bytes has room. Raises ApiError (503) if it has none."""
-        if self._most_bytes is None:
+        if self._max_bytes is None:
             return
-        while self._memory() + size > self._most_bytes:
+        while self._memory() + size > self._max_bytes:
             idle = [s for s in self.loaded if s is not self.default and not s.users]
             if not idle:
-                gigabytes = [f"{n / 1e9:.1f}" for n in (size, self._memory(), self._most_bytes)]
+                gigabytes = [f"{n / 1e9:.1f}" for n in (size, self._memory(), self._max_bytes)]
                 raise NoRoomError(
                     503,
                     f"model: the bundle {wanted.name} needs about {gigabytes[0]} GB beside {gigabytes[1]} GB that are "

@@ -51,11 +51,11 @@ class Service:
             named,
             lambda tts: Speeches(tts, settings, self.queue, self.metrics),
             when_default=self._widen,
-            most_bytes=bytes_of(settings.max_memory, "--max-memory") if settings.max_memory else None,
+            max_bytes=bytes_of(settings.max_memory, "--max-memory") if settings.max_memory else None,
         )
         self.sessions = Sessions(settings, self.metrics)
-        most = settings.max_conversations
-        self.conversations = OpenConversations(most, max(1, most // 2) if several else most)
+        maximum = settings.max_conversations
+        self.conversations = OpenConversations(maximum, max(1, maximum // 2) if several else maximum)
         self.metrics.conversations.set_function(lambda: len(self.conversations))
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
         jobs = optional(JOBS)

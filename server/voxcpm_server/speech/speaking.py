@@ -126,8 +126,8 @@ class Speeches:
 class _LengthBound:
     """A progress callback that counts, and ends a speech which becomes too long."""
 
-    def __init__(self, most_seconds: float) -> None:
-        self._most_seconds = most_seconds
+    def __init__(self, max_seconds: float) -> None:
+        self._max_seconds = max_seconds
         self.cancel = CancelToken()
         self.exceeded = False
         self.patches = 0
@@ -137,12 +137,12 @@ class _LengthBound:
     def __call__(self, progress: Progress) -> None:
         self.patches += 1
         self.tokens_of[progress.segment] = progress.segment_tokens
-        if progress.audio_seconds > self._most_seconds:
+        if progress.audio_seconds > self._max_seconds:
             self.exceeded = True
             self.cancel.cancel()
 
     def error(self) -> ApiError:
-        return speech_too_long(self._most_seconds)
+        return speech_too_long(self._max_seconds)
 
 
 class Planned(NamedTuple):

@@ -27,14 +27,14 @@ from voxcpm_constants.user_folders import DEFAULT_VOICE
 from voxcpm_runtime import Voice
 from voxcpm_server.errors import CLIENT_GONE, ApiError
 from voxcpm_server.settings import OPENAI_VOICES, Settings
-from voxcpm_server.speech.encoding import GREATEST_RATE, LEAST_RATE
+from voxcpm_server.speech.encoding import MAX_RATE, MIN_RATE
 from voxcpm_server.speech.recordings import decoded_base64, decoded_recording
 from voxcpm_server.speech.served_bundles import Served
 
-LEAST_SPEED, GREATEST_SPEED = 0.25, 4.0
+MIN_SPEED, MAX_SPEED = 0.25, 4.0
 RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_wav_path"}
 """Fields that are audio files, and the runtime's arguments for them."""
-_MOST_FIELDS = 64
+_MAX_FIELDS = 64
 _SHORT_BYTES = 65_536
 _FORM = "multipart/form-data"
 
@@ -61,8 +61,8 @@ class SpeechRequest(BaseModel):
     speed: Annotated[
         float,
         Field(
-            ge=LEAST_SPEED,
-            le=GREATEST_SPEED,
+            ge=MIN_SPEED,
+            le=MAX_SPEED,
             description="How many times faster it is played, at the same pitch.",
         ),
     ] = 1.0
@@ -79,7 +79,7 @@ class SpeechRequest(BaseModel):
     ] = True
     sample_rate: Annotated[
         int | None,
-        Field(ge=LEAST_RATE, le=GREATEST_RATE, description="Hz. Default: the voice's; 24000 for pcm."),
+        Field(ge=MIN_RATE, le=MAX_RATE, description="Hz. Default: the voice's; 24000 for pcm."),
     ] = None
     seed: Annotated[int | None, Field(ge=0, le=2**53 - 1, description="Same seed, same speech.")] = None
     cfg_value: Annotated[float | None, Field(description="Strength of classifier-free guidance.")] = None
@@ -133,13 +133,13 @@ class SpeechRequest(BaseModel):
         return [*ignored, "instructions"] if self.instructions and not served.takes_instructions else ignored
 
     def arguments(
-        self, settings: Settings, served: Served, most_characters: int, voice: Voice | None
+        self, settings: Settings, served: Served, max_characters: int, voice: Voice | None
     ) -> dict[str, Any]:
         """The arguments of `VoxCPM.speak`. voice: the one that is named. Raises ApiError and InputError."""
-        if len(self.input) > most_characters:
+        if len(self.input) > max_characters:
             raise ApiError(
                 400,
-                f"input: expected at most {most_characters} characters, got {len(self.input)}",
+                f"input: expected at most {max_characters} characters, got {len(self.input)}",
                 param="input",
                 code="string_above_max_length",
             )
@@ -188,7 +188,7 @@ async def _from_form(request: Request) -> SpeechRequest:
     try:
         form = await request.form(
             max_files=len(RECORDINGS),
-            max_fields=_MOST_FIELDS,
+            max_fields=_MAX_FIELDS,
             max_part_size=service.settings.max_upload_bytes,
         )
     except (MultiPartException, ValueError) as error:

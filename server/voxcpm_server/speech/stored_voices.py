@@ -16,7 +16,7 @@ from voxcpm_server.errors import ApiError
 from voxcpm_server.settings import OPENAI_VOICES
 
 _log = logging.getLogger("voxcpm_server")
-_MOST_NAME_BYTES = 100
+_MAX_NAME_BYTES = 100
 Voices = Mapping[str, Voice]
 
 
@@ -77,7 +77,7 @@ class StoredVoices:
         """Whether the name means a built-in voice: none is stored under it. Raises ApiError (400) as `shown`."""
         return name in built_in and not self._path(name, "voice").is_file()
 
-    def check_new(self, name: str, most: int) -> None:
+    def check_new(self, name: str, maximum: int) -> None:
         """Raises ApiError for a name that is taken, reserved or cannot be a file's, and if `most` voices are stored."""
         if name == DEFAULT_VOICE or name in self._aliases:
             raise ApiError(409, f"name: {name} is reserved; choose another", param="name")
@@ -85,18 +85,18 @@ class StoredVoices:
             raise ApiError(
                 409, f"name: there is a voice {name} already; delete it or choose another", param="name"
             )
-        if len(self.stored_names()) >= most:
-            raise ApiError(409, f"{most} voices are stored, the most that may be; delete one first")
+        if len(self.stored_names()) >= maximum:
+            raise ApiError(409, f"{maximum} voices are stored, the most that may be; delete one first")
 
-    def add(self, voice: Voice, most: int) -> Voice:
+    def add(self, voice: Voice, maximum: int) -> Voice:
         """Store a new voice; returns it with its path. Raises ApiError: as `check_new`, and 507 if the disk refuses."""
-        self.check_new(voice.name, most)
+        self.check_new(voice.name, maximum)
         try:
             with _disk():
                 return self._store.add(voice)
         except ApiError:
             # Another server of the same folder may have stored one of that name meanwhile.
-            self.check_new(voice.name, most)
+            self.check_new(voice.name, maximum)
             raise
 
     def remove(self, name: str, built_in: Voices) -> None:
@@ -124,8 +124,8 @@ class StoredVoices:
 
     def _path(self, name: str, field: str) -> Path:
         """The file of a voice. field: where the name stands in the request."""
-        if len(name.encode("utf-8", "replace")) > _MOST_NAME_BYTES:
-            raise ApiError(400, f"{field}: expected at most {_MOST_NAME_BYTES} bytes", param=field)
+        if len(name.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
+            raise ApiError(400, f"{field}: expected at most {_MAX_NAME_BYTES} bytes", param=field)
         try:
             return self._store.path(name)
         except InputError as error:

@@ -16,7 +16,7 @@ from voxcpm_server.streams.open_conversations import ENDING
 
 # Codes that a websocket is closed with (RFC 6455, 7.4).
 _NORMAL, _RESTART = 1000, 1012
-_MOST_REASON_BYTES = 123
+_MAX_REASON_BYTES = 123
 
 
 class JsonSocket(Conversation):
@@ -59,7 +59,7 @@ class JsonSocket(Conversation):
         code, reason = _NORMAL, ""
         if error is not None:
             code = _RESTART if error.code == ENDING else close_code(error)
-            reason = error.detail.encode()[:_MOST_REASON_BYTES].decode(errors="ignore")
+            reason = error.detail.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
             await self.websocket.send_text(json.dumps(self.last_words(error)))
         await self.websocket.close(code, reason)
 

@@ -31,9 +31,9 @@ class Ending(Protocol):
 class OpenConversations:
     """Counts the open conversations of a server, and ends them when the server ends."""
 
-    def __init__(self, most: int, most_per_key: int) -> None:
-        self._most = most
-        self._most_per_key = most_per_key
+    def __init__(self, maximum: int, max_per_key: int) -> None:
+        self._maximum = maximum
+        self._max_per_key = max_per_key
         self._open: set[Ending] = set()
         self._owners: Counter[str] = Counter()
         self._draining = False
@@ -58,13 +58,13 @@ class OpenConversations:
         """Raises what `admitted` would raise for this key."""
         if self._draining:
             raise server_ends()
-        if len(self._open) >= self._most:
+        if len(self._open) >= self._maximum:
             raise ApiError(
                 503,
                 f"{len(self._open)} conversations are open already, the most that may",
                 headers=_RETRY,
             )
-        if self._owners[owner] >= self._most_per_key:
+        if self._owners[owner] >= self._max_per_key:
             raise ApiError(
                 429,
                 f"{self._owners[owner]} conversations of this key are open already, the most that may",

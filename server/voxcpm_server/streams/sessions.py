@@ -132,12 +132,12 @@ class SessionStream:
 
     def push(self, text: str) -> None:
         """Speak this after what was pushed before. Raises ApiError (400) beyond the most characters of a speech."""
-        most = self._settings.max_characters
+        maximum = self._settings.max_characters
         self.characters += len(text)
-        if self.characters > most:
+        if self.characters > maximum:
             raise ApiError(
                 400,
-                f"text: expected at most {most} characters in one speech, got {self.characters}",
+                f"text: expected at most {maximum} characters in one speech, got {self.characters}",
                 param="text",
                 code="string_above_max_length",
             )

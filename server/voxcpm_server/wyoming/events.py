@@ -10,23 +10,23 @@ from wyoming.event import Event, async_write_event
 
 from voxcpm_server.errors import ApiError
 
-MOST_LINE_BYTES = 65_536
+MAX_LINE_BYTES = 65_536
 """The longest line before an event's data."""
 
 
 class EventStream:
     """The events of one connection.
 
-    most_bytes: of the data of an event, and of its payload, which nothing here needs. patience: seconds for the rest of
+    max_bytes: of the data of an event, and of its payload, which nothing here needs. patience: seconds for the rest of
     an event that has begun.
     """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most_bytes: int, patience: float
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_bytes: int, patience: float
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self._most = most_bytes
+        self._maximum = max_bytes
         self._patience = patience
 
     async def receive(self) -> Event | None:
@@ -44,7 +44,7 @@ class EventStream:
             line = first + await self._reader.readuntil(b"\n")
         except asyncio.LimitOverrunError:
             raise ApiError(
-                413, f"expected a line of at most {MOST_LINE_BYTES} bytes before an event"
+                413, f"expected a line of at most {MAX_LINE_BYTES} bytes before an event"
             ) from None
         head = _object(line)
         data = head.get("data") or {}
@@ -64,8 +64,8 @@ class EventStream:
         size = head.get(name) or 0
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise ApiError(400, f"{name}: expected a number of bytes")
-        if size > self._most:
-            raise ApiError(413, f"{name}: expected at most {self._most} bytes, got {size}")
+        if size > self._maximum:
+            raise ApiError(413, f"{name}: expected at most {self._maximum} bytes, got {size}")
         return size
 
     async def send(self, event: Event) -> None:

@@ -26,7 +26,7 @@ from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service
 from voxcpm_server.streams.conversations import Conversation
 from voxcpm_server.streams.sessions import SessionStream, Spoken
-from voxcpm_server.wyoming.events import MOST_LINE_BYTES, EventStream
+from voxcpm_server.wyoming.events import MAX_LINE_BYTES, EventStream
 
 _OWNER = "wyoming "
 _ROUTE = "wyoming"
@@ -57,7 +57,7 @@ class WyomingServer:
 
     async def start(self, listener: socket.socket) -> None:
         """Take connections from this socket, which listens already."""
-        self._server = await asyncio.start_server(self._connected, sock=listener, limit=MOST_LINE_BYTES)
+        self._server = await asyncio.start_server(self._connected, sock=listener, limit=MAX_LINE_BYTES)
 
     def close(self) -> None:
         """Take no more connections; those that are open end as all conversations do."""

@@ -179,7 +179,7 @@ def voice_upload(bundle: Path, folder: Path) -> Reader:
 def wyoming(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     """Events of Wyoming, one after another."""
     from voxcpm_server.errors import ApiError
-    from voxcpm_server.wyoming.events import MOST_LINE_BYTES, EventStream
+    from voxcpm_server.wyoming.events import MAX_LINE_BYTES, EventStream
 
     data = json.dumps({"text": "Yes.", "voice": {"name": "ada"}}).encode()
     events = (
@@ -189,7 +189,7 @@ def wyoming(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
     )
 
     async def received(content: bytes) -> None:
-        reader = asyncio.StreamReader(limit=MOST_LINE_BYTES)
+        reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         reader.feed_data(content)
         reader.feed_eof()
         stream = EventStream(reader, None, 1 << 20, 1.0)  # type: ignore[arg-type]

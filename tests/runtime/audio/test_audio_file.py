@@ -184,7 +184,7 @@ def float_wav(samples):
 def test_what_cannot_be_used_is_one_line(source, message):
     least = 100 if message != "0.010 s long, but one patch" else 200
     with pytest.raises(InputError, match=message) as caught:
-        read_audio(source, RATE, least_samples=least, what="prompt audio")
+        read_audio(source, RATE, min_samples=least, what="prompt audio")
     assert "\n" not in str(caught.value)
 
 

@@ -104,9 +104,9 @@ def test_a_flac_without_a_length_has_the_samples_of_one_with_it(seconds):
 
 
 def test_a_flac_without_a_length_is_decoded_up_to_the_bound():
-    assert len(decode_audio(streamed_flac(5), "prompt audio", most_seconds=5)[0]) == 5 * RATE
+    assert len(decode_audio(streamed_flac(5), "prompt audio", max_seconds=5)[0]) == 5 * RATE
     with pytest.raises(InputError, match="longer than 5 s, the most of a recording"):
-        decode_audio(streamed_flac(30), "prompt audio", most_seconds=5)
+        decode_audio(streamed_flac(30), "prompt audio", max_seconds=5)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
@@ -129,7 +129,7 @@ def test_a_wav_file_whose_data_has_size_zero_goes_on_to_its_end(riff):
 
     np.testing.assert_array_equal(decode_audio(bytes(content), "prompt audio")[0], whole)
     with pytest.raises(InputError, match=r"longer than 0\.5 s, the most of a recording"):
-        decode_audio(bytes(content), "prompt audio", most_seconds=0.5)
+        decode_audio(bytes(content), "prompt audio", max_seconds=0.5)
 
 
 def test_an_empty_wav_file_with_notes_after_it_is_empty():
@@ -189,9 +189,9 @@ def test_samples_are_bounded_at_any_rate():
 def test_as_many_samples_as_the_bound_are_taken_and_one_more_is_not(monkeypatch, form):
     content = streamed_flac(20) if form == "streamed flac" else encoded(form, sound(20))
 
-    monkeypatch.setattr("voxcpm_runtime.audio.decoding.MOST_RECORDING_SAMPLES", 20 * RATE)
+    monkeypatch.setattr("voxcpm_runtime.audio.decoding.MAX_RECORDING_SAMPLES", 20 * RATE)
     assert len(decode_audio(content, "prompt audio")[0]) == 20 * RATE
-    monkeypatch.setattr("voxcpm_runtime.audio.decoding.MOST_RECORDING_SAMPLES", 20 * RATE - 1)
+    monkeypatch.setattr("voxcpm_runtime.audio.decoding.MAX_RECORDING_SAMPLES", 20 * RATE - 1)
     with pytest.raises(InputError, match="prompt audio: more than 319999 samples, the most of a recording"):
         decode_audio(content, "prompt audio")
 
@@ -258,7 +258,7 @@ def test_a_header_that_asks_for_a_place_before_the_file_prints_no_traceback(capf
 def fifo(tmp_path, monkeypatch):
     if not hasattr(os, "mkfifo"):
         pytest.skip("needs named pipes")
-    monkeypatch.setattr(bounded_files, "MOST_PIPE_SECONDS", 0.3)
+    monkeypatch.setattr(bounded_files, "MAX_PIPE_SECONDS", 0.3)
     os.mkfifo(tmp_path / "fifo")
     return tmp_path / "fifo"
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from voxcpm_constants.bounds import MOST_JSON_DEPTH
+from voxcpm_constants.bounds import MAX_JSON_DEPTH
 from voxcpm_constants.errors import InputError, VoxCPMError, system_reason
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.json_files import parsed_json, read_json
@@ -187,11 +187,11 @@ def test_json_nested_deeply_in_a_bundle(capsys, bundle_folder, name):
 
 def test_json_has_bounds(tmp_path):
     path = tmp_path / "a.json"
-    path.write_text("[" * (MOST_JSON_DEPTH + 1) + "]" * (MOST_JSON_DEPTH + 1))
+    path.write_text("[" * (MAX_JSON_DEPTH + 1) + "]" * (MAX_JSON_DEPTH + 1))
     assert read_json(path)
     for text in (
         DEEP,
-        "[" * (MOST_JSON_DEPTH + 2) + "]" * (MOST_JSON_DEPTH + 2),
+        "[" * (MAX_JSON_DEPTH + 2) + "]" * (MAX_JSON_DEPTH + 2),
         '{"a":' * 99 + "1" + "}" * 99,
     ):
         with pytest.raises(ValueError, match="nested more than 64 deep"):

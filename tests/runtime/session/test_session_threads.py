@@ -269,7 +269,7 @@ def test_what_is_pushed_behind_a_long_text_is_spoken_in_order() -> None:
 
 
 def test_text_that_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threaded_speech, "MOST_CHARACTERS", 100)
+    monkeypatch.setattr(threaded_speech, "MAX_CHARACTERS", 100)
     with Session(Speaker(), RATE) as session:
         session.push_text("x" * 60)
         with pytest.raises(InputError, match="60 characters wait to be spoken, and 41 more were pushed"):

@@ -45,7 +45,7 @@ def test_a_chapter_is_spoken_though_no_cache_could_hold_it(tts):
 def test_every_segment_fits_the_cache_with_its_speech_at_its_slowest(
     tts, prompt_audio, with_voice, monkeypatch
 ):
-    monkeypatch.setattr(plan, "LEAST_SEGMENT_TOKENS", 1)
+    monkeypatch.setattr(plan, "MIN_SEGMENT_TOKENS", 1)
     voice = tts.create_voice(prompt_audio, "so ", name="ada") if with_voice else None
     tokenizer, capacity = tts.bundle.tokenizer, tts.bundle.manifest.sizes.kv_length
     slowest = kv_room.SECONDS_PER_TOKEN / tts.bundle.architecture.patch_seconds

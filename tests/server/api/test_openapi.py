@@ -20,7 +20,7 @@ import soundfile
 
 from server_on_loopback import ServerOnLoopback
 from voxcpm_server.application import create_app
-from voxcpm_server.jobs.store import MOST_STARTS, JobStore
+from voxcpm_server.jobs.store import MAX_STARTS, JobStore
 from voxcpm_server.middleware.authentication import ANYONE, Keys
 from voxcpm_server.settings import Settings
 from waiting import until
@@ -56,7 +56,7 @@ def left_behind(folder: Path, owner: str, count: int) -> dict[str, list[str]]:
     """
     store = JobStore(folder)
     left: dict[str, list[str]] = {}
-    for state, model, starts in (("waiting", "calm", 0), ("failed", "tts-1", MOST_STARTS)):
+    for state, model, starts in (("waiting", "calm", 0), ("failed", "tts-1", MAX_STARTS)):
         request = {"model": model, "input": "Hi.", "voice": "default", "response_format": "mp3"}
         left[state] = [store.add(store.new_folder(), owner, request, 7, 1).id for _ in range(count)]
         for id_ in left[state]:

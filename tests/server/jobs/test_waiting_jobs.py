@@ -191,11 +191,11 @@ def test_a_job_whose_voice_a_disk_refuses_once_is_tried_again(
     tts.create_voice(recording, "a", name="ada").save(tmp_path / "jobs" / id_ / job_speaking.VOICE_FILE)
     read, refused = voice.read_bounded, list[Path]()
 
-    def refuse(path: Path, most_bytes: int) -> bytes:
+    def refuse(path: Path, max_bytes: int) -> bytes:
         if not refused:
             refused.append(path)
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return read(path, most_bytes)
+        return read(path, max_bytes)
 
     monkeypatch.setattr(voice, "read_bounded", refuse)
     url = f"{serve().url}/v1/audio/jobs/{id_}"

@@ -156,7 +156,7 @@ def test_a_folder_of_another_server_means_no_jobs_for_the_page(
 def test_too_many_jobs_are_told_when_to_come_again(without_bundle: Serving) -> None:
     its = without_bundle().service.jobs
     for counts, status in (((100, 0), 503), ((1, 100), 429)):
-        its._most_per_key, its._settings = 1, Settings()
+        its._max_per_key, its._settings = 1, Settings()
         with pytest.raises(ApiError) as caught:
             its._check_room(SimpleNamespace(counts=lambda *_, counts=counts: counts), "a", ())  # type: ignore[arg-type]
         assert caught.value.status_code == status

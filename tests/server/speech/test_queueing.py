@@ -117,7 +117,7 @@ def test_a_full_queue_answers_503_and_a_key_with_too_many_429(
             running.client("c").audio.speech.create(**given)
         assert full.value.status_code == 503
         assert int(full.value.response.headers["retry-after"]) >= 1
-        running.service.queue._most_waiting = 3
+        running.service.queue._max_waiting = 3
         with pytest.raises(openai.RateLimitError) as too_many:
             running.client("a").audio.speech.create(**given)
         assert too_many.value.status_code == 429
@@ -147,7 +147,7 @@ def test_events_tell_that_they_wait_for_their_turn(serve: Callable[..., Any], tt
             assert [next(rest) for _ in range(4)] == [": waiting", ""] * 2
             # What can be refused has a status still.
             assert httpx2.post(url, json=EVENTS).status_code == 503
-            running.service.queue._most_waiting = running.service.queue._most_per_key = 2
+            running.service.queue._max_waiting = running.service.queue._max_per_key = 2
             assert httpx2.post(url, json={**EVENTS, "cfg_value": 99}).status_code == 400
         lines += [line.removeprefix("data: ") for line in rest if line.startswith("data: ")]
     audio = b"".join(base64.b64decode(json.loads(line).get("audio", "")) for line in lines[:-1])

@@ -57,7 +57,7 @@ class Shelf:
             None,
             sources,
             lambda tts: SimpleNamespace(close=self._silent, name=tts.name),  # type: ignore[attr-defined, arg-type, return-value]
-            most_bytes=most,
+            max_bytes=most,
             memory=lambda: 10 * (len(self.loads) - len(self.closed)),
         )
 

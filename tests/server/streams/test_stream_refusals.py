@@ -129,7 +129,7 @@ def test_only_so_many_are_open(serve: Callable[..., Any]) -> None:
             opened("a")
         assert own.value.response.status_code == 429
         said(opened("b"), START)
-        running.service.conversations._most = 2
+        running.service.conversations._maximum = 2
         with pytest.raises(InvalidStatus) as anyones:
             opened("b")
         assert anyones.value.response.status_code == 503

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from voxcpm_validation.listening.hearing import HeardSegment
 from voxcpm_validation.listening.recognition import word_errors
 
-_LEAST_SECONDS = 30.0
+_MIN_SECONDS = 30.0
 
 
 class Minute(BaseModel):
@@ -47,7 +47,7 @@ class NarrationScores(BaseModel):
     """Change of the level from end to end of a line through the minutes, in dB."""
     level_spread: float
     """Largest departure of a minute's level from the mean, in dB."""
-    least_similarity: float
+    min_similarity: float
     """Smallest similarity of a minute's voice to that of the first."""
     tried_again: int
     suspicious: int
@@ -71,7 +71,7 @@ def narration_scores(system: str, case: str, heard: Sequence[HeardSegment]) -> N
         pace_spread=float(np.abs(pace / pace.mean() - 1).max()),
         level_drift=_drift(level),
         level_spread=float(np.abs(level - level.mean()).max()),
-        least_similarity=min(minute.similarity for minute in minutes),
+        min_similarity=min(minute.similarity for minute in minutes),
         tried_again=sum(h.attempts > 1 for h in heard),
         suspicious=sum(h.suspicious for h in heard),
         minutes=minutes,
@@ -86,7 +86,7 @@ def _by_minute(heard: Sequence[HeardSegment]) -> dict[int, list[HeardSegment]]:
         minutes[int((began + segment.seconds / 2) // 60)].append(segment)
         began += segment.seconds + segment.pause
     last = max(minutes)
-    if len(minutes) > 1 and _seconds(minutes[last]) < _LEAST_SECONDS:
+    if len(minutes) > 1 and _seconds(minutes[last]) < _MIN_SECONDS:
         minutes.pop(last)
     return dict(minutes)
 

@@ -86,7 +86,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("pace spread", "pace_spread", _percent),
         Column("level drift", "level_drift", _db),
         Column("level spread", "level_spread", _db),
-        Column("least likeness", "least_similarity", _two),
+        Column("least likeness", "min_similarity", _two),
         Column("again", "tried_again"),
         Column("reported", "suspicious"),
     ),

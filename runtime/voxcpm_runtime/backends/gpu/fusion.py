@@ -28,7 +28,7 @@ _GATED: Formula = {
 }
 
 # Elements of a row over which GatedRMSNorm takes a mean, for a block of threads each.
-_GROUP, _LEAST_GROUP = 1024, 128
+_GROUP, _MIN_GROUP = 1024, 128
 
 
 def fuse_for_gpu(
@@ -189,7 +189,7 @@ def _gated(view: View, node: NodeProto) -> list[NodeProto] | None:
     if not _same_shape(view, names["gate"], names["x"]):
         return None
     group = math.gcd((view.shapes.get(names["x"]) or (None,))[-1] or 1, _GROUP)
-    if group < _LEAST_GROUP:
+    if group < _MIN_GROUP:
         return None
     start, graph = len(view.graph.nodes), view.graph
     scale = graph.constant(np.full(group, 2.0**15), np.float16)

@@ -41,7 +41,7 @@ _DAMAGED: tuple[type[Exception], ...] = (BundleError, *ERRORS)
 _NOT_SAVED: tuple[type[Exception], ...] = (OSError, NotImplementedError, *_DAMAGED)
 
 # Below this, opening takes a fraction of a second, and saving would only make the first start later.
-_LEAST_BYTES = 32 << 20
+_MIN_BYTES = 32 << 20
 # How long a form is kept that nothing opens.
 _KEPT_DAYS = 30
 _DAY_SECONDS = 86400
@@ -64,7 +64,7 @@ _SAVING = {
 def is_worth_preparing(lowered: Lowered, mode: Mode) -> bool:
     """Whether a graph has enough weights, in integers: as float32 they would take several times the package's size."""
     integers = [ref for ref in lowered.weights if np.dtype(ref.dtype).kind in "iu"]
-    return mode == "plain" and _bytes(integers) >= _LEAST_BYTES
+    return mode == "plain" and _bytes(integers) >= _MIN_BYTES
 
 
 def open_prepared(

@@ -22,7 +22,7 @@ from voxcpm_runtime.bundle.verified_files import RECORDS_FILE
 @pytest.fixture
 def package(lab: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A linear layer of 6 kB in int8, which counts as large here."""
-    monkeypatch.setattr(prepared, "_LEAST_BYTES", 1024)
+    monkeypatch.setattr(prepared, "_MIN_BYTES", 1024)
     weight = rng.standard_normal((64, 96)).astype(np.float32)
     build: Callable[[Any], Any] = lambda x: lab.mb.linear(x=x, weight=weight)  # noqa: E731
     path: Path = lab.save(quantized(lab.convert(build, {"x": ("float32", (1, 5, 96))})))
@@ -61,7 +61,7 @@ def test_a_second_start_opens_what_the_first_has_saved(
 def test_a_small_one_is_not_saved(
     package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepared, "_LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(prepared, "_MIN_BYTES", 1 << 20)
     result(package)
     assert not entries(private_cache)
 

@@ -75,7 +75,7 @@ def quantized_matmul(call: Call, weight: str, transposed: bool) -> str | None:
     channelwise = _channelwise(call, held, channel_axis=0 if transposed else 1)
     if channelwise is None:
         return _packed_product(call, held) if transposed else None
-    x, many = call.tensor("x"), _least_rows(call) >= WHOLE_ROWS
+    x, many = call.tensor("x"), _min_rows(call) >= WHOLE_ROWS
     if not call.graph.signed_products:
         return _whole_row_product(call, x, channelwise) if many else _channelwise_product(call, channelwise)
     outliers = _has_outliers(call, channelwise)
@@ -113,7 +113,7 @@ def _channelwise(call: Call, held: Compressed, channel_axis: int) -> _Channelwis
     return _Channelwise(blob, channel_axis == 0, scales)
 
 
-def _least_rows(call: Call) -> int:
+def _min_rows(call: Call) -> int:
     """Smallest number of rows of X: an axis of open length counts as 1."""
     return math.prod(size or 1 for size in call.shape("x")[:-1])
 
