@@ -10,7 +10,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c con
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients test-ray torture faults soak load wheel built-in-voice demo hashes mac-packages audit clean
+.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients test-ray freeze torture faults soak load wheel built-in-voice demo hashes mac-packages audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ test-page: $(STAMP)  ## the server's page in Chromium; pictures of it in build/s
 
 load: $(STAMP)  ## a server under 100 clients for a minute and a half: figures, and an error if an answer is wrong or memory grows
 	@$(BIN)/python benchmarks/load.py
+
+freeze: $(STAMP)  ## samples, public names, flags and answers, compared with a revision; make freeze REVISION=main~5
+	@$(BIN)/python tests/freeze/freeze.py $(or $(REVISION),HEAD~1)
 
 # Tests, not files, are shared out, and whoever is done first takes from the other: a conversion's faults are many tests.
 torture: $(STAMP)  ## kills, failing calls, damage, fuzzing, made-up requests, a minute of soak; SEED=18, SHARE=0.1
