@@ -189,6 +189,7 @@ ROOMS = (
     "model",
     "voices",
     "speech",
+    "batching",
     "session",
     "upstream_names",
     "voxcpm",

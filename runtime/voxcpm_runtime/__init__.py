@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from voxcpm_constants.errors import BundleError, DeviceError, InputError, VoxCPMError
     from voxcpm_runtime.audio.decoding import decode_audio
     from voxcpm_runtime.audio.pcm import Audio, pcm16
+    from voxcpm_runtime.batching.continuous_batch import ContinuousBatch
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.session.session import Session
     from voxcpm_runtime.session.threaded_speech import AudioChunk
     from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
-    from voxcpm_runtime.speech.continuous_batch import ContinuousBatch
     from voxcpm_runtime.speech.plan import Plan
     from voxcpm_runtime.speech.progress import Progress
     from voxcpm_runtime.speech.results import (
@@ -74,7 +74,7 @@ _HOMES = (
     "voxcpm_runtime.voices.voice",
     "voxcpm_runtime.voices.store",
     "voxcpm_runtime.speech.plan",
-    "voxcpm_runtime.speech.continuous_batch",
+    "voxcpm_runtime.batching.continuous_batch",
     "voxcpm_runtime.session.session",
     "voxcpm_runtime.voxcpm",
 )

@@ -21,18 +21,16 @@ from voxcpm_runtime.backends.core_ml.measured_units import measured_units
 from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.model.batch_slots import BatchSlots, lone_slot
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.options import named_options
 from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech.arguments import AnyArguments, Arguments, Keywords, named_arguments, several
+from voxcpm_runtime.speech.attempts import attempts
 from voxcpm_runtime.speech.cancellation import CancelToken
-from voxcpm_runtime.speech.continuous_batch import ContinuousBatch
-from voxcpm_runtime.speech.jobs import completed_jobs, run_jobs
-from voxcpm_runtime.speech.narrator import Narrator
+from voxcpm_runtime.speech.narrator import Narrator, Speaking
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.results import Piece, Speech
-from voxcpm_runtime.speech.streaming import DEFAULT_CHUNK_PATCHES, checked_chunking
+from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, checked_chunking, chunked, speak, stream
 from voxcpm_runtime.speech.utterance import voice_lead
 from voxcpm_runtime.storage.process_memory import return_freed_memory
 from voxcpm_runtime.text.segments import Segment
@@ -47,6 +45,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self, Unpack
+
+    from voxcpm_runtime.batching.continuous_batch import ContinuousBatch
 
 
 class VoxCPM(UpstreamNames):
@@ -148,6 +148,10 @@ class VoxCPM(UpstreamNames):
     @property
     def driver(self) -> Driver:
         """A driver for one utterance, with its own caches. Raises InputError after `close`."""
+        if self.batch_driver.sizes.batch == 1:
+            return self.batch_driver
+        from voxcpm_runtime.batching.slots import lone_slot
+
         return lone_slot(self.batch_driver)
 
     @property
@@ -222,7 +226,9 @@ class VoxCPM(UpstreamNames):
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
         instance(plan, Plan, "plan", "a Plan")
         try:
-            return self._batch_of(plan.parallel_segments).speak_plan(plan)
+            if plan.parallel_segments > 1 and self.batch_driver.sizes.batch > 1:
+                return self.continuous_batch().speak_plan(plan)
+            return speak(plan, self._narrator(plan))
         finally:
             if plan.saved_segments is not None:
                 plan.saved_segments.release()
@@ -235,6 +241,8 @@ class VoxCPM(UpstreamNames):
 
         Raises what `speak` raises: InputError for any utterance before work begins, other errors when all have ended.
         """
+        from voxcpm_runtime.batching.jobs import run_jobs
+
         plans: list[Plan] = []
         given = several(utterances)
         try:
@@ -249,6 +257,8 @@ class VoxCPM(UpstreamNames):
 
         utterances: see `batch`. An utterance is planned, and its recordings are read, when its turn comes.
         """
+        from voxcpm_runtime.batching.jobs import completed_jobs
+
         jobs, together = several(utterances), self.continuous_batch()
 
         def job(given: AnyArguments) -> Speech:
@@ -294,16 +304,19 @@ class VoxCPM(UpstreamNames):
         first_chunk_patches: int | None = None,
     ) -> Iterator[Audio]:
         """The speech of a plan in chunks (samples,). Arguments, errors and warnings: see `generate_streaming`."""
-        return self._batch_of(1).stream_plan(
-            plan, chunk_patches=chunk_patches, first_chunk_patches=first_chunk_patches
-        )
+        chunking = checked_chunking(chunk_patches, first_chunk_patches)
+        instance(plan, Plan, "plan", "a Plan")
+        return chunked(stream(plan, self._narrator(plan), plan.segments), *chunking)
 
     def continuous_batch(self) -> ContinuousBatch:
         """The slots of the batch that the bundle was converted for, for speeches that come and go at any time.
 
         Raises InputError after `close`.
         """
-        return self._batch_of(self.batch_driver.sizes.batch)
+        from voxcpm_runtime.batching.continuous_batch import ContinuousBatch
+        from voxcpm_runtime.batching.slots import BatchSlots
+
+        return ContinuousBatch(BatchSlots(self.batch_driver), self._narrator)
 
     def session(
         self,
@@ -325,12 +338,16 @@ class VoxCPM(UpstreamNames):
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         planned = self._checked(None, recordings, given)
         if batch is not None:
+            from voxcpm_runtime.batching.continuous_batch import ContinuousBatch
+
             instance(batch, ContinuousBatch, "batch", "a ContinuousBatch")
         voice = planned.encoded_voice(self.batch_driver)
 
         def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
             either = replace(planned, voice=voice, cancel=CancelToken(cancel, planned.cancel))
-            return (batch or self._batch_of(1)).narrate(either, segments)
+            if batch is not None:
+                return batch.narrate(either, segments)
+            return stream(either, self._narrator(either), either.read(segments))
 
         digest = voice.digest if voice else ""
         said = f"{self._key}|{digest}|{planned.description}|{planned.options}|{planned.randomness.seed}"
@@ -378,17 +395,16 @@ class VoxCPM(UpstreamNames):
             return plan(self.bundle, given)
         return self.plan(**named_arguments(given))
 
-    def _batch_of(self, slots: int) -> ContinuousBatch:
-        return ContinuousBatch(BatchSlots(self.batch_driver, slots), self._narrator)
-
     def _spoken(self, plan: Plan, together: ContinuousBatch) -> Speech:
         # One of several utterances: there is something to do for every slot without segments of one text at once.
         return together.speak_plan(replace(plan, parallel_segments=1))
 
-    def _narrator(self, plan: Plan, slots: BatchSlots) -> Narrator:
+    def _narrator(self, plan: Plan, speaking: Speaking | None = None) -> Narrator:
+        """What speaks the plan. speaking: speaks each segment, by default with a driver for one utterance."""
         if plan.bundle is not self.bundle and plan.bundle.digest != self.bundle.digest:
             raise InputError("this plan was made for another bundle; plan the text again with this one")
-        return Narrator(plan, plan.encoded_voice(self.batch_driver), slots, self._prefix)
+        voice = plan.encoded_voice(self.batch_driver)
+        return Narrator(plan, voice, self._prefix, speaking or partial(attempts, plan, self.driver))
 
     def _make_prefix(self, voice: Voice) -> Prefix:
         a = self.bundle.architecture

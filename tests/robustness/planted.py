@@ -106,13 +106,13 @@ def _after_a_cancellation(act: Any) -> None:
 
 def sessions_differ() -> None:
     """One sample of what a session speaks is another."""
-    from voxcpm_runtime.session.ring_buffer import RingBuffer
+    from voxcpm_runtime.session import threaded_speech
 
-    write = RingBuffer.write
+    pcm16 = threaded_speech.pcm16
 
-    def altered(self: Any, pcm: Any) -> None:
-        pcm = pcm.copy()
+    def altered(audio: Any) -> Any:
+        pcm = pcm16(audio)
         pcm[:1] += 1
-        write(self, pcm)
+        return pcm
 
-    RingBuffer.write = altered  # type: ignore[method-assign]
+    threaded_speech.pcm16 = altered

@@ -121,7 +121,7 @@ def test_prompt_and_target_are_tokenised_together(tts, prompt_audio):
 
     # ▁ a ▁ b ▁ c, audio start, five patches
     assert request.sequence.tokens.tolist() == [3, 4, 3, 5, 3, 6, 101, 0, 0, 0, 0, 0]
-    assert request.target_tokens == 4  # ▁ b ▁ c
+    assert request.segment.target_tokens == 4  # ▁ b ▁ c
     assert request.limit == 34  # 4 * 6 + 10
 
 

@@ -15,6 +15,7 @@ from typing import Protocol, cast
 
 from voxcpm_constants.errors import MissingExtraError, VoxCPMError
 from voxcpm_runtime.audio.files import audio_file
+from voxcpm_runtime.batching.jobs import current_job
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.batch_lines import BatchLine
 from voxcpm_runtime.commands.engine import loaded
@@ -22,7 +23,6 @@ from voxcpm_runtime.commands.shared_arguments import Engine
 from voxcpm_runtime.commands.status_line import Notes, progress_text
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import CancelToken
-from voxcpm_runtime.speech.jobs import current_job
 from voxcpm_runtime.speech.progress import ProgressCallback
 from voxcpm_runtime.speech.results import Speech
 from voxcpm_runtime.voxcpm import VoxCPM

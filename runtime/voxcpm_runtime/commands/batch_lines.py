@@ -27,7 +27,7 @@ from voxcpm_runtime.commands.shared_arguments import (
 )
 from voxcpm_runtime.options import GenerationOptions, option_table
 from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.speech.plan import checked_control
+from voxcpm_runtime.text.control import checked_control
 from voxcpm_runtime.text.words import one_line
 from voxcpm_runtime.voices.recordings import Recordings
 
@@ -69,7 +69,7 @@ class Defaults:
 
     def check(self) -> None:
         """Raises InputError for values with which no line could be spoken that leaves them out."""
-        checked_control(self.control, self.architecture, self.recordings)
+        checked_control(self.control, self.architecture, continues=self.recordings.continues)
         self.recordings.read(self.architecture, trimmed=self.options.trim_silence_vad)
         if self.seed is not None:
             whole_number(self.seed, "seed", 0)
@@ -215,7 +215,7 @@ def _batch_line(number: int, given: dict[str, Any], defaults: Defaults, folder: 
     }
     arguments = Arguments.of(given["text"], _recordings(given, defaults.recordings, folder), named)
     arguments.recordings.check_generation(defaults.architecture)
-    checked_control(arguments.control, defaults.architecture, arguments.recordings)
+    checked_control(arguments.control, defaults.architecture, continues=arguments.recordings.continues)
     output = given.get("output")
     return BatchLine(
         line=number,

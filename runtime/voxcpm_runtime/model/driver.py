@@ -7,7 +7,8 @@ embed ─► base LM ─► hidden (text) or fsq_hidden (audio) ─┬─► DiT
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -111,7 +112,6 @@ class Driver:
     ) -> None:
         self.architecture = architecture
         self.sizes = sizes
-        self._constants = constants
         self._embeddings = constants[EMBED_TOKENS]
         self._projections = projections(architecture.traits, constants)
         self.models = models
@@ -119,7 +119,9 @@ class Driver:
 
     def over(self, models: Mapping[str, StepFunction], next_patch: NextPatch | None = None) -> Driver:
         """The same driver with other step models."""
-        return Driver(self.architecture, self.sizes, self._constants, models, next_patch)
+        driver = copy.copy(self)
+        driver.models, driver.next_patch = models, next_patch
+        return driver
 
     def encode_prompt(self, audio: Audio) -> Latents:
         """Latent patches (patches, frames, latent_dim) of prompt audio (samples,), padded on the left.
@@ -180,7 +182,7 @@ class Driver:
         *,
         teacher: Items[Latents] | None = None,
         ahead: bool = False,
-    ) -> Iterator[Patch]:
+    ) -> Generator[Patch, None, None]:
         """Generate at most `limit` patches; the one at which the stop head ends the speech is the last.
 
         The caches must have room for `limit` more positions. teacher: teacher forcing, patches (frames, latent_dim) fed
@@ -195,12 +197,11 @@ class Driver:
             return
         hiddens, stop_logits = (prefilled.hidden, prefilled.residual_hidden), prefilled.stop_logits
         predicted = self._predict(*hiddens, prefilled.last_patch, options, rng)
-        given = (prefilled, predicted, options, rng, count, teacher)
+        following: Following | None = None
         if self.next_patch is not None and self._solves_at_once(options):
-            followed = self._by_one_call(self.next_patch, *given, ahead=ahead)
-        else:
-            followed = self._by_step_models(*given)
-        with contextlib.closing(followed) as following:
+            given = (self.next_patch, prefilled, predicted, options, rng, count, teacher)
+            following = self._by_one_call(*given, ahead=ahead)
+        try:
             for index in range(count):
                 if not np.isfinite(predicted).all():
                     raise BundleError(
@@ -210,7 +211,14 @@ class Driver:
                 yield Patch(index, predicted, stops)
                 if index + 1 == count or (stops and teacher is None):
                     return
-                predicted, stop_logits = next(following)
+                if following is not None:
+                    predicted, stop_logits = next(following)
+                    continue
+                last = predicted if teacher is None else np.asarray(teacher[index], np.float32)
+                predicted, stop_logits = self._following(prefilled, index, last, options, rng)
+        finally:
+            if following is not None:
+                following.close()
 
     def patch_decoder(self, sequence: Sequence) -> Callable[[Latents], Audio]:
         """A function that decodes generated patches, in order, to audio (samples,), after the end of the prompt."""
@@ -298,29 +306,24 @@ class Driver:
 
         return patches_ahead(begin, first, count, teacher, ahead=ahead)
 
-    def _by_step_models(
+    def _following(
         self,
         prefilled: Prefilled,
-        first: Latents,
+        index: int,
+        last: Latents,
         options: GenerationOptions,
         rng: NoiseSource,
-        count: int,
-        teacher: Items[Latents] | None,
-    ) -> Following:
-        """The same, by a call of each step model."""
-        last = first
-        for index in range(count - 1):
-            if teacher is not None:
-                last = np.asarray(teacher[index], np.float32)
-            embedding, position = self.embed_patches(last[np.newaxis]), prefilled.position + index
-            outputs = self._lm_step(self.models[BASE_LM_STEP], prefilled.base_state, embedding, position)
-            hidden, stop_logits = outputs["fsq_hidden"][0], outputs["stop_logits"][0]
-            residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
-            residual = self._lm_step(
-                self.models[RESIDUAL_LM_STEP], prefilled.residual_state, residual_input, position
-            )
-            last = self._predict(hidden, residual["hidden"][0], last, options, rng)
-            yield last, stop_logits
+    ) -> tuple[Latents, Floats]:
+        """The patch after `last`, which has that index, and the stop logits that belong to `last`."""
+        embedding, position = self.embed_patches(last[np.newaxis]), prefilled.position + index
+        outputs = self._lm_step(self.models[BASE_LM_STEP], prefilled.base_state, embedding, position)
+        hidden = outputs["fsq_hidden"][0]
+        residual_input = self._projections.residual_input(hidden[np.newaxis], embedding)
+        residual = self._lm_step(
+            self.models[RESIDUAL_LM_STEP], prefilled.residual_state, residual_input, position
+        )
+        patch = self._predict(hidden, residual["hidden"][0], last, options, rng)
+        return patch, outputs["stop_logits"][0]
 
     def _predict(
         self,

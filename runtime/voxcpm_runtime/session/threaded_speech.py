@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from voxcpm_constants.bounds import MAX_CHARACTERS
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.pcm import Pcm, pcm16
-from voxcpm_runtime.session.ring_buffer import RingBuffer
 from voxcpm_runtime.session.text_queue import TextQueue
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.results import Piece
@@ -61,16 +60,6 @@ class AudioChunk:
     """The sentence as it was pushed, with the white space around it, and before it whatever had nothing to say."""
 
 
-class _Chunk(NamedTuple):
-    """An `AudioChunk` whose samples are in the ring buffer."""
-
-    samples: int
-    offset: int
-    sentence: int
-    state_id: str
-    text: str
-
-
 @dataclass(eq=False)
 class ThreadedSpeech:
     """What a session has in common with its thread, which thus does not refer to the session itself.
@@ -84,7 +73,7 @@ class ThreadedSpeech:
     sample_rate: int
     """Hz"""
     capacity: int
-    """Samples of the ring buffer."""
+    """Samples that may wait to be read."""
     split: Callable[[str], list[Segment]]
     turn: Callable[[], AbstractContextManager[object]]
     chain: bytes
@@ -110,10 +99,12 @@ class ThreadedSpeech:
         self._working = False
         self._ended = False
         self._error: Exception | None = None
-        self._ring = RingBuffer(self.capacity)
-        self._chunks: deque[_Chunk] = deque()
-        self._unwritten: deque[tuple[_Chunk, Pcm]] = deque()
-        """What is spoken and has no room in the ring buffer."""
+        self._chunks: deque[AudioChunk] = deque()
+        """What waits to be read."""
+        self._filled = 0
+        """Samples that wait to be read."""
+        self._unwritten: deque[AudioChunk] = deque()
+        """What is spoken, and for which there is no room yet."""
 
         self._thread: threading.Thread | None = None
         """The last one."""
@@ -146,9 +137,9 @@ class ThreadedSpeech:
             self._changed.wait_for(lambda: self._chunks or self._error or self._is_finished(), max_seconds)
             if self._chunks:
                 chunk = self._chunks.popleft()
-                pcm = self._ring.read(chunk.samples)
+                self._filled -= len(chunk.pcm)
                 self._go_on()
-                return AudioChunk(pcm, chunk.offset, chunk.sentence, chunk.state_id, chunk.text)
+                return chunk
             if self._error is not None:
                 raise self._error
             return None
@@ -163,7 +154,7 @@ class ThreadedSpeech:
     def buffered_seconds(self) -> float:
         """Seconds of audio that wait to be read."""
         with self._changed:
-            return self._ring.filled / self.sample_rate
+            return self._filled / self.sample_rate
 
     def cancel(self) -> None:
         """End the speech, and drop what was not read."""
@@ -173,7 +164,7 @@ class ThreadedSpeech:
             self._waiting.clear()
             self._chunks.clear()
             self._unwritten.clear()
-            self._ring = RingBuffer(0)
+            self._filled = 0
             idle = not self._working
             if idle:
                 # With it goes a cycle of references, and all that it holds for text to come.
@@ -208,8 +199,8 @@ class ThreadedSpeech:
         self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        """Whether the next chunk fits into the ring buffer, or all is cancelled."""
-        return self._cancel.cancelled or self._ring.free >= self._unwritten[0][0].samples
+        """Whether there is room for the next chunk, or all is cancelled."""
+        return self._cancel.cancelled or self._filled + len(self._unwritten[0].pcm) <= self.capacity
 
     def _is_finished(self) -> bool:
         waits = self._working or self._waiting or self._unwritten
@@ -291,18 +282,18 @@ class ThreadedSpeech:
         self._held.close()
 
     def _add(self, piece: Piece) -> None:
-        """Put a piece before the ring buffer as one chunk, or as several if it is larger than the whole buffer."""
+        """Make a piece one chunk to be written, or several if it is larger than the whole buffer."""
         pcm = pcm16(piece.audio)
         for start in range(0, len(pcm), self.capacity):
             part = pcm[start : start + self.capacity]
             place = hashlib.sha256(self.chain + self._offset.to_bytes(8, "big")).hexdigest()[:_STATE_DIGITS]
-            chunk = _Chunk(len(part), self._offset, self._sentence, place, self._text)
+            chunk = AudioChunk(part, self._offset, self._sentence, place, self._text)
             self._offset += len(part)
             with self._changed:
-                self._unwritten.append((chunk, part))
+                self._unwritten.append(chunk)
 
     def _write(self) -> bool:
-        """Write what is spoken into the ring buffer; False if the thread ends, as nobody reads the full buffer."""
+        """Let what is spoken be read as there is room; False if the thread ends, as nobody reads the full buffer."""
         with self._changed:
             while self._unwritten:
                 room = self._changed.wait_for(self._has_room, LINGER_SECONDS)
@@ -310,8 +301,8 @@ class ThreadedSpeech:
                 if not room:
                     self._working = False
                     return False
-                chunk, pcm = self._unwritten.popleft()
-                self._ring.write(pcm)
+                chunk = self._unwritten.popleft()
+                self._filled += len(chunk.pcm)
                 self._chunks.append(chunk)
                 self._changed.notify_all()
             return True

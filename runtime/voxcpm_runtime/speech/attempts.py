@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Generator, Iterator
-from typing import NamedTuple
+from collections.abc import Generator
+from dataclasses import replace
 
 import numpy as np
 
+from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER
+from voxcpm_runtime.audio.joins import faded_in, faded_out
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import releases_gil
-from voxcpm_runtime.model.batch_slots import Slot
-from voxcpm_runtime.model.driver import Driver, NoiseSource, Patch, Prefilled, Prefix
+from voxcpm_runtime.model.driver import Driver, Patch, Prefix
 from voxcpm_runtime.speech.cancellation import CancelToken, polling, polling_patch
 from voxcpm_runtime.speech.expected_length import Reason
 from voxcpm_runtime.speech.one_ahead import one_ahead
 from voxcpm_runtime.speech.plan import Plan
-from voxcpm_runtime.speech.results import TooLongWarning, TooShortWarning
+from voxcpm_runtime.speech.results import Piece, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.utterance import Utterance
 
-_NOTHING: Audio = np.zeros(0, np.float32)
 _CATEGORIES: dict[Reason, type[UserWarning]] = {
     "long": TooLongWarning,
     "short": TooShortWarning,
@@ -29,84 +28,120 @@ _CATEGORIES: dict[Reason, type[UserWarning]] = {
 }
 
 
-class SpokenPatch(NamedTuple):
-    """A patch with its audio, and the attempt that it belongs to."""
-
-    patch: Patch | None
-    """None if the attempt so far was rejected and another one begins, or an earlier one that was better follows."""
-    audio: Audio
-    """The decoded patch (samples,)."""
-    attempt: int
-    """Number of the attempt, from 1."""
-    attempts: int
-    """Number of attempts that were made so far."""
-    began: float
-    """When the attempt began, by `time.perf_counter`."""
-    reason: Reason = ""
-    """What is suspicious about the attempt by now; a length only with `retry_badcase`."""
-    last: bool = False
-    """Whether the attempt ends with this patch."""
-
-
 def attempts(
     plan: Plan,
+    driver: Driver,
     utterance: Utterance,
-    slot: Slot,
     prefix: Prefix | None,
-    ending: CancelToken,
     *,
     retries: bool,
-) -> Generator[SpokenPatch, None, None]:
+    ending: CancelToken | None = None,
+) -> Generator[Piece, None, None]:
     """The patches of one attempt after another, until one is good or all attempts are used.
 
-    Of several bad attempts the one is kept that ended by itself and whose length is nearest to the expected one: if it
-    was not the last, it follows once more. slot: where it is spoken. prefix: what the language models computed for the
-    utterance's voice. ending: a token of this utterance alone, whose parent is the plan's `cancel`. retries: False
-    makes one attempt only, for audio that is heard immediately; then a warning comes as soon as the speech is
-    suspicious.
+    A piece without latents says that another attempt begins. Of several bad attempts the one is kept that ended by
+    itself and whose length is nearest to the expected one: if it was not the last, it follows once more. prefix: what
+    the language models computed for the utterance's voice. retries: False makes one attempt only, for audio that is
+    heard immediately; then a warning comes as soon as the speech is suspicious. ending: a token of this utterance
+    alone, whose parent is the plan's `cancel`, if somebody else knows it, too.
 
-    Closing the iterator ends the generation between two Euler steps, as the plan's `cancel` does. Raises Cancelled.
-    Warns of speech that is suspicious in the attempt that is kept: TooLongWarning, TooShortWarning, or UserWarning if
-    the KV cache cut it off.
+    Closing the iterator ends the generation between two Euler steps, as the plan's `cancel` does. Raises Cancelled, and
+    InputError if the system refuses something, such as memory. Warns of speech that is suspicious in the attempt that
+    is kept: TooLongWarning, TooShortWarning, or UserWarning if the KV cache cut it off.
     """
-    began = time.perf_counter()
-    driver = slot.driver
-    polled = driver.over(polling(driver.models, ending), polling_patch(driver.next_patch, ending))
-    prefilled = polled.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
-    beside = releases_gil(driver.models[AUDIO_VAE_DECODER])
-    judged = plan.options.retry_badcase
-    maximum = max(1, plan.options.retry_badcase_max_times) if judged and retries else 1
-    rejected: list[list[SpokenPatch]] = []
-    for attempt in range(1, maximum + 1):
-        if attempt > 1:
-            began = time.perf_counter()
-            yield SpokenPatch(None, _NOTHING, attempt, attempt, began)
-        spoken: list[SpokenPatch] = []
-        reason: Reason = ""
-        noise = plan.randomness.noise(utterance.index, attempt - 1)
-        for patch, audio in _decoded(plan, utterance, slot, polled, prefilled, noise, ending, beside=beside):
-            before, reason = reason, _reason(utterance, patch, judged=judged)
-            last = patch.stops or patch.index + 1 == utterance.limit
-            told = SpokenPatch(patch, audio, attempt, attempt, began, reason, last)
-            if retries:
-                spoken.append(told)
-            if reason and not before and not retries:
-                _warn(plan, utterance, reason, patch.index + 1, "it cannot be tried again once it is heard")
-            yield told
-        if not reason:
+    with system_errors_as(InputError):
+        began = time.perf_counter()
+        ending = ending or CancelToken(plan.cancel)
+        driver = driver.over(polling(driver.models, ending), polling_patch(driver.next_patch, ending))
+        prefilled = driver.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
+        judged = plan.options.retry_badcase
+        maximum = max(1, plan.options.retry_badcase_max_times) if judged and retries else 1
+        rejected: list[list[Piece]] = []
+        for attempt in range(1, maximum + 1):
+            if attempt > 1:
+                began = time.perf_counter()
+                yield _restart(utterance, attempt, attempt, began)
+            spoken: list[Piece] = []
+            reason: Reason = ""
+            decode = driver.patch_decoder(utterance.sequence)
+            patches = driver.generate_patches(
+                prefilled,
+                plan.options,
+                plan.randomness.noise(utterance.index, attempt - 1),
+                utterance.limit,
+                # A caller's own source of noise is not drawn from for a patch that nobody asks for.
+                ahead=plan.randomness.rng is None,
+            )
+            if releases_gil(driver.models[AUDIO_VAE_DECODER]):
+                # A patch is decoded while the next one is predicted.
+                patches = one_ahead(patches)
+            finished = False
+            try:
+                for patch in patches:
+                    before, reason = reason, _reason(utterance, patch, judged=judged)
+                    piece = Piece(
+                        audio=_joining(plan, utterance, patch, decode(patch.latents)),
+                        segment=utterance.index,
+                        patches=patch.index + 1,
+                        latents=patch.latents,
+                        attempt=attempt,
+                        attempts=attempt,
+                        began=began,
+                        stops=patch.stops,
+                        reason=reason,
+                        expected_seconds=utterance.length.seconds,
+                        planned=utterance.segment,
+                    )
+                    if retries:
+                        spoken.append(piece)
+                    if reason and not before and not retries:
+                        _warn(
+                            plan,
+                            utterance,
+                            reason,
+                            piece.patches,
+                            "it cannot be tried again once it is heard",
+                        )
+                    yield piece
+                finished = True
+            finally:
+                if not finished:
+                    ending.cancel()
+                # It waits for the thread that is one patch ahead.
+                patches.close()
+            if not reason:
+                return
+            rejected.append(spoken)
+        if not retries:
             return
-        rejected.append(spoken)
-    if not retries:
-        return
-    best = _best(utterance, rejected)
-    if best is not rejected[-1]:
-        # As if it had begun so late that it ended now: all other attempts are no work on this speech.
-        after = rejected[best[0].attempt]
-        began = time.perf_counter() - (after[0].began - best[0].began)
-        for told in (SpokenPatch(None, _NOTHING, best[0].attempt, maximum, began), *best):
-            yield told._replace(attempts=maximum, began=began)
-    kept = f"of {maximum} attempts the best one is kept" if maximum > 1 else "it was not tried again"
-    _warn(plan, utterance, best[-1].reason, len(best), kept)
+        best = _best(utterance, rejected)
+        if best is not rejected[-1]:
+            # As if it had begun so late that it ended now: all other attempts are no work on this speech.
+            after = rejected[best[0].attempt]
+            began = time.perf_counter() - (after[0].began - best[0].began)
+            yield _restart(utterance, best[0].attempt, maximum, began)
+            for piece in best:
+                yield replace(piece, attempts=maximum, began=began)
+        kept = f"of {maximum} attempts the best one is kept" if maximum > 1 else "it was not tried again"
+        _warn(plan, utterance, best[-1].reason, len(best), kept)
+
+
+def _restart(utterance: Utterance, attempt: int, attempts: int, began: float) -> Piece:
+    return Piece(np.zeros(0, np.float32), utterance.index, attempt=attempt, attempts=attempts, began=began)
+
+
+def _joining(plan: Plan, utterance: Utterance, patch: Patch, audio: Audio) -> Audio:
+    """A patch's audio (samples,), faded where its segment is joined to another one.
+
+    A patch is known to be the last one when it is made, so streamed and whole speech have the same samples.
+    """
+    rate = plan.bundle.architecture.output_sample_rate
+    if utterance.index > 0 and patch.index == 0:
+        audio = faded_in(audio, rate)
+    # Whether another sentence follows in a session is not known; there, speech that a limit ended is faded.
+    joins = not patch.stops if utterance.segment.followed is None else utterance.segment.followed
+    last = patch.stops or patch.index + 1 == utterance.limit
+    return faded_out(audio, rate) if last and joins else audio
 
 
 def _reason(utterance: Utterance, patch: Patch, *, judged: bool) -> Reason:
@@ -118,49 +153,13 @@ def _reason(utterance: Utterance, patch: Patch, *, judged: bool) -> Reason:
     return "cut" if cut else ""
 
 
-def _best(utterance: Utterance, rejected: list[list[SpokenPatch]]) -> list[SpokenPatch]:
+def _best(utterance: Utterance, rejected: list[list[Piece]]) -> list[Piece]:
     """The least bad attempt; of equally bad ones the last, which upstream keeps."""
 
-    def badness(spoken: list[SpokenPatch]) -> tuple[bool, float]:
-        patch = spoken[-1].patch
-        return utterance.length.badness(len(spoken), stopped=patch is not None and patch.stops)
+    def badness(spoken: list[Piece]) -> tuple[bool, float]:
+        return utterance.length.badness(len(spoken), stopped=spoken[-1].stops)
 
     return min(reversed(rejected), key=badness)
-
-
-def _decoded(
-    plan: Plan,
-    utterance: Utterance,
-    slot: Slot,
-    driver: Driver,
-    prefilled: Prefilled,
-    noise: NoiseSource,
-    ending: CancelToken,
-    *,
-    beside: bool,
-) -> Iterator[tuple[Patch, Audio]]:
-    """Each patch of one attempt with its audio.
-
-    Where step models release the GIL, a patch is decoded while the next one is predicted.
-    """
-    decode = driver.patch_decoder(utterance.sequence)
-    # A caller's own source of noise is not drawn from for a patch that nobody asks for.
-    ahead = plan.randomness.rng is None
-    patches = slot.computed(
-        driver.generate_patches(prefilled, plan.options, noise, utterance.limit, ahead=ahead)
-    )
-    if beside:
-        patches = one_ahead(patches)
-    # Closed last, which waits for its thread: the slot is another utterance's afterwards.
-    with contextlib.closing(patches):
-        finished = False
-        try:
-            for patch in patches:
-                yield patch, decode(patch.latents)
-            finished = True
-        finally:
-            if not finished:
-                ending.cancel()
 
 
 def _warn(plan: Plan, utterance: Utterance, reason: Reason, patches: int, then: str) -> None:
@@ -173,7 +172,7 @@ def _warn(plan: Plan, utterance: Utterance, reason: Reason, patches: int, then: 
         )
     else:
         against = (
-            f"{patches} patches for {utterance.target_tokens} tokens"
+            f"{patches} patches for {utterance.segment.target_tokens} tokens"
             if length.seconds is None
             else f"{patches * length.patch_seconds:.1f} s, expected {length.seconds:.1f} s"
         )

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import overload
 
-from voxcpm_constants.architecture import Architecture
+import numpy as np
+
 from voxcpm_constants.bounds import MAX_READ_AT_ONCE
 from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_runtime.argument_types import instance, whole_number
+from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.options import GenerationOptions
@@ -27,10 +29,11 @@ from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.expected_length import letters_in
 from voxcpm_runtime.speech.kv_room import longest_segment, min_anchor, min_patches, patch_limit, positions
+from voxcpm_runtime.speech.planned_segment import PlannedSegment
 from voxcpm_runtime.speech.progress import ProgressCallback, ProgressReporter
 from voxcpm_runtime.speech.randomness import Randomness, randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.text.control import controlled, described, require_references
+from voxcpm_runtime.text.control import checked_control, controlled
 from voxcpm_runtime.text.letters import (
     check_sayable,
     continued_transcript,
@@ -40,7 +43,7 @@ from voxcpm_runtime.text.letters import (
 )
 from voxcpm_runtime.text.segments import Segment, each_segment, has_words, one_segment
 from voxcpm_runtime.text.words import said_text
-from voxcpm_runtime.voices.recordings import Recordings, UnencodedVoice
+from voxcpm_runtime.voices.recordings import UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
 
 MIN_SEGMENT_TOKENS = 8
@@ -48,30 +51,6 @@ MIN_SEGMENT_TOKENS = 8
 _NOT_CALLERS = ("voxcpm_runtime", "voxcpm_constants", "contextlib")
 _CHARACTERS_PER_TOKEN = 16
 """A text with more characters for each token of the longest segment is long, without counting its tokens."""
-
-
-@dataclass(frozen=True)
-class PlannedSegment:
-    """One utterance of the speech, as tokens. A short text is one segment."""
-
-    text: str
-    """The segment as the caller wrote it."""
-    transcript: str
-    """The prompt's transcript for a segment that continues this one: as this one is said, before it is spelled."""
-    tokens: list[int]
-    """Tokens of the prompt's transcript and of the text, tokenised together."""
-    transcript_tokens: list[int]
-    """Tokens of the prompt's transcript alone; the last one may differ from `tokens`, where the text follows."""
-    target_tokens: int
-    """Number of tokens of the text alone."""
-    letters: int
-    """Letters and digits of the text alone, which its expected time follows from."""
-    ends_paragraph: bool
-    """Whether a blank line follows."""
-    anchors: bool = False
-    """Whether its speech becomes a part of the voice that later segments continue, as no voice was given."""
-    followed: bool | None = None
-    """Whether another segment follows; None if that is not known, as in a session."""
 
 
 class PlannedSegments(Sequence[PlannedSegment]):
@@ -227,6 +206,12 @@ class Plan:
         """
         return self.voice.encoded(driver) if isinstance(self.voice, UnencodedVoice) else self.voice
 
+    @property
+    def pause(self) -> Audio:
+        """The silence between two paragraphs, (samples,)."""
+        rate = self.bundle.architecture.output_sample_rate
+        return np.zeros(round(self.options.paragraph_pause * rate), np.float32)
+
     def reporter(self) -> ProgressReporter:
         """A new progress reporter for this plan's segments; its time starts now."""
         whole = self.read_to_the_end
@@ -350,7 +335,7 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     unread = Plan(
         bundle=bundle,
         voice=recordings.read(a, trimmed=options.trim_silence_vad),
-        description=checked_control(arguments.control, a, recordings),
+        description=checked_control(arguments.control, a, continues=recordings.continues),
         options=options,
         randomness=randomness(arguments.seed, arguments.rng),
         progress=arguments.progress,
@@ -377,22 +362,3 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         # Who speaks it sees that it was cancelled, and has nothing to give back.
         opening = ()
     return replace(unread, text=text, opening=opening)
-
-
-def checked_control(control: str | None, a: Architecture, recordings: Recordings) -> str:
-    """The description that a control is; empty for none.
-
-    Raises InputError on a generation before VoxCPM2, together with a prompt, and for a parenthesis without a partner.
-    """
-    description = described(control)
-    if not description:
-        return ""
-    require_references(
-        a, "control (voice design, style control)", "leave it out, or give a prompt to continue"
-    )
-    if recordings.continues:
-        raise InputError(
-            "control cannot be used together with a prompt to continue, which brings its own style; "
-            "give one of them, or the audio as a reference"
-        )
-    return description

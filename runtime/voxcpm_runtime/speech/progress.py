@@ -104,5 +104,5 @@ class ProgressReporter:
             segment=piece.segment,
             segments=self._segments,
             remaining_seconds=remaining,
-            segment_tokens=piece.target_tokens,
+            segment_tokens=piece.planned.target_tokens if piece.planned else 0,
         )

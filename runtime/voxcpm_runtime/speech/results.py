@@ -8,6 +8,7 @@ from typing import NamedTuple
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.speech.expected_length import Reason
+from voxcpm_runtime.speech.planned_segment import PlannedSegment
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Piece:
     """What is suspicious about the segment by now: "long", "short", "cut", or nothing."""
     expected_seconds: float | None = None
     """Seconds that the segment is expected to take; None without a `speech.json`."""
-    target_tokens: int = 0
-    """Number of tokens of the segment's text."""
+    planned: PlannedSegment | None = None
+    """The segment; None if it is no patch."""
 
 
 @dataclass(frozen=True)

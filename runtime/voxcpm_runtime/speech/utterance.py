@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.sequence import Sequence, build_lead, build_sequence
+from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.expected_length import ExpectedLength, expected_length, pace, upstream_length
 from voxcpm_runtime.speech.kv_room import min_anchor, patch_bound, reference_positions
-from voxcpm_runtime.speech.plan import Plan, PlannedSegment
+from voxcpm_runtime.speech.plan import Plan
+from voxcpm_runtime.speech.planned_segment import PlannedSegment
 from voxcpm_runtime.text.letters import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice
+
+_UPSTREAM_RATIO = GenerationOptions.retry_badcase_ratio_threshold
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class Utterance:
 
     index: int
     """Index of the segment in the speech, from 0."""
+    segment: PlannedSegment
     sequence: Sequence
     shared: int
     """Number of positions at the start that are the voice's own."""
@@ -28,8 +33,6 @@ class Utterance:
     `max_len` leaves less."""
     limited_by_cache: bool
     """Whether the KV cache makes `limit` smaller."""
-    target_tokens: int
-    """Number of tokens of the text to speak, without those of a transcript."""
     length: ExpectedLength
     """The length that it should have."""
 
@@ -64,12 +67,12 @@ def utterance(
     room = math.inf if left is None else left
     return Utterance(
         index=index,
+        segment=segment,
         sequence=sequence,
         shared=0 if voice is None else _common(segment) + reference_positions(voice),
         limit=int(min(fitting, maximum, room)),
         limited_by_cache=fitting <= room
         and fitting < min(patch_bound(segment.target_tokens, plan.options), maximum),
-        target_tokens=segment.target_tokens,
         length=length,
     )
 
@@ -78,7 +81,7 @@ def _length(
     plan: Plan, segment: PlannedSegment, voice: Voice | None, sequence: Sequence, prompt_letters: int
 ) -> ExpectedLength:
     a, options, profile = plan.bundle.architecture, plan.options, plan.bundle.manifest.speech
-    if profile is None or "retry_badcase_ratio_threshold" in options.changed():
+    if profile is None or options.retry_badcase_ratio_threshold != _UPSTREAM_RATIO:
         # Upstream's rule differs by generation in whether the decoder's context counts as speech.
         context = len(sequence.decoder_context(a.traits.decoder_context_patches))
         heard = context if a.traits.context_counts_as_speech else 0

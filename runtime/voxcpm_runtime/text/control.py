@@ -24,6 +24,25 @@ def described(control: str | None) -> str:
     return description
 
 
+def checked_control(control: str | None, a: Architecture, *, continues: bool) -> str:
+    """The description in a call's control; empty for none. continues: whether the call has a prompt to continue.
+
+    Raises InputError on a generation before VoxCPM2, together with a prompt, and for a parenthesis without a partner.
+    """
+    description = described(control)
+    if not description:
+        return ""
+    require_references(
+        a, "control (voice design, style control)", "leave it out, or give a prompt to continue"
+    )
+    if continues:
+        raise InputError(
+            "control cannot be used together with a prompt to continue, which brings its own style; "
+            "give one of them, or the audio as a reference"
+        )
+    return description
+
+
 def controlled(text: str, description: str) -> str:
     """The text with the description in parentheses before it; the text alone if the description is empty."""
     return f"({description}){text}" if description else text

@@ -52,7 +52,7 @@ def test_speech_that_is_too_long_for_the_memory_is_one_line(tts, monkeypatch, ca
     def refused(*_):
         raise MemoryError
 
-    monkeypatch.setattr("voxcpm_runtime.speech.speaking.np.concatenate", refused)
+    monkeypatch.setattr("voxcpm_runtime.speech.gathered.np.concatenate", refused)
 
     with pytest.raises(InputError, match=r"^the memory is not enough$"):
         CALLS[call](tts)

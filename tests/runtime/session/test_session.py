@@ -14,7 +14,7 @@ import pytest
 from encoding_speaker import RATE, SPOKEN, TEXT, Speaker, as_tuple, heard
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session.session import Session
-from voxcpm_runtime.speech.narrator import Piece
+from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.text.segments import segments
 from waiting import until
 

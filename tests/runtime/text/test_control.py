@@ -4,9 +4,7 @@ from pathlib import Path
 import pytest
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.speech.plan import checked_control
-from voxcpm_runtime.text.control import controlled, described, without_control
-from voxcpm_runtime.voices.recordings import Recordings
+from voxcpm_runtime.text.control import checked_control, controlled, described, without_control
 
 
 def written(text, control):
@@ -69,15 +67,14 @@ def test_a_parenthesis_without_a_partner_is_refused(control):
 @pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
 def test_an_earlier_generation_has_no_control(architecture):
     with pytest.raises(InputError, match=r"control \(voice design, style control\) needs VoxCPM2"):
-        checked_control("warm", architecture, Recordings())
+        checked_control("warm", architecture, continues=False)
 
-    assert checked_control(" ", architecture, Recordings()) == ""
+    assert checked_control(" ", architecture, continues=False) == ""
 
 
 @pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
 def test_a_control_and_a_prompt_exclude_each_other(architecture):
-    prompt = Recordings("prompt.wav", "so it is.")
     with pytest.raises(InputError, match="control cannot be used together with a prompt"):
-        checked_control("warm", architecture, prompt)
+        checked_control("warm", architecture, continues=True)
 
-    assert checked_control(None, architecture, prompt) == ""
+    assert checked_control(None, architecture, continues=True) == ""

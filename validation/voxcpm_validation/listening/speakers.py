@@ -16,7 +16,8 @@ from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import CancelToken
-from voxcpm_runtime.speech.plan import Plan, PlannedSegment, plan
+from voxcpm_runtime.speech.plan import Plan, plan
+from voxcpm_runtime.speech.planned_segment import PlannedSegment
 from voxcpm_runtime.speech.progress import Progress
 from voxcpm_runtime.text.letters import spelled, spelled_transcript
 from voxcpm_runtime.voices.recordings import Recordings

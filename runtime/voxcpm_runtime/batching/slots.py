@@ -18,13 +18,13 @@ import queue
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
 from voxcpm_runtime.backends.fair_lock import FairLock
 from voxcpm_runtime.backends.step_function import Array, StepState
-from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.model.shared_calls import SharedCalls, items
+from voxcpm_runtime.batching.shared_calls import SharedCalls, items
+from voxcpm_runtime.model.driver import Driver, Patch
 
 PATIENCE_SECONDS = 0.02
 """How long the others wait for an utterance whose reader has a patch in hand and does not ask for the next one.
@@ -213,9 +213,9 @@ class BatchSlots:
     def driver(self, slot: Slot) -> Driver:
         """The driver of one slot."""
         if self._size == 1:
-            return self._driver
+            return SlotDriver(self._driver, slot)
         shared = {name: _SlotModel(self, name, slot) for name in _ORDER}
-        return self._driver.over({**self._driver.models, **shared})
+        return SlotDriver(self._driver.over({**self._driver.models, **shared}), slot)
 
     def call(self, slot: Slot, model: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The slot's outputs of a call that it may share with others.
@@ -300,6 +300,18 @@ class BatchSlots:
         outputs = self._calls.run(model, {index: ask.inputs for index, ask in asks.items()})
         for index, ask in asks.items():
             ask.result = outputs[index]
+
+
+class SlotDriver(Driver):
+    """A driver whose slot knows when patches are being computed, on whichever thread asks for them."""
+
+    def __init__(self, driver: Driver, slot: Slot) -> None:
+        self.__dict__.update(vars(driver))
+        self._slot = slot
+
+    def generate_patches(self, *given: Any, **named: Any) -> Generator[Patch, None, None]:
+        """See `Driver.generate_patches`."""
+        return self._slot.computed(super().generate_patches(*given, **named))
 
 
 class _SlotModel:
