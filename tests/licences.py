@@ -1,6 +1,6 @@
-"""The licence of each package that is installed for this one; `python tests/licences.py` prints a table.
+"""The licences of the packages that are installed for this one; `python tests/licences.py` prints a table.
 
-With a report of pip's as an argument it prints the table of what is in the report and not installed (pip 23.2 leaves
+Given a report by pip, it prints the table of what is in the report and not installed (pip 23.2 leaves
 licence expressions out, 26.3 has them): `pip install --dry-run --ignore-installed --report FILE ".[ray,train,cuda]"`.
 """
 
@@ -23,6 +23,22 @@ ALSO = ("voxcpm", "Resemblyzer")
 BY_FILE = {"atheris": "Apache-2.0", "axe-playwright-python": "MIT", "torchao": "BSD-3-Clause"}
 NOT_INSTALLED = ("cuda", "ray", "train")
 """Extras that the tests' environment does not have."""
+SPELLINGS = {
+    "3-Clause BSD License": "BSD-3-Clause",
+    "Apache 2.0": "Apache-2.0",
+    "Apache 2.0 License": "Apache-2.0",
+    "Apache Software License": "Apache",
+    "BSD License": "BSD",
+    "GNU Library or Lesser General Public License (LGPL)": "LGPL",
+    "GPLv2": "GPL-2.0",
+    "ISC License (ISCL)": "ISC",
+    "MIT License": "MIT",
+    "MIT License, Apache Software License": "Apache, MIT",
+    "Apache Software License, MIT License": "Apache, MIT",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
+    "Python Software Foundation License": "PSF-2.0",
+}
+"""What metadata says → the same licence as the table spells it."""
 _LONGEST = 40
 
 
@@ -81,26 +97,32 @@ def _said(name: str, expression: str | None, all_classifiers: list[str], text: s
 
 
 def table() -> list[str]:
-    """The rows of the table."""
-    rows = [f"| {name} | {licence(package)} |" for name, package in dependencies().items()]
-    return ["| package | licence |", "|---|---|", *rows]
+    """The table: a row per licence."""
+    by_licence: dict[str, list[str]] = {}
+    for name, package in dependencies().items():
+        said = licence(package)
+        by_licence.setdefault(SPELLINGS.get(said, said), []).append(name)
+    rows = [f"| {said} | {', '.join(names)} |" for said, names in sorted(by_licence.items())]
+    return ["| licence | packages |", "|---|---|", *rows]
 
 
 def table_of_report(report: dict[str, Any]) -> list[str]:
-    """The rows of what a report of pip's has and is not installed, with the extras that bring it."""
+    """The table of what is in a report by pip and not installed: a row per licence and extras."""
     packages = {normalized(one["metadata"]["name"]): one["metadata"] for one in report["install"]}
     extras = {extra: _brought(packages, extra) for extra in packages[ROOT]["provides_extra"]}
-    rows = []
+    by_licence: dict[tuple[str, str], list[str]] = {}
     for name, metadata in sorted(packages.items()):
-        by = [extra for extra in NOT_INSTALLED if name in extras[extra]]
         if name != ROOT and name not in dependencies():
-            said = (
+            said = _said(
+                name,
                 metadata.get("license_expression"),
                 metadata.get("classifier", []),
                 metadata.get("license"),
             )
-            rows.append(f"| {name} | {_said(name, *said)} | {', '.join(by)} |")
-    return ["| package | licence | extra |", "|---|---|---|", *rows]
+            by = ", ".join(extra for extra in NOT_INSTALLED if name in extras[extra])
+            by_licence.setdefault((SPELLINGS.get(said, said), by), []).append(name)
+    rows = [f"| {said} | {', '.join(names)} | {by} |" for (said, by), names in sorted(by_licence.items())]
+    return ["| licence | packages | extra |", "|---|---|---|", *rows]
 
 
 def _brought(packages: Mapping[str, Any], extra: str) -> set[str]:

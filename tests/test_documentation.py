@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import math
 import re
 import runpy
 import shlex
@@ -19,7 +21,13 @@ import typer
 
 from documents import BY_NAME, CARDS, DOCUMENTS, REPOSITORY, blocks, run_python
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.step_models import BASE_LM_STEP, StepModel, StepSizes, TensorSpec, declare_step_models
+from voxcpm_constants.step_models import (
+    BASE_LM_STEP,
+    RESIDUAL_LM_STEP,
+    StepSizes,
+    TensorSpec,
+    declare_step_models,
+)
 from voxcpm_conversion.synthetic_presets import presets
 from voxcpm_runtime import VoxCPM
 from voxcpm_runtime.commands import cli
@@ -164,33 +172,63 @@ def test_the_table_of_options_is_that_of_the_code() -> None:
     assert between.strip() == options_table()
 
 
-def voxcpm_1_5() -> dict[str, StepModel]:
-    """The step models of 1.5."""
-    document = presets()["1.5"]
-    return declare_step_models(Architecture.from_document(document), StepSizes())
+GENERATIONS = ("0.5b", "1.5", "2")
+"""Published sizes, in the order of the columns of the bundle's manual."""
+Shaped = list[tuple[str, list[tuple[int, ...]]]]
+"""Names and shapes of tensors; an axis has all of its lengths."""
 
 
-def spelled(tensors: tuple[TensorSpec, ...]) -> str:
-    def axis(lengths: int | tuple[int, ...]) -> str:
-        return str(lengths) if isinstance(lengths, int) else r"\|".join(map(str, lengths))
+def symbols(generation: str) -> dict[str, tuple[int, ...]]:
+    """The lengths that each symbol of the bundle's manual stands for."""
+    found = {}
+    for row in table(BY_NAME["bundle.md"], "sizes"):
+        if row[0] != "–":
+            names = row[0].split(", ")
+            lengths = tuple(map(int, row[2 + GENERATIONS.index(generation)].split(", ")))
+            found |= (
+                {names[0]: lengths}
+                if len(names) == 1
+                else {n: (i,) for n, i in zip(names, lengths, strict=True)}
+            )
+    return found
 
-    return ", ".join(
-        f"`{t.name}` ({', '.join(map(axis, t.shape))}{',' * (len(t.shape) == 1)})" for t in tensors
-    )
+
+def spelled_out(cell: str, known: Mapping[str, tuple[int, ...]]) -> Shaped:
+    """The tensors in a cell of a table, their symbols replaced by lengths."""
+
+    def lengths(axis: str) -> tuple[int, ...]:
+        factors = [known[factor] if factor in known else (int(factor),) for factor in axis.split("·")]
+        return tuple(math.prod(several) for several in itertools.product(*factors))
+
+    return [
+        (name, [lengths(axis) for axis in shape.split(", ")])
+        for name, shape in re.findall(r"`(\w+)`[ …]*\(([^)]+)\)", cell)
+    ]
 
 
-def test_the_shapes_of_1_5_are_those_of_the_declaration() -> None:
-    rows = {row[0].strip("`"): row[1:] for row in table(BY_NAME["bundle.md"], "1.5")}
+def declared(tensors: tuple[TensorSpec, ...]) -> Shaped:
+    return [(t.name, [(axis,) if isinstance(axis, int) else axis for axis in t.shape]) for t in tensors]
 
-    declared = voxcpm_1_5()
-    assert list(rows) == list(declared)
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_the_shapes_in_the_bundles_manual_are_those_of_the_declaration(generation: str) -> None:
+    rows = {row[0].strip("`"): row[1:] for row in table(BY_NAME["bundle.md"], "step models")}
+    models = declare_step_models(Architecture.from_document(presets()[generation]), StepSizes())
+    known = symbols(generation)
+    layers = {BASE_LM_STEP: "L", RESIDUAL_LM_STEP: "R"}
+
+    assert list(rows) == list(models)
     for name, (inputs, outputs, state) in rows.items():
-        model = declared[name]
-        assert (inputs, outputs) == (spelled(model.inputs), spelled(model.outputs))
-        ends = [f"`{t.name}`" for t in model.state[:: max(1, len(model.state) - 1)]]
-        if name.endswith("lm_step"):
-            ends[1] = spelled(model.state[-1:])
-        assert state == (" … ".join(ends) or "–")
+        model = models[name]
+        assert spelled_out(inputs, known) == declared(model.inputs)
+        assert spelled_out(outputs, known) == declared(model.outputs)
+        if name in layers:
+            assert spelled_out(state, known) == declared(model.state[1:2])
+            assert state.startswith(f"`{model.state[0].name}`, ")
+            assert state.endswith(f" of {layers[name]} layers")
+            assert known[layers[name]] == (len(model.state) // 2,)
+        else:
+            assert state == (f"`{model.state[0].name}` …" if model.state else "–")
 
 
 class Brief:

