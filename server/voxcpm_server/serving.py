@@ -127,7 +127,7 @@ class Server(uvicorn.Server):
             http=type(
                 "_BoundedConnection",
                 (_Connection,),
-                {"most": settings.max_connections, "patience": settings.client_timeout},
+                {"maximum": settings.max_connections, "patience": settings.client_timeout},
             ),
             server_header=False,
             # Refused by its header. Audio does not become smaller by deflating, and what is deflated can hide its size.
