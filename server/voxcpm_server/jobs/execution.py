@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import Counter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
@@ -45,11 +46,10 @@ from voxcpm_server.jobs.store import (
     JobStore,
     appearing,
 )
-from voxcpm_server.middleware.metrics import Metrics
-from voxcpm_server.settings import Settings
-from voxcpm_server.speech.served_bundles import Bundles, NoRoomError, cancelled_with, to_its_end
+from voxcpm_server.rooms import Room
+from voxcpm_server.speech.served_bundles import NoRoomError, cancelled_with, to_its_end
+from voxcpm_server.speech.service import Service
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
-from voxcpm_server.speech.stored_voices import StoredVoices
 from voxcpm_server.speech.streaming import unless_gone
 
 _log = logging.getLogger("voxcpm_server")
@@ -63,26 +63,18 @@ _AWAITED = {MODEL_UNAVAILABLE, "device_unavailable", "loading"}
 _RETRY_SECONDS = "60"
 
 
-class Jobs:
-    """The jobs of a server. It belongs to one event loop.
+class Jobs(Room):
+    """The jobs of a server. It belongs to one event loop."""
 
-    several_keys: whether there is more than one key; then one of them may have half of the jobs only.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        bundles: Bundles,
-        voices: StoredVoices,
-        metrics: Metrics,
-        *,
-        several_keys: bool,
-    ) -> None:
-        self._settings = settings
-        self._bundles = bundles
-        self._planner = Planner(settings, bundles, voices)
-        self._metrics = metrics
-        self._max_per_key = max(1, settings.max_jobs // 2) if several_keys else settings.max_jobs
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._settings = settings = service.settings
+        self._bundles = service.bundles
+        self._planner = Planner(settings, service.bundles, service.voices)
+        self._ended = Counter(
+            "voxcpm_jobs", "Jobs: done or failed.", ["outcome"], registry=service.metrics.registry
+        )
+        self._max_per_key = service.max_per_key(settings.max_jobs)
         self._opened: JobStore | None = None
         self._why_not = "this server takes no jobs (--max-jobs is 0)"
         self._wake = asyncio.Event()
@@ -99,26 +91,24 @@ class Jobs:
         """Whether this server takes jobs."""
         return self._opened is not None
 
-    async def begin(self) -> InputError | None:
-        """Open the folder; `work` goes on with its jobs. Returns why the folder cannot be used, if it was asked for.
+    async def open(self) -> None:
+        """Open the folder. Raises InputError if one was chosen that cannot be used.
 
-        If the default one cannot be used, because another server does, say, there are no jobs.
+        If the default one cannot be used, for example because another server uses it, there are no jobs.
         """
         if not self._settings.max_jobs:
-            return None
+            return
         chosen = self._settings.jobs_folder
         try:
             self._opened = await run_in_threadpool(JobStore, _folder(chosen))
         except InputError as error:
             self._why_not = "this server takes no jobs, as it cannot use their folder; its log says why"
             if chosen is not None:
-                return error
+                raise
             _log.warning("no jobs: %s", error)
-            return None
-        return None
 
     def work(self) -> None:
-        """Speak jobs from now on. Call it when the default bundle is loaded, and not without one."""
+        """Speak jobs from now on. Without the default bundle, all jobs wait for a server that has it."""
         if self._opened is not None:
             self._working = asyncio.ensure_future(self._work(self._opened))
 
@@ -295,7 +285,7 @@ class Jobs:
 
             await to_its_end(run_in_threadpool(done))
             self._pauses.end(job.id)
-            self._metrics.jobs.labels(DONE).inc()
+            self._ended.labels(DONE).inc()
         except (asyncio.CancelledError, Cancelled):
             # The server ends, or the job is deleted. This is no attempt that has failed.
             queued = partial(store.change, job.id, state=QUEUED, starts=running.starts_before)
@@ -322,7 +312,7 @@ class Jobs:
 
             try:
                 await to_its_end(run_in_threadpool(failed))
-                self._metrics.jobs.labels(FAILED).inc()
+                self._ended.labels(FAILED).inc()
             except sqlite3.Error as unwritten:
                 # Its row says that it runs: it is tried again.
                 self._pauses.lengthen(job.id)

@@ -59,6 +59,8 @@ def test_the_life_of_a_job(serve: Callable[..., Any], tts: Any, tmp_path: Path) 
     job = made.json()
     assert made.status_code == 202, made.text
     assert made.headers["location"] == f"/v1/audio/jobs/{job['id']}"
+    described = httpx2.get(f"{running.url}/openapi.json").json()["paths"]["/v1/audio/jobs"]["post"]
+    assert "Location" in described["responses"]["202"]["headers"]
     assert (job["object"], job["seed"], job["characters"]) == ("audio.job", 7, len(SENTENCE))
     done = ended(running.url, job["id"])
     assert done["state"] == "done", done
@@ -275,7 +277,7 @@ def test_a_full_disk_is_one_line_and_the_server_goes_on(
 ) -> None:
     running = serve()
     assert ended(running.url, submit(running.url).json()["id"])["state"] == "done"
-    store = running.service.jobs._opened
+    store = running.service.rooms["jobs"]._opened
     pages = store._rows.execute("PRAGMA page_count").fetchone()[0]
     store._rows.execute(f"PRAGMA max_page_count = {pages}")
 
