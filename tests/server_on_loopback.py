@@ -14,6 +14,7 @@ import openai
 from voxcpm_runtime import VoxCPM
 from voxcpm_server.application import create_app
 from voxcpm_server.middleware.authentication import Keys
+from voxcpm_server.rooms import doors
 from voxcpm_server.serving import Server
 from voxcpm_server.settings import Settings
 
@@ -24,18 +25,18 @@ class ServerOnLoopback:
     def __init__(self, app: Any, settings: Settings) -> None:
         self._clients: list[openai.OpenAI] = []
         self.service = app.state.service
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        # Small buffers of the system, so that a reader that takes nothing is noticed within seconds.
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
+        self._listener = _listener()
         self.address = self._listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
-        self._wyoming_listener = socket.create_server(("127.0.0.1", 0))
-        self._wyoming_listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
-        self.wyoming_port: int = self._wyoming_listener.getsockname()[1]
+        self._listeners = {
+            name: _listener() for name, room in doors().items() if room.address(settings, has_keys=True)
+        }
+        self.ports = {name: listener.getsockname()[1] for name, listener in self._listeners.items()}
+        """Ports of the optional rooms that the settings ask for, by the room's name."""
         self._server = Server(
             app,
             replace(settings, drain_seconds=min(5, settings.drain_seconds)),
-            wyoming=self._wyoming_listener,
+            listeners=self._listeners,
         )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
         self._thread.start()
@@ -64,6 +65,13 @@ class ServerOnLoopback:
             client.close()
         self._server.should_exit = True
         self._thread.join(30)
-        self._listener.close()
-        self._wyoming_listener.close()
+        for listener in (self._listener, *self._listeners.values()):
+            listener.close()
         assert not self._thread.is_alive()
+
+
+def _listener() -> socket.socket:
+    listener = socket.create_server(("127.0.0.1", 0))
+    # Small buffers of the system, so that a reader that takes nothing is noticed within seconds.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
+    return listener

@@ -1,36 +1,35 @@
 """The app: routes, and the layers around them.
 
-request ─► Outcomes ─► CORS ─► BoundedRequests ─► Guard ─► BoundedBody ─► route ─► queue ─► runtime, on a thread
-           counted,            number             keys     size, sum, time
-           one-line errors
+request ─► ErrorAndMetrics ─► CORS ─► BoundedRequests ─► Guard ─► BoundedBody ─► route ─► queue ─► runtime, on a thread
+           one-line errors,           number             keys     size, sum, time
+           counts
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 from types import MappingProxyType
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from voxcpm_runtime import VoxCPM
+from voxcpm_runtime import InputError, VoxCPM
 from voxcpm_server.api import about_route, openai_routes, probes, voice_routes
 from voxcpm_server.api.openapi import DescribedApp
 from voxcpm_server.errors import answer_in_openais_shape
 from voxcpm_server.middleware.authentication import Guard, Keys, check_exposure, read_keys
 from voxcpm_server.middleware.bounded_bodies import BoundedBody
 from voxcpm_server.middleware.bounded_requests import BoundedRequests
-from voxcpm_server.middleware.outcomes import Outcomes
-from voxcpm_server.rooms import PAGE, optional, optional_routers
+from voxcpm_server.middleware.errors_and_metrics import ErrorAndMetricsMiddleware
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.served_bundles import Source
 from voxcpm_server.speech.service import Service
 from voxcpm_server.streams import stream_route
 
-_SEEN_BY_PAGES = [
+CORS_EXPOSED_HEADERS = [
     "Location",
     "X-Seed",
     "X-Sample-Rate",
@@ -70,52 +69,21 @@ def create_app(
     check_exposure(settings, keys)
     service = Service(tts, settings, keys, named, replicated=replicated)
 
-    async def begin(failure: Exception | None) -> None:
-        failure = failure or await service.bundles.begin()
-        # Without its bundle no job could be spoken: all of them wait for a server that has it.
-        if failure is None and service.jobs is not None:
-            service.jobs.work()
-        if when_begun is not None:
-            when_begun(failure)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        failure = None if service.jobs is None else await service.jobs.begin()
-        beginning = asyncio.ensure_future(begin(failure))
-        yield
-        beginning.cancel()
-        await service.sessions.close()
-        if service.jobs is not None:
-            await service.jobs.close()
-        await service.bundles.close()
-
     # Its own pages of documentation load scripts from elsewhere; the document itself stays.
     app = DescribedApp(
         title="voxcpm-coreml",
         version=version("voxcpm-coreml"),
         docs_url=None,
         redoc_url=None,
-        lifespan=lifespan,
+        lifespan=_lifespan(service, when_begun),
     )
     app.state.service = service
     app.state.needs_key = service.needs_key
     answer_in_openais_shape(app)
-    # Clients are given a URL with or without /v1.
-    for prefix in ("/v1", ""):
-        for router in (
-            openai_routes.router,
-            voice_routes.router,
-            stream_route.router,
-            *optional_routers(),
-            about_route.router,
-        ):
-            app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
-    app.include_router(probes.router)
-    if (page := optional(PAGE)) is not None:
-        app.include_router(page.page_router())
+    _include_routers(app, service)
     # The last one added is the outermost.
     app.add_middleware(BoundedBody, settings=settings)
-    app.add_middleware(Guard, keys=keys, settings=settings)
+    app.add_middleware(Guard, keys=keys, settings=settings, is_public=service.is_public)
     app.add_middleware(BoundedRequests, settings=settings)
     if settings.cors_origin:
         app.add_middleware(
@@ -124,7 +92,57 @@ def create_app(
             allow_methods=["GET", "POST", "DELETE"],
             # OpenAI's client in a browser sends a dozen of its own (x-stainless-os, …), others xi-api-key or Range.
             allow_headers=["*"],
-            expose_headers=_SEEN_BY_PAGES,
+            expose_headers=CORS_EXPOSED_HEADERS,
         )
-    app.add_middleware(Outcomes, metrics=service.metrics)
+    app.add_middleware(ErrorAndMetricsMiddleware, metrics=service.metrics)
     return app
+
+
+def _include_routers(app: FastAPI, service: Service) -> None:
+    rooms = service.rooms.values()
+    # Clients are given a URL with or without /v1.
+    for prefix in ("/v1", ""):
+        for router in (
+            openai_routes.router,
+            voice_routes.router,
+            stream_route.router,
+            *(router for room in rooms for router in room.routers),
+            about_route.router,
+        ):
+            app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
+    for router in (probes.router, *(router for room in rooms for router in room.unprefixed)):
+        app.include_router(router)
+
+
+def _lifespan(
+    service: Service, when_begun: Callable[[Exception | None], object] | None
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """What happens when the app starts, before it takes requests, and when it ends."""
+
+    async def open_rooms() -> Exception | None:
+        try:
+            for room in service.rooms.values():
+                await room.open()
+        except InputError as error:
+            return error
+        return None
+
+    async def begin(failure: Exception | None) -> None:
+        failure = failure or await service.bundles.begin()
+        if failure is None:
+            for room in service.rooms.values():
+                room.work()
+        if when_begun is not None:
+            when_begun(failure)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        beginning = asyncio.ensure_future(begin(await open_rooms()))
+        yield
+        beginning.cancel()
+        await service.sessions.close()
+        for room in service.rooms.values():
+            await room.close()
+        await service.bundles.close()
+
+    return lifespan

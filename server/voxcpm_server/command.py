@@ -23,7 +23,7 @@ from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.middleware.authentication import Keys, check_exposure, read_keys
 from voxcpm_server.middleware.metrics import suspicious_warnings_counted
-from voxcpm_server.rooms import WYOMING, optional
+from voxcpm_server.rooms import doors, missing_room, optional
 from voxcpm_server.serving import Server
 from voxcpm_server.settings import Replication, Settings
 from voxcpm_server.speech.served_bundles import Source, Unloaded, read_named
@@ -59,13 +59,14 @@ def serve(
         listener = stack.enter_context(
             contextlib.closing(_listening(settings.host, settings.port, "--port or --host"))
         )
-        wyoming = None
-        if settings.wyoming is not None:
-            if (room := optional(WYOMING)) is None:
-                raise InputError("--wyoming: this installation has no Wyoming server; leave the option out")
-            host = room.wyoming_host(settings, keys=len(keys) > 0)
-            listening = _listening(host, settings.wyoming, "--wyoming")
-            wyoming = stack.enter_context(contextlib.closing(listening))
+        rooms = doors()
+        if settings.wyoming is not None and "wyoming" not in rooms:
+            raise missing_room("--wyoming")
+        listeners = {
+            name: stack.enter_context(contextlib.closing(_listening(*address)))
+            for name, room in rooms.items()
+            if (address := room.address(settings, has_keys=len(keys) > 0)) is not None
+        }
         failures: list[Exception] = []
         status = contextlib.ExitStack()
 
@@ -76,12 +77,12 @@ def serve(
                 server.should_exit = True
             elif not quiet:
                 typer.echo(f"listening on {_url(listener)} ({service.model_names[0]})", err=True)
-                if wyoming is not None:
-                    typer.echo(f"listening on {_url(wyoming, 'tcp')} (Wyoming)", err=True)
+                for name, socket_ in listeners.items():
+                    typer.echo(f"listening on {_url(socket_, 'tcp')} ({name.capitalize()})", err=True)
 
         app = create_app(_source(bundle, engine), settings, keys, named=named, when_begun=begun)
         service: Service = app.state.service
-        server = Server(app, settings, wyoming=wyoming)
+        server = Server(app, settings, listeners=listeners)
         status.enter_context(status_line(_loading_text(bundle, listener), shown=not quiet))
         with status, suspicious_warnings_counted(service.metrics), _sigterm_once():
             server.run(sockets=[listener])
@@ -98,11 +99,10 @@ def _serve_on_ray(
     *,
     quiet: bool,
 ) -> None:
-    # An extra of its own.
-    from voxcpm_server.cluster.serve import serve_on_ray
-
+    if (room := optional("cluster.serve")) is None:
+        raise missing_room("--ray")
     with status_line("starting replicas …", shown=not quiet) as note:
-        for url in serve_on_ray(bundle, engine, settings, keys, replication):
+        for url in room.serve_on_ray(bundle, engine, settings, keys, replication):
             note("")
             if not quiet:
                 typer.echo(f"listening on {url} (Ray Serve)", err=True)

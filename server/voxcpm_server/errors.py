@@ -220,7 +220,7 @@ def place_of(error: BaseException) -> str:
 
 
 def answer_in_openais_shape(app: FastAPI) -> None:
-    """Have an app answer every expected error in OpenAI's shape; `Outcomes` does so for the others.
+    """Have an app answer every expected error in OpenAI's shape; `ErrorAndMetricsMiddleware` does so for the others.
 
     Others are those that nobody expected, and those of a websocket's handshake.
     """

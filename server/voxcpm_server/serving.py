@@ -7,6 +7,8 @@ import json
 import logging
 import socket
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import h11
@@ -106,19 +108,19 @@ def _is_news(record: logging.LogRecord) -> bool:
 class Server(uvicorn.Server):
     """uvicorn for an app of `create_app`. The first signal drains, a second Ctrl-C ends at once.
 
-    wyoming: a socket that listens, to speak Wyoming on.
+    listeners: sockets that optional rooms take connections from, by the name of the room.
     """
 
     def __init__(
-        self, app: FastAPI, settings: Settings, *, wyoming: socket.socket | None = None, **options: Any
+        self,
+        app: FastAPI,
+        settings: Settings,
+        *,
+        listeners: Mapping[str, socket.socket] = MappingProxyType({}),
+        **options: Any,
     ) -> None:
         self._service: Service = app.state.service
-        self._wyoming_listener = wyoming
-        if wyoming is not None:
-            # The room is there: the command has asked it for its host.
-            from voxcpm_server.wyoming.server import WyomingServer
-
-            self._wyoming = WyomingServer(self._service)
+        self._listeners = listeners
         config = uvicorn.Config(
             app,
             log_level="info" if settings.access_log else "warning",
@@ -127,7 +129,7 @@ class Server(uvicorn.Server):
             http=type(
                 "_BoundedConnection",
                 (_Connection,),
-                {"most": settings.max_connections, "patience": settings.client_timeout},
+                {"maximum": settings.max_connections, "patience": settings.client_timeout},
             ),
             server_header=False,
             # Refused by its header. Audio does not become smaller by deflating, and what is deflated can hide its size.
@@ -146,14 +148,14 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to take connections."""
         await super().startup(sockets)
-        if self._wyoming_listener is not None:
-            await self._wyoming.start(self._wyoming_listener)
+        for name, listener in self._listeners.items():
+            await self._service.rooms[name].listen(listener)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let conversations end before uvicorn, which would close their websockets at once, ends the rest."""
         self._service.draining = True
-        if self._wyoming_listener is not None:
-            self._wyoming.close()
+        for name in self._listeners:
+            self._service.rooms[name].stop_listening()
         for server in self.servers:
             server.close()
         began = time.monotonic()

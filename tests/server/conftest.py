@@ -18,8 +18,11 @@ import pytest
 from heard_words import SEED
 from server_on_loopback import ServerOnLoopback
 from voxcpm_constants.step_models import LOCDIT_STEP
-from voxcpm_runtime import VoxCPM
+from voxcpm_runtime import BundleError, VoxCPM
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
+from voxcpm_server.application import create_app
+from voxcpm_server.middleware.authentication import Keys
+from voxcpm_server.settings import Settings
 
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 TEXT = "Hello there, this is a test of the server."
@@ -119,6 +122,37 @@ def started(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
 def spoken(tts: VoxCPM) -> Any:
     """What the runtime itself says with seed 7: `TEXT`, as a Speech."""
     return tts.speak(TEXT, seed=7, retry_badcase=False)
+
+
+@pytest.fixture(scope="module")
+def batch_tts(tiny_batch_bundle: Path) -> Iterator[VoxCPM]:
+    with VoxCPM.from_bundle(tiny_batch_bundle, precision="int8") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def batch_server(batch_tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOnLoopback]:
+    folders = {f"{kind}_folder": tmp_path_factory.mktemp(kind) for kind in ("voices", "jobs")}
+    with ServerOnLoopback.of(batch_tts, **folders) as running:
+        yield running
+
+
+def _absent() -> Any:
+    raise BundleError("there is no bundle")
+
+
+@pytest.fixture
+def without_bundle(tmp_path: Path) -> Iterator[Callable[..., ServerOnLoopback]]:
+    """without_bundle(**settings): a server whose bundle cannot be loaded."""
+    with contextlib.ExitStack() as stack:
+
+        def started(**given: Any) -> ServerOnLoopback:
+            settings = Settings(**{"voices_folder": tmp_path / "voices", "max_jobs": 0, **given})
+            running = ServerOnLoopback(create_app(_absent, settings, Keys(())), settings)
+            stack.callback(running.stop)
+            return running
+
+        yield started
 
 
 class Watched:

@@ -83,7 +83,7 @@ async def about(request: Request) -> About:
             recording_seconds=settings.max_recording_seconds,
             upload_bytes=settings.max_upload_bytes,
         ),
-        jobs=service.jobs is not None and service.jobs.available,
+        jobs="jobs" in service.rooms and service.rooms["jobs"].available,
     )
 
 

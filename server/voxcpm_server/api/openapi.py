@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from voxcpm_server.errors import DOCUMENTED, ErrorDocument
-from voxcpm_server.middleware.authentication import needs_no_key
+from voxcpm_server.middleware.authentication import PUBLIC_PATHS
 from voxcpm_server.middleware.bounded_requests import PROBES
 
 SPEECH_HEADERS: dict[str, Any] = {
@@ -54,7 +54,7 @@ class DescribedApp(FastAPI):
                 answers = operation["responses"]
                 answers.pop("422", None)
                 _describe(answers, [503] if path not in PROBES else [])
-                if not needs_no_key(path):
+                if path not in PUBLIC_PATHS:
                     _describe(answers, [401, 403])
                     operation["security"] = [*({name: []} for name in _SCHEMES), *anyone]
         return document

@@ -12,6 +12,7 @@ from fastapi import APIRouter, WebSocket
 from starlette.concurrency import run_in_threadpool
 
 from voxcpm_server.errors import ApiError, as_api_error
+from voxcpm_server.rooms import Room
 from voxcpm_server.speech.alignment import Alignment
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
@@ -29,6 +30,12 @@ _DEFAULT_CONTEXT = "default"
 _MAX_ID = 200
 _DEFAULT_FORMAT = "mp3_44100_128"
 _FORMAT = re.compile(r"(mp3|opus|pcm|wav)_([0-9]{4,5})(_[0-9]+)?")
+
+
+class ElevenLabs(Room):
+    """The door of this room."""
+
+    routers = (router,)
 
 
 @dataclass

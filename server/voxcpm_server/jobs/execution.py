@@ -1,8 +1,8 @@
-"""Jobs: long texts that are spoken in the background, one after another, and wait on disk to be fetched.
+"""Jobs: long texts that are spoken in the background, one after another, and stored until they are fetched.
 
-A job takes the last line of the queue: it speaks when a turn is free that no request waits for, and gives the turn up
-when one does: at its next patch, or on a bundle for a batch at the end of its segment. Its finished segments are saved,
-and a job that was interrupted goes on behind them.
+A job waits in the last line of the queue: it speaks when no request waits for the turn, and yields it when one does, at
+the next patch, or at the end of the segment on a bundle with batch slots. Finished segments are saved, and an
+interrupted job resumes after them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import time
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from prometheus_client import Counter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from voxcpm_constants.user_folders import jobs_folder, user_path
-from voxcpm_runtime import Cancelled, InputError
+from voxcpm_runtime import Cancelled, CancelToken, InputError, Voice
 from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error
-from voxcpm_server.jobs.pauses import Pauses
-from voxcpm_server.jobs.planning import PlannedJob, Planner
 from voxcpm_server.jobs.speaking import (
     VOICE_FILE,
     JobTurn,
@@ -36,62 +35,59 @@ from voxcpm_server.jobs.speaking import (
     finished_size,
     spoken_job,
 )
-from voxcpm_server.jobs.store import (
-    DONE,
-    FAILED,
-    MAX_STARTS,
-    QUEUED,
-    Job,
-    JobStore,
-    appearing,
-)
-from voxcpm_server.middleware.metrics import Metrics
-from voxcpm_server.settings import Settings
-from voxcpm_server.speech.served_bundles import Bundles, NoRoomError, cancelled_with, to_its_end
+from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, Job, JobStore, appearing
+from voxcpm_server.rooms import Room
+from voxcpm_server.speech.encoding import Encoder
+from voxcpm_server.speech.served_bundles import NoRoomError, cancelled_with, to_its_end
+from voxcpm_server.speech.service import Service
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
-from voxcpm_server.speech.stored_voices import StoredVoices
 from voxcpm_server.speech.streaming import unless_gone
 
 _log = logging.getLogger("voxcpm_server")
 _DAY = 86_400
-# Between two looks for jobs that are old, and after an error of the disk.
+# Between deletions of old jobs.
 _IDLE_SECONDS = 600
+# After a disk error.
 _PATIENCE_SECONDS = 5
-# What may be there again later. A job waits for it, longer after each try.
-_AWAITED = {MODEL_UNAVAILABLE, "device_unavailable", "loading"}
-# After a refusal: no job makes room sooner than it is deleted.
+# Errors that may pass: the job is retried after a pause that doubles each time.
+_TRANSIENT = {MODEL_UNAVAILABLE, "device_unavailable", "loading"}
+FIRST_PAUSE, MAX_PAUSE = 5.0, 600.0
+# Retry-After when there are too many jobs.
 _RETRY_SECONDS = "60"
 
 
-class Jobs:
-    """The jobs of a server. It belongs to one event loop.
+class _PlannedJob(NamedTuple):
+    """A job whose text has been read and checked."""
 
-    several_keys: whether there is more than one key; then one of them may have half of the jobs only.
-    """
+    voice: Voice | None
+    """The voice that it names, as it is now; None for the checkpoint's own or that of its recordings."""
+    seed: int
+    segments: int
 
-    def __init__(
-        self,
-        settings: Settings,
-        bundles: Bundles,
-        voices: StoredVoices,
-        metrics: Metrics,
-        *,
-        several_keys: bool,
-    ) -> None:
-        self._settings = settings
-        self._bundles = bundles
-        self._planner = Planner(settings, bundles, voices)
-        self._metrics = metrics
-        self._max_per_key = max(1, settings.max_jobs // 2) if several_keys else settings.max_jobs
+
+class Jobs(Room):
+    """The jobs of a server. It belongs to one event loop."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._settings = settings = service.settings
+        self._bundles = service.bundles
+        self._ended = Counter(
+            "voxcpm_jobs", "Jobs: done or failed.", ["outcome"], registry=service.metrics.registry
+        )
+        self._max_per_key = service.max_per_key(settings.max_jobs)
         self._opened: JobStore | None = None
         self._why_not = "this server takes no jobs (--max-jobs is 0)"
         self._wake = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
         self._speaking: asyncio.Task[None] | None = None
         self._running: RunningJob | None = None
-        self._pauses = Pauses()
+        # When each paused job is retried (`time.monotonic`), and the length of its pause in seconds.
+        self._pauses: dict[str, tuple[float, float]] = {}
+        # Reading texts is Python's work: several threads would be no faster than one.
+        self._planning = asyncio.Lock()
         self._submitting = asyncio.Lock()
-        # A job is not deleted between being chosen and being known as the one that runs.
+        # A job must not be deleted between being chosen and becoming the running one.
         self._choosing = asyncio.Lock()
 
     @property
@@ -99,26 +95,25 @@ class Jobs:
         """Whether this server takes jobs."""
         return self._opened is not None
 
-    async def begin(self) -> InputError | None:
-        """Open the folder; `work` goes on with its jobs. Returns why the folder cannot be used, if it was asked for.
+    async def open(self) -> None:
+        """Open the folder. Raises InputError if one was chosen that cannot be used.
 
-        If the default one cannot be used, because another server does, say, there are no jobs.
+        If the default one cannot be used, for example because another server uses it, there are no jobs.
         """
         if not self._settings.max_jobs:
-            return None
+            return
         chosen = self._settings.jobs_folder
+        folder = jobs_folder() if chosen is None else user_path(chosen).absolute()
         try:
-            self._opened = await run_in_threadpool(JobStore, _folder(chosen))
+            self._opened = await run_in_threadpool(JobStore, folder)
         except InputError as error:
             self._why_not = "this server takes no jobs, as it cannot use their folder; its log says why"
             if chosen is not None:
-                return error
+                raise
             _log.warning("no jobs: %s", error)
-            return None
-        return None
 
     def work(self) -> None:
-        """Speak jobs from now on. Call it when the default bundle is loaded, and not without one."""
+        """Speak jobs from now on. Without the default bundle, all jobs wait for a server that has it."""
         if self._opened is not None:
             self._working = asyncio.ensure_future(self._work(self._opened))
 
@@ -134,13 +129,13 @@ class Jobs:
             self._opened = None
 
     async def submit(self, request: Request, asked: SpeechRequest) -> Job:
-        """A new job of the key that a request came with; none if the client leaves before its text was read.
+        """A new job of the request's key; none if the client leaves before the text has been read.
 
-        Raises what `Planner.planned` raises, and ApiError for too many jobs (429, 503), a full disk (507) and a client
+        Raises what `VoxCPM.plan` raises, and ApiError for too many jobs (429, 503), a full disk (507) and a client
         that has left (499).
         """
         store, owner = self._store, request.state.owner
-        planned = await unless_gone(request, self._planner.planned(owner, asked))
+        planned = await unless_gone(request, self._planned(asked))
         add = partial(self._add, store, owner, asked, planned)
         try:
             async with self._submitting:
@@ -178,7 +173,7 @@ class Jobs:
         await self._remove(self._store, job.id)
 
     def error_of(self, job: Job) -> dict[str, Any] | None:
-        """OpenAI's error of a job: why it failed, or what it waits for beside its turn; None for any other."""
+        """OpenAI's error of a job: why it failed, or what it waits for, other than its turn; otherwise None."""
         model = job.asked["model"]
         if job.state == QUEUED and not self._bundles.may_serve(model):
             reason = f"waiting for model {model}, which this server does not serve"
@@ -186,7 +181,7 @@ class Jobs:
         return None if job.error is None else dict(json.loads(job.error))
 
     def progress_of(self, job: Job) -> RunningJob | None:
-        """How far a job is by now, if it is the one that is being spoken."""
+        """The progress of a job, if it is being spoken now."""
         return self._running if self._running is not None and self._running.job.id == job.id else None
 
     @property
@@ -195,33 +190,44 @@ class Jobs:
             raise ApiError(501, self._why_not, code="no_jobs")
         return self._opened
 
+    async def _planned(self, asked: SpeechRequest) -> _PlannedJob:
+        """Read and check all that a job asks for. Raises ApiError, and what `VoxCPM.plan` raises."""
+        settings, cancel = self._settings, CancelToken()
+        with await self._bundles.lease(asked.model) as served:
+            Encoder(asked.response_format, served.speeches.sample_rate, asked.sample_rate, asked.speed)
+            named = self.service.voices.named
+            voice = await run_in_threadpool(named, asked.voice_name, served.built_in_voices)
+            given = await run_in_threadpool(
+                asked.arguments, settings, served, settings.max_job_characters, voice
+            )
+            async with self._planning:
+                plan = await cancelled_with(cancel, partial(served.tts.plan, **given, cancel=cancel))
+        return _PlannedJob(voice, plan.randomness.seed or 0, len(plan.segments))
+
     def _check_room(self, store: JobStore, owner: str, models: Collection[str]) -> None:
-        # What waits for a model that is not served any more takes no place of others; its size counts.
+        # Jobs that wait for a model that is no longer served do not count, but their size does.
         every, own = store.counts(owner, models)
-        if every >= self._settings.max_jobs:
-            raise ApiError(
-                503,
-                f"{every} jobs are stored, the most that may be; delete one",
-                code="too_many_jobs",
-                headers={"Retry-After": _RETRY_SECONDS},
-            )
-        if own >= self._max_per_key:
-            raise ApiError(
-                429,
-                f"{own} jobs of this key are stored, the most that may be; delete one",
-                code="too_many_jobs",
-                headers={"Retry-After": _RETRY_SECONDS},
-            )
+        for count, maximum, status, whose in (
+            (every, self._settings.max_jobs, 503, ""),
+            (own, self._max_per_key, 429, " of this key"),
+        ):
+            if count >= maximum:
+                raise ApiError(
+                    status,
+                    f"{count} jobs{whose} are stored, the most that may be; delete one",
+                    code="too_many_jobs",
+                    headers={"Retry-After": _RETRY_SECONDS},
+                )
         check_size(store, self._settings)
 
-    def _add(self, store: JobStore, owner: str, asked: SpeechRequest, planned: PlannedJob) -> Job:
+    def _add(self, store: JobStore, owner: str, asked: SpeechRequest, planned: _PlannedJob) -> Job:
         folder = store.new_folder()
         try:
             for field, content in asked.recordings():
                 with appearing(folder / field) as file:
                     file.write(content)
             if planned.voice is not None:
-                # As it is now: it may be deleted or made anew before the job's turn comes.
+                # The voice may be deleted or replaced before the job's turn comes.
                 planned.voice.save(folder / VOICE_FILE)
             request = asked.model_dump(exclude={*RECORDINGS, *(asked.model_extra or ())}, exclude_none=True)
             return store.add(folder, owner, request, planned.seed, planned.segments)
@@ -241,22 +247,34 @@ class Jobs:
                 continue
             if speaking is None:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), min(_IDLE_SECONDS, self._pauses.shortest))
+                    await asyncio.wait_for(self._wake.wait(), self._idle_seconds())
                 continue
-            # It ends with an error of its own only if it was cancelled.
+            # The task raises only if it was cancelled.
             await asyncio.wait({speaking})
             self._running = None
 
     async def _begun(self, store: JobStore) -> asyncio.Task[None] | None:
-        """The next job, which is begun by that; None if none waits."""
+        """Begin the next job; None if none waits."""
+        now = time.monotonic()
+        paused = [id_ for id_, (until, _) in self._pauses.items() if until > now]
         async with self._choosing:
-            # The names of all are known: the default bundle is loaded.
-            job = await run_in_threadpool(store.next, self._bundles.names, self._pauses.waiting)
+            job = await run_in_threadpool(store.next, self._bundles.names, paused)
             if job is None:
                 return None
             self._running = RunningJob(job)
             self._speaking = asyncio.ensure_future(self._speak(store, self._running))
             return self._speaking
+
+    def _idle_seconds(self) -> float:
+        """Seconds until the first paused job is retried, or old jobs are deleted."""
+        now = time.monotonic()
+        return min((until - now for until, _ in self._pauses.values() if until > now), default=_IDLE_SECONDS)
+
+    def _pause(self, id_: str) -> None:
+        """Have a job wait from now on, twice as long as the last time."""
+        _, last = self._pauses.get(id_, (0.0, FIRST_PAUSE / 2))
+        pause = min(last * 2, MAX_PAUSE)
+        self._pauses[id_] = (time.monotonic() + pause, pause)
 
     async def _stop(self) -> None:
         """Interrupt the job that is being spoken, and wait until it has ended."""
@@ -266,9 +284,9 @@ class Jobs:
 
     async def _remove(self, store: JobStore, id_: str) -> None:
         async with self._choosing:
-            # First of all, so that it is not begun again.
+            # First, so that it is not begun again.
             await run_in_threadpool(store.forget, id_)
-            self._pauses.end(id_)
+            self._pauses.pop(id_, None)
             runs = self._running is not None and self._running.job.id == id_
         if runs:
             await self._stop()
@@ -280,7 +298,7 @@ class Jobs:
             await run_in_threadpool(store.remove, id_)
 
     async def _speak(self, store: JobStore, running: RunningJob) -> None:
-        """Speak a job to its end. What goes wrong is the job's error; only a cancellation comes out."""
+        """Speak a job to its end. Errors become the job's error; only cancellation is raised."""
         job = running.job
         try:
             size = await run_in_threadpool(finished_size, store, running)
@@ -294,54 +312,56 @@ class Jobs:
                 discard_segments(store, job)
 
             await to_its_end(run_in_threadpool(done))
-            self._pauses.end(job.id)
-            self._metrics.jobs.labels(DONE).inc()
+            self._pauses.pop(job.id, None)
+            self._ended.labels(DONE).inc()
         except (asyncio.CancelledError, Cancelled):
-            # The server ends, or the job is deleted. This is no attempt that has failed.
+            # The server ends, or the job is deleted: not a failed attempt.
             queued = partial(store.change, job.id, state=QUEUED, starts=running.starts_before)
             with contextlib.suppress(sqlite3.Error):
                 await to_its_end(run_in_threadpool(queued))
             raise asyncio.CancelledError from None
-        except Exception as error:  # noqa: BLE001 - told as the job's error
-            refused = isinstance(error, OSError | sqlite3.Error)
-            answered = unstored(job.id, error) if refused else as_api_error(error)
-            told = json.dumps(answered.document["error"])
-            # Once may be once only, and hours of speech are saved.
-            if refused and running.starts < MAX_STARTS:
-                await self._postpone(store, job, told, running.starts)
-                return
-            if isinstance(answered, NoRoomError) or answered.code in _AWAITED:
-                await self._postpone(store, job, told, running.starts_before)
-                return
-            self._pauses.end(job.id)
+        except Exception as error:  # noqa: BLE001 - shown as the job's error
+            disk_failed = isinstance(error, OSError | sqlite3.Error)
+            answer = unstored(job.id, error) if disk_failed else as_api_error(error)
+            message = json.dumps(answer.document["error"])
+            if disk_failed and running.starts < MAX_STARTS:
+                # The disk may have failed once only, and hours of speech are saved.
+                await self._postpone(store, job, message, running.starts)
+            elif isinstance(answer, NoRoomError) or answer.code in _TRANSIENT:
+                await self._postpone(store, job, message, running.starts_before)
+            else:
+                await self._fail(store, job, message)
 
-            def failed() -> None:
-                # Room, above all if that was missing.
-                discard_segments(store, job)
-                store.change(job.id, state=FAILED, ended=time.time(), error=told)
+    async def _fail(self, store: JobStore, job: Job, message: str) -> None:
+        self._pauses.pop(job.id, None)
 
-            try:
-                await to_its_end(run_in_threadpool(failed))
-                self._metrics.jobs.labels(FAILED).inc()
-            except sqlite3.Error as unwritten:
-                # Its row says that it runs: it is tried again.
-                self._pauses.lengthen(job.id)
-                _log.error("job %s has failed, which cannot be stored (%s)", job.id, unwritten)
+        def failed() -> None:
+            # First make room: that may be what is missing.
+            discard_segments(store, job)
+            store.change(job.id, state=FAILED, ended=time.time(), error=message)
 
-    async def _postpone(self, store: JobStore, job: Job, told: str, starts: int) -> None:
-        """Have a job wait with its finished segments, and others go on. told: why, as its error."""
-        self._pauses.lengthen(job.id)
-        queued = partial(store.change, job.id, state=QUEUED, starts=starts, error=told)
+        try:
+            await to_its_end(run_in_threadpool(failed))
+            self._ended.labels(FAILED).inc()
+        except sqlite3.Error as error:
+            # Its row still says that it runs, so it is retried.
+            self._pause(job.id)
+            _log.error("job %s has failed, which cannot be stored (%s)", job.id, error)
+
+    async def _postpone(self, store: JobStore, job: Job, message: str, starts: int) -> None:
+        """Retry a job later, from its finished segments; other jobs are spoken meanwhile."""
+        self._pause(job.id)
+        queued = partial(store.change, job.id, state=QUEUED, starts=starts, error=message)
         try:
             await to_its_end(run_in_threadpool(queued))
-        except sqlite3.Error as unwritten:
-            _log.error("job %s waits, which cannot be stored (%s)", job.id, unwritten)
+        except sqlite3.Error as error:
+            _log.error("job %s waits, which cannot be stored (%s)", job.id, error)
 
     async def _spoken(self, store: JobStore, running: RunningJob) -> int:
-        """Bytes of the file of the speech, which is then there."""
+        """Speak a job, and return the size of its file in bytes."""
         with await self._bundles.lease(running.job.asked["model"]) as served:
             queue = served.speeches.queue
-            turn = JobTurn(queue.enter_last, await queue.enter_last(), running.cancel)
+            turn = JobTurn(queue, await queue.enter_last(), running.cancel)
             work = partial(spoken_job, store, running, served, self._settings, turn)
             try:
                 return await cancelled_with(running.cancel, work)
@@ -350,13 +370,9 @@ class Jobs:
 
 
 def unstored(id_: str, error: Exception) -> ApiError:
-    """The error of a disk that is full or broken. Clients need not know its paths."""
+    """The error of a full or broken disk. Its paths are logged, but not sent to clients."""
     _log.error("job %s: %s", id_ or "that is new", error)
     return ApiError(507, "the server could not store or read the job; its log says why")
-
-
-def _folder(chosen: Path | None) -> Path:
-    return jobs_folder() if chosen is None else user_path(chosen).absolute()
 
 
 def _check_starts(job: Job) -> None:

@@ -26,6 +26,16 @@ _LOCATION = {"Location": {"description": "The path of the job.", "schema": {"typ
 _PART = {"Content-Range": {"description": "Which bytes, of how many.", "schema": {"type": "string"}}}
 
 
+class JobsRoom(Jobs):
+    """The door of this room."""
+
+    routers = (router,)
+
+
+def _jobs_of(request: Request) -> Jobs:
+    return cast("Jobs", service_of(request).rooms["jobs"])
+
+
 State = Literal["queued", "waiting", "running", "done", "failed"]
 _WAITING: State = "waiting"
 
@@ -74,7 +84,7 @@ async def submit_job(
     asked: Annotated[SpeechRequest, Depends(speech_request)], request: Request, response: Response
 ) -> JobDocument:
     """Have a long text spoken in the background. Of speech's fields, `stream` and `stream_format` have no effect."""
-    jobs = service_of(request).jobs
+    jobs = _jobs_of(request)
     job = await jobs.submit(request, asked)
     response.headers["Location"] = f"/v1/audio/jobs/{job.id}"
     return _document(job, jobs)
@@ -87,7 +97,7 @@ async def list_jobs(
     after: Annotated[str | None, Query(description="The last job of the list before this one.")] = None,
 ) -> JobList:
     """The jobs of this key."""
-    jobs = service_of(request).jobs
+    jobs = _jobs_of(request)
     found = await jobs.list(request.state.owner)
     if after is not None:
         at = next((index for index, job in enumerate(found) if job.id == after), len(found))
@@ -98,7 +108,7 @@ async def list_jobs(
 @router.get("/audio/jobs/{id}", responses=DOCUMENTED)
 async def show_job(id: str, request: Request) -> JobDocument:  # noqa: A002 - the name in the path
     """A job and its progress."""
-    jobs = service_of(request).jobs
+    jobs = _jobs_of(request)
     return _document(await jobs.show(request.state.owner, id), jobs)
 
 
@@ -114,16 +124,16 @@ async def show_job(id: str, request: Request) -> JobDocument:  # noqa: A002 - th
 )
 async def fetch_job(id: str, request: Request) -> Response:  # noqa: A002 - the name in the path
     """The speech of a job that is done."""
-    service = service_of(request)
-    path = await service.jobs.audio(request.state.owner, id)
+    jobs = _jobs_of(request)
+    path = await jobs.audio(request.state.owner, id)
     content_type = FORMATS[path.suffix[1:]].content_type
-    return await _Download.of(path, f"{id}{path.suffix}", content_type, service.settings.client_timeout)
+    return await _Download.of(path, f"{id}{path.suffix}", content_type, jobs.service.settings.client_timeout)
 
 
 @router.delete("/audio/jobs/{id}", responses=DOCUMENTED)
 async def delete_job(id: str, request: Request) -> dict[str, Any]:  # noqa: A002 - the name in the path
     """Cancel a job and delete it with all its files."""
-    await service_of(request).jobs.delete(request.state.owner, id)
+    await _jobs_of(request).delete(request.state.owner, id)
     return {"id": id, "object": "audio.job.deleted", "deleted": True}
 
 

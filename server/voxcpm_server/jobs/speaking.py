@@ -8,35 +8,34 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from voxcpm_runtime import CancelToken, InputError, Progress, SavedSegments, SpokenSegment, Voice
 from voxcpm_server.errors import ApiError
 from voxcpm_server.jobs.store import Job, JobStore, appearing
 from voxcpm_server.settings import MEGABYTE, Settings
 from voxcpm_server.speech.encoding import Encoder
-from voxcpm_server.speech.queueing import Turn
+from voxcpm_server.speech.queueing import FairQueue, Turn
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
 
 VOICE_FILE = "voice.voice"
 """The file of a job's voice in its folder."""
 _POLL_SECONDS = 0.05
-_SECONDS_BETWEEN_LOOKS = 5
+_SECONDS_BETWEEN_CHECKS = 5
 # Of speech, encoded at a time.
 _PIECE_SECONDS = 10
 
 
 class RunningJob:
-    """How far the job is that is being spoken, and how it ends early."""
+    """The job that is being spoken: its progress, and its cancellation."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.cancel = CancelToken()
         self.starts = job.starts
-        """How often it was begun since its latest finished segment, this time included."""
+        """Starts since its latest finished segment, this one included."""
         self.seconds_of: dict[int, float] = {}
         """Seconds of speech of each finished segment, by its index."""
         self.current_seconds = 0.0
@@ -44,7 +43,7 @@ class RunningJob:
 
     @property
     def starts_before(self) -> int:
-        """The same without this time, if it is one that does not count."""
+        """Starts without this one."""
         return max(0, self.starts - 1)
 
     @property
@@ -58,8 +57,8 @@ def spoken_job(
 ) -> int:
     """Speak a job on this thread, and return the size of its speech's file, which is then there.
 
-    turn: what it gives up to requests. Raises Cancelled, what `VoxCPM.speak` raises, OSError and sqlite3.Error for a
-    disk that is full, and ApiError for a speech that is too long, or whose files are too large.
+    turn: yielded to requests. Raises Cancelled, what `VoxCPM.speak` raises, OSError and sqlite3.Error if the disk is
+    full, and ApiError if the speech is too long, or its files are too large.
     """
     job, folder, tts = running.job, store.path(running.job.id), served.tts
     asked = SpeechRequest.model_validate({**job.asked, "seed": job.seed})
@@ -80,9 +79,9 @@ def spoken_job(
                 param="input",
                 code="speech_too_long",
             )
-        # Within a segment a job keeps its slot: without a turn it would be one that nobody speaks in.
+        # A slot is kept to the end of the segment; without a turn nobody could speak in it.
         if not served.speeches.shares_slots:
-            turn.give_up_if_wanted()
+            turn.yield_if_wanted()
 
     def finished(index: int, samples: int, *, spoken: bool) -> None:
         running.seconds_of[index] = samples / tts.sample_rate
@@ -91,13 +90,13 @@ def spoken_job(
             done, running.starts = len(running.seconds_of), 0
             store.change(job.id, segments_done=done, audio_seconds=running.audio_seconds, starts=0)
             bound.check()
-            turn.give_up_if_wanted()
+            turn.yield_if_wanted()
 
     with _Segments(folder / job.audio_name, tts.bundle.digest, job.seed, finished) as saved:
         plan = tts.plan(**given, progress=heard, cancel=running.cancel, saved_segments=saved)
         speech = served.speeches.speak_plan(plan)
     running.seconds_of, running.current_seconds = {0: speech.audio_seconds}, 0.0
-    # Before the file: with it the job is finished, whatever ends the server then.
+    # Before the file: once that exists, the job is finished, even if the server is killed.
     spoken = len(speech.segments)
     store.change(job.id, segments_done=spoken, segments=spoken, audio_seconds=speech.audio_seconds)
     encoder = Encoder(asked.response_format, tts.sample_rate, asked.sample_rate, asked.speed)
@@ -114,7 +113,7 @@ def spoken_job(
 
 
 def _voice(path: Path) -> Voice:
-    """The voice of a job. Raises OSError for one that cannot be read: whoever sent the job has no part in that file."""
+    """The voice of a job. Raises OSError if it cannot be read: the file is the server's, not the client's."""
     try:
         return Voice.load(path)
     except InputError as error:
@@ -122,7 +121,7 @@ def _voice(path: Path) -> Voice:
 
 
 def finished_size(store: JobStore, running: RunningJob) -> int | None:
-    """Bytes of a job's speech, if it was finished and only that could not be stored; None if it was not."""
+    """Size in bytes of a speech that is complete although its row does not say so; otherwise None."""
     try:
         size = (store.path(running.job.id) / running.job.audio_name).stat().st_size
     except FileNotFoundError:
@@ -132,18 +131,18 @@ def finished_size(store: JobStore, running: RunningJob) -> int | None:
 
 
 class _SizeBound:
-    """The bound of all files, looked at every few seconds: a look walks through the files of all jobs."""
+    """Checks the size of all files every few seconds: a check walks through the files of all jobs."""
 
     def __init__(self, store: JobStore, settings: Settings) -> None:
         self._store = store
         self._settings = settings
-        self._looked = -math.inf
+        self._checked_at = -math.inf
 
     def check(self) -> None:
         """Raises ApiError (507) if the files are larger than they may be."""
-        if time.monotonic() - self._looked >= _SECONDS_BETWEEN_LOOKS:
+        if time.monotonic() - self._checked_at >= _SECONDS_BETWEEN_CHECKS:
             check_size(self._store, self._settings)
-            self._looked = time.monotonic()
+            self._checked_at = time.monotonic()
 
 
 def check_size(store: JobStore, settings: Settings) -> None:
@@ -158,9 +157,9 @@ class _Finished(Protocol):
 
 
 class _Segments(SavedSegments):
-    """The finished segments of a job, which tell how far it is.
+    """The finished segments of a job.
 
-    finished: called with the index and length of each, and whether it was spoken just now or by an earlier server.
+    finished: called with the index and length of each, and whether it was spoken now or before a restart.
     """
 
     def __init__(self, output: Path, digest: str, seed: int, finished: _Finished) -> None:
@@ -190,19 +189,17 @@ class _Segments(SavedSegments):
 
 
 def discard_segments(store: JobStore, job: Job) -> None:
-    """Delete the finished segments of a job that is not being spoken; what cannot be deleted stays until it is."""
+    """Delete the finished segments of a job that is not being spoken. Those that cannot be stay until the job is."""
     with contextlib.suppress(OSError):
         for folder in store.path(job.id).glob(".*.segments"):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 class JobTurn:
-    """A job's turn, which it gives up to others. enter: waits for the next one."""
+    """A job's turn, which it yields to requests."""
 
-    def __init__(
-        self, enter: Callable[[], Coroutine[Any, Any, Turn]], turn: Turn, cancel: CancelToken
-    ) -> None:
-        self._enter = enter
+    def __init__(self, queue: FairQueue, turn: Turn, cancel: CancelToken) -> None:
+        self._queue = queue
         self._turn = turn
         self._cancel = cancel
         self._loop = asyncio.get_running_loop()
@@ -211,8 +208,8 @@ class JobTurn:
         """Let the next request in."""
         self._turn.leave()
 
-    def give_up_if_wanted(self) -> None:
-        """Called by the job's thread: if a request waits, let it in, and wait for the next turn."""
+    def yield_if_wanted(self) -> None:
+        """If a request waits, let it in, and wait for the next turn. Called on the job's thread."""
         if not self._turn.is_wanted:
             return
         again = asyncio.run_coroutine_threadsafe(self._again(), self._loop)
@@ -224,4 +221,4 @@ class JobTurn:
 
     async def _again(self) -> None:
         self._turn.leave()
-        self._turn = await self._enter()
+        self._turn = await self._queue.enter_last()

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -19,10 +19,8 @@ from voxcpm_server.errors import ApiError, refuse
 from voxcpm_server.settings import Settings
 
 KEYS_VARIABLE = "VOXCPM_COREML_API_KEYS"
-PAGE_FOLDER = "/page/"
-"""Where the page's files are, except for index.html, which is at `/`."""
-OPEN_PATHS = frozenset({"/healthz", "/ready", "/openapi.json", "/about", "/v1/about", "/"})
-"""What needs no key: probes, what the server offers, and the page that asks for a key (its files, too)."""
+PUBLIC_PATHS = frozenset({"/healthz", "/ready", "/openapi.json", "/about", "/v1/about"})
+"""Paths that need no key: probes, and what the server offers."""
 ANYONE = ""
 """The key of those who need none."""
 KEY_PROTOCOL = "openai-insecure-api-key."
@@ -98,15 +96,18 @@ class Guard:
     and sounds, which have no Origin; and without a key the Host must be this machine's.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, settings: Settings) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: Keys, settings: Settings, is_public: Callable[[str], bool]
+    ) -> None:
         self._app = app
+        self._is_public = is_public
         self._keys = keys
         self._origins = frozenset(settings.cors_origin or ())
         self._only_loopback = not len(keys) and not settings.insecure_serve_without_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, with its owner in `scope["state"]["owner"]`, or answer 401 or 403."""
-        if scope["type"] in ("http", "websocket") and not needs_no_key(scope["path"]):
+        if scope["type"] in ("http", "websocket") and not self._is_public(scope["path"]):
             try:
                 scope.setdefault("state", {})["owner"] = self._owner(
                     Headers(scope=scope), scope.get("subprotocols", ())
@@ -156,11 +157,6 @@ def _given(headers: Headers, protocols: Iterable[str]) -> str | None:
         return token.strip()
     offered = (name.removeprefix(KEY_PROTOCOL) for name in protocols if name.startswith(KEY_PROTOCOL))
     return headers.get("xi-api-key") or next(offered, None)
-
-
-def needs_no_key(path: str) -> bool:
-    """Whether a path is answered to everyone."""
-    return path in OPEN_PATHS or path.startswith(PAGE_FOLDER)
 
 
 def _name(host: str) -> str:

@@ -31,60 +31,59 @@ class Metrics:
     """The counters of one app, in a registry of their own: two apps of one process do not share them."""
 
     def __init__(self, queue: FairQueue) -> None:
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self.requests = Counter(
             "voxcpm_requests",
             "Requests, by route and status; 499 is a client that went away.",
             ["route", "status"],
-            registry=self._registry,
+            registry=self.registry,
         )
         self.speeches = Counter(
             "voxcpm_speeches",
             "Speeches: finished, cancelled or failed.",
             ["outcome"],
-            registry=self._registry,
+            registry=self.registry,
         )
-        self.jobs = Counter("voxcpm_jobs", "Jobs: done or failed.", ["outcome"], registry=self._registry)
         self.first_audio = Histogram(
             "voxcpm_first_audio_seconds",
             "Seconds from a request to its first audio, its body, loading and waiting included; "
             "of text in fragments, from its first complete sentence.",
             buckets=_SECONDS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self.real_time_factor = Histogram(
             "voxcpm_real_time_factor",
             "Seconds of work for a second of speech.",
             buckets=_FACTORS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self.underruns = Counter(
             "voxcpm_underruns",
             "Streams of which some audio was made later than it would have been heard.",
-            registry=self._registry,
+            registry=self.registry,
         )
-        self.audio_seconds = Counter("voxcpm_audio_seconds", "Seconds of speech.", registry=self._registry)
+        self.audio_seconds = Counter("voxcpm_audio_seconds", "Seconds of speech.", registry=self.registry)
         self.suspicious = Counter(
-            "voxcpm_suspicious", "Segments too long or too short for their text.", registry=self._registry
+            "voxcpm_suspicious", "Segments too long or too short for their text.", registry=self.registry
         )
-        waiting = Gauge("voxcpm_queue_length", "Requests that wait.", registry=self._registry)
+        waiting = Gauge("voxcpm_queue_length", "Requests that wait.", registry=self.registry)
         waiting.set_function(lambda: queue.waiting)
-        busy = Gauge("voxcpm_speaking", "Texts that are being spoken.", registry=self._registry)
+        busy = Gauge("voxcpm_speaking", "Texts that are being spoken.", registry=self.registry)
         busy.set_function(lambda: queue.busy)
         self.conversations = Gauge(
             "voxcpm_conversations",
             "Websockets and Wyoming connections that are open.",
-            registry=self._registry,
+            registry=self.registry,
         )
-        peak = Gauge("voxcpm_peak_memory_bytes", "Largest resident memory so far.", registry=self._registry)
+        peak = Gauge("voxcpm_peak_memory_bytes", "Largest resident memory so far.", registry=self.registry)
         peak.set_function(_peak_memory)
         # On Linux it knows the memory of now as well, and open files.
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
 
     def exposition(self) -> bytes:
         """All of them in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 def _peak_memory() -> float:

@@ -9,8 +9,10 @@ from importlib import resources
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from voxcpm_server.middleware.authentication import PAGE_FOLDER
+from voxcpm_server.rooms import Room
+from voxcpm_server.speech.service import Service
 
+_FOLDER = "/page/"
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 # The page loads its own files and asks its own server; it runs no inline script, and nobody can frame it. With trusted
 # types no text becomes HTML, whatever a script does.
@@ -38,11 +40,23 @@ _HEADERS = {
 }
 
 
-def page_router() -> APIRouter:
+class Page(Room):
+    """The page at `/` and its files, which need no key: the page itself asks for one."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.unprefixed = (_router(),)
+
+    def is_public(self, path: str) -> bool:
+        """Whether a path is the page or one of its files."""
+        return path == "/" or path.startswith(_FOLDER)
+
+
+def _router() -> APIRouter:
     """The routes of the page. Its files are read here, once, so that no path leads to any other file."""
     router = APIRouter(include_in_schema=False)
     for file in (resources.files(__package__) / "assets").iterdir():
-        path = "/" if file.name == "index.html" else f"{PAGE_FOLDER}{file.name}"
+        path = "/" if file.name == "index.html" else f"{_FOLDER}{file.name}"
         if content_type := _TYPES.get(file.name.rpartition(".")[2]):
             answer = _answering(file.read_bytes(), content_type)
             router.add_api_route(path, answer, methods=["GET", "HEAD"], response_class=Response)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 from starlette.requests import HTTPConnection
 
 from voxcpm_runtime import VoiceStore, VoxCPM
 from voxcpm_server.errors import ApiError
-from voxcpm_server.middleware.authentication import Keys
+from voxcpm_server.middleware.authentication import PUBLIC_PATHS, Keys
 from voxcpm_server.middleware.metrics import Metrics
-from voxcpm_server.rooms import JOBS, optional
+from voxcpm_server.rooms import Room, doors
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.memory import bytes_of
 from voxcpm_server.speech.queueing import FairQueue
@@ -41,8 +41,8 @@ class Service:
         self.replicated = replicated
         """Whether other apps answer at the same address."""
         self.settings = settings
-        several = len(keys) > 1
-        per_key = settings.queue_per_key or (max(1, settings.queue // 2) if several else settings.queue)
+        self._several_keys = len(keys) > 1
+        per_key = settings.queue_per_key or self.max_per_key(settings.queue)
         self.queue = FairQueue(settings.concurrency or 1, settings.queue, per_key)
         self.metrics = Metrics(self.queue)
         self.bundles = Bundles(
@@ -55,18 +55,23 @@ class Service:
         )
         self.sessions = Sessions(settings, self.metrics)
         maximum = settings.max_conversations
-        self.conversations = OpenConversations(maximum, max(1, maximum // 2) if several else maximum)
+        self.conversations = OpenConversations(maximum, self.max_per_key(maximum))
         self.metrics.conversations.set_function(lambda: len(self.conversations))
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
-        jobs = optional(JOBS)
-        self.jobs: Any = jobs and jobs.Jobs(
-            settings, self.bundles, self.voices, self.metrics, several_keys=several
-        )
-        """The server's `Jobs`, None without that room."""
         self.needs_key = bool(len(keys))
         """Whether clients must send one of the server's keys."""
         self.draining = False
         """Whether the server ends: it answers what it has begun."""
+        self.rooms: dict[str, Room] = {name: door(self) for name, door in doors().items()}
+        """The optional rooms that are there, by name."""
+
+    def is_public(self, path: str) -> bool:
+        """Whether a path needs no key."""
+        return path in PUBLIC_PATHS or any(room.is_public(path) for room in self.rooms.values())
+
+    def max_per_key(self, maximum: int) -> int:
+        """How many of `maximum` one key may have: half of them if there are several keys."""
+        return max(1, maximum // 2) if self._several_keys else maximum
 
     def _widen(self, speeches: Speeches) -> None:
         """The default bundle alone decides: others are closed again, and the queue is never narrowed."""

@@ -19,8 +19,6 @@ from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, Synthesize
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.user_folders import DEFAULT_VOICE
 from voxcpm_server.errors import CLIENT_GONE, ApiError
-from voxcpm_server.middleware.authentication import is_loopback
-from voxcpm_server.settings import Settings
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service
@@ -30,16 +28,9 @@ from voxcpm_server.wyoming.events import MAX_LINE_BYTES, EventStream
 
 _OWNER = "wyoming "
 _ROUTE = "wyoming"
-_LOOPBACK = "127.0.0.1"
 _WIDTH = 2
 _NAME = "voxcpm-coreml"
 _ATTRIBUTION = Attribution("OpenBMB", "https://github.com/OpenBMB/VoxCPM")
-
-
-def wyoming_host(settings: Settings, *, keys: bool) -> str:
-    """The address to speak Wyoming on: the server's own if that is loopback or everyone is let in, else loopback."""
-    everyone = settings.insecure_wyoming_without_key or (settings.insecure_serve_without_key and not keys)
-    return settings.host if everyone or is_loopback(settings.host) else _LOOPBACK
 
 
 def languages_of(manifest: Manifest) -> list[str]:
@@ -52,24 +43,18 @@ class WyomingServer:
     """Speaks Wyoming with whoever connects, with the queue, limits and metrics of a service."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
-        self._server: asyncio.Server | None = None
+        self.service = service
 
-    async def start(self, listener: socket.socket) -> None:
-        """Take connections from this socket, which listens already."""
-        self._server = await asyncio.start_server(self._connected, sock=listener, limit=MAX_LINE_BYTES)
-
-    def close(self) -> None:
-        """Take no more connections; those that are open end as all conversations do."""
-        if self._server is not None:
-            self._server.close()
+    async def start(self, listener: socket.socket) -> asyncio.Server:
+        """Take connections from this socket, which listens already, until what this returns is closed."""
+        return await asyncio.start_server(self._connected, sock=listener, limit=MAX_LINE_BYTES)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        settings = self._service.settings
+        settings = self.service.settings
         events = EventStream(reader, writer, settings.max_message_bytes, settings.client_timeout)
         status = 500
         try:
-            status = await _Talk(self._service, _owner(writer), events).serve()
+            status = await _Talk(self.service, _owner(writer), events).serve()
         except ApiError as error:
             status = error.status_code
             with contextlib.suppress(OSError, asyncio.TimeoutError):
@@ -79,7 +64,7 @@ class WyomingServer:
                 events.abort()
             else:
                 events.close()
-            self._service.metrics.requests.labels(_ROUTE, str(status)).inc()
+            self.service.metrics.requests.labels(_ROUTE, str(status)).inc()
 
 
 class _Talk(Conversation):

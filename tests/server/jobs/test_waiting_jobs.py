@@ -20,11 +20,10 @@ from voxcpm_runtime.voices import voice
 from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
 from voxcpm_server.jobs import execution as jobs_module
-from voxcpm_server.jobs import pauses as job_pauses
 from voxcpm_server.jobs import speaking as job_speaking
-from voxcpm_server.jobs.pauses import Pauses
 from voxcpm_server.jobs.store import DONE, FAILED, QUEUED, JobStore
 from voxcpm_server.settings import Settings
+from voxcpm_server.speech.served_bundles import Bundles
 from waiting import until
 
 SAID = {
@@ -68,17 +67,19 @@ def test_a_start_without_its_bundle_leaves_every_job_as_it_was(tmp_path: Path) -
 def test_a_job_waits_for_its_bundle_and_others_go_on(
     serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_pauses, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(jobs_module, "FIRST_PAUSE", 0.2)
     id_, segment = stored(tmp_path / "jobs")
-    lease = jobs_module.Bundles.lease
+    lease = Bundles.lease
     refused = [id_]
+    refusals: list[float] = []
 
     async def refuse(self: Any, name: str | None = None) -> Any:
         if name == "tts-1" and refused:
+            refusals.append(time.monotonic())
             raise ApiError(503, "damaged", code="model_unavailable")
         return await lease(self, name)
 
-    monkeypatch.setattr(jobs_module.Bundles, "lease", refuse)
+    monkeypatch.setattr(Bundles, "lease", refuse)
     running = serve()
     url = f"{running.url}/v1/audio/jobs"
     other = httpx2.post(url, json={**SAID, "model": "tts-1-hd"}, timeout=60).json()["id"]
@@ -86,6 +87,10 @@ def test_a_job_waits_for_its_bundle_and_others_go_on(
     waits = httpx2.get(f"{url}/{id_}").json()
     assert (waits["state"], waits["error"]["code"]) == ("waiting", "model_unavailable")
     assert segment.is_file()
+    # Each pause is twice as long as the one before.
+    first, second, third = until(lambda: len(refusals) > 2 and refusals[:3])
+    assert second - first >= 0.2
+    assert third - second >= 0.4
     refused.clear()
     until(lambda: httpx2.get(f"{url}/{id_}").json()["state"] == "done", 60)
     assert httpx2.get(f"{url}/{id_}").json()["error"] is None
@@ -94,7 +99,7 @@ def test_a_job_waits_for_its_bundle_and_others_go_on(
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """refusing(times, *states): that many changes of a job to one of these states are refused; returns those so far."""
-    monkeypatch.setattr(job_pauses, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(jobs_module, "FIRST_PAUSE", 0.1)
     change, refused = JobStore.change, list[str]()
 
     def refusing(times: int, *states: str) -> list[str]:
@@ -147,7 +152,7 @@ def test_a_job_whose_end_a_disk_refuses_is_tried_again(
 def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
     serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_pauses, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(jobs_module, "FIRST_PAUSE", 0.1)
     tries: list[Path] = []
 
     def full(path: Path) -> Any:
@@ -185,7 +190,7 @@ def test_a_job_whose_failure_a_disk_refuses_too_does_not_say_that_the_server_end
 def test_a_job_whose_voice_a_disk_refuses_once_is_tried_again(
     serve: Callable[..., Any], tts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_pauses, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(jobs_module, "FIRST_PAUSE", 0.1)
     id_, _ = stored(tmp_path / "jobs")
     recording = (np.sin(np.arange(16_000) / 20).astype(np.float32) / 3, 16_000)
     tts.create_voice(recording, "a", name="ada").save(tmp_path / "jobs" / id_ / job_speaking.VOICE_FILE)
@@ -265,27 +270,6 @@ def test_speech_that_cannot_be_read_is_a_507(
     answer = httpx2.get(f"{url}/{id_}/audio")
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
     assert str(tmp_path) not in answer.text
-
-
-def test_pauses_double_up_to_ten_minutes() -> None:
-    now = [1000.0]
-    pauses = Pauses(lambda: now[0])
-    assert (pauses.waiting, pauses.shortest) == ([], 600)
-    lasted = []
-    for _ in range(9):
-        pauses.lengthen("a")
-        lasted.append(pauses.shortest)
-        now[0] += lasted[-1] - 0.5
-        assert pauses.waiting == ["a"]
-        now[0] += 1
-        assert pauses.waiting == []
-    assert lasted == [5, 10, 20, 40, 80, 160, 320, 600, 600]
-    # A job that was spoken begins with the shortest one.
-    pauses.end("a")
-    pauses.lengthen("a")
-    pauses.lengthen("b")
-    pauses.lengthen("b")
-    assert pauses.shortest == 5
 
 
 def test_a_job_of_a_model_that_is_gone_waits_without_a_place_and_goes_on_when_it_is_back(

@@ -6,7 +6,6 @@ import base64
 import errno
 import io
 import json
-import sqlite3
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,6 @@ from starlette.datastructures import UploadFile
 
 from voxcpm_runtime import BundleError, DeviceError
 from voxcpm_server.errors import ApiError, as_api_error
-from voxcpm_server.jobs.store import JobStore
 from voxcpm_server.speech.recordings import decoded_recording
 from waiting import until
 
@@ -277,22 +275,7 @@ def test_an_error_that_nobody_expected_is_one_line_without_the_text(
     assert "Traceback" not in caplog.text
 
 
-def test_what_the_database_refuses_is_a_507(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = serve()
-
-    def refuse(*_: Any) -> Any:
-        raise sqlite3.OperationalError("disk I/O error")
-
-    monkeypatch.setattr(JobStore, "get", refuse)
-    monkeypatch.setattr(JobStore, "of_owner", refuse)
-    for method, path in (("GET", ""), ("GET", "/job_a"), ("DELETE", "/job_a")):
-        answer = httpx2.request(method, f"{running.url}/v1/audio/jobs{path}")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
-
-
-@pytest.mark.parametrize("path", ["speech", "jobs", "voices"])
+@pytest.mark.parametrize("path", ["speech", "voices"])
 def test_a_form_that_cannot_be_spooled_is_a_507(
     path: str, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

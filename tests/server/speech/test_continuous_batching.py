@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import contextlib
 import gc
 import json
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -22,7 +18,7 @@ from websockets.sync.client import connect
 
 from server_on_loopback import ServerOnLoopback
 from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_STEP
-from voxcpm_runtime import CancelToken, VoxCPM, pcm16
+from voxcpm_runtime import CancelToken, VoxCPM
 from voxcpm_server.speech.encoding import Encoder
 from waiting import until
 
@@ -30,19 +26,6 @@ ARRIVALS = 16
 FEW_STEPS: Any = {"inference_timesteps": 2}
 # Random weights say nothing that has the length of its text.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.speech.results.SuspiciousWarning")
-
-
-@pytest.fixture(scope="module")
-def batch_tts(tiny_batch_bundle: Path) -> Iterator[VoxCPM]:
-    with VoxCPM.from_bundle(tiny_batch_bundle, precision="int8") as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def batch_server(batch_tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOnLoopback]:
-    folders = {f"{kind}_folder": tmp_path_factory.mktemp(kind) for kind in ("voices", "jobs")}
-    with ServerOnLoopback.of(batch_tts, **folders) as running:
-        yield running
 
 
 def request(rng: np.random.Generator) -> dict[str, Any]:
@@ -126,31 +109,10 @@ def of_the_stream(running: ServerOnLoopback, rate: int, text: str, seed: int) ->
     return audio
 
 
-def of_elevenlabs(running: ServerOnLoopback, rate: int, text: str, seed: int) -> bytes:
-    path = f"/v1/text-to-speech/default/multi-stream-input?output_format=pcm_{rate}&seed={seed}"
-    context = {"context_id": "a"}
-    audio = b""
-    for message in told(running, path, {**context, "text": text}, {**context, "close_context": True}):
-        assert "error" not in message, message
-        if message.get("isFinal"):
-            break
-        audio += base64.b64decode(message["audio"])
-    return audio
-
-
-def of_a_job(running: ServerOnLoopback, rate: int, text: str, seed: int) -> bytes:
-    asked = {"model": "tts-1", "input": text, "seed": seed, "response_format": "pcm", "sample_rate": rate}
-    asked |= FEW_STEPS
-    jobs = f"{running.url}/v1/audio/jobs"
-    id_ = httpx2.post(jobs, json=asked, timeout=60).json()["id"]
-    until(lambda: httpx2.get(f"{jobs}/{id_}").json()["state"] in ("done", "failed"), 90)
-    return httpx2.get(f"{jobs}/{id_}/audio").content
-
-
-def test_requests_websockets_and_a_job_share_the_batch_and_sound_as_each_does_alone(
+def test_requests_and_websockets_share_the_batch_and_sound_as_each_does_alone(
     batch_server: ServerOnLoopback, batch_tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them at random times. The job has several segments, and gives its turn up to the others between them."""
+    """All of them at random times."""
     models: Any = batch_tts.batch_driver.models
     calls, step, rate = [0], models[LOCDIT_STEP], batch_tts.sample_rate
 
@@ -160,27 +122,24 @@ def test_requests_websockets_and_a_job_share_the_batch_and_sound_as_each_does_al
 
     monkeypatch.setitem(models, LOCDIT_STEP, counted)
     rng = np.random.default_rng(5)
-    ways = [of_a_job, of_elevenlabs, *[of_the_stream] * 4]
-    texts = ["one two three. " * 4] + [str(text) for text in rng.choice(["a. b?", "c d. e!", "f?"], 5)]
-    told_apart = [
-        (*each, seed, float(rng.random())) for seed, each in enumerate(zip(ways, texts, strict=True))
-    ]
+    texts = [str(text) for text in rng.choice(["a. b?", "c d. e!", "f?"], 5)]
+    streams = [(text, seed, float(rng.random())) for seed, text in enumerate(texts)]
     requests = [(request(rng), float(rng.random())) for _ in range(4)]
 
     def beside(*_: object) -> None:
         raise AssertionError("somebody speaks beside the batch")
 
-    def ask(way: Callable[..., bytes], text: str, seed: int, after: float) -> bytes:
+    def ask(text: str, seed: int, after: float) -> bytes:
         time.sleep(after)
-        return way(batch_server, rate, text, seed)
+        return of_the_stream(batch_server, rate, text, seed)
 
     def ask_once(asked: dict[str, Any], after: float) -> bytes:
         time.sleep(after)
         return httpx2.post(f"{batch_server.url}/v1/audio/speech", json=asked, timeout=60).content
 
-    with ThreadPoolExecutor(len(ways) + len(requests)) as threads, monkeypatch.context() as alone_in_it:
+    with ThreadPoolExecutor(len(streams) + len(requests)) as threads, monkeypatch.context() as alone_in_it:
         alone_in_it.setattr(batch_tts, "_batch_of", beside)
-        asking = [threads.submit(ask, *each) for each in told_apart]
+        asking = [threads.submit(ask, *each) for each in streams]
         asking_once = [threads.submit(ask_once, *each) for each in requests]
         answers = [one.result() for one in asking]
         answers_once = [one.result() for one in asking_once]
@@ -188,50 +147,15 @@ def test_requests_websockets_and_a_job_share_the_batch_and_sound_as_each_does_al
 
     for (asked, _), answer in zip(requests, answers_once, strict=True):
         assert answer == alone(batch_tts, asked), asked
-    for (way, text, seed, _), answer in zip(told_apart, answers, strict=True):
-        if way is of_a_job:
-            expected = pcm16(batch_tts.generate(text, seed=seed, **FEW_STEPS))
-        else:
-            # Over ElevenLabs' websocket nobody can ask for a number of steps.
-            steps = FEW_STEPS if way is of_the_stream else {}
-            with batch_tts.session(seed=seed, **steps) as session:
-                session.push_text(text)
-                session.flush()
-                expected = np.concatenate([chunk.pcm for chunk in session])
-        assert answer == expected.astype("<i2").tobytes(), (way, text, seed)
+    for (text, seed, _), answer in zip(streams, answers, strict=True):
+        with batch_tts.session(seed=seed, **FEW_STEPS) as session:
+            session.push_text(text)
+            session.flush()
+            expected = np.concatenate([chunk.pcm for chunk in session])
+        assert answer == expected.astype("<i2").tobytes(), (text, seed)
     # How many are shared depends on who comes when.
     assert together < calls[0]
     until(lambda: batch_server.service.queue.busy == 0)
-
-
-def test_a_job_gives_its_turn_up_without_keeping_a_slot(
-    batch_server: ServerOnLoopback, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While it waits for a turn, all slots speak to requests."""
-    jobs, service = f"{batch_server.url}/v1/audio/jobs", batch_server.service
-    given = {"model": "tts-1", "seed": 1, **FEW_STEPS}
-    spoken_to, enter_last, crowded = [0], service.queue.enter_last, threading.Event()
-
-    async def entered() -> Any:
-        end = time.monotonic() + 10
-        while crowded.is_set() and spoken_to[0] < 3 and time.monotonic() < end:
-            spoken_to[0] = max(spoken_to[0], sum(stream.patches > 0 for stream in service.speeches._running))
-            await asyncio.sleep(0.005)
-        return await enter_last()
-
-    monkeypatch.setattr(service.queue, "enter_last", entered)
-    job = httpx2.post(jobs, json={**given, "input": "one two three. " * 6}, timeout=60).json()
-    assert job["segments"] > 1
-    until(lambda: httpx2.get(f"{jobs}/{job['id']}").json()["audio_seconds"] > 0)
-    crowded.set()
-    asked = {**given, "input": "one two three. " * 3, "response_format": "pcm"}
-    url = f"{batch_server.url}/v1/audio/speech"
-    with ThreadPoolExecutor(6) as threads:
-        answers = list(threads.map(lambda _: httpx2.post(url, json=asked, timeout=60), range(6)))
-
-    assert {answer.status_code for answer in answers} == {200}
-    assert spoken_to[0] == 3
-    until(lambda: httpx2.get(f"{jobs}/{job['id']}").json()["state"] == "done", 90)
 
 
 def test_it_speaks_to_as_many_as_the_bundle_has_slots(

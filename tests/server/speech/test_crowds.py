@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,13 +15,7 @@ import httpx2
 import pytest
 
 from server_on_loopback import ServerOnLoopback
-from voxcpm_runtime import BundleError
-from voxcpm_server.application import create_app
 from voxcpm_server.errors import CLIENT_GONE, ApiError
-from voxcpm_server.jobs import execution as jobs
-from voxcpm_server.jobs import speaking as job_speaking
-from voxcpm_server.jobs.store import JobStore
-from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech import speech_requests
 from voxcpm_server.speech.queueing import FairQueue
@@ -34,24 +26,6 @@ from waiting import until
 
 Serving = Callable[..., ServerOnLoopback]
 SAID = {"model": "tts-1", "input": "Hello."}
-
-
-def absent() -> Any:
-    raise BundleError("there is no bundle")
-
-
-@pytest.fixture
-def without_bundle(tmp_path: Path) -> Iterator[Serving]:
-    """without_bundle(**settings): a server whose bundle cannot be loaded."""
-    with contextlib.ExitStack() as stack:
-
-        def started(**given: Any) -> ServerOnLoopback:
-            settings = Settings(**{"voices_folder": tmp_path / "voices", "max_jobs": 0, **given})
-            running = ServerOnLoopback(create_app(absent, settings, Keys(())), settings)
-            stack.callback(running.stop)
-            return running
-
-        yield started
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -124,43 +98,6 @@ def test_large_json_is_read_on_a_thread_and_a_full_queue_refuses_it_unread(
     monkeypatch.setattr(running.service.queue, "check", full)
     assert httpx2.post(url, json=SAID).json()["error"]["message"] == "full"
     assert len(names) == 2
-
-
-def test_a_file_that_is_deleted_while_sizes_are_added_up_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = JobStore(tmp_path / "jobs")
-    (tmp_path / "jobs" / "going").write_bytes(b"a")
-    size, lstat = store.size(), Path.lstat
-
-    def gone(path: Path) -> os.stat_result:
-        if path.name == "going":
-            raise FileNotFoundError(path)
-        return lstat(path)
-
-    monkeypatch.setattr(Path, "lstat", gone)
-    assert store.size() == size - 1
-    store.close()
-
-
-def test_a_folder_of_another_server_means_no_jobs_for_the_page(
-    without_bundle: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jobs, "jobs_folder", lambda: tmp_path / "jobs")
-    others = JobStore(tmp_path / "jobs")
-    running = without_bundle(max_jobs=1, model_name="voxcpm")
-    assert httpx2.get(f"{running.url}/v1/about").json()["jobs"] is False
-    others.close()
-
-
-def test_too_many_jobs_are_told_when_to_come_again(without_bundle: Serving) -> None:
-    its = without_bundle().service.jobs
-    for counts, status in (((100, 0), 503), ((1, 100), 429)):
-        its._max_per_key, its._settings = 1, Settings()
-        with pytest.raises(ApiError) as caught:
-            its._check_room(SimpleNamespace(counts=lambda *_, counts=counts: counts), "a", ())  # type: ignore[arg-type]
-        assert caught.value.status_code == status
-        assert int((caught.value.headers or {})["Retry-After"]) >= 1
 
 
 def stand_in(slots: int) -> Any:
@@ -239,26 +176,6 @@ def test_what_a_job_stores_at_its_end_is_stored_whoever_cancels() -> None:
         return await asyncio.wait_for(ending, 10)
 
     assert asyncio.run(cancelled_twice()) == "stored"
-
-
-def test_a_job_does_not_walk_through_all_files_for_each_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, looks, most = [100.0], [0], Settings().max_jobs_megabytes * 1e6
-    sizes = iter([0, most - 1, most])
-    monkeypatch.setattr("voxcpm_server.jobs.speaking.time.monotonic", lambda: now[0])
-
-    def size() -> float:
-        looks[0] += 1
-        return next(sizes)
-
-    bound = job_speaking._SizeBound(SimpleNamespace(size=size), Settings())  # type: ignore[arg-type]
-    for _ in range(2):
-        for _ in range(10):
-            bound.check()
-        now[0] += 10
-    assert looks == [2]
-    with pytest.raises(ApiError) as full:
-        bound.check()
-    assert full.value.status_code == 507
 
 
 def test_a_thread_that_cannot_start_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,11 +34,13 @@ from heard_words import SAID, SEED, wrong_words
 from voxcpm_constants.generations import GENERATIONS
 from voxcpm_runtime import VoxCPM
 from voxcpm_server.settings import Settings
-from voxcpm_server.wyoming.server import languages_of, wyoming_host
+from voxcpm_server.wyoming.room import Wyoming
+from voxcpm_server.wyoming.server import languages_of
 from waiting import until
 
 # Chance may give a voice that takes long; whether it does is not what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing listens there
 LONG = "one two three four five six seven eight nine ten, and on we go. "
 
 
@@ -47,7 +49,7 @@ def exchanged(server: Any, *events: Any, last: Callable[[str], bool] = AudioStop
 
     async def talk() -> list[Event]:
         answers: list[Event] = []
-        async with AsyncTcpClient("127.0.0.1", server.wyoming_port, read_timeout=30) as client:
+        async with AsyncTcpClient("127.0.0.1", server.ports["wyoming"], read_timeout=30) as client:
             for event in events:
                 await client.write_event(event.event())
             while not answers or not (last(answers[-1].type) or Error.is_type(answers[-1].type)):
@@ -67,7 +69,7 @@ def test_idle_clients_of_one_machine_shut_out_no_other(serve: Callable[..., Any]
 
     async def pinged(host: str) -> tuple[asyncio.StreamWriter, dict[str, Any]]:
         reader, writer = await asyncio.open_connection(
-            "127.0.0.1", running.wyoming_port, local_addr=(host, 0)
+            "127.0.0.1", running.ports["wyoming"], local_addr=(host, 0)
         )
         writer.write(b'{"type": "ping"}\n')
         return writer, json.loads(await asyncio.wait_for(reader.readline(), 20))
@@ -138,7 +140,7 @@ def test_it_speaks_a_text(server: Any, tts: VoxCPM) -> None:
 @pytest.mark.usefixtures("seeded")
 def test_it_speaks_fragments_while_they_come(server: Any, tts: VoxCPM) -> None:
     async def talk() -> list[Event]:
-        async with AsyncTcpClient("127.0.0.1", server.wyoming_port, read_timeout=30) as client:
+        async with AsyncTcpClient("127.0.0.1", server.ports["wyoming"], read_timeout=30) as client:
 
             async def say(*events: Any) -> None:
                 for event in events:
@@ -185,7 +187,7 @@ def test_a_wrong_request_is_told_what_is_wrong(events: list[Any], words: str, se
 
 def raw_answer(server: Any, sent: bytes) -> bytes:
     """All that the server says until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.wyoming_port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.ports["wyoming"]), timeout=20) as connection:
         connection.sendall(sent)
         parts = []
         try:
@@ -237,7 +239,7 @@ def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
     serve: Callable[..., Any], euler_steps: Any
 ) -> None:
     running = serve(concurrency=1)
-    with socket.create_connection(("127.0.0.1", running.wyoming_port)) as connection:
+    with socket.create_connection(("127.0.0.1", running.ports["wyoming"])) as connection:
         connection.sendall(json.dumps({"type": "synthesize", "data": {"text": LONG * 20}}).encode() + b"\n")
         until(lambda: euler_steps.calls > 20)
         assert running.service.queue.busy == 1
@@ -254,7 +256,7 @@ def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
 
 def test_it_waits_in_the_queue_of_all(serve: Callable[..., Any]) -> None:
     running = serve(concurrency=1, queue=0)
-    with socket.create_connection(("127.0.0.1", running.wyoming_port)) as connection:
+    with socket.create_connection(("127.0.0.1", running.ports["wyoming"])) as connection:
         connection.sendall(json.dumps({"type": "synthesize", "data": {"text": LONG * 20}}).encode() + b"\n")
         until(lambda: running.service.queue.busy == 1)
         error = exchanged(running, Synthesize("Hello."))[-1]
@@ -263,12 +265,21 @@ def test_it_waits_in_the_queue_of_all(serve: Callable[..., Any]) -> None:
         assert httpx2.post(f"{running.url}/v1/audio/speech", json=body).status_code == 503
 
 
-def test_it_is_on_loopback_unless_told_otherwise_in_so_many_words() -> None:
-    everywhere = "0.0.0.0"  # noqa: S104 - nothing listens there
-    assert wyoming_host(Settings(), keys=False) == "127.0.0.1"
-    assert wyoming_host(Settings(host="::1"), keys=False) == "::1"
-    assert wyoming_host(Settings(host=everywhere), keys=True) == "127.0.0.1"
-    # Then everyone is let in over HTTP, but with keys that option has no effect.
-    assert wyoming_host(Settings(host=everywhere, insecure_serve_without_key=True), keys=False) == everywhere
-    assert wyoming_host(Settings(host=everywhere, insecure_serve_without_key=True), keys=True) == "127.0.0.1"
-    assert wyoming_host(Settings(host=everywhere, insecure_wyoming_without_key=True), keys=True) == everywhere
+@pytest.mark.parametrize(
+    ("settings", "has_keys", "host"),
+    [
+        ({}, False, "127.0.0.1"),
+        ({"host": "::1"}, False, "::1"),
+        ({"host": EVERYWHERE}, True, "127.0.0.1"),
+        # With keys, this option has no effect on HTTP, nor here.
+        ({"host": EVERYWHERE, "insecure_serve_without_key": True}, True, "127.0.0.1"),
+        ({"host": EVERYWHERE, "insecure_serve_without_key": True}, False, EVERYWHERE),
+        ({"host": EVERYWHERE, "insecure_wyoming_without_key": True}, True, EVERYWHERE),
+    ],
+)
+def test_it_is_on_loopback_unless_an_option_opens_it(
+    settings: dict[str, Any], has_keys: bool, host: str
+) -> None:
+    address = Wyoming.address(Settings(wyoming=1, **settings), has_keys=has_keys)
+    assert address is not None
+    assert address.host == host

@@ -15,7 +15,7 @@ SWITCHED = 101
 """Status of a websocket that was accepted and has ended in order."""
 
 
-class Outcomes:
+class ErrorAndMetricsMiddleware:
     """An app whose errors are answered in one line, and whose requests are counted by route and status.
 
     When a request came (`time.perf_counter`) is in `scope["state"]["began"]`.
