@@ -155,7 +155,8 @@ class GenerationOptions:
     normalize: Annotated[
         bool,
         Option(
-            "Write numbers, dates and symbols of the text in words (extra normalize).", flags=("--normalize",)
+            "Write numbers, dates and symbols of the text in words; Chinese needs the extra normalize.",
+            flags=("--normalize",),
         ),
     ] = False
     trim_silence_vad: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from voxcpm_runtime.english.letter_names import letter_by_letter
+from voxcpm_runtime.english.names import letter_by_letter
 from voxcpm_runtime.text.substitutions import Substitution, word_set
 
 _RESPELLED = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from voxcpm_runtime.english.acronyms import has_vowel, is_sayable, said_acronym
-from voxcpm_runtime.english.letter_names import letter_by_letter
-from voxcpm_runtime.english.number_words import cardinal, digit_names
-from voxcpm_runtime.text.substitutions import Substitution, any_of, word_set
+from voxcpm_runtime.english.names import cardinal, digit_names, letter_by_letter
+from voxcpm_runtime.text.substitutions import Substitution, any_of, rules, word_set
 
 _MARKS = {
     ".": "dot", "@": "at", "/": "slash", "\\": "backslash", "_": "underscore", "-": "dash", "+": "plus", ":": "colon",
@@ -16,6 +15,7 @@ _MARKS = {
 _DOMAINS = any_of(word_set("com org net edu gov io ai dev app info uk de fr ch ca au eu jp cn tv"))
 _WORDY_DOMAINS = any_of(word_set("co gl in is it ly me us"))
 """Domains that are words, too: addresses only with a path."""
+_TOP_DOMAIN = rf"(?:{_DOMAINS}|{_WORDY_DOMAINS}(?=/\w))"
 _FILES = any_of(
     word_set(
         """7z aac bat bin bmp c cfg conf cpp css csv doc docx exe flac gif go gz h htm html ini ipynb iso java jpeg
@@ -27,58 +27,53 @@ _FILES = any_of(
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,8}}"
 _TAIL = r"(?::\d{1,5})?(?:[/?#][\w./?=&#%~+:@-]{0,500})?"
-_LONGEST_NUMBER = 2
-"""Digits of a number in an address that is said as one number, as page 12; longer ones are said digit by digit."""
-
-_LONGEST_CODE = 3
-"""Letters of a piece of an address that may be an abbreviation although it has a vowel; longer ones are words."""
-
-
-def _said(address: str) -> str:
-    return " ".join(_piece(piece) for piece in re.findall(r"[A-Za-z]+|\d+|[^\W_]|[\W_]", address))
+_MAX_NUMBER_DIGITS = 2
+"""A number in an address is said as one number up to this length, as page 12; longer ones are said digit by digit."""
+_MAX_CODE_LETTERS = 3
+"""A piece of an address may be an abbreviation up to this length although it has a vowel; longer ones are words."""
 
 
-def _piece(piece: str) -> str:
-    if piece.isdigit():
-        return cardinal(piece) if len(piece) <= _LONGEST_NUMBER else digit_names(piece)
-    if not piece.isalpha() or not piece.isascii():
-        return _MARKS.get(piece, piece)
+def addresses(spelled: bool) -> tuple[Substitution, ...]:
+    """Rules for addresses, from the surest form to the least sure."""
+
+    def piece(text: str) -> str:
+        if text.isdigit():
+            return cardinal(text) if len(text) <= _MAX_NUMBER_DIGITS else digit_names(text)
+        if not text.isalpha() or not text.isascii():
+            return _MARKS.get(text, text)
+        return _piece_spelled(text) if spelled else text
+
+    def address(found: re.Match[str]) -> str:
+        # A mark at the end is the sentence's, not the address's; a slash there is not said.
+        whole = found["address"].rstrip(".,?:-")
+        said = map(piece, re.findall(r"[A-Za-z]+|\d+|[^\W_]|[\W_]", whole.rstrip("/")))
+        return f" {' '.join(said)} {found['address'][len(whole) :]}"
+
+    return rules(
+        (r"<(?:mailto:)?([^<>\s]{3,500})>", r" \1 "),
+        (rf"(?<![\w.+-])(?P<address>[A-Za-z0-9][\w.+-]{{0,63}}@{_HOST})", address),
+        (rf"(?i)(?<!\w)(?:https?|ftp|file)://+(?P<address>{_HOST}{_TAIL})", address),
+        (rf"(?i)(?<![\w.-])(?P<address>www\.{_HOST}{_TAIL})", address),
+        (
+            rf"(?<![\w.@-])(?P<address>{_LABEL}(?:\.{_LABEL}){{0,3}}\.{_TOP_DOMAIN}{_TAIL})(?![\w@]|\.\w)",
+            address,
+        ),
+        (rf"(?<![\w.])(?P<address>[\w-]{{0,80}}\.{_FILES})(?![\w@]|\.\w)", address),
+        (
+            r"(?<![\w.~/])(?P<address>(?:[A-Za-z]:|~)(?:[/\\][\w.-]{1,80}){1,30}|(?:[/\\][\w.-]{1,80}){2,30})",
+            address,
+        ),
+        (r"(?<![\w&])(?P<mark>[#@])(?P<words>[A-Za-z]\w{0,80})", _tag),
+    )
+
+
+def _piece_spelled(piece: str) -> str:
     if said := said_acronym(piece.upper()):
         return said
-    is_word = is_sayable(piece) or (len(piece) > _LONGEST_CODE and has_vowel(piece))
+    is_word = is_sayable(piece) or (len(piece) > _MAX_CODE_LETTERS and has_vowel(piece))
     return piece.lower() if is_word else letter_by_letter(piece)
-
-
-def _of_match(found: re.Match[str]) -> str:
-    # A mark at the end is the sentence's, not the address's; a slash there is not said.
-    address = found["address"].rstrip(".,?:-")
-    return f" {_said(address.rstrip('/'))} {found['address'][len(address) :]}"
 
 
 def _tag(found: re.Match[str]) -> str:
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", found["words"])
     return f" {'hashtag' if found['mark'] == '#' else 'at'} {' '.join(words)} "
-
-
-ADDRESSES: tuple[Substitution, ...] = tuple(
-    (re.compile(pattern, flags), replacement)
-    for pattern, flags, replacement in (
-        (r"<(?:mailto:)?([^<>\s]{3,500})>", 0, r" \1 "),
-        (rf"(?<![\w.+-])(?P<address>[A-Za-z0-9][\w.+-]{{0,63}}@{_HOST})", 0, _of_match),
-        (rf"(?<!\w)(?:https?|ftp|file)://+(?P<address>{_HOST}{_TAIL})", re.IGNORECASE, _of_match),
-        (rf"(?<![\w.-])(?P<address>www\.{_HOST}{_TAIL})", re.IGNORECASE, _of_match),
-        (
-            rf"(?<![\w.@-])(?P<address>{_LABEL}(?:\.{_LABEL}){{0,3}}\.(?:{_DOMAINS}|{_WORDY_DOMAINS}(?=/\w)){_TAIL})(?![\w@]|\.\w)",
-            0,
-            _of_match,
-        ),
-        (rf"(?<![\w.])(?P<address>[\w-]{{0,80}}\.{_FILES})(?![\w@]|\.\w)", 0, _of_match),
-        (
-            r"(?<![\w.~/])(?P<address>(?:[A-Za-z]:|~)(?:[/\\][\w.-]{1,80}){1,30}|(?:[/\\][\w.-]{1,80}){2,30})",
-            0,
-            _of_match,
-        ),
-        (r"(?<![\w&])(?P<mark>[#@])(?P<words>[A-Za-z]\w{0,80})", 0, _tag),
-    )
-)
-"""Addresses are found from the surest form to the least sure."""

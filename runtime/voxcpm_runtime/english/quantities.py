@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
-from voxcpm_runtime.english.letter_names import letter_by_letter
-from voxcpm_runtime.english.number_words import cardinal, decimal, digit_names, fraction, in_pairs, ordinal
+from voxcpm_runtime.english.names import (
+    cardinal,
+    decimal,
+    digit_names,
+    fraction,
+    in_pairs,
+    letter_by_letter,
+    ordinal,
+)
 from voxcpm_runtime.english.units import ATTACHED_UNITS, CURRENCIES, SCALES, UNITS
-from voxcpm_runtime.text.substitutions import Substitution, any_of, word_set
+from voxcpm_runtime.text.substitutions import Substitution, any_of, rules, word_set
 
 # Lengths are bounded, so that a long line of digits is searched in linear time.
 _NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40}"
@@ -44,8 +52,10 @@ def _is_one(found: re.Match[str]) -> bool:
     return found["article"] is not None or (found["number"] == "1" and found["least"] is None)
 
 
-def _money(found: re.Match[str]) -> str:
+def _money(found: re.Match[str], *, spelled: bool) -> str:
     one, several, hundredth, hundredths = CURRENCIES[found["currency"]]
+    if spelled and one.startswith("US "):
+        one, several = f"{letter_by_letter('US')} dollar", f"{letter_by_letter('US')} dollars"
     number, scale = found["number"], found["scale"]
     sign = "minus " if found["sign"] else ""
     whole, _, part = number.replace(",", "").partition(".")
@@ -118,10 +128,14 @@ def _side(number: str) -> str:
     return in_pairs(number) if len(number) == 4 else decimal(number)
 
 
-def _mixed(found: re.Match[str]) -> str:
+def _mixed(found: re.Match[str], *, spelled: bool) -> str:
     """Letters and digits in one word: MP3, H2O, 4K. Words of small letters stay words."""
     return " ".join(
-        _short_number(piece) if piece.isdigit() else piece if len(piece) > 3 else letter_by_letter(piece)
+        _short_number(piece)
+        if piece.isdigit()
+        else letter_by_letter(piece)
+        if spelled and len(piece) <= 3
+        else piece
         for piece in re.findall(r"\d+|[A-Za-z]+", found[0])
     )
 
@@ -138,9 +152,10 @@ def _power(found: re.Match[str]) -> str:
     return f" to the power of {'minus ' if found[1] else ''}{cardinal(found[2])}"
 
 
-QUANTITIES: tuple[Substitution, ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
+def quantities(spelled: bool) -> tuple[Substitution, ...]:
+    """Rules for numbers whose neighbours say what they are."""
+    money = partial(_money, spelled=spelled)
+    return rules(
         # Telephone and Internet numbers.
         (r"(?<![\w+])\+\d{1,3}(?:[ .-]\(?\d{2,4}\)?){2,5}(?![\w-])", _groups),
         (r"(?<![\w.-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])", _groups),
@@ -153,9 +168,9 @@ QUANTITIES: tuple[Substitution, ...] = tuple(
         (r"(?<=[\d%kmMbn])\s?[–-]\s?(?=[$£€¥]\d)|(?<=\d%)\s?[–-]\s?(?=\d)", " to "),
         (
             rf"{_ARTICLE}(?P<sign>{_SIGN})?{_SYMBOL}\s?(?:(?P<least>{_NUMBER})\s?[–-]\s?(?P=currency)?)?(?P<number>{_NUMBER}){_SCALE}",
-            _money,
+            money,
         ),
-        (rf"{_ARTICLE}(?P<sign>{_SIGN})?(?<![\w.]){_AMOUNT}{_SCALE}\s?{_CODE}(?!\w)", _money),
+        (rf"{_ARTICLE}(?P<sign>{_SIGN})?(?<![\w.]){_AMOUNT}{_SCALE}\s?{_CODE}(?!\w)", money),
         # Measures. With its dot inside a sentence, in. is no preposition.
         (r"([x×]\s?\d{1,6})\s?in\.(?=\s+[a-z])", r"\1 inch"),
         (r"(?<=\d)\s?in\.(?=\s+[a-z])", "in"),
@@ -167,7 +182,7 @@ QUANTITIES: tuple[Substitution, ...] = tuple(
             ),
         ),
         (
-            rf"{_ARTICLE}(?P<sign>{_SIGN})?(?<![\w.,^/])(?!\d+B\b|401k\b){_AMOUNT}(?P<dash>-|\s)?(?P<unit>{_MEASURE})(?![\w'^])(?:\.(?=\s+[a-z]))?",
+            rf"{_ARTICLE}(?P<sign>{_SIGN})?(?<![\w.,^/])(?!\d+B\b|401k\b){_AMOUNT}(?P<dash>-|\s)?(?P<unit>{_MEASURE})(?![\w'^&])(?:\.(?=\s+[a-z]))?",
             _measure,
         ),
         (
@@ -177,12 +192,11 @@ QUANTITIES: tuple[Substitution, ...] = tuple(
         # Postal codes of states.
         (r"(?<=\b[A-Z]{2} )\d{5}\b", lambda found: digit_names(found[0])),
     )
-)
-"""Numbers whose neighbours say what they are."""
 
-NUMBERS: tuple[Substitution, ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
+
+def numbers(spelled: bool) -> tuple[Substitution, ...]:
+    """Rules for all other numbers."""
+    return rules(
         (r"(?<![\w.])(?:v|V(?=\d+\.\d)|v\.\s?)(?P<number>\d+(?:\.\d+){0,9})(?!\w|\.\d)", _version),
         (r"(?<![\w.])(?P<number>\d+(?:\.\d+){2,9})(?!\w|\.\d)", _parts()),
         (
@@ -206,12 +220,13 @@ NUMBERS: tuple[Substitution, ...] = tuple(
         (r"(?<![\w.)])[-−](?=\.?\d)", "minus "),
         (r"(?<=\d):(?=\d)", " to "),
         (r"(?<![\w.,])(\d[\d,]{0,40})(?:st|nd|rd|th|ST|ND|RD|TH)\b", lambda found: ordinal(found[1])),
-        # COVID-19, F-16, R2-D2, USB-C
-        (r"(?<=[A-Z])-(?=[\dA-Z])|(?<=\d)-(?=[A-Z])", " "),
-        (r"(?<![\w.,])(?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])[A-Za-z\d]+(?!\w)", _mixed),
+        # COVID-19, F-16, R2-D2; and USB-C, if it is spelled.
+        (rf"(?<=[A-Z])-(?=[\d{'A-Z' if spelled else ''}])|(?<=\d)-(?=[A-Z])", " "),
+        (
+            r"(?<![\w.,])(?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])[A-Za-z\d]+(?!\w)",
+            partial(_mixed, spelled=spelled),
+        ),
         (rf"(?<![\d.])(?:{_NUMBER})", lambda found: decimal(found[0])),
         # What is left stands beside letters or in odd forms.
         (r"\d+", lambda found: f" {digit_names(found[0])} "),
     )
-)
-"""All other numbers."""

@@ -5,21 +5,24 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from voxcpm_runtime.text.substitutions import Substitution
+from voxcpm_runtime.text.substitutions import rules
 
 _PLAIN = str.maketrans(
     {
         "’": "'", "‘": "'", "‚": "'", "‛": "'", "ʼ": "'", "´": "'", "`": "'", "′": "'", "“": '"', "”": '"',
-        "„": '"', "‟": '"',
-        "«": '"', "»": '"', "″": '"', "‐": "-", "‑": "-", "‒": "–", "―": "—", "−": "-", "⁄": "/", "∕": "/",
-        "。": ".", "、": ",",
-        "Æ": "AE", "æ": "ae", "Ø": "O", "ø": "o", "Œ": "OE", "œ": "oe", "ß": "ss", "ẞ": "SS", "Ł": "L", "ł": "l",
-        "Đ": "D",
-        "đ": "d", "Ð": "D", "ð": "d", "Þ": "Th", "þ": "th", "ı": "i", "ħ": "h", "ŋ": "ng",
-        "™": "", "®": "", "℠": "", "¿": "", "¡": "", "\u00ad": "", "\u200b": "", "\u2060": "", "\ufeff": "",
+        "„": '"', "‟": '"', "«": '"', "»": '"', "″": '"', "‐": "-", "‑": "-", "‒": "–", "―": "—", "−": "-",
+        "⁄": "/", "∕": "/", "™": "", "®": "", "℠": "", "\u00ad": "", "\u200b": "", "\u2060": "", "\ufeff": "",
     }
 )  # fmt: skip
 """Characters that Unicode does not decompose, or not into what is read."""
+_ASCII = _PLAIN | str.maketrans(
+    {
+        "Æ": "AE", "æ": "ae", "Ø": "O", "ø": "o", "Œ": "OE", "œ": "oe", "ß": "ss", "ẞ": "SS", "Ł": "L", "ł": "l",
+        "Đ": "D", "đ": "d", "Ð": "D", "ð": "d", "Þ": "Th", "þ": "th", "ı": "i", "ħ": "h", "ŋ": "ng", "…": "...",
+        "。": ".", "、": ",", "¿": "", "¡": "", "\u200c": "", "\u200d": "",
+    }
+)  # fmt: skip
+"""The same with letters and marks that a vocabulary of English letters lacks."""
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 _FROM_SUPERSCRIPTS = str.maketrans(_SUPERSCRIPTS, "0123456789-")
 _VULGAR = "¼½¾⅐-⅞"
@@ -27,105 +30,83 @@ _VULGAR = "¼½¾⅐-⅞"
 _WORDS = {
     "&": "and", "+": "plus", "=": "equals", "×": "times", "÷": "divided by", "≤": "less than or equal to",
     "≥": "greater than or equal to", "≠": "not equal to", "≈": "approximately", "±": "plus or minus",
-    "√": "square root of",
-    "∞": "infinity", "°": "degrees", "%": "percent", "‰": "per mille", "§": "section", "¶": "paragraph",
-    "©": "copyright",
-    "@": "at", "$": "dollar", "£": "pound", "€": "euro", "¥": "yen", "¢": "cent", "₹": "rupee", "№": "number",
-    "∑": "sum",
-    "∫": "integral", "∂": "partial", "∈": "in", "∝": "proportional to",
+    "√": "square root of", "∞": "infinity", "°": "degrees", "%": "percent", "‰": "per mille", "§": "section",
+    "¶": "paragraph", "©": "copyright", "@": "at", "$": "dollar", "£": "pound", "€": "euro", "¥": "yen", "¢": "cent",
+    "₹": "rupee", "№": "number", "∑": "sum", "∫": "integral", "∂": "partial", "∈": "in", "∝": "proportional to",
 }  # fmt: skip
 _GREEK = dict(
     zip(
         "αβγδεζηθικλμνξοπρστυφχψω",
-        [
-            "alpha",
-            "beta",
-            "gamma",
-            "delta",
-            "epsilon",
-            "zeta",
-            "eta",
-            "theta",
-            "iota",
-            "kappa",
-            "lambda",
-            "mu",
-            "nu",
-            "xi",
-            "omicron",
-            "pi",
-            "rho",
-            "sigma",
-            "tau",
-            "upsilon",
-            "phi",
-            "chi",
-            "psi",
-            "omega",
-        ],
+        re.findall(
+            r"\w+",
+            """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon
+            phi chi psi omega""",
+        ),
         strict=True,
     )
 )
 _ARROWS = "[←-⇿➔-➾⟵-⟿]|<?[-=]{1,3}>"
 _ELISIONS = r"(?:tis|twas|twere|em|til|cause|bout|round|n)\b"
 
-BESIDE_NUMBERS: tuple[Substitution, ...] = tuple(
-    (re.compile(pattern), words)
-    for pattern, words in (
-        (_ARROWS, ", "),
-        (r"(?<=\s)<=(?=\s)", " less than or equal to "),
-        (r"(?<=\s)>=(?=\s)", " greater than or equal to "),
-        (r"(?<=\s)!=(?=\s)", " not equal to "),
-        (r"(?<=[\w)]\s)<(?=\s)|<(?=\d)", " less than "),
-        (r"(?<=[A-Za-z]{3}) > (?=[A-Za-z]{3})", ", "),
-        (r"(?<=[\w)]\s)>(?=\s)|(?<!\w)>(?=\d)", " greater than "),
-        (r"(?i)\bcopyright (?:©|\(c\))", "copyright"),
-        (r"[~≈](?=\s?\d)", " about "),
-        (r"#(?=\d)", " number "),
-        (r"(?<=\w) \* (?=\w)|(?<=\d)\*(?=\d)", " times "),
-        (r"={2,}", "="),
-    )
+BESIDE_NUMBERS = rules(
+    (_ARROWS, ", "),
+    (r"(?<=\s)<=(?=\s)", " less than or equal to "),
+    (r"(?<=\s)>=(?=\s)", " greater than or equal to "),
+    (r"(?<=\s)!=(?=\s)", " not equal to "),
+    (r"(?<=[\w)]\s)<(?=\s)|<(?=\d)", " less than "),
+    (r"(?<=[A-Za-z]{3}) > (?=[A-Za-z]{3})", ", "),
+    (r"(?<=[\w)]\s)>(?=\s)|(?<!\w)>(?=\d)", " greater than "),
+    (r"(?i)\bcopyright (?:©|\(c\))", "copyright"),
+    (r"[~≈](?=\s?\d)", " about "),
+    (r"#(?=\d)", " number "),
+    (r"(?<=\w) \* (?=\w)|(?<=\d)\*(?=\d)", " times "),
+    (r"={2,}", "="),
 )
 """Symbols that a number or their spaces explain, while numbers are digits still."""
 
-SYMBOLS: tuple[Substitution, ...] = (
-    # A Greek letter by itself is a symbol; a word of them is refused later.
-    (
-        re.compile(rf"(?<![^\W\d_])[{''.join(_GREEK)}](?![^\W\d_])"),
-        lambda found: f" {_GREEK[found[0]]} ",
-    ),
-    (re.compile(f"[{''.join(map(re.escape, _WORDS))}]"), lambda found: f" {_WORDS[found[0]]} "),
-    (re.compile(r"[#*_/\\^|<>~]"), " "),
+SYMBOLS = rules(
+    # A Greek letter by itself is a symbol; voices of letters refuse a word of them later.
+    (rf"(?<![^\W\d_])[{''.join(_GREEK)}](?![^\W\d_])", lambda found: f" {_GREEK[found[0]]} "),
+    (f"[{''.join(map(re.escape, _WORDS))}]", lambda found: f" {_WORDS[found[0]]} "),
+    (r"[#*_/\\^|<>~]", " "),
 )
 """Symbols that have a word, and those that are not read."""
 
-MARKS: tuple[Substitution, ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"(?<!\w)'(?!\w)", " "),
-        # 'a quotation', but not 'tis or the dogs' bowls.
-        (rf"(?<!\w)'(?!{_ELISIONS})(?=\w)", ""),
-        (r"(?<![\Ws])'(?!\w)", ""),
-        (r'"', ""),
-        (r"(?<!\.)\.{2,}(?=\s*[?!])", ""),
-        (r"\.{2,}(?=\s*\w)", ", "),
-        (r"(?:\s*\.){2,}", "."),
-        (r"\s-{1,3}(?=\s)|-{2,}", ", "),
-        (r"(?<!\w)-|-(?!\w)", " "),
-    )
+MARKS = rules(
+    (r"(?<!\w)'(?!\w)", " "),
+    # 'a quotation', but not 'tis or the dogs' bowls.
+    (rf"(?<!\w)'(?!{_ELISIONS})(?=\w)", ""),
+    (r"(?<![\Ws])'(?!\w)", ""),
+    (r'"', ""),
+    (r"(?<!\.)\.{2,}(?=\s*[?!])", ""),
+    (r"\.{2,}(?=\s*\w)", ", "),
+    (r"(?:\s*\.){2,}", "."),
+    (r"\s-{1,3}(?=\s)|-{2,}", ", "),
+    (r"(?<!\w)-|-(?!\w)", " "),
 )
 """Quotes, ellipses and dashes, as far as they are ASCII."""
 
 
-def plain_characters(text: str) -> str:
+SPACES = rules(
+    ("•", " "),
+    (r"(?<![^\x00-\x7f])[\u200c\u200d]+", ""),
+    (r"\s+", " "),
+    (r" (?=[,.;:!?)\]](?!\w))", ""),
+    (r",(?=[^\W_])", ", "),
+)
+"""What replaced symbols and emoji leave in a text that keeps its punctuation."""
+
+
+def plain_characters(text: str, *, ascii_only: bool) -> str:
     """The text with ASCII for compatibility characters, plain quotes, and without emoji and ornaments.
 
-    ½ becomes 1/2 and a superscript two ^2. Letters of other alphabets and accents stay.
+    ½ becomes 1/2 and a superscript two ^2. Letters of other alphabets and accents stay. ascii_only: no Ø, …, ¿.
     """
+    table = _ASCII if ascii_only else _PLAIN
     text = re.sub(rf"(?<=\d)\s?(?=[{_VULGAR}])", " ", text)
     text = re.sub(f"[{_SUPERSCRIPTS}]+", lambda found: f"^{found[0].translate(_FROM_SUPERSCRIPTS)}", text)
-    text = unicodedata.normalize("NFKC", text.translate(_PLAIN)).translate(_PLAIN)
-    return "".join(map(_plain_character, text))
+    parts = (unicodedata.normalize("NFKC", part) for part in text.translate(table).split("…"))
+    return "".join(map(_plain_character, "…".join(parts).translate(table)))
 
 
 def _plain_character(char: str) -> str:
@@ -134,6 +115,8 @@ def _plain_character(char: str) -> str:
     if char.isdecimal():
         return str(unicodedata.decimal(char))
     category = unicodedata.category(char)
-    if category in ("So", "Sk", "Cf", "Me", "Co", "Cn", "Cs", "Cc") or "\ufe00" <= char <= "\ufe0f":
-        return " " if category in ("So", "Cc") else ""
-    return char
+    if category in ("So", "Cc"):
+        return " "
+    joins = char in "\u200c\u200d"  # letters, in Hindi or Persian
+    ornament = category in ("Sk", "Cf", "Me", "Co", "Cn", "Cs") or "\ufe00" <= char <= "\ufe0f"
+    return "" if ornament and not joins else char

@@ -37,6 +37,7 @@ from voxcpm_runtime.text.control import checked_control, controlled
 from voxcpm_runtime.text.letters import (
     check_sayable,
     continued_transcript,
+    is_of_letters,
     listed,
     spelled,
     spelled_transcript,
@@ -181,7 +182,7 @@ class Plan:
         voice until there is enough of it.
 
         Raises InputError for a segment that cannot be said or does not fit into the KV cache, and MissingExtraError if
-        the extra `normalize` is missing.
+        the extra `normalize` is missing for a Chinese text.
         """
         reader = _Reader(self)
         kind = "a segment of a text, or None"
@@ -251,7 +252,7 @@ class Plan:
         # A segment that continues the first one continues its style, too.
         controls = self.voice is not None or not anchored
         text = controlled(segment.text, self.description) if controls else segment.text
-        said = said_text(text, normalize=self.options.normalize)
+        said = self._said(text)
         target = spelled(said, tokenizer)
         transcript = spelled_transcript(self.voice.transcript if self.voice else anchored, tokenizer)
         if unknown := tokenizer.unknown_characters(transcript + target):
@@ -271,7 +272,10 @@ class Plan:
 
     def _said_alone(self, segment: Segment) -> str:
         """The segment as it is said, without the control before it, which is read, too, but not spoken."""
-        return spelled(said_text(segment.text, normalize=self.options.normalize), self.bundle.tokenizer)
+        return spelled(self._said(segment.text), self.bundle.tokenizer)
+
+    def _said(self, text: str) -> str:
+        return said_text(text, normalize=self.options.normalize, spelled=is_of_letters(self.bundle.tokenizer))
 
     def _count(self, text: str, target: int) -> int:
         """Number of tokens of a text; more than `target` also if it is expected to take more than `longest_seconds`."""
@@ -323,8 +327,8 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     A text of up to MAX_READ_AT_ONCE characters is read and checked as a whole. Of a longer one only the first segment
     is, and that there is no letter in it which the voice cannot say; the rest is read when its turn comes.
 
-    Raises InputError, one line, for anything that cannot be spoken, MissingExtraError if the extra `normalize` is
-    missing, and Cancelled if the call was cancelled before it began.
+    Raises InputError, one line, for anything that cannot be spoken, MissingExtraError as `Plan.read` does, and
+    Cancelled if the call was cancelled before it began.
     """
     a, options, recordings = bundle.architecture, arguments.options, arguments.recordings
     cancel = arguments.cancel or CancelToken()

@@ -6,13 +6,12 @@ Published VoxCPM vocabularies have every character, so texts for them stay uncha
 from __future__ import annotations
 
 import functools
-import re
 import unicodedata
-from importlib.util import find_spec
 
 from voxcpm_constants.errors import InputError
+from voxcpm_runtime.text.normalization import english_room
 from voxcpm_runtime.text.sentences import sentences
-from voxcpm_runtime.text.substitutions import Substitution, substituted
+from voxcpm_runtime.text.substitutions import rules, substituted
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 from voxcpm_runtime.text.words import parted
 
@@ -23,29 +22,21 @@ _MAX_SHOWN = 60
 """Characters of a text in an error."""
 _MAX_LISTED = 10
 # What was replaced leaves spaces before marks, and commas beside other marks.
-_TIDYING: tuple[Substitution, ...] = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\s+", " "),
-        (r"[ ,]+(?=[,.!?])", ""),
-        (r"(?<=[.!?])[ ,]*,", ""),
-        (r"\.+", "."),
-        (r"\.(?=[!?])|(?<=[!?])\.", ""),
-        (r",(?=[^\W_])", ", "),
-        (r"(?<=[.!?])(?=[^\W_])", " "),
-    )
+_TIDYING = rules(
+    (r"\s+", " "),
+    (r"[ ,]+(?=[,.!?])", ""),
+    (r"(?<=[.!?])[ ,]*,", ""),
+    (r"\.+", "."),
+    (r"\.(?=[!?])|(?<=[!?])\.", ""),
+    (r",(?=[^\W_])", ", "),
+    (r"(?<=[.!?])(?=[^\W_])", " "),
 )
 
 
 # A text is read again for each way of cutting it that is tried.
 @functools.lru_cache(maxsize=256)
 def _read_aloud(sentence: str) -> str:
-    # An optional room: without it texts are said as they are written.
-    if find_spec("voxcpm_runtime.english") is None:
-        return sentence
-    from voxcpm_runtime.english.reading import read_aloud
-
-    return read_aloud(sentence)
+    return sentence if (english := english_room()) is None else english.read_aloud(sentence)
 
 
 def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:

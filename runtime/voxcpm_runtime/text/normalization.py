@@ -1,14 +1,12 @@
-"""Numbers, dates, money and abbreviations in words, and no markup, as in upstream's `utils/text_normalize.py`.
+"""The reading of `normalize`: numbers, dates, money and symbols in words, and no markup or emoji.
 
-wetext's grammars do the reading; they are part of its wheel, so nothing is downloaded. The tables below prepare the
-text and correct the result. It equals upstream's, except where upstream fails or would say what nobody wrote:
+As in upstream (`utils/text_normalize.py`), a text with a Chinese character is Chinese, and any other is English.
+English is read by `voxcpm_runtime.english`, Chinese by wetext, whose grammars are part of its wheel, so nothing is
+downloaded. In Chinese the result equals upstream's, except where upstream fails or adds words:
 
 - The only quotation marks that upstream replaces are “ and ”. Here every double one becomes ", every single one and
-  every apostrophe ', so that don’t stays a word. Ellipses and dashes stay: the tokenizers know them.
+  every apostrophe '. Ellipses and dashes stay: the tokenizers know them.
 - wetext 0.1.8 puts a backslash before each " and each backslash, and upstream says them. Here they are removed.
-- wetext's English grammar fails at two spaces in a row, such as a removed emoji leaves, and at some signs beside a
-  digit (5㎏, 5Ω, 5²). Here white space is one space, and a word that wetext cannot read is read without it.
-- In English ², ³ and ① are not read as "zero", and − before a number is minus.
 - Full-width letters become ASCII (published vocabularies have the lower-case ones as bytes only), and so do
   full-width numbers with a sign inside: １２：３０ is a time.
 - A composed emoji is removed completely, with its joiners and keycaps.
@@ -23,126 +21,119 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 from voxcpm_constants.errors import MissingExtraError
-from voxcpm_runtime.text.substitutions import Substitution, substituted
+from voxcpm_runtime.text.sentences import sentences
+from voxcpm_runtime.text.substitutions import rules, substituted
 
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
 
 
 def _compatible(found: re.Match[str]) -> str:
-    """Full-width and circled characters as plain ones, except for the colon, which marks a time in Chinese."""
+    """Full-width characters as ASCII, except for the colon, which marks a time in Chinese."""
     return "：".join(unicodedata.normalize("NFKC", part) for part in found[0].split("："))
 
 
 # Markdown and HTML, in this order: code is removed first, whatever is in it.
-_MARKUP: tuple[Substitution, ...] = (
-    (re.compile(r"```.*?```", re.DOTALL), ""),
-    (re.compile(r"`[^`]*`"), ""),
-    (re.compile(r"!\[[^]]*]\([^)]+\)"), ""),  # an image
-    (re.compile(r"\[([^]]+)]\([^)]+\)"), r"\1"),  # a link: only its text is said
-    (re.compile(r"^(\s*)-\s+", re.MULTILINE), r"\1"),  # an item of a list
-    (re.compile(r"<(?!\s)[^>]+>"), ""),
-    (re.compile(r"^#{1,6}\s*", re.MULTILINE), ""),  # a heading
+_MARKUP = rules(
+    (r"(?s)```.*?```", ""),
+    (r"`[^`]*`", ""),
+    (r"!\[[^]]*]\([^)]+\)", ""),  # an image
+    (r"\[([^]]+)]\([^)]+\)", r"\1"),  # a link: only its text is said
+    (r"(?m)^(\s*)-\s+", r"\1"),  # an item of a list
+    (r"<(?!\s|https?:|mailto:)[^>]+>", ""),
+    (r"(?m)^#{1,6}\s+", ""),  # a heading
+    (r"\\(?![\w\s])", ""),  # escapes a mark
 )
 # Emoji with their skin tones, joiners, keycaps and the tags of flags.
 _EMOJI = (
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F)"
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F|\u200D\p{Extended_Pictographic}?|[\uFE0F\u20E3\U000E0020-\U000E007F])*"
 )
-_TYPOGRAPHY: tuple[Substitution, ...] = (
-    (re.compile("[“”„‟«»〝〞〟＂]"), '"'),
-    (re.compile("[‘’‚‛‹›ʼ´＇]"), "'"),
-    (re.compile(r"[−‐‑]|(?<![\dA-Za-z])－(?=\d)"), "-"),
-    (re.compile(r"[Ａ-Ｚａ-ｚ]+|\d+(?:[.:/．：／＋＝]\d+)+[%％]?|\d+％"), _compatible),
-    # Soft hyphens, direction marks, zero-width spaces; then backslashes, which escape a mark or separate words.
-    (re.compile("[\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a-\u202e\u2066-\u2069]"), ""),
-    (re.compile(r"\\(?![\w\s])"), ""),
-    (re.compile(r"[\s\\]+"), " "),
+_BEFORE_CHINESE = rules(
+    (r"(?m)^#{1,6}|<(?!\s)[^>]+>", ""),  # also #5 and <https://example.com>, which are read in English
+    ("[“”„‟«»〝〞〟＂]", '"'),
+    ("[‘’‚‛‹›ʼ´＇]", "'"),
+    (r"[−‐‑]|(?<![\dA-Za-z])－(?=\d)", "-"),
+    (r"[Ａ-Ｚａ-ｚ]+|\d+(?:[.:/．：／＋＝]\d+)+[%％]?|\d+％", _compatible),
+    # Soft hyphens, direction marks, zero-width spaces; then backslashes that separate words.
+    ("[\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a-\u202e\u2066-\u2069]", ""),
+    (r"[\s\\]+", " "),
+    ("=", "等于"),  # otherwise wetext reads 550+320=870 wrongly
+    (r"(?<=[a-zA-Z0-9])-(?=\d)", " - "),  # otherwise x-2 is x and minus two
 )
-_BEFORE_ENGLISH: tuple[Substitution, ...] = (
-    (re.compile(r"(?<=\d)：(?=\d)"), ":"),
-    # H₂O, 10⁶, ①: digits that wetext cannot read. A single ² or ³ stays for wetext, which reads square metres.
-    (re.compile("[⁰¹²³⁴-⁹]{2,}|[⁰¹⁴-⁹]|[₀-₉]+|[①-⑳⓪❶-❿➀-➓]"), lambda found: f" {_compatible(found)} "),
-    (re.compile(" +"), " "),
-)
-
-
-def _number_name(number: re.Match[str]) -> str:
-    if find_spec("voxcpm_runtime.english") is None:  # an optional room
-        return number[0]
-    from voxcpm_runtime.english.number_words import number_name
-
-    return number_name(number[0])
-
-
-_AFTER_ENGLISH: tuple[Substitution, ...] = (
-    (re.compile("²"), " squared"),
-    (re.compile("³"), " cubed"),
-    (re.compile(r"\d+"), _number_name),  # what wetext left, such as beside a letter
-)
-_BEFORE_CHINESE: tuple[Substitution, ...] = (
-    (re.compile("="), "等于"),  # otherwise wetext reads 550+320=870 wrongly
-    (re.compile(r"(?<=[a-zA-Z0-9])-(?=\d)"), " - "),  # otherwise x-2 is x and minus two
-)
-_ASCII = r"[\x00-\x1f!-\x7f]"
-_AFTER_CHINESE: tuple[Substitution, ...] = (
-    (re.compile(rf"(?<!{_ASCII}) | (?!{_ASCII})"), ""),  # spaces stay only between two Latin words
-    (re.compile("²"), "平方"),
-    (re.compile("³"), "立方"),
-    (re.compile("√"), "根号"),
-    (re.compile("≈"), "约等于"),
-    (re.compile("<"), "小于"),
-    (re.compile("`"), ""),
-    (re.compile("[（）【】]|——"), " "),
+_PRINTED_ASCII = r"[\x00-\x1f!-\x7f]"
+_AFTER_CHINESE = rules(
+    (rf"(?<!{_PRINTED_ASCII}) | (?!{_PRINTED_ASCII})", ""),  # spaces stay only between two Latin words
+    ("²", "平方"),
+    ("³", "立方"),
+    ("√", "根号"),
+    ("≈", "约等于"),
+    ("<", "小于"),
+    ("`", ""),
+    ("[（）【】]|——", " "),
 )
 
 
-def normalized(text: str) -> str:
+def english_room() -> ModuleType | None:
+    """The module that reads English; None if that optional package was deleted."""
+    spec = find_spec("voxcpm_runtime.english")
+    # A folder in which only __pycache__ is left is found, too, as a namespace without an origin.
+    if spec is None or spec.origin is None:
+        return None
+    from voxcpm_runtime.english import reading
+
+    return reading
+
+
+def normalized(text: str, *, spelled: bool = False) -> str:
     """The text as it is read aloud: in Chinese if it has a Chinese character, otherwise in English.
 
-    Empty if nothing is left, such as for a text of emoji. Raises MissingExtraError if the extra `normalize` is missing.
+    spelled: only without markup, for `letters.spelled`, which reads it. Empty if nothing is left, such as for a text of
+    emoji. Raises MissingExtraError if the extra `normalize` is missing and the text is Chinese.
     """
-    plain = emoji_pattern().sub("", substituted(text, _MARKUP).strip())
-    language, before, after = (
-        ("zh", _BEFORE_CHINESE, _AFTER_CHINESE)
-        if _CHINESE.search(text)
-        else ("en", _BEFORE_ENGLISH, _AFTER_ENGLISH)
-    )
-    plain = substituted(substituted(plain, _TYPOGRAPHY), before).strip()
-    return substituted(_read(plain, language), after)
+    plain = substituted(text, _MARKUP).strip()
+    if _CHINESE.search(text):
+        return _read_chinese(plain)
+    if (english := english_room()) is None:
+        raise MissingExtraError(
+            "normalize of English text needs voxcpm_runtime.english, which was removed from this installation; "
+            "reinstall voxcpm-coreml"
+        )
+    if spelled:
+        return plain
+    return "".join(english.read_aloud(sentence.text, spelled=False) for sentence in sentences(plain)).strip()
 
 
-def _read(text: str, language: str) -> str:
+def _read_chinese(text: str) -> str:
+    text = substituted(emoji_pattern().sub("", text), _BEFORE_CHINESE).strip()
+    return substituted(_read_by_wetext(text), _AFTER_CHINESE)
+
+
+def _read_by_wetext(text: str) -> str:
     """The text as wetext reads it. A text that its grammar rejects is halved until the rejected word is alone."""
     if not text:
         return ""
-    normalizer = wetext_normalizer(language)
+    normalizer = wetext_normalizer()
     with contextlib.suppress(AssertionError, IndexError, RuntimeError, ValueError):  # all mean: rejected
         # wetext escapes quotation marks; the text's own backslashes were removed before.
         if read := normalizer.normalize(text).replace("\\", ""):
             return read
     words = text.split(" ")
-    if len(words) > 1:
-        middle = len(words) // 2
-        return " ".join(_read(" ".join(half), language) for half in (words[:middle], words[middle:]))
-    if language == "en" and (plain := _plain(text)) != text:
-        return _read(plain, language)
-    return text
-
-
-def _plain(word: str) -> str:
-    """The word without compatibility characters: ㎏ as kg, ² in words."""
-    return unicodedata.normalize("NFKC", substituted(word, _AFTER_ENGLISH[:2]))
+    if len(words) == 1:
+        return text
+    middle = len(words) // 2
+    return " ".join(_read_by_wetext(" ".join(half)) for half in (words[:middle], words[middle:]))
 
 
 @functools.cache
-def wetext_normalizer(language: str) -> Any:
-    """wetext's reader of "en" or "zh", made when it is first needed. Raises MissingExtraError without the extra."""
+def wetext_normalizer() -> Any:
+    """wetext's reader of Chinese, made when it is first needed. Raises MissingExtraError without the extra."""
     with _extra():
         from wetext import Normalizer
-    return Normalizer(lang=language, operator="tn", remove_erhua=language == "zh")
+    return Normalizer(lang="zh", operator="tn", remove_erhua=True)
 
 
 @functools.cache
@@ -159,5 +150,5 @@ def _extra() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            f'normalize needs {error.name}; install it with: pip install "voxcpm-coreml[normalize]"'
+            f'normalize of Chinese text needs {error.name}; install it with: pip install "voxcpm-coreml[normalize]"'
         ) from None

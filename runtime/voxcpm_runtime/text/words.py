@@ -55,14 +55,14 @@ def one_line(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-def said_text(text: str, *, normalize: bool) -> str:
-    """The text as it is said: on one line, and with `normalize` its numbers and symbols in words.
+def said_text(text: str, *, normalize: bool, spelled: bool) -> str:
+    """The text on one line, and with `normalize` as `normalized` rewrites it.
 
-    Raises InputError if nothing is left to say, and MissingExtraError if the extra `normalize` is missing.
+    spelled: for a vocabulary of letters. Raises InputError if nothing is left to say, and the errors of `normalized`.
     """
     if not normalize:
         return one_line(text)
-    said = normalized(one_line(text))
+    said = normalized(one_line(text), spelled=spelled)
     if not said.strip():
         raise InputError(
             "nothing is left of the text without its emoji, code and markup; expected words to say",

@@ -65,12 +65,12 @@ def test_the_target_alone_is_normalised(tts):
         assert text_of(sequence(tts, **arguments)) == "▁5▁▁x▁▁5▁▁cats"
 
 
-def test_a_text_is_normalised_before_it_is_spelled(tts):
+def test_markup_is_removed_before_a_text_is_spelled(tts):
     tts.bundle = replace(tts.bundle, tokenizer=TextTokenizer.from_folder(DEFAULT_CHECKPOINT))
 
     said = [
         tts.plan(text, normalize=True).segments[0].target_tokens
-        for text in ("$2.50 “now”", "two point five dollars now.")
+        for text in ("$2.50 [“now”](https://a.b/5)", "two dollars and fifty cents now.")
     ]
 
     assert said[0] == said[1]

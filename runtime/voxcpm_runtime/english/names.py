@@ -1,4 +1,4 @@
-"""Numbers in English words, by the library `num2words`.
+"""The names of numbers, by the library `num2words`, and of letters.
 
 Numbers are strings of ASCII digits, so that leading zeros are not lost.
 """
@@ -9,45 +9,44 @@ import functools
 import re
 
 _MAX_DIGITS = 36
-"""Longer numbers are read digit by digit: nobody knows the names after decillions."""
+"""Longer numbers are read digit by digit: few people know names beyond decillions."""
 _HALVES = {"2": ("half", "halves"), "4": ("quarter", "quarters")}
+LETTER_NAMES = {
+    "a": "ay", "b": "bee", "c": "see", "d": "dee", "e": "ee", "f": "eff", "g": "jee", "h": "aitch", "i": "eye",
+    "j": "jay", "k": "kay", "l": "ell", "m": "em", "n": "en", "o": "oh", "p": "pee", "q": "cue", "r": "are",
+    "s": "ess", "t": "tee", "u": "you", "v": "vee", "w": "double you", "x": "ex", "y": "why", "z": "zee",
+}  # fmt: skip
+"""Written as they sound: voices with a vocabulary of letters are trained on these spellings."""
 
 
 @functools.lru_cache(4096)
-def number_name(number: str) -> str:
-    """The number as British English writes it: "one thousand, two hundred and thirty-four"."""
+def _name(number: str, form: str = "cardinal") -> str:
+    """The number as American English says it."""
     if len(number) > _MAX_DIGITS:
         return digit_names(number)
-    # Imported here: most texts for other voices have no number to read.
+    # Imported here, because most texts have no number to read.
     from num2words import num2words
 
-    return str(num2words(int(number)))
+    return str(num2words(int(number), to=form)).replace(" and ", " ").replace(",", "")
 
 
 def digit_names(number: str) -> str:
     """The digits one by one: "nine one one"."""
-    return " ".join(number_name(digit) for digit in number)
+    return " ".join(_name(digit) for digit in number)
 
 
 def cardinal(number: str) -> str:
-    """The number as American English says it: "one thousand two hundred thirty-four".
+    """The number in words: "one thousand two hundred thirty-four".
 
     Thousands may be separated by commas. A number with a leading zero is read digit by digit, as agent 007.
     """
     number = number.replace(",", "")
-    if len(number) > 1 and number[0] == "0":
-        return digit_names(number)
-    return number_name(number).replace(" and ", " ").replace(",", "")
+    return digit_names(number) if len(number) > 1 and number[0] == "0" else _name(number)
 
 
 def ordinal(number: str) -> str:
     """The ordinal number in words: "twenty-first"."""
-    from num2words import num2words
-
-    number = number.replace(",", "")
-    if len(number) > _MAX_DIGITS:
-        return digit_names(number)
-    return str(num2words(int(number), to="ordinal")).replace(" and ", " ").replace(",", "")
+    return _name(number.replace(",", ""), "ordinal")
 
 
 def decimal(number: str) -> str:
@@ -83,3 +82,9 @@ def plural(words: str) -> str:
     if re.search("[^aeiou]y$", words):
         return f"{words[:-1]}ies"
     return f"{words}es" if words.endswith(("s", "x", "z", "ch", "sh")) else f"{words}s"
+
+
+def letter_by_letter(letters: str, ending: str = "") -> str:
+    """The names of ASCII letters, with spaces: "eff bee eye". ending: "", "s" for a plural, or "'s"."""
+    names = " ".join(LETTER_NAMES[letter] for letter in letters.lower())
+    return plural(names) if ending == "s" else names + ending
