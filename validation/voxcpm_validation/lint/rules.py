@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any
 
 from voxcpm_constants.hardware_limits import (
     LARGEST_RANK,
@@ -15,26 +15,11 @@ from voxcpm_constants.hardware_limits import (
 )
 
 from . import interface, shapes, values
-from .function import Function, Violation
-
-
-class Linted(Protocol):
-    """A function of a package, Core ML's or Core AI's."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the package."""
-
-    @property
-    def operation_count(self) -> int:
-        """Operations that compute something."""
-
-
-F = TypeVar("F", bound=Linted)
+from .function import Violation
 
 
 @dataclass(frozen=True)
-class Rule(Generic[F]):
+class Rule:
     """What every function of a package must respect, and what looks for violations of it."""
 
     name: str
@@ -43,14 +28,15 @@ class Rule(Generic[F]):
     """What happens otherwise, in one sentence."""
     sources: tuple[str, ...]
     """Reports of it: a repository and the number of its issue or pull request, or a document."""
-    check: Callable[[F], Iterator[Violation]]
+    check: Callable[[Any], Iterator[Violation]]
+    """Called with a `Function` or a `CoreAIFunction`."""
     accepted: str | None = None
     """Why a violation is no fault; None if it is one."""
-    accepts: Callable[[F], bool] = lambda function: True
+    accepts: Callable[[Any], bool] = lambda function: True
     """The functions in which a violation is accepted, if `accepted` has a reason."""
 
 
-RULES: tuple[Rule[Function], ...] = (
+RULES: tuple[Rule, ...] = (
     Rule(
         "select",
         "no `select`; indices of 16 bits stay so",
