@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +38,6 @@ from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE
 from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.core_ai import packages as core_ai_packages
-from voxcpm_conversion.core_ai import toolchain as core_ai_toolchain
-from voxcpm_conversion.core_ml import packages as core_ml_packages
-from voxcpm_conversion.core_ml import toolchain as core_ml_toolchain
 from voxcpm_conversion.core_ml.compilation import compile_packages
 from voxcpm_conversion.model_card import write_model_card
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
@@ -80,8 +78,8 @@ def convert(
     _check_architecture(a, sizes)
     check_weights(checkpoint.shapes(), a)
     source = checkpoint.source()
-    toolchain = core_ai_toolchain if target == CORE_AI else core_ml_toolchain
-    tools = {name: version(name) for name in toolchain.TOOLS}
+    converter = _converter(target)
+    tools = {name: version(name) for name in converter.TOOLS}
     declarations = declare_step_models(a, sizes, audio_vae_fp32=audio_vae_fp32)
     ordered = tuple(p for p in PRECISIONS if p in precisions)
     plan = {
@@ -104,7 +102,9 @@ def convert(
         _add_constants(workspace, checkpoint)
         for declaration in declarations.values():
             with workspace.temporary_files():
-                _add_step_model(workspace, checkpoint, declaration, sizes, ordered, target, kv_cache, report)
+                _add_step_model(
+                    converter, workspace, checkpoint, declaration, sizes, ordered, target, kv_cache, report
+                )
         names = [
             package.name for declaration in declarations.values() for package in parts(declaration, sizes)
         ]
@@ -131,7 +131,21 @@ def convert(
     return manifest
 
 
+def _converter(target: Target) -> ModuleType:
+    """The module that makes a target's packages: `core_ml.packages`, or that of the optional room `core_ai`."""
+    name = "core_ai" if target == CORE_AI else "core_ml"
+    try:
+        return importlib.import_module(f"voxcpm_conversion.{name}.packages")
+    except ModuleNotFoundError as error:
+        if error.name != f"voxcpm_conversion.{name}":
+            raise
+        raise InputError(
+            f"--target {target.lower()}: this installation has no converter to Core AI; reinstall voxcpm-coreml"
+        ) from None
+
+
 def _add_step_model(
+    converter: ModuleType,
     workspace: Workspace,
     checkpoint: Checkpoint,
     declaration: StepModel,
@@ -148,7 +162,6 @@ def _add_step_model(
         package: [p for p in precisions if not workspace.has(str(package_path(p, package.name, target)))]
         for package in packages
     }
-    add_packages = (core_ai_packages if target == CORE_AI else core_ml_packages).add_packages
     # The vectors are of the whole, of which a part has only some layers.
     comes_with_a_package = len(packages) == 1 and any(lacking.values())
     if not comes_with_a_package and not workspace.has(str(vectors_path(declaration.name))):
@@ -158,7 +171,7 @@ def _add_step_model(
             form = package_form(package, target, kv_cache)
             stage = partial(report, package.name)
             loaded = record if len(packages) == 1 else None
-            add_packages(
+            converter.add_packages(
                 workspace, checkpoint, package, form, sizes, missing, target, report=stage, loaded=loaded
             )
 
@@ -171,7 +184,7 @@ def check_forms(
     *,
     audio_vae_fp32: bool = False,
 ) -> None:
-    """Check what needs no checkpoint, so that nobody waits for a download first.
+    """Check what does not depend on the checkpoint, before one is downloaded.
 
     Raises InputError for precisions, sizes, a target and a form of the caches that do not go together.
     """
@@ -179,7 +192,7 @@ def check_forms(
     if audio_vae_fp32 and target == CORE_AI:
         raise InputError("--audio-vae-fp32 needs --target macos14 or macos15: it is for Core ML's CPU path")
     if target == CORE_AI:
-        core_ai_toolchain.check_toolchain()
+        _converter(target).check_toolchain()
     if kv_cache != "scatter" and target == "macOS15":
         raise InputError(
             f"--kv-cache {kv_cache} needs --target macos14 or macos27: for macos15 caches are states"
@@ -214,7 +227,9 @@ def _check_architecture(a: Architecture, sizes: StepSizes) -> None:
             f"--max-length {sizes.kv_length}: this checkpoint was made for at most {a.max_length} positions"
         )
     if sizes.solver_steps and a.mean_mode:
-        raise InputError("--solver-steps: this checkpoint's DiT is told the length of each step (mean mode)")
+        raise InputError(
+            "--solver-steps: this checkpoint's DiT takes the length of each step as input (mean mode)"
+        )
 
 
 def _add_constants(workspace: Workspace, checkpoint: Checkpoint) -> None:

@@ -20,7 +20,7 @@ def bundle_folder(output: Path, inputs: Iterable[str | Path], *, overwrite: bool
 
     inputs: what the same conversion reads; a hub id, which is no path here, is passed over.
     Raises InputError for an output that exists, unless `overwrite` is given and it is a bundle that neither is nor
-    holds an input or the current folder; and for folders beside it that have the conversion's own names, but that no
+    holds an input or the current folder; and for sibling folders that have the conversion's own names, but that no
     conversion left.
     """
     folder = Path(os.path.realpath(output))
@@ -35,13 +35,13 @@ def bundle_folder(output: Path, inputs: Iterable[str | Path], *, overwrite: bool
                 f"{output}: --overwrite replaces a bundle, but this folder has no bundle's {MANIFEST_FILE}; "
                 "choose another name, or move it away"
             )
-    for beside in (partial_folder(folder), replaced_folder(folder)):
-        if os.path.lexists(beside):
-            _check_kind(beside, beside)
-            _check_holds_none(beside, beside, read)
-            if not _is_leftover(beside):
+    for sibling in (partial_folder(folder), replaced_folder(folder)):
+        if os.path.lexists(sibling):
+            _check_kind(sibling, sibling)
+            _check_holds_none(sibling, sibling, read)
+            if not _is_leftover(sibling):
                 raise InputError(
-                    f"{beside}: converting into {output} needs this name, but no conversion left what is there; "
+                    f"{sibling}: converting into {output} needs this name, but no conversion left what is there; "
                     "choose another output, or move it away"
                 )
     return folder

@@ -61,7 +61,7 @@ _PARTS: TypeAdapter[_Parts] = TypeAdapter(_Parts)
 
 
 class Workspace:
-    """The folder `.NAME.partial` beside the bundle NAME. A part has its final name there only when complete.
+    """The folder `.NAME.partial` next to the bundle NAME. A part has its final name there only when complete.
 
     It removes what has its own names; `bundle_folder` has checked that it is not the user's data. While it is open, it
     is locked: as a context, or with `close`, it ends.
@@ -240,7 +240,7 @@ def _closed_at_the_end() -> Iterator[None]:
     """A context whose temporary files with a name, of this thread, are closed, and so removed, when it ends.
 
     coremltools leaves one open that cannot be written. Where the error is known, so is the file, which would be missed
-    when it is forgotten, with a traceback beside the error's line.
+    when it is forgotten, with a traceback after the error's line.
     """
     made: list[Any] = []
     make, thread = tempfile.NamedTemporaryFile, threading.get_ident()

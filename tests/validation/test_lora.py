@@ -114,28 +114,3 @@ def test_another_lora_or_none_is_refused(
     plain = without_a_lora(bundle, tmp_path / "plain")
     assert Manifest.read(plain).source.lora is None
     refused("was converted without a LoRA; leave it out, or convert with it", plain, lora)
-
-
-class _InterruptedError(KeyboardInterrupt):
-    pass
-
-
-def test_an_interrupted_conversion_with_another_lora_starts_anew(
-    tiny_checkpoint: Path, lora: Path, tmp_path: Path, write_lora: Any
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise _InterruptedError
-
-    def interrupted(given: Path) -> set[str]:
-        """Interrupt a conversion, return the marks beside its finished parts, and add one for this LoRA."""
-        checkpoint = Checkpoint.open(tiny_checkpoint, lora=given)
-        with pytest.raises(_InterruptedError):
-            convert(checkpoint, tmp_path / "bundle", precisions=["fp32"], sizes=SIZES, report=interrupt)
-        partial = tmp_path / ".bundle.partial"
-        marks = {path.name for path in partial.iterdir() if path.suffix == ".mark"}
-        (partial / f"{given.name}.mark").touch()
-        return marks
-
-    assert interrupted(lora) == set()
-    assert interrupted(lora) == {"voice.mark"}
-    assert interrupted(write_lora(tmp_path / "voice", tiny_checkpoint, seed=1, **EVERYWHERE)) == set()

@@ -114,11 +114,6 @@ def test_a_checkpoint_that_does_not_drift_keeps_the_fixed_floors(steady_voice: J
     assert replace(steady_voice, sensitivity=()).failures("fp16") == []
 
 
-def test_without_drift_a_defect_is_found_in_the_worst_patch_too(steady_voice: Judged) -> None:
-    failures = steady_voice.failures("fp16", rows_one_position_late)
-    assert any("teacher-forced, worst patch" in line for line in failures), failures
-
-
 def test_the_built_in_voice_is_disturbed_only_where_a_fixed_floor_is_missed(
     speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

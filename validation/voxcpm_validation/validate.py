@@ -25,9 +25,6 @@ from voxcpm_validation.sensitivity import DISTURBANCES, Sensitivity, measure_sen
 from voxcpm_validation.step_agreement import Arithmetic, StepAgreement, measure_step
 from voxcpm_validation.upstream import load_upstream
 
-_TOOLS = ("voxcpm", "torch", "coremltools", "onnxruntime", "numpy")
-_CORE_AI_TOOLS = ("voxcpm", "torch", "coreai-core", "numpy")
-
 FEW_PATCHES = 4
 """Patches of each utterance where half arithmetic is emulated: the base LM takes a tenth of a second for a position."""
 
@@ -58,13 +55,14 @@ def validate_bundle(
 
     The step models run on the portable executor, or on Core AI's runtime if the bundle is for macOS 27.
 
-    lora: the LoRA that was merged into the bundle; upstream applies it beside the checkpoint's weights.
+    lora: the LoRA that was merged into the bundle; upstream applies it on top of the checkpoint's weights.
     patches: patches of each utterance; Core AI off the Mac speaks at most FEW_PATCHES in half arithmetic.
 
     Raises InputError for a checkpoint or LoRA that the bundle was not made from, or a precision that it lacks.
     """
     opened = open_bundle(bundle)
     manifest, folder = opened.manifest, opened.folder
+    on_core_ai = manifest.target == CORE_AI
     choose_backend(backend, opened)
     source = Checkpoint.open(checkpoint, lora=lora)
     _check_source(bundle, manifest.source, source.source(), checkpoint, lora)
@@ -116,7 +114,6 @@ def validate_bundle(
                 report(f"{case.name} {precision}")
                 spoken.append(compare_speech(tts, case, upstream))
             del tts
-        on_core_ai = manifest.target == CORE_AI
         drifting = {
             (s.case, s.precision)
             for s in spoken
@@ -136,11 +133,12 @@ def validate_bundle(
                 )
                 if (case.name, precision) in drifting
             )
+    engine = ("coreai-core",) if on_core_ai else ("coremltools", "onnxruntime")
     return Report(
         bundle=str(bundle),
         checkpoint=_described(manifest.source),
         built_in=manifest.source.sha256 == Manifest.read(DEFAULT_BUNDLE).source.sha256,
-        tools={name: version(name) for name in _tools(manifest.target)},
+        tools={name: version(name) for name in ("voxcpm", "torch", *engine, "numpy")},
         sensitivity=sensitivity,
         steps=steps,
         end_to_end=tuple(spoken),
@@ -151,10 +149,6 @@ def validate_bundle(
 def _is_slow(target: Target, precision: Precision) -> bool:
     """Whether half arithmetic is emulated: Core AI's runtime does so off the Mac."""
     return target == CORE_AI and precision != "fp32" and macos() is None
-
-
-def _tools(target: Target) -> tuple[str, ...]:
-    return _CORE_AI_TOOLS if target == CORE_AI else _TOOLS
 
 
 def _notes(lengths: Mapping[Precision, int], patches: int) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
-"""The key of a golden record: everything that 16-bit samples depend on beside text, prompt and seed."""
+"""The key of a golden record: everything that 16-bit samples depend on besides text, prompt and seed."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import platform
 import re
@@ -17,7 +18,6 @@ from pydantic import BaseModel, ConfigDict
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import FileRecord
 from voxcpm_constants.step_models import Precision
-from voxcpm_conversion.core_ai.toolchain import import_module
 from voxcpm_runtime.backends.choice import Backend, Chosen, choose_backend
 from voxcpm_runtime.backends.portable.package import read_specification
 from voxcpm_runtime.bundle.opening import Bundle
@@ -107,7 +107,7 @@ def content_digest(folder: Path, files: Mapping[str, FileRecord]) -> str:
     """SHA-256 over the parts of a bundle's files that are the same in every conversion with the same tools.
 
     Whole files differ between conversions: packages contain random identifiers (Manifest.json); programs contain a
-    date, and maps in any order. Core AI's programs name their weights at random; beside them lie a date
+    date, and maps in any order. Core AI's programs name their weights at random; next to them are a date
     (metadata.json) and the program's own digest (main.hash).
     """
     digests = {}
@@ -162,7 +162,7 @@ def _program_digest(path: Path) -> str:
 
 def _core_ai_digest(path: Path) -> str:
     """SHA-256 of a Core AI program's text, in which each weight is named by its first use."""
-    asset = import_module("coreai.authoring").AIModelAsset.load(path)
+    asset = importlib.import_module("coreai.authoring").AIModelAsset.load(path)
     # There is no public way from an asset to its text.
     text = asset.program._module.as_string()  # noqa: SLF001
     functions, _, weights = text.partition(_WEIGHTS)

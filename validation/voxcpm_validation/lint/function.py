@@ -98,7 +98,7 @@ class Function:
         return sum(operation.kind != "const" for operation in self.program.operations)
 
     def values(self) -> Iterator[tuple[str, str, TensorType]]:
-        """(name, kind of operation, declared type) of every tensor that is no constant, inputs and states first."""
+        """(name, kind of operation, declared type) of every tensor that is not a constant, inputs and states first."""
         yield from ((name, INPUT, type_) for name, type_ in self.parameters.items())
         for operation in self.program.operations:
             if operation.kind != "const" and not operation.kind.startswith("constexpr"):

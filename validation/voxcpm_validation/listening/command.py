@@ -72,7 +72,7 @@ def listen(
     ] = None,
     saved: Annotated[
         list[Path] | None,
-        typer.Option(help="A saved listening.json to show beside what is measured; repeat for several."),
+        typer.Option(help="A saved listening.json to show with what is measured; repeat for several."),
     ] = None,
 ) -> None:
     """Test speech with a recogniser: word errors, length, what is cut or repeated, likeness, pace and loudness."""

@@ -31,7 +31,7 @@ _PAUSE = GenerationOptions().paragraph_pause
 
 def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
     """A speaker from a bundle on this machine's backend. Raises what opening a bundle raises."""
-    # One thread: these step models are too small for more, and the recogniser works beside them.
+    # One thread: these step models are too small for more, and the recogniser runs at the same time.
     tts = VoxCPM.from_bundle(bundle, precision, threads=1 if choose_backend("auto") == "portable" else None)
 
     def speak(text: str, voice: PromptVoice | None, seed: int, seconds: float | None = None) -> Reading:
