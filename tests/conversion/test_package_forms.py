@@ -185,9 +185,9 @@ def test_caches_that_the_neural_engine_does_not_take_are_named(
     cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *sizes])
     *before, error = capsys.readouterr().err.splitlines()
     assert error == "error: far enough"
-    told = [line for line in before if "Neural Engine" in line]
-    assert len(told) == (warning is not None)
-    assert all((warning or "") in line for line in told)
+    warnings = [line for line in before if "Neural Engine" in line]
+    assert len(warnings) == (warning is not None)
+    assert all((warning or "") in line for line in warnings)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_conversions_on_two_threads_leave_temporary_files_as_they_were(tmp_path:
     threads = [threading.Thread(target=convert, args=("one", lambda: end.wait(10)))]
     threads[0].start()
     assert begun.wait(10)
-    # Of what is no conversion, beside the first one.
+    # Made outside any conversion, while the first one runs.
     other = tempfile.NamedTemporaryFile(dir=tmp_path)  # noqa: SIM115 - closed below
     threads.append(threading.Thread(target=convert, args=("two", threads[0].join)))
     threads[1].start()
@@ -267,7 +267,7 @@ def _begun(bundle: Path) -> Path:
 
 @pytest.mark.parametrize("changed", ["bytes", "size", "missing", "link", "more"])
 def test_a_part_that_has_changed_since_it_was_finished_is_made_again(tmp_path: Path, changed: str) -> None:
-    """A flipped byte would be published with a digest of its own, and nobody would ever see it."""
+    """A flipped byte would be published with its own digest, and never be noticed."""
     package = _begun(tmp_path / "bundle") / "fp16" / "a.mlpackage"
     weights = package / "weight.bin"
     if changed == "more":

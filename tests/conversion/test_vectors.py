@@ -134,7 +134,7 @@ def test_large_numbers_are_stored_as_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda path, arrays: path.unlink(), "cannot be read"),
         (lambda path, arrays: path.write_bytes(b"abc"), "cannot be read"),
@@ -146,7 +146,7 @@ def test_large_numbers_are_stored_as_float32(tmp_path: Path) -> None:
     ],
 )
 def test_vectors_that_are_not_those_declared_are_refused_by_name(
-    tiny_bundle: Path, tmp_path: Path, damage: object, told: str
+    tiny_bundle: Path, tmp_path: Path, damage: object, message: str
 ) -> None:
     manifest = Manifest.read(tiny_bundle)
     path = tmp_path / vectors_path(LOCDIT_STEP)
@@ -155,5 +155,5 @@ def test_vectors_that_are_not_those_declared_are_refused_by_name(
     save_file(arrays, path)
     damage(path, arrays)  # type: ignore[operator]
 
-    with pytest.raises(BundleError, match=rf"{path}: .*{told}.*convert again"):
+    with pytest.raises(BundleError, match=rf"{path}: .*{message}.*convert again"):
         read_vectors(tmp_path, manifest.step_models[LOCDIT_STEP], manifest.sizes)

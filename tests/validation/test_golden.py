@@ -226,11 +226,11 @@ def test_speech_that_is_not_repeatable_is_reported_by_case_and_chunk(
 
     found = examine(speaking_bundle, "int8", "portable", cases=EXAMINED[:1])
 
-    told = "\n".join(found.failures["short"])
-    assert "chunk 1: PCM16 is not that of this process" in told
-    assert "chunk 0" not in told
+    failures = "\n".join(found.failures["short"])
+    assert "chunk 1: PCM16 is not that of this process" in failures
+    assert "chunk 0" not in failures
     for how in ("offline", "in chunks of 1", "in chunks of 2", "in chunks of 12"):
-        assert f"chunk 1: {how} " in told
+        assert f"chunk 1: {how} " in failures
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ TEXTS = ("the river runs slowly to the sea.", "we walked home in the rain.")
 
 @dataclass(frozen=True)
 class Judged:
-    """A voice whose bundles are judged beside what upstream says, and by how far it drifts."""
+    """A voice whose bundles are compared with upstream, and judged by how far upstream drifts."""
 
     bundle: Path
     cases: list[Case]

@@ -140,9 +140,9 @@ def damaged(tiny_bundle: Path, tmp_path: Path) -> Path:
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one line with which a command refuses its input."""
     assert cli.main(["lint", *map(str, arguments)]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    (line,) = told.err.strip().splitlines()
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.strip().splitlines()
     return line
 
 

@@ -56,7 +56,7 @@ def examine(
 ) -> Examination:
     """Speak every case offline, in several chunk sizes and in another process; `report` is called with each part.
 
-    Raises what opening a bundle raises, and CalledProcessError if the other process fails.
+    Raises what opening a bundle raises, and BrokenProcessPool if the other process dies.
     """
     tts = open_voice(bundle, precision, backend)
     report(f"{precision}: another process")

@@ -24,9 +24,9 @@ BUILT_IN = "the built-in voice"
 def lint_bundle(
     bundle: str | None, precisions: Sequence[str] = (), *, report: Callable[[str], None] = lambda line: None
 ) -> LintReport:
-    """Look for violations of every rule in a bundle's packages.
+    """Check a bundle's packages against every rule.
 
-    bundle: a folder or hub id; None is the built-in voice. precisions: those to look at; by default all that are there.
+    bundle: a folder or hub id; None is the built-in voice. precisions: those to check; by default all.
     `report` is called with the path of each package.
 
     Raises BundleError for a bundle that is absent or damaged, and InputError for a precision that it lacks and where

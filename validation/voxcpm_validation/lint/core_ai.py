@@ -42,7 +42,7 @@ class CoreAIFunction:
     graph: Any
     program: Any
     is_first: bool
-    """Whether it is the program's first function: the rules look there for what concerns the whole program."""
+    """Whether it is the program's first function, on which checks of the whole program run."""
     nbytes: int
     """Bytes of the program's file: constants and graph."""
     producer: str | None

@@ -20,7 +20,7 @@ from .function import Violation
 
 @dataclass(frozen=True)
 class Rule:
-    """What every function of a package must respect, and what looks for violations of it."""
+    """What every function of a package must respect, and its check."""
 
     name: str
     expectation: str
@@ -31,7 +31,7 @@ class Rule:
     check: Callable[[Any], Iterator[Violation]]
     """Called with a `Function` or a `CoreAIFunction`."""
     accepted: str | None = None
-    """Why a violation is no fault; None if it is one."""
+    """Why a violation is accepted; None if it is a fault."""
     accepts: Callable[[Any], bool] = lambda function: True
     """The functions in which a violation is accepted, if `accepted` has a reason."""
 
@@ -47,7 +47,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "value-shaped",
         "no tensor's size is computed while the model runs",
-        "Core ML refuses tensors that are shaped by a value; enumerated shapes are no values.",
+        "Core ML refuses tensors that are shaped by a computed value; enumerated shapes are allowed.",
         ("onnxsim/onnxsim 1430",),
         shapes.value_shaped,
     ),
@@ -89,7 +89,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "masked-batch",
         f"attention with a mask has leading axes of less than {MASKED_BATCH}",
-        "From there on its results are wrong on the GPU of macOS 26.2.",
+        "From this size on, results are wrong on the GPU of macOS 26.2.",
         ("apple/coremltools 2650",),
         values.masked_batches,
     ),
