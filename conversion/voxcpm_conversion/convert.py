@@ -49,7 +49,7 @@ from voxcpm_conversion.weight_shapes import check_weights
 from voxcpm_conversion.workspace import Workspace
 
 Report = Callable[[str, str, int, int], None]
-"""report(step model, stage, done, total): called when a stage of a step model progresses."""
+"""report(step model, stage, done, total): progress of a stage of a step model."""
 
 
 def convert(
@@ -94,9 +94,9 @@ def convert(
         "vectors": VECTORS_FORMAT,
     }
     with Workspace(folder, plan) as workspace:
-        # A bundle that an interrupted run had renamed away is back.
+        # The workspace has put back a bundle that an interrupted run had renamed.
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
-        # An interrupted run may have been asked for others.
+        # An interrupted run may have made other precisions.
         for other in set(PRECISIONS) - set(ordered):
             workspace.drop(other)
         _add_constants(workspace, checkpoint)
@@ -125,7 +125,7 @@ def convert(
         )
         manifest.write(workspace.folder)
         write_model_card(workspace.folder, manifest)
-        # Again: much may have happened to the output meanwhile.
+        # Again: the output may have changed meanwhile.
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         workspace.publish()
     return manifest
@@ -214,7 +214,7 @@ def check_forms(
 
 
 def check_solver_steps(steps: int) -> None:
-    """Check the Euler steps of `locdit_solve`, 0 for none. Raises InputError for a number that there is not."""
+    """Check the Euler steps of `locdit_solve`, 0 for none. Raises InputError for a number out of range."""
     if steps and not MIN_SOLVER_STEPS <= steps <= MAX_EULER_STEPS:
         raise InputError(
             f"--solver-steps {steps}: expected {MIN_SOLVER_STEPS} to {MAX_EULER_STEPS}, or 0 for none"
@@ -243,7 +243,7 @@ def _add_constants(workspace: Workspace, checkpoint: Checkpoint) -> None:
         folder.mkdir()
         for name, path in checkpoint.tokenizer_files().items():
             shutil.copyfile(path, folder / name)
-        # Upstream opens a checkpoint without one with its defaults, which an empty one has, too.
+        # Without this file upstream uses its defaults; an empty one has the same effect.
         if not (folder / TOKENIZER_CONFIG_FILE).exists():
             (folder / TOKENIZER_CONFIG_FILE).write_text("{}\n", encoding="utf-8")
 
