@@ -165,6 +165,11 @@ def test_the_command_shows_every_figure_in_80_columns_and_ends_with_the_verdict(
     )
 
 
+def test_a_text_beyond_the_caches_is_refused(tiny_bundle: Path, tiny_checkpoint: Path) -> None:
+    with pytest.raises(InputError, match=r"needs \d+ positions, and .* has 128; give a shorter --text"):
+        validate_bundle(tiny_bundle, str(tiny_checkpoint))
+
+
 def test_another_checkpoint_is_refused(tiny_bundle: Path) -> None:
     with pytest.raises(InputError, match="not the checkpoint"):
         validate_bundle(tiny_bundle, str(DEFAULT_CHECKPOINT))

@@ -68,6 +68,17 @@ def validate_bundle(
     transcript = spelled_transcript(prompt_text or text, opened.tokenizer)
     report("upstream")
     model = load_upstream(source.folder, max_length=manifest.sizes.kv_length, lora=source.lora)
+    # The continuation's: without a recording, its prompt is the zero-shot speech.
+    spoken_patches = patches if prompt_wav else 2 * patches
+    needed, kv_length = (
+        len(model.text_tokenizer(transcript + text)) + 1 + spoken_patches,
+        manifest.sizes.kv_length,
+    )
+    if needed > kv_length:
+        raise InputError(
+            f"a continuation of --text by {patches} patches needs {needed} positions, and {bundle} has {kv_length}; "
+            "give a shorter --text or fewer --patches"
+        )
     lengths = {p: min(patches, FEW_PATCHES) if _is_slow(manifest.target, p) else patches for p in chosen}
     references = {
         length: record_reference(
