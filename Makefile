@@ -135,8 +135,12 @@ mac-packages: $(SUPPLY)/.installed  ## whether macOS 14, 15 and 26 have a wheel 
 audit: $(SUPPLY)/.installed  ## pip-audit: what is known against the packages of hashes/make.txt
 	@$(SUPPLY)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r hashes/make.txt
 
-demo: $(STAMP)  ## convert, validate and speak: WAV and picture in demo/; make demo TEXT="what to say"
-	@$(BIN)/python -m voxcpm_validation.demo --output demo/ $(if $(TEXT),--text "$(TEXT)")
+DEMO_CHECKPOINT := conversion/voxcpm_conversion/default_checkpoint
+
+demo: $(STAMP)  ## convert the built-in voice, validate it and speak, into demo/; make demo TEXT="what to say"
+	@$(BIN)/voxcpm-coreml convert $(DEMO_CHECKPOINT) -o demo/bundle --overwrite
+	@$(BIN)/voxcpm-coreml validate demo/bundle --checkpoint $(DEMO_CHECKPOINT) --patches 8 --report demo
+	@$(BIN)/voxcpm-coreml generate demo/bundle --text "$(or $(TEXT),the river runs slowly to the sea.)" --seed 0 -o demo/speech.wav
 
 clean:  ## remove the environment, caches and demo/
 	rm -rf $(VENV) demo build dist .mypy_cache .pytest_cache .ruff_cache

@@ -79,7 +79,7 @@ class Worker:
         }
         self._name = contender.name
         began = time.perf_counter()
-        self._process: Any = subprocess.Popen(  # noqa: S603 - the file beside this one
+        self._process: Any = subprocess.Popen(  # noqa: S603 - the file next to this one
             [str(python if python.exists() else sys.executable), str(WORKER), json.dumps(given)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Speed, memory and agreement of a bundle on a GPU, with and without CUDA graphs, beside upstream on the same GPU.
+"""Speed, memory and agreement of a bundle on a GPU, with and without CUDA graphs, and of upstream on the same GPU.
 
     python benchmarks/on_gpu.py BUNDLE [--checkpoint CHECKPOINT] [--patches 64] [--rounds 3] [--parity] [--json FILE]
 

@@ -85,3 +85,36 @@ def test_a_room_that_the_rest_needs_is_found(tree: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert "ModuleNotFoundError" in done.stderr
+
+
+IMPORT_CONVERSION = """
+import importlib, pathlib, sys
+root = pathlib.Path(sys.argv[1])
+for path in root.rglob("*.py"):
+    parts = path.relative_to(root.parent).with_suffix("").parts
+    importlib.import_module(".".join(parts).removesuffix(".__init__"))
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.step_models import StepSizes
+from voxcpm_conversion.convert import check_forms
+check_forms(["fp16"], StepSizes(), "macOS14")
+try:
+    check_forms(["fp16"], StepSizes(), "macOS27")
+except InputError as error:
+    assert "no converter to Core AI" in str(error)
+else:
+    raise AssertionError("Core AI's converter was found")
+"""
+
+
+def test_conversion_needs_core_ai_for_its_own_target_only(tree: Path) -> None:
+    pytest.importorskip("torch")
+    package = tree / "voxcpm_conversion"
+    ignored = shutil.ignore_patterns("__pycache__", "default_checkpoint", "core_ai")
+    shutil.copytree(REPOSITORY / "conversion" / "voxcpm_conversion", package, ignore=ignored)
+
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_CONVERSION, str(package)],
+        env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr

@@ -151,7 +151,7 @@ class Checkpoint:
         if not (folder / TOKENIZER_FILE).is_file():
             raise CheckpointError(f"{folder}: expected the tokenizer, but there is no {TOKENIZER_FILE}")
         try:
-            # As the runtime will, so that what would not open is not converted.
+            # As the runtime opens it: a tokenizer that does not open is not converted.
             open_tokenizer(folder, needs_config=False)
         except ValueError as error:
             raise CheckpointError(str(error)) from None
@@ -291,7 +291,7 @@ def _first(folder: Path, names: tuple[str, ...]) -> Path:
 
 
 def _download(repository: str, revision: str | None, cache_dir: Path | None, local_files_only: bool) -> Path:
-    """Download a checkpoint's files into the hub's cache, except those that it holds already."""
+    """Download a checkpoint's files into the hub's cache, except those already there."""
     # Takes time to import, and only checkpoints of the hub need it.
     from huggingface_hub import snapshot_download
 

@@ -96,14 +96,15 @@ def convert(
         Path | None, typer.Option(help="Folder for downloads. Default: Hugging Face's own cache.")
     ] = None,
     local_files_only: Annotated[
-        bool, typer.Option("--local-files-only", help="Take what was downloaded before; no network.")
+        bool, typer.Option("--local-files-only", help="Use files downloaded earlier; no network.")
     ] = False,
     lora: Annotated[
         Path | None,
         typer.Option(help="A LoRA of that checkpoint to merge: upstream's folder or its weight file."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option(help="Replace a bundle that exists, once the new one is whole; nothing else.")
+        bool,
+        typer.Option(help="Replace an existing bundle when the new one is complete; never anything else."),
     ] = False,
 ) -> None:
     """Convert a VoxCPM checkpoint into a bundle of Core ML or Core AI step models."""
@@ -122,9 +123,9 @@ def convert(
     if kv_cache not in KV_CACHES:
         raise InputError(f"--kv-cache {kv_cache!r}: expected one of {', '.join(KV_CACHES)}")
     precisions: list[Precision] = [p for p in PRECISIONS if p in asked]
-    # All of this before a download, and before weights are read.
+    # Before a download, and before weights are read.
     check_forms(precisions, sizes, deployment, kv_cache, audio_vae_fp32=audio_vae_fp32)
-    # What is imported stays. The collector, which runs for every package, need not look through it: seconds in all.
+    # Imported modules stay: freezing them saves the garbage collector seconds, as it runs for every package.
     gc.freeze()
     if split_gigabytes is not None:
         check_split(split_gigabytes)
@@ -132,7 +133,7 @@ def convert(
     opened = Checkpoint.open(
         checkpoint, revision=revision, lora=lora, cache_dir=cache_dir, local_files_only=local_files_only
     )
-    # What was not asked for follows from the checkpoint.
+    # Options that were not given depend on the checkpoint.
     longest = opened.architecture.max_length if max_length is None else sizes.kv_length
     solver_steps = 0 if solver_steps is None and opened.architecture.mean_mode else solver_steps
     sizes = _sizes(batch, min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
@@ -187,13 +188,13 @@ def convert(
 
 
 def progress_console() -> Console:
-    """Where the command reports: standard error as it is now, also while a converter's own output is silenced."""
+    """A console on the present standard error, which keeps working while a converter's output is silenced."""
     return Console(file=sys.stderr)
 
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Report]:
-    """A progress bar for each step model. It starts at the first report, so that an earlier error is one line."""
+    """A progress bar for each step model. It starts at the first report, so that an earlier error stays one line."""
     if not console.is_terminal:
         with progress_lines() as note:
             yield lambda model, stage, done, total: note(f"{model}: {stage}")

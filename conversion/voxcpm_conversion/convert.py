@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +38,6 @@ from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE
 from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.core_ai import packages as core_ai_packages
-from voxcpm_conversion.core_ai import toolchain as core_ai_toolchain
-from voxcpm_conversion.core_ml import packages as core_ml_packages
-from voxcpm_conversion.core_ml import toolchain as core_ml_toolchain
 from voxcpm_conversion.core_ml.compilation import compile_packages
 from voxcpm_conversion.model_card import write_model_card
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
@@ -51,7 +49,7 @@ from voxcpm_conversion.weight_shapes import check_weights
 from voxcpm_conversion.workspace import Workspace
 
 Report = Callable[[str, str, int, int], None]
-"""report(step model, stage, done, total): called when a stage of a step model progresses."""
+"""report(step model, stage, done, total): progress of a stage of a step model."""
 
 
 def convert(
@@ -80,8 +78,8 @@ def convert(
     _check_architecture(a, sizes)
     check_weights(checkpoint.shapes(), a)
     source = checkpoint.source()
-    toolchain = core_ai_toolchain if target == CORE_AI else core_ml_toolchain
-    tools = {name: version(name) for name in toolchain.TOOLS}
+    converter = _converter(target)
+    tools = {name: version(name) for name in converter.TOOLS}
     declarations = declare_step_models(a, sizes, audio_vae_fp32=audio_vae_fp32)
     ordered = tuple(p for p in PRECISIONS if p in precisions)
     plan = {
@@ -96,15 +94,17 @@ def convert(
         "vectors": VECTORS_FORMAT,
     }
     with Workspace(folder, plan) as workspace:
-        # A bundle that an interrupted run had renamed away is back.
+        # The workspace has put back a bundle that an interrupted run had renamed.
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
-        # An interrupted run may have been asked for others.
+        # An interrupted run may have made other precisions.
         for other in set(PRECISIONS) - set(ordered):
             workspace.drop(other)
         _add_constants(workspace, checkpoint)
         for declaration in declarations.values():
             with workspace.temporary_files():
-                _add_step_model(workspace, checkpoint, declaration, sizes, ordered, target, kv_cache, report)
+                _add_step_model(
+                    converter, workspace, checkpoint, declaration, sizes, ordered, target, kv_cache, report
+                )
         names = [
             package.name for declaration in declarations.values() for package in parts(declaration, sizes)
         ]
@@ -125,13 +125,27 @@ def convert(
         )
         manifest.write(workspace.folder)
         write_model_card(workspace.folder, manifest)
-        # Again: much may have happened to the output meanwhile.
+        # Again: the output may have changed meanwhile.
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
         workspace.publish()
     return manifest
 
 
+def _converter(target: Target) -> ModuleType:
+    """The module that makes a target's packages: `core_ml.packages`, or that of the optional room `core_ai`."""
+    name = "core_ai" if target == CORE_AI else "core_ml"
+    try:
+        return importlib.import_module(f"voxcpm_conversion.{name}.packages")
+    except ModuleNotFoundError as error:
+        if error.name != f"voxcpm_conversion.{name}":
+            raise
+        raise InputError(
+            f"--target {target.lower()}: this installation has no converter to Core AI; reinstall voxcpm-coreml"
+        ) from None
+
+
 def _add_step_model(
+    converter: ModuleType,
     workspace: Workspace,
     checkpoint: Checkpoint,
     declaration: StepModel,
@@ -148,7 +162,6 @@ def _add_step_model(
         package: [p for p in precisions if not workspace.has(str(package_path(p, package.name, target)))]
         for package in packages
     }
-    add_packages = (core_ai_packages if target == CORE_AI else core_ml_packages).add_packages
     # The vectors are of the whole, of which a part has only some layers.
     comes_with_a_package = len(packages) == 1 and any(lacking.values())
     if not comes_with_a_package and not workspace.has(str(vectors_path(declaration.name))):
@@ -158,7 +171,7 @@ def _add_step_model(
             form = package_form(package, target, kv_cache)
             stage = partial(report, package.name)
             loaded = record if len(packages) == 1 else None
-            add_packages(
+            converter.add_packages(
                 workspace, checkpoint, package, form, sizes, missing, target, report=stage, loaded=loaded
             )
 
@@ -171,7 +184,7 @@ def check_forms(
     *,
     audio_vae_fp32: bool = False,
 ) -> None:
-    """Check what needs no checkpoint, so that nobody waits for a download first.
+    """Check what does not depend on the checkpoint, before one is downloaded.
 
     Raises InputError for precisions, sizes, a target and a form of the caches that do not go together.
     """
@@ -179,7 +192,7 @@ def check_forms(
     if audio_vae_fp32 and target == CORE_AI:
         raise InputError("--audio-vae-fp32 needs --target macos14 or macos15: it is for Core ML's CPU path")
     if target == CORE_AI:
-        core_ai_toolchain.check_toolchain()
+        _converter(target).check_toolchain()
     if kv_cache != "scatter" and target == "macOS15":
         raise InputError(
             f"--kv-cache {kv_cache} needs --target macos14 or macos27: for macos15 caches are states"
@@ -201,7 +214,7 @@ def check_forms(
 
 
 def check_solver_steps(steps: int) -> None:
-    """Check the Euler steps of `locdit_solve`, 0 for none. Raises InputError for a number that there is not."""
+    """Check the Euler steps of `locdit_solve`, 0 for none. Raises InputError for a number out of range."""
     if steps and not MIN_SOLVER_STEPS <= steps <= MAX_EULER_STEPS:
         raise InputError(
             f"--solver-steps {steps}: expected {MIN_SOLVER_STEPS} to {MAX_EULER_STEPS}, or 0 for none"
@@ -214,7 +227,9 @@ def _check_architecture(a: Architecture, sizes: StepSizes) -> None:
             f"--max-length {sizes.kv_length}: this checkpoint was made for at most {a.max_length} positions"
         )
     if sizes.solver_steps and a.mean_mode:
-        raise InputError("--solver-steps: this checkpoint's DiT is told the length of each step (mean mode)")
+        raise InputError(
+            "--solver-steps: this checkpoint's DiT takes the length of each step as input (mean mode)"
+        )
 
 
 def _add_constants(workspace: Workspace, checkpoint: Checkpoint) -> None:
@@ -228,7 +243,7 @@ def _add_constants(workspace: Workspace, checkpoint: Checkpoint) -> None:
         folder.mkdir()
         for name, path in checkpoint.tokenizer_files().items():
             shutil.copyfile(path, folder / name)
-        # Upstream opens a checkpoint without one with its defaults, which an empty one has, too.
+        # Without this file upstream uses its defaults; an empty one has the same effect.
         if not (folder / TOKENIZER_CONFIG_FILE).exists():
             (folder / TOKENIZER_CONFIG_FILE).write_text("{}\n", encoding="utf-8")
 

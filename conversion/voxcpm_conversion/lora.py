@@ -96,7 +96,7 @@ class Lora:
 
     @classmethod
     def open(cls, path: str | Path, architecture: Architecture) -> Lora:
-        """Open a folder or a weight file (.safetensors, .ckpt, .pth), with lora_config.json beside the weights.
+        """Open a folder or a weight file (.safetensors, .ckpt, .pth), with lora_config.json next to the weights.
 
         Without lora_config.json, upstream's defaults apply (`remarks` says so). Raises CheckpointError if there is no
         LoRA, a file cannot be read, or a weight is not this architecture's or does not fit its layer.
@@ -133,7 +133,7 @@ class Lora:
         lines = []
         if self.config_file is None:
             lines.append(
-                f"{self.weights}: no {CONFIG_FILE} beside it; took upstream's alpha {self.config.alpha}, and "
+                f"{self.weights}: no {CONFIG_FILE} next to it; took upstream's alpha {self.config.alpha}, and "
                 f"r {self.config.r} from the weights"
             )
         if self.config.model_extra:

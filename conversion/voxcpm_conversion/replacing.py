@@ -18,9 +18,9 @@ PLAN_FILE = "plan.json"
 def bundle_folder(output: Path, inputs: Iterable[str | Path], *, overwrite: bool) -> Path:
     """Absolute path of the bundle to write at `output`, with `..` and links resolved.
 
-    inputs: what the same conversion reads; a hub id, which is no path here, is passed over.
+    inputs: what the same conversion reads; hub ids, for which no such path exists, are ignored.
     Raises InputError for an output that exists, unless `overwrite` is given and it is a bundle that neither is nor
-    holds an input or the current folder; and for folders beside it that have the conversion's own names, but that no
+    holds an input or the current folder; and for sibling folders that have the conversion's own names, but that no
     conversion left.
     """
     folder = Path(os.path.realpath(output))
@@ -35,13 +35,13 @@ def bundle_folder(output: Path, inputs: Iterable[str | Path], *, overwrite: bool
                 f"{output}: --overwrite replaces a bundle, but this folder has no bundle's {MANIFEST_FILE}; "
                 "choose another name, or move it away"
             )
-    for beside in (partial_folder(folder), replaced_folder(folder)):
-        if os.path.lexists(beside):
-            _check_kind(beside, beside)
-            _check_holds_none(beside, beside, read)
-            if not _is_leftover(beside):
+    for sibling in (partial_folder(folder), replaced_folder(folder)):
+        if os.path.lexists(sibling):
+            _check_kind(sibling, sibling)
+            _check_holds_none(sibling, sibling, read)
+            if not _is_leftover(sibling):
                 raise InputError(
-                    f"{beside}: converting into {output} needs this name, but no conversion left what is there; "
+                    f"{sibling}: converting into {output} needs this name, but no conversion left what is there; "
                     "choose another output, or move it away"
                 )
     return folder
@@ -58,14 +58,14 @@ def replaced_folder(bundle: Path) -> Path:
 
 
 def remove_leftover(folder: Path) -> None:
-    """Remove a leftover. The file that marks it as one is deleted last, in case this is interrupted."""
+    """Remove a leftover. The file that identifies it as one is deleted last, in case this is interrupted."""
     if folder.is_dir():
         empty_leftover(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def empty_leftover(folder: Path) -> None:
-    """Remove everything in a leftover; the files last, among them the one that marks it as one."""
+    """Remove everything in a leftover: files last, among them the one that identifies it as one."""
     entries = list(folder.iterdir())
     folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
     for entry in folders:
@@ -86,7 +86,7 @@ def put_back(bundle: Path) -> None:
 
 
 def is_finished(folder: Path, plan: Mapping[str, object]) -> bool:
-    """Whether a conversion by this plan was interrupted when only the rename of its folder was missing.
+    """Whether a conversion with this plan was interrupted just before its folder was renamed.
 
     The plan is gone by then: the manifest, which is written last, says what was planned.
     """
@@ -100,7 +100,7 @@ def is_finished(folder: Path, plan: Mapping[str, object]) -> bool:
 
 
 def _places(given: Path) -> Iterator[Path]:
-    """The places of an input: its path, the target of a link, and targets of links in it, as in the hub's cache."""
+    """All locations of an input: its path, a link's target, and targets of links in it, as in the hub's cache."""
     if not given.exists():
         return
     yield from {given.absolute(), given.resolve()}

@@ -10,7 +10,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.step_models import Precision
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS, expected_shapes
 
-# int4 packages have a third of their weights in 8 bits, and scales beside the others.
+# int4 packages have a third of their weights in 8 bits, and scales with the others.
 _BYTES_OF_A_WEIGHT: dict[Precision, float] = {"fp32": 4, "fp16": 2, "int8": 1, "int4": 0.75}
 
 

@@ -219,7 +219,7 @@ class LocDiTSolve(nn.Module):
     def __init__(self, step: LocDiTStep, width: int) -> None:
         super().__init__()
         self.step = step
-        # Without a mean mode, the length of a step that the DiT is told is zero: sines of 0, cosines of 1.
+        # Without a mean mode, the step length that the DiT gets is zero: sines of 0, cosines of 1.
         self.register_buffer("delta", torch.arange(width)[None].ge(width // 2).float(), persistent=False)
         self.register_buffer("smallest_peak", torch.tensor([1e-3]), persistent=False)
         # Far below the mean square of values whose largest magnitude is 1; it matters only where all are zero.

@@ -9,13 +9,13 @@ damps small errors.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,6 @@ from torch import Tensor
 
 from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.errors import CheckpointError, os_reason
-from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.tokenizer_file import TOKENIZER_FILE
 from voxcpm_conversion.checkpoint import (
     CONFIG_FILE,
@@ -75,7 +74,7 @@ def write_synthetic_checkpoint(
     tokenizer: the folder of a tokenizer, or its tokenizer.json, to copy.
     Returns the folder. Raises CheckpointError for a config that is not VoxCPM's, an absent tokenizer, a folder that
     already has a file of these names or that another process writes, and for what the system refuses, such as space.
-    All is written into a hidden folder beside it, so that an error or an interruption leaves nothing half.
+    Everything is written to a temporary folder first, so that an error leaves no partial checkpoint.
     """
     architecture = Architecture.from_document(dict(architecture_json))
     source = tokenizer if tokenizer.is_dir() else tokenizer.parent
@@ -103,39 +102,24 @@ def write_synthetic_checkpoint(
 
 
 def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write(hidden)` make files in a hidden folder beside `folder`, then give them their place.
-
-    A hidden folder that a killed run left is emptied first. Raises CheckpointError.
-    """
+    """Let `write(folder)` make files in a temporary folder, then rename them into place. Raises CheckpointError."""
     place = Path(os.path.realpath(folder))
-    hidden = place.with_name(f".{place.name}.unfinished")
+    if os.path.lexists(place) and not place.is_dir():
+        raise CheckpointError(f"{folder}: expected a folder to write into, but it is a file")
     try:
-        if os.path.lexists(place) and not place.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        hidden.mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(hidden)
-    except BlockingIOError:
-        raise CheckpointError(
-            f"{folder}: another process is writing it; wait, or choose another folder"
-        ) from None
-    except OSError as error:
-        raise CheckpointError(f"{folder}: expected a folder to write into ({os_reason(error)})") from None
-    try:
-        for left in hidden.iterdir():
-            left.unlink()
-        write(hidden)
-        if not place.is_dir():
-            hidden.rename(place)
-            return
-        # Last the file without which it is no checkpoint.
-        for made in sorted(hidden.iterdir(), key=lambda path: path.name == CONFIG_FILE):
-            made.rename(place / made.name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as temporary:
+            hidden = Path(temporary, "checkpoint")
+            hidden.mkdir()
+            write(hidden)
+            if not place.is_dir():
+                hidden.rename(place)
+                return
+            # config.json last: without it the folder is not a checkpoint.
+            for made in sorted(hidden.iterdir(), key=lambda path: path.name == CONFIG_FILE):
+                made.rename(place / made.name)
     except OSError as error:
         raise CheckpointError(f"{folder}: the checkpoint cannot be written ({os_reason(error)})") from None
-    finally:
-        if os.path.lexists(hidden):
-            shutil.rmtree(hidden, ignore_errors=True)
-        lock.release()
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def _shard_path(index: Path, file: str) -> Path:
     path = index.parent / file
     # A name with folders could point anywhere. Upstream's and the hub's shards are in the folder of their index.
     if Path(file).name != file or not path.is_file():
-        raise CheckpointError(f"{index}: expected the shard {file} beside it, but there is no such file")
+        raise CheckpointError(f"{index}: expected the shard {file} next to it, but there is no such file")
     return path
 
 

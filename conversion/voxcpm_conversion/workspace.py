@@ -48,23 +48,23 @@ _FILE_ERROR = re.compile(
     r"(filesystem error|\[MIL FileWriter\]): (?P<reason>[^\[\n]*[^\[\n\s])"
     r"|(?P<lost>A valid manifest does not exist|Unable to read file|Input stream is not valid)\b"
 )
-"""What coremltools' C++ says, before the paths, of a file that it could not write, or not read again: it does not
-notice at once when a small file is not written."""
+"""Messages of coremltools' C++, up to the paths, when a file could not be written, or not be read again: a failed write
+of a small file goes unnoticed at first."""
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _FULL_BYTES = 1 << 20
-"""A disk with less space counts as full when something could not be written."""
+"""If a write fails with less free space than this, the disk is full."""
 _ONE_AT_A_TIME = threading.RLock()
-"""Held while `tempfile` is changed, which is the whole process's."""
+"""Held while `tempfile` is patched, which affects the whole process."""
 _Parts = dict[str, dict[str, FileRecord]]
 """The records of each finished part's files; parts and files by their paths relative to the bundle."""
 _PARTS: TypeAdapter[_Parts] = TypeAdapter(_Parts)
 
 
 class Workspace:
-    """The folder `.NAME.partial` beside the bundle NAME. A part has its final name there only when complete.
+    """The folder `.NAME.partial` next to the bundle NAME. A part has its final name there only when complete.
 
-    It removes what has its own names; `bundle_folder` has checked that it is not the user's data. While it is open, it
-    is locked: as a context, or with `close`, it ends.
+    It removes leftovers under its own names; `bundle_folder` has checked that they are not the user's data. The folder
+    is locked until `close`, or until the end of the context.
     """
 
     def __init__(self, bundle: Path, plan: dict[str, object]) -> None:
@@ -100,7 +100,7 @@ class Workspace:
             raise InputError(f"{bundle.parent}: cannot write a bundle there ({os_reason(error)})") from None
 
     def close(self) -> None:
-        """Release the folder. What is finished stays for the next run."""
+        """Unlock the folder. Finished parts stay for the next run."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -110,7 +110,7 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-        # A write that fails does not name its file, as opening one does.
+        # Unlike a failed open, a failed write does not name its file.
         if isinstance(error, OSError) and error.filename is None and error.errno in _OF_THE_DISK:
             raise InputError(
                 f"{self.folder}: cannot be written ({os_reason(error)}); the same command continues"
@@ -165,12 +165,12 @@ class Workspace:
         unfinished.replace(final)
 
     def _open_to_others(self, part: Path) -> None:
-        """Let those read a part who may read the bundle: coremltools makes folders that only their owner can."""
+        """Make a part as readable as the bundle: coremltools creates folders that only their owner can read."""
         mode = self.folder.stat().st_mode & 0o777
         for path in (part, *part.rglob("*")):
             found = path.stat().st_mode
             wanted = found | (mode if stat.S_ISDIR(found) else mode & 0o666)
-            # FAT has one mode for all files, and refuses others.
+            # FAT has a single mode for all files, and rejects any other.
             if wanted != found:
                 path.chmod(stat.S_IMODE(wanted))
 
@@ -182,7 +182,7 @@ class Workspace:
 
     @contextmanager
     def temporary_files(self) -> Iterator[None]:
-        """A context in which all temporary files of this process lie in the workspace, and go with it.
+        """A context in which this process creates its temporary files in the workspace, where they are removed with it.
 
         coremltools makes gigabytes of them, which would stay for good if the process were killed. Conversions on
         several threads take turns.
@@ -192,7 +192,7 @@ class Workspace:
             try:
                 yield
             except RuntimeError:
-                # coremltools' C++ does not say why it could not write, and its files go now.
+                # coremltools' C++ does not say why a write failed, and its files are removed now.
                 self._is_full = shutil.disk_usage(folder).free < _FULL_BYTES
                 raise
             finally:
@@ -208,7 +208,7 @@ class Workspace:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        # What stayed would be published with the bundle.
+        # Files that could not be removed would be published with the bundle.
         shutil.rmtree(folder)
 
     def publish(self) -> None:
@@ -218,7 +218,7 @@ class Workspace:
         """
         old = replaced_folder(self.bundle)
         remove_leftover(old)
-        # A run that is killed from here on is known by its manifest (`is_finished`).
+        # From here on, an interrupted run is recognised by its manifest (`is_finished`).
         (self.folder / PLAN_FILE).unlink()
         (self.folder / _PARTS_FILE).unlink(missing_ok=True)
         try:
@@ -226,7 +226,7 @@ class Workspace:
                 self.bundle.replace(old)
             self.folder.replace(self.bundle)
         except BaseException:
-            # Whatever ended it, Ctrl-C too; the first error is the one to show.
+            # On any exception, also Ctrl-C; the first error is the one to show.
             with contextlib.suppress(OSError):
                 if not self.bundle.exists():
                     old.replace(self.bundle)
@@ -237,10 +237,10 @@ class Workspace:
 
 @contextmanager
 def _closed_at_the_end() -> Iterator[None]:
-    """A context whose temporary files with a name, of this thread, are closed, and so removed, when it ends.
+    """A context that, at its end, closes and so removes the named temporary files that this thread has made.
 
     coremltools leaves one open that cannot be written. Where the error is known, so is the file, which would be missed
-    when it is forgotten, with a traceback beside the error's line.
+    when it is forgotten, with a traceback after the error's line.
     """
     made: list[Any] = []
     make, thread = tempfile.NamedTemporaryFile, threading.get_ident()
@@ -257,22 +257,22 @@ def _closed_at_the_end() -> Iterator[None]:
     finally:
         tempfile.NamedTemporaryFile = make  # type: ignore[misc]
         for file in made:
-            # What could not be written is tried again then.
+            # Closing flushes, which may fail again.
             with contextlib.suppress(OSError):
                 file.close()
 
 
 def _locked(folder: Path) -> Lock:
-    """The folder, made if it is not there, locked. Raises OSError."""
+    """Create the folder if necessary, and lock it. Raises OSError."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        # Gone again: another conversion has just published it.
+        # Another conversion may have just published it.
         with contextlib.suppress(FileNotFoundError):
             return lock_folder(folder)
 
 
 def _recorded(path: Path, part: str) -> dict[str, FileRecord]:
-    """The records of a part that lies at `path`: one file, or a folder."""
+    """The records of the part at `path`: one file, or a folder."""
     if path.is_file():
         return {part: record_file(path)}
     files = (file for file in path.rglob("*") if file.is_file())
@@ -280,11 +280,11 @@ def _recorded(path: Path, part: str) -> dict[str, FileRecord]:
 
 
 def _intact_parts(folder: Path) -> _Parts:
-    """The parts that are as they were when they were finished. Raises OSError."""
+    """The finished parts that have not changed since. Raises OSError."""
     try:
         parts = _PARTS.validate_json(json_content(folder / _PARTS_FILE))
     except FileNotFoundError:
-        # New, or killed while it was published, when the manifest has all.
+        # New, or interrupted while it was published, when the manifest lists everything.
         parts = {"": _manifest_files(folder)}
     except ValueError:
         parts = {}
@@ -307,7 +307,7 @@ def _is_intact(folder: Path, files: dict[str, FileRecord]) -> bool:
 
 
 def _remove_others(folder: Path, files: Mapping[str, FileRecord]) -> None:
-    """Remove what no finished part has. Files that stand at the root are written again at the end."""
+    """Remove everything that belongs to no finished part, except files at the root, which are rewritten at the end."""
     for path in sorted(folder.rglob("*"), reverse=True):
         name = path.relative_to(folder).as_posix()
         if path.is_dir() and not path.is_symlink():

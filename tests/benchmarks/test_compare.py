@@ -1,4 +1,4 @@
-"""benchmarks/compare.py: equal trees have equal figures, and a slowed one is told apart."""
+"""benchmarks/compare.py: equal trees have equal figures, and a slowed one differs."""
 
 import argparse
 import importlib
@@ -38,7 +38,7 @@ def compared(*arguments: object) -> dict:
     return json.loads(done.stdout)
 
 
-def test_equal_trees_are_equal_and_a_slowed_one_is_told_apart(tiny_bundle, slowed_tree):
+def test_equal_trees_are_equal_and_a_slowed_one_differs(tiny_bundle, slowed_tree):
     given = (tiny_bundle, REPOSITORY, REPOSITORY, slowed_tree, "--rounds", 5, "--patches", 4)
     result = compared(*given, "--only", "locdit_step", "--only", "feat_encoder", "--only", "speech")
     ratios = {figure: [c["ratio"] for c in own] for figure, own in result["figures"].items()}

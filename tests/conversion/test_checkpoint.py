@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from voxcpm_constants.errors import CheckpointError
-from voxcpm_conversion.checkpoint import Checkpoint, fold_weight_norm
-from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
+from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.modules.voxcpm import empty_modules, expected_shapes
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
@@ -83,14 +82,6 @@ def test_pickled_containers_and_prefixes_give_the_same_weights(
     assert torch.equal(Checkpoint.open(copy).tensor(NORM), model_weights(tiny)[NORM])
 
 
-def test_vae_pickle_with_a_state_dict_around_it(tiny: Path, copy: Path) -> None:
-    path = copy / "audiovae.safetensors"
-    torch.save({"state_dict": load_file(path), "metadata": {"kwargs": {}}}, copy / "audiovae.pth")
-    path.unlink()
-    name = "audio_vae.encoder.fc_mu.weight"
-    assert torch.equal(Checkpoint.open(copy).tensor(name), Checkpoint.open(tiny).tensor(name))
-
-
 def test_shards_give_the_same_weights(tiny: Path, copy: Path) -> None:
     weights = model_weights(copy)
     names = sorted(weights)
@@ -103,21 +94,6 @@ def test_shards_give_the_same_weights(tiny: Path, copy: Path) -> None:
     assert torch.equal(Checkpoint.open(copy).tensor(names[1]), weights[names[1]])
     (copy / owner[names[0]]).unlink()
     one_line_error(copy, owner[names[0]])
-
-
-@pytest.mark.parametrize(
-    "layer", [nn.Conv1d(6, 4, 3), nn.Conv1d(6, 6, 7, groups=6), nn.ConvTranspose1d(6, 4, 4, stride=2)]
-)
-def test_weight_norm_folds_to_what_torch_applies(layer: nn.Module) -> None:
-    normed = torch.nn.utils.parametrizations.weight_norm(layer)
-    with torch.no_grad():
-        normed.parametrizations.weight.original0.mul_(1.7)
-        normed.parametrizations.weight.original1.mul_(0.2).add_(0.1)
-    stored = normed.state_dict()
-    folded = fold_weight_norm(
-        stored["parametrizations.weight.original0"], stored["parametrizations.weight.original1"]
-    )
-    torch.testing.assert_close(folded, normed.weight.detach(), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -172,46 +148,6 @@ def test_missing_unexpected_and_wrong_shaped_weights_are_named(copy: Path) -> No
     one_line_error(copy, "1 of another shape: stop_head.weight (expected (2, 64), found (3, 64))")
 
 
-def test_a_long_list_of_names_ends_in_a_count(tiny: Path) -> None:
-    a = Checkpoint.open(tiny).architecture
-    names = sorted(expected_shapes(a))
-    with pytest.raises(
-        CheckpointError, match=rf"{len(names)} missing: {names[0]} .* and {len(names) - 20} more$"
-    ):
-        check_weights({}, a)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"lm_config": {"hidden_size": 128}}, ["lm_config.hidden_size is 128, but the weights have 64"]),
-        (
-            {"lm_config": {"num_key_value_heads": 4}},
-            ["lm_config.num_key_value_heads is 4, but the weights have 2"],
-        ),
-        (
-            {"lm_config": {"hidden_size": 32}, "dit_config": {"ffn_dim": 100}},
-            ["lm_config.hidden_size is 32, but the weights have 64", "dit_config.ffn_dim is 100, but"],
-        ),
-    ],
-)
-def test_wrong_shapes_name_the_field_that_they_follow_from(
-    copy: Path, wrong: dict[str, dict[str, int]], named: list[str]
-) -> None:
-    path = copy / "config.json"
-    document = json.loads(path.read_text())
-    for part, fields in wrong.items():
-        document[part] |= fields
-    path.write_text(json.dumps(document))
-
-    with pytest.raises(CheckpointError) as caught:
-        open_and_check(copy)
-
-    assert all(fragment in str(caught.value) for fragment in named)
-    assert "of another shape" not in str(caught.value)
-    assert len(str(caught.value)) < 250
-
-
 def test_buffers_that_are_no_weights_are_accepted(copy: Path) -> None:
     weights = model_weights(copy)
     weights["base_lm.rope_emb.inv_freq"] = torch.ones(8)
@@ -227,10 +163,7 @@ def test_unmerged_lora_weights_are_refused_as_such(copy: Path) -> None:
     one_line_error(copy, "give the LoRA as a folder of its own with --lora")
 
 
-@pytest.mark.parametrize("form", ["model.safetensors", "pytorch_model.bin"])
-def test_a_full_fine_tune_as_upstream_saves_it_opens_as_any_other(
-    tiny: Path, tmp_path: Path, form: str
-) -> None:
+def test_a_full_fine_tune_as_upstream_saves_it_opens_as_any_other(tiny: Path, tmp_path: Path) -> None:
     model, latest = load_upstream(tiny, max_length=64), tmp_path / "latest"
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -239,10 +172,7 @@ def test_a_full_fine_tune_as_upstream_saves_it_opens_as_any_other(
     # Upstream's training saves the state of all modules except the AudioVAE, whose file it copies.
     trained = {name: t for name, t in model.state_dict().items() if not name.startswith("audio_vae.")}
     latest.mkdir()
-    if form == "model.safetensors":
-        save_file(trained, latest / form)
-    else:
-        torch.save({"state_dict": trained}, latest / form)
+    save_file(trained, latest / "model.safetensors")
     for name in ("config.json", "audiovae.safetensors", "tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tiny / name, latest / name)
     torch.save({"state": {}, "param_groups": []}, latest / "optimizer.pth")
@@ -358,16 +288,6 @@ def test_a_hub_id_opens_the_snapshot_and_records_its_commit(
     assert (source.checkpoint, source.revision) == ("openbmb/VoxCPM1.5", "0123abcd")
 
 
-def test_the_small_speaking_checkpoint_fits() -> None:
-    checkpoint = Checkpoint.open(DEFAULT_CHECKPOINT)
-    check_weights(checkpoint.shapes(), checkpoint.architecture)
-    assert sorted(checkpoint.tokenizer_files()) == [
-        "special_tokens_map.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ]
-
-
 PROFILE = {"longest_seconds": 6, "longest_tokens": 80, "seconds_per_letter": 0.06, "licence": "CC0-1.0"}
 
 
@@ -377,11 +297,6 @@ def test_a_speech_json_is_read_with_its_licence(copy: Path) -> None:
     assert checkpoint.speech is not None
     assert (checkpoint.speech.longest_tokens, checkpoint.speech.expected_seconds(50)) == (80, 3.0)
     assert checkpoint.source().licence == "CC0-1.0"
-
-
-def test_a_checkpoint_needs_no_speech_json(copy: Path) -> None:
-    checkpoint = Checkpoint.open(copy)
-    assert (checkpoint.speech, checkpoint.source().licence) == (None, "")
 
 
 @pytest.mark.parametrize(
@@ -400,20 +315,11 @@ def test_a_checkpoints_own_card_names_its_licence(copy: Path, card: str, licence
     assert Checkpoint.open(copy).source().licence == "CC0-1.0"
 
 
-def test_a_weight_file_of_another_name_is_listed(copy: Path) -> None:
-    (copy / "model.safetensors").rename(copy / "weights.safetensors")
-    one_line_error(copy, "or pytorch_model.bin, found weights.safetensors")
-
-
 @pytest.mark.parametrize(
     ("wrong", "fragment"),
     [
         ({"longest_tokens": 7}, "longest_tokens: Input should be greater than or equal to 8"),
         ({"seconds_per_letter": 0}, "seconds_per_letter: Input should be greater than 0"),
-        ({"seconds_per_letter": 1e308}, "seconds_per_letter: Input should be less than or equal to 10"),
-        ({"seconds_beside": 1e308}, "seconds_beside: Input should be less than or equal to 10"),
-        ({"longest_seconds": 1e308}, "longest_seconds: Input should be less than or equal to 600"),
-        ({"longest_tokens": 10**9}, "longest_tokens: Input should be less than or equal to 100000"),
         (
             {"longest_seconds": 0.4},
             "the file: Value error, longest_seconds is 0.4, but by the other figures 8 letters",
@@ -424,14 +330,3 @@ def test_a_weight_file_of_another_name_is_listed(copy: Path) -> None:
 def test_a_wrong_speech_json_is_one_clear_line(copy: Path, wrong: dict[str, float], fragment: str) -> None:
     (copy / "speech.json").write_text(json.dumps(PROFILE | wrong))
     one_line_error(copy, f"speech.json: not a speech.json: {fragment}")
-
-
-def test_a_damaged_speech_json_is_one_clear_line(copy: Path) -> None:
-    (copy / "speech.json").write_text("{")
-    one_line_error(copy, "speech.json: expected JSON")
-
-
-def test_the_built_in_voice_says_what_it_was_made_for() -> None:
-    speech = Checkpoint.open(DEFAULT_CHECKPOINT).speech
-    assert speech is not None
-    assert speech.expected_seconds(speech.longest_tokens) <= 1.4 * speech.longest_seconds

@@ -33,7 +33,6 @@ from voxcpm_conversion.core_ai.toolchain import quiet
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_conversion.synthetic_presets import presets
 from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
-from voxcpm_runtime.commands import cli
 
 pytest.importorskip("coreai_torch", exc_type=ImportError)
 
@@ -105,15 +104,6 @@ def test_nothing_in_a_program_names_this_machine(tiny_bundle_27: Path) -> None:
         (tiny_bundle_27 / "fp32" / f"{AUDIO_VAE_DECODER}.aimodel" / "metadata.json").read_text()
     )
     assert "VoxCPM audio_vae_decoder, fp32" in json.dumps(metadata)
-
-
-def test_what_does_not_go_together_is_refused_before_anything_is_read(
-    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--target", "macos27", "--batch", "2", "--solver-steps", "4"]
-    assert cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b"), *words]) == 2
-    assert "--solver-steps needs --batch 1" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_speaks_for_itself_alone(core_ai_conversion: Path) -> None:

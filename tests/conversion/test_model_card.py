@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -67,13 +66,6 @@ def test_a_hub_finds_licence_task_library_and_base_model() -> None:
     }
 
 
-def test_a_folder_is_no_base_model_of_a_hub() -> None:
-    card = model_card(manifest("1.5", checkpoint="mine"))
-
-    assert "base_model" not in front_matter(card)
-    assert "# mine for Core ML" in card
-
-
 def test_the_facts_are_those_of_the_manifest() -> None:
     found = rows(model_card(manifest("1.5", revision="abc", lora=LORA)))
 
@@ -113,21 +105,6 @@ def test_modes_that_the_generation_lacks_are_named(preset: str, missing: bool) -
     assert ("This generation has no voice design, style control, reference" in card) is missing
     # 1024 positions of 160 ms, or of 80 ms for 0.5B.
     assert (f"1024 positions: {82 if preset == '0.5b' else 164} s of speech") in card
-
-
-def test_an_int4_bundle_for_macos_15_says_so() -> None:
-    card = model_card(manifest("2").model_copy(update={"target": "macOS15", "precisions": ("int4",)}))
-
-    assert rows(card)["runs on"] == ["macOS 15, iOS 18 or later"]
-    assert "int4 compress the weights with loss" in card
-
-
-def test_the_examples_are_of_this_bundle() -> None:
-    card = model_card(manifest("1.5"))
-
-    (python,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    compile(python, "card", "exec")
-    assert "fp16/feat_encoder.mlpackage" in card
 
 
 def test_figures_of_a_validation_replace_those_before(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def converted(checkpoint, bundle):
     )
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_a_weight_that_is_not_finite_is_named(checkpoint, value):
     name = "base_lm.layers.0.mlp.up_proj.weight"
     weights = load_file(checkpoint / "model.safetensors")
@@ -63,16 +63,7 @@ def test_a_weight_that_is_not_finite_is_named(checkpoint, value):
     assert opened.tensor("base_lm.layers.0.mlp.down_proj.weight").isfinite().all()
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        {},
-        [],
-        {"model": {"type": "BPE"}},
-        {"model": {"type": "Unigram", "vocab": []}},
-        {"model": {"vocab": 5}},
-    ],
-)
+@pytest.mark.parametrize("document", [[], {"model": {"type": "BPE"}}])
 def test_a_tokenizer_that_would_not_open_is_not_converted(capsys, checkpoint, tmp_path, document):
     (checkpoint / "tokenizer.json").write_text(json.dumps(document))
 
@@ -83,37 +74,7 @@ def test_a_tokenizer_that_would_not_open_is_not_converted(capsys, checkpoint, tm
 
 
 @pytest.mark.parametrize(
-    ("normalizer", "message"),
-    [
-        ({"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}, "got 'Precompiled'; leave it out"),
-        ({"type": "Prepend", "prepend": "l" * 1000}, "at most 100 times as long, got 1e+03 times"),
-    ],
-)
-def test_a_tokenizer_that_would_panic_or_grow_is_not_converted(
-    capfd, checkpoint, tmp_path, normalizer, message
-):
-    path = checkpoint / "tokenizer.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": normalizer}))
-
-    line = one_line(capfd, "convert", checkpoint, "-o", tmp_path / "bundle")
-
-    assert line.startswith(f"error: {path}: expected a tokeniser file")
-    assert message in line
-    assert not (tmp_path / "bundle").exists()
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"unk_token": 5},
-        {"unk_token": ["a"]},
-        {"bos_token": {}},
-        {"added_tokens_decoder": {"first": {"content": "a"}}},
-        {"added_tokens_decoder": {"1": {"content": 5}}},
-        {"additional_special_tokens": 5},
-        [],
-        None,
-    ],
+    "document", [{"unk_token": 5}, {"added_tokens_decoder": {"1": {"content": 5}}}, None]
 )
 def test_a_tokenizer_config_that_would_not_open_is_not_converted(capsys, checkpoint, tmp_path, document):
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(document))
@@ -182,16 +143,6 @@ def test_of_two_conversions_into_one_folder_one_is_refused(capsys, tiny_checkpoi
     Workspace(tmp_path / "b", PLAN).close()
 
 
-def test_a_workspace_that_was_published_is_free_again(tmp_path):
-    with Workspace(tmp_path / "b", PLAN) as first:
-        (first.folder / "manifest.json").write_text("{}")
-        first.publish()
-        with Workspace(tmp_path / "b", PLAN) as second:
-            assert list(second.folder.iterdir()) == [second.folder / "plan.json"]
-        # Closing the published one again does not touch the other.
-        assert second.folder.is_dir()
-
-
 def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path):
     left = Workspace(tmp_path / "b", PLAN)
     left.add("int8/whole.mlpackage", lambda path: path.write_text("content"))
@@ -204,20 +155,6 @@ def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path):
         there = sorted(path.relative_to(again.folder).as_posix() for path in again.folder.rglob("*"))
 
     assert there == ["int8", "int8/whole.mlpackage", "parts.json", "plan.json"]
-
-
-def test_precisions_that_an_interrupted_run_made_and_this_one_does_not_want(
-    tiny_checkpoint, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(conversion, "_add_constants", stop)
-    (tmp_path / ".b.partial").mkdir()
-    with pytest.raises(KeyboardInterrupt):
-        converted(tiny_checkpoint, tmp_path / "b")
-    (tmp_path / ".b.partial" / "int8").mkdir()
-    with pytest.raises(KeyboardInterrupt):
-        converted(tiny_checkpoint, tmp_path / "b")
-
-    assert [path.name for path in (tmp_path / ".b.partial").iterdir()] == ["plan.json"]
 
 
 def stop(*_):
@@ -241,20 +178,6 @@ def test_temporary_files_of_libraries_lie_in_the_workspace(tiny_checkpoint, tmp_
     assert (tmp_path / ".b.partial") in place.parents
     assert not place.exists()
     assert tempfile.gettempdir() == before
-
-
-def test_a_full_disk_that_a_library_does_not_name(tiny_checkpoint, tmp_path, monkeypatch):
-    def full(*_):
-        raise RuntimeError("[MIL FileWriter]: Unknown error occurred while writing data to the file.")
-
-    monkeypatch.setattr(conversion, "_add_step_model", full)
-    with pytest.raises(
-        InputError, match=r"cannot be written \(Unknown error occurred .* to the file\.\); the same"
-    ):
-        converted(tiny_checkpoint, tmp_path / "b")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5000))
-    with pytest.raises(InputError, match="no space left on device; free some"):
-        converted(tiny_checkpoint, tmp_path / "b")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
@@ -286,16 +209,6 @@ def test_a_write_that_a_full_disk_refuses_names_the_folder(
             "A valid manifest does not exist at path: /a/tmp1.mlpackage/Manifest.json",
             InputError,
             r"cannot be written \(A valid manifest does not exist\); the same command continues$",
-        ),
-        (
-            "Unable to read file /a/tmp1.mlpackage/Data/com.apple.CoreML/weights/weight.bin",
-            InputError,
-            r"cannot be written \(Unable to read file\); the same command continues$",
-        ),
-        (
-            "Input stream is not valid",
-            InputError,
-            r"cannot be written \(Input stream is not valid\); the same command continues$",
         ),
         ("expected scalar type Half", RuntimeError, "expected scalar type Half"),
     ],
@@ -377,3 +290,17 @@ def test_without_max_length_it_is_what_the_checkpoint_allows(checkpoint, tmp_pat
         assert cli.main(["convert", str(checkpoint), "-o", str(tmp_path / "b")]) == 130
         assert asked[-1]["sizes"].kv_length == expected
         assert max(asked[-1]["sizes"].prefill_chunks) <= expected
+
+
+def test_a_full_disk_that_a_library_does_not_name(tiny_checkpoint, tmp_path, monkeypatch):
+    def full(*_):
+        raise RuntimeError("[MIL FileWriter]: Unknown error occurred while writing data to the file.")
+
+    monkeypatch.setattr(conversion, "_add_step_model", full)
+    with pytest.raises(
+        InputError, match=r"cannot be written \(Unknown error occurred .* to the file\.\); the same"
+    ):
+        converted(tiny_checkpoint, tmp_path / "b")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5000))
+    with pytest.raises(InputError, match="no space left on device; free some"):
+        converted(tiny_checkpoint, tmp_path / "b")

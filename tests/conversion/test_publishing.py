@@ -11,7 +11,6 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -157,17 +156,6 @@ def test_a_last_step_that_is_refused_leaves_the_old_bundle(
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
-@pytest.mark.parametrize(
-    "other", [{"source": "another"}, {"sizes": {}}, {"tools": {"coremltools": "9.1"}}, {"target": "macOS15"}]
-)
-def test_a_finished_folder_of_another_plan_is_not_taken(
-    finish: Callable[[Path, str], None], tmp_path: Path, other: dict[str, object]
-) -> None:
-    finish(tmp_path / ".b.partial", "new")
-    with Workspace(tmp_path / "b", {**PLAN, **other}) as workspace:
-        assert content(workspace.folder) is None
-
-
 def test_a_leftover_whose_removal_was_interrupted_is_not_put_back(
     finish: Callable[[Path, str], None], tmp_path: Path
 ) -> None:
@@ -180,7 +168,7 @@ def test_a_leftover_whose_removal_was_interrupted_is_not_put_back(
     assert json.loads((old / "manifest.json").read_text())["files"]
 
 
-@pytest.mark.parametrize("changed", ["tools", "sizes", "source"])
+@pytest.mark.parametrize("changed", ["tools", "source"])
 def test_what_another_plan_has_begun_is_not_continued(tmp_path: Path, changed: str) -> None:
     def begun(plan: dict[str, object]) -> bool:
         with Workspace(tmp_path / "bundle", plan) as workspace:
@@ -191,23 +179,6 @@ def test_what_another_plan_has_begun_is_not_continued(tmp_path: Path, changed: s
     assert begun(PLAN)
 
     assert not begun({**PLAN, changed: "other"})
-
-
-def test_temporary_files_that_cannot_be_removed_are_not_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = tmp_path / "bundle"
-    remove = shutil.rmtree
-
-    def refused(path: Path, *rest: Any, ignore_errors: bool = False, **named: Any) -> None:
-        if not ignore_errors and Path(path).name == ".temporary":
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        remove(path, *rest, ignore_errors=ignore_errors, **named)
-
-    with Workspace(bundle, PLAN) as workspace:
-        monkeypatch.setattr(shutil, "rmtree", refused)
-        with pytest.raises(OSError, match="Input/output error"), workspace.temporary_files():
-            Path(tempfile.mkdtemp(), "weight.bin").write_bytes(b"0")
 
 
 def test_temporary_files_of_what_failed_are_closed_before_their_folder_goes(tmp_path: Path) -> None:
@@ -245,7 +216,7 @@ def test_conversions_on_two_threads_leave_temporary_files_as_they_were(tmp_path:
     threads = [threading.Thread(target=convert, args=("one", lambda: end.wait(10)))]
     threads[0].start()
     assert begun.wait(10)
-    # Of what is no conversion, beside the first one.
+    # Made outside any conversion, while the first one runs.
     other = tempfile.NamedTemporaryFile(dir=tmp_path)  # noqa: SIM115 - closed below
     threads.append(threading.Thread(target=convert, args=("two", threads[0].join)))
     threads[1].start()
@@ -280,25 +251,6 @@ def test_a_bundle_is_as_readable_as_the_process_makes_folders(tmp_path: Path) ->
     assert made == {"a.mlpackage": 0o750, "weights": 0o750, "weight.bin": 0o640}
 
 
-def test_modes_that_a_file_system_gives_to_all_of_its_files_are_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FAT has one for all files, by which they can be executed, say. It refuses to be asked for another."""
-
-    def refuse(path: Path, _: int) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
-
-    def write(path: Path) -> None:
-        path.touch()
-        path.chmod(0o777)
-        monkeypatch.setattr(Path, "chmod", refuse)
-
-    with Workspace(tmp_path / "bundle", PLAN) as workspace:
-        workspace.add("a.npy", write)
-
-    assert (workspace.folder / "a.npy").is_file()
-
-
 def write_package(path: Path) -> None:
     path.mkdir()
     (path / "weight.bin").write_text("1234")
@@ -315,7 +267,7 @@ def _begun(bundle: Path) -> Path:
 
 @pytest.mark.parametrize("changed", ["bytes", "size", "missing", "link", "more"])
 def test_a_part_that_has_changed_since_it_was_finished_is_made_again(tmp_path: Path, changed: str) -> None:
-    """A flipped byte would be published with a digest of its own, and nobody would ever see it."""
+    """A flipped byte would be published with its own digest, and never be noticed."""
     package = _begun(tmp_path / "bundle") / "fp16" / "a.mlpackage"
     weights = package / "weight.bin"
     if changed == "more":
@@ -343,7 +295,7 @@ def test_a_part_that_has_changed_since_it_was_finished_is_made_again(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "damage", ["{", "[]", '{"fp16/a.mlpackage": {"../x": {"bytes": 1, "sha256": "0"}}}', "[" * 100_000]
+    "damage", ["{", '{"fp16/a.mlpackage": {"../x": {"bytes": 1, "sha256": "0"}}}', "[" * 100_000]
 )
 def test_without_readable_records_every_part_is_made_again(tmp_path: Path, damage: str) -> None:
     folder = _begun(tmp_path / "bundle")
@@ -363,10 +315,10 @@ def test_a_dropped_precision_is_gone_and_not_listed(tmp_path: Path) -> None:
         assert not (workspace.folder / "fp16").exists()
 
 
-def test_nothing_of_the_conversion_is_published(finish: Callable[[Path, str], None], tmp_path: Path) -> None:
-    bundle = tmp_path / "b"
-    with Workspace(bundle, PLAN) as workspace:
-        workspace.add("fp16/a.mlpackage", lambda path: path.write_text("content"))
-        finish(workspace.folder, "content")
-        workspace.publish()
-    assert {path.name for path in bundle.iterdir()} == {"fp16", "manifest.json", "manifest.sha256"}
+@pytest.mark.parametrize("other", [{"source": "another"}, {"tools": {"coremltools": "9.1"}}])
+def test_a_finished_folder_of_another_plan_is_not_taken(
+    finish: Callable[[Path, str], None], tmp_path: Path, other: dict[str, object]
+) -> None:
+    finish(tmp_path / ".b.partial", "new")
+    with Workspace(tmp_path / "b", {**PLAN, **other}) as workspace:
+        assert content(workspace.folder) is None

@@ -10,20 +10,16 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import package_path
 from voxcpm_constants.step_models import (
     BASE_LM_STEP,
     STEP_MODEL_NAMES,
-    Precision,
     StepSizes,
     declare_step_models,
 )
-from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import convert
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.modules.voxcpm import empty_modules
-from voxcpm_conversion.recipes import BLOCK, RECIPES, check_target, chosen_format
+from voxcpm_conversion.recipes import BLOCK, RECIPES, chosen_format
 from voxcpm_conversion.step_modules import build_step
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -107,17 +103,6 @@ def test_packages_hold_each_weight_in_the_format_of_the_table(
     assert large
 
 
-def test_int4_packages_are_smaller(bundle: Path) -> None:
-    # What stays as it is: fp16 sines and cosines of 128 positions and 16 channels in each of three functions.
-    tables = 3 * 2 * 128 * 16 * 2
-
-    def weights(precision: Precision) -> int:
-        package = bundle / package_path(precision, BASE_LM_STEP)
-        return (package / "Data/com.apple.CoreML/weights/weight.bin").stat().st_size - tables
-
-    assert weights("int4") < 0.8 * weights("int8")
-
-
 def test_an_int4_bundle_speaks(bundle: Path) -> None:
     tts = VoxCPM.from_bundle(bundle, "int4")
     audio = tts.generate("the you and the world", seed=0, min_len=4, max_len=4)
@@ -161,10 +146,3 @@ def test_a_row_that_does_not_divide_into_blocks_has_8_bits() -> None:
     assert chosen_format("int4", BASE_LM_STEP, weight, (160, 64)) == "int4"
     assert chosen_format("int4", BASE_LM_STEP, weight, (160, 80)) == "int8"
     assert chosen_format("int4", BASE_LM_STEP, weight, (160, 64, 1)) == "int8"
-
-
-def test_int4_needs_a_later_target(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--precision int4 needs --target macos15, got macos14"):
-        convert(Checkpoint.open(tiny_checkpoint), tmp_path / "b", precisions=["int8", "int4"], sizes=SIZES)
-    assert not list(tmp_path.iterdir())
-    check_target(["fp16", "int8", "int4"], "macOS15")

@@ -98,15 +98,6 @@ def test_nor_is_what_holds_an_input(bundle: Callable[[Path], Path], here: Path) 
     refused("b", "ck", match="which the conversion reads")
 
 
-def test_names_that_differ_in_case_are_one_folder_where_the_disk_says_so(
-    bundle: Callable[[Path], Path], here: Path
-) -> None:
-    bundle(here / "ck")
-    if not (here / "CK").exists():
-        pytest.skip("this disk tells case apart")
-    refused("CK", "ck", match="which the conversion reads")
-
-
 @pytest.mark.parametrize("name", [".", "..", "../here", "../../{outer}"])
 def test_the_current_folder_is_no_output(bundle: Callable[[Path], Path], tmp_path: Path, name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -153,11 +144,6 @@ def test_a_users_folder_of_a_name_that_conversion_uses_is_kept(here: Path, name:
     refused("b", match="is not a folder")
 
 
-def test_a_bundle_beside_the_output_that_is_read_is_kept(bundle: Callable[[Path], Path], here: Path) -> None:
-    bundle(here / ".b.replaced")
-    refused("b", ".b.replaced", match="which the conversion reads")
-
-
 def test_what_an_interrupted_conversion_left_is_in_nobodys_way(
     bundle: Callable[[Path], Path], here: Path
 ) -> None:
@@ -169,15 +155,6 @@ def test_what_an_interrupted_conversion_left_is_in_nobodys_way(
         shutil.rmtree(folder)
         folder.mkdir()
     assert bundle_folder(Path("b"), [], overwrite=False) == here / "b"
-
-
-def test_a_bundle_inside_the_checkpoint_is_written(here: Path) -> None:
-    (here / "ck").mkdir()
-    assert bundle_folder(Path("ck/bundle"), ["ck"], overwrite=True) == here / "ck/bundle"
-
-
-def test_a_hub_id_is_no_path(here: Path) -> None:
-    assert bundle_folder(Path("b"), ["openbmb/VoxCPM1.5"], overwrite=True) == here / "b"
 
 
 def test_the_output_is_looked_at_again_before_it_is_replaced(
@@ -200,20 +177,6 @@ def test_the_output_is_looked_at_again_before_it_is_replaced(
             overwrite=True,
         )
     assert contents(tmp_path / "b") == ["diary.txt"]
-
-
-def test_python_callers_are_kept_from_it_too(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny_checkpoint, tmp_path / "ck")
-    before = contents(tmp_path)
-    with pytest.raises(InputError, match="which the conversion reads"):
-        conversion.convert(
-            Checkpoint.open(tmp_path / "ck"),
-            tmp_path / "ck",
-            precisions=["fp16"],
-            sizes=StepSizes(kv_length=64),
-            overwrite=True,
-        )
-    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest, package_path
 from voxcpm_constants.step_models import (
     BASE_LM_STEP,
     RESIDUAL_LM_STEP,
-    STEP_MODEL_NAMES,
     StepSizes,
     declare_step_models,
 )
 from voxcpm_constants.targets import package_form
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import convert
 from voxcpm_conversion.core_ml.packages import add_packages
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.workspace import Workspace
@@ -66,23 +63,6 @@ def test_caches_are_updated_in_place_by_slices(bundle: Path, name: str) -> None:
     assert (kinds["slice_update"], kinds["write_state"], kinds["scatter"]) == (states, states, 0)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
-@pytest.mark.parametrize("name", LM_STEPS)
-def test_functions_share_their_weights(bundle: Path, tiny_bundle: Path, name: str, precision: str) -> None:
-    def size(folder: Path) -> int:
-        return sum(p.stat().st_size for p in (folder / package_path(precision, name)).rglob("weight.bin"))
-
-    # Three copies would be three times as large. Each function has its own rotary tables, which are large only here.
-    assert size(bundle) < 1.7 * size(tiny_bundle)
-
-
-@pytest.mark.parametrize("name", [name for name in STEP_MODEL_NAMES if name not in LM_STEPS])
-def test_the_other_step_models_keep_their_form(bundle: Path, name: str) -> None:
-    description = _description(bundle / package_path("fp16", name))
-    assert not description.functions  # type: ignore[attr-defined]
-    assert not description.state  # type: ignore[attr-defined]
-
-
 def test_speech_is_that_of_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) -> None:
     ours, theirs = (
         VoxCPM.from_bundle(folder, "fp16").speak(TEXT, seed=1, min_len=8, max_len=8)
@@ -90,15 +70,6 @@ def test_speech_is_that_of_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) 
     )
     np.testing.assert_array_equal(ours.latents, theirs.latents)
     np.testing.assert_array_equal(ours.audio, theirs.audio)
-
-
-def test_quantised_speech_follows_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) -> None:
-    """Speech is not bit-identical: with a known length, prefill uses other kernels for its products."""
-    ours, theirs = (
-        VoxCPM.from_bundle(folder, "int8").speak(TEXT, seed=1, min_len=8, max_len=8).latents.ravel()
-        for folder in (bundle, tiny_bundle)
-    )
-    assert np.corrcoef(ours, theirs)[0, 1] > 0.99
 
 
 def test_one_length_is_one_function_without_a_name(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -117,13 +88,12 @@ def test_one_length_is_one_function_without_a_name(tiny_checkpoint: Path, tmp_pa
     assert np.flatnonzero(np.any(state.numpy("k_cache_00"), axis=(0, 1, 3))).tolist() == [3]
 
 
-def test_fp32_has_no_macos_15_form(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--precision fp32 needs --target macos14"):
-        convert(
-            Checkpoint.open(tiny_checkpoint),
-            tmp_path / "b",
-            precisions=["fp32"],
-            sizes=SIZES,
-            target="macOS15",
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_functions_share_their_weights(bundle: Path, tiny_bundle: Path, precision: str) -> None:
+    def size(folder: Path) -> int:
+        return sum(
+            p.stat().st_size for p in (folder / package_path(precision, BASE_LM_STEP)).rglob("weight.bin")
         )
-    assert not list(tmp_path.iterdir())
+
+    # Three copies would be three times as large. Each function has its own rotary tables, which are large only here.
+    assert size(bundle) < 1.7 * size(tiny_bundle)

@@ -17,9 +17,8 @@ from voxcpm_constants.step_models import (
     BASE_LM_STEP,
     LOCDIT_STEP,
     STEP_MODEL_NAMES,
-    StepSizes,
 )
-from voxcpm_constants.vectors import cache_rows, read_vectors, repeated_rows, streams, vectors_path
+from voxcpm_constants.vectors import read_vectors, streams, vectors_path
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.modules.voxcpm import empty_modules
 from voxcpm_conversion.step_modules import build_step, step_parameter_names
@@ -51,15 +50,6 @@ def test_the_streams_of_a_language_model_reach_both_ends_of_the_cache_at_every_l
     assert vectors["chain/in/position"].ravel().tolist() == list(range(12))
     assert vectors["last_64/in/position"].ravel().tolist() == [64]
     assert vectors["last_16/out/hidden"].shape == (1, 1, 16, 64)
-
-
-def test_a_short_cache_shortens_the_chain(tiny_bundle: Path) -> None:
-    declared = Manifest.read(tiny_bundle).step_models[BASE_LM_STEP]
-    model = declared.model_copy(
-        update={"inputs": tuple(t.model_copy(update={"shape": t.shape_at(0)}) for t in declared.inputs)}
-    )
-
-    assert [s.calls for s in streams(model, StepSizes(kv_length=5, prefill_chunks=(1,)))] == [5, 1]
 
 
 @pytest.mark.parametrize("name", STEP_MODEL_NAMES)
@@ -128,13 +118,6 @@ def test_two_conversions_have_the_same_inputs(tiny_checkpoint: Path, tiny_bundle
             np.testing.assert_array_equal(again[name], array)
 
 
-def test_rows_of_a_cache_are_each_utterances_own() -> None:
-    cache = np.arange(12).reshape(1, 1, 6, 2)
-
-    assert cache_rows(cache, slice(1, 3), batch=2).reshape(-1, 2)[:, 0].tolist() == [2, 4, 8, 10]
-    assert repeated_rows(cache[:, :, :4], 3, batch=2).reshape(-1, 2)[:, 0].tolist() == [0, 2, 0, 4, 6, 4]
-
-
 def test_large_numbers_are_stored_as_float32(tmp_path: Path) -> None:
     from voxcpm_constants.vectors import write_vectors
 
@@ -151,7 +134,7 @@ def test_large_numbers_are_stored_as_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda path, arrays: path.unlink(), "cannot be read"),
         (lambda path, arrays: path.write_bytes(b"abc"), "cannot be read"),
@@ -163,7 +146,7 @@ def test_large_numbers_are_stored_as_float32(tmp_path: Path) -> None:
     ],
 )
 def test_vectors_that_are_not_those_declared_are_refused_by_name(
-    tiny_bundle: Path, tmp_path: Path, damage: object, told: str
+    tiny_bundle: Path, tmp_path: Path, damage: object, message: str
 ) -> None:
     manifest = Manifest.read(tiny_bundle)
     path = tmp_path / vectors_path(LOCDIT_STEP)
@@ -172,5 +155,5 @@ def test_vectors_that_are_not_those_declared_are_refused_by_name(
     save_file(arrays, path)
     damage(path, arrays)  # type: ignore[operator]
 
-    with pytest.raises(BundleError, match=rf"{path}: .*{told}.*convert again"):
+    with pytest.raises(BundleError, match=rf"{path}: .*{message}.*convert again"):
         read_vectors(tmp_path, manifest.step_models[LOCDIT_STEP], manifest.sizes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import json
 from dataclasses import replace
@@ -17,21 +16,19 @@ from voxcpm_runtime.commands import cli
 from voxcpm_validation.golden.cases import (
     CASES,
     CHUNKING,
-    SpeechRecord,
     case_arguments,
     open_voice,
-    recorded_elsewhere,
 )
-from voxcpm_validation.golden.examination import Examination, compare, examine
+from voxcpm_validation.golden.examination import Examination, examine
 from voxcpm_validation.golden.record import (
     RECORDS,
     GoldenRecord,
+    compare,
     nearest,
     read_records,
     voice_digest,
 )
 
-TODAY = dt.date(2026, 1, 2)
 # Zero-shot, and the continuation of a recording.
 EXAMINED = (CASES[0], CASES[-1])
 
@@ -43,7 +40,7 @@ def examination(speaking_bundle: Path) -> Examination:
 
 @pytest.fixture
 def record(examination: Examination) -> GoldenRecord:
-    return examination.record(TODAY)
+    return examination.record
 
 
 def changed(record: GoldenRecord, case: str, **speech: object) -> GoldenRecord:
@@ -60,21 +57,20 @@ def elsewhere(record: GoldenRecord, **key: str) -> GoldenRecord:
     return record.model_copy(update={"key": record.key.model_copy(update=key), "cases": cases})
 
 
-def differences(examination: Examination, *records: GoldenRecord) -> list[str]:
-    found = compare(examination, records).differences
-    return [f"{case}: {line}" for case, lines in found.items() for line in lines]
+def differences(found: GoldenRecord, *records: GoldenRecord) -> list[str]:
+    compared = compare(found, records).differences
+    return [f"{case}: {line}" for case, lines in compared.items() for line in lines]
 
 
 def test_the_built_in_voice_says_the_same_in_every_process_and_every_chunking(
     examination: Examination,
 ) -> None:
-    assert [case.case for case in examination.cases] == ["short", "numbers"]
-    assert [case.failures for case in examination.cases] == [(), ()]
+    assert examination.failures == {"short": (), "numbers": ()}
     assert examination.is_consistent
 
 
-def test_the_built_in_voice_is_as_the_tree_has_it_on_record(examination: Examination) -> None:
-    comparison = compare(examination, read_records(RECORDS))
+def test_the_built_in_voice_is_as_the_tree_has_it_on_record(record: GoldenRecord) -> None:
+    comparison = compare(record, read_records(RECORDS))
 
     assert comparison.record is not None
     assert comparison.record.key.precision == "int8"
@@ -89,7 +85,7 @@ def test_a_record_describes_the_speech(examination: Examination, speaking_bundle
     assert CHUNKING == {"chunk_patches": 5, "first_chunk_patches": 1}
     ends = [*range(patch, len(audio), 5 * patch), len(audio)]
 
-    record = examination.cases[0].record
+    record = examination.record.cases["short"]
 
     assert (record.samples, list(record.boundaries)) == (len(audio), ends[:-1])
     samples = np.round(np.clip(audio, -1, 1) * 32767).astype("<i2")
@@ -97,19 +93,6 @@ def test_a_record_describes_the_speech(examination: Examination, speaking_bundle
     assert list(record.chunks) == [hashlib.sha256(chunk.tobytes()).hexdigest() for chunk in chunks]
     assert record.peak == pytest.approx(np.abs(audio).max(), abs=1e-6)
     assert record.rms == pytest.approx(np.sqrt(np.mean(audio.astype(np.float64) ** 2)), abs=1e-6)
-
-
-def test_the_records_of_the_tree_contain_all_cases() -> None:
-    records = read_records(RECORDS)
-
-    assert {(record.key.backend, record.key.precision) for record in records} == {
-        ("portable", "fp16"),
-        ("portable", "int8"),
-        ("coreai", "fp32"),
-    }
-    for record in records:
-        assert set(record.cases) == {case.name for case in CASES}
-        assert (RECORDS / record.key.file_name).is_file()
 
 
 def test_a_record_is_read_back_as_it_was_written(record: GoldenRecord, tmp_path: Path) -> None:
@@ -125,13 +108,13 @@ def test_a_record_is_read_back_as_it_was_written(record: GoldenRecord, tmp_path:
     assert record not in read_records(tmp_path / "records")
 
 
-def test_a_record_of_the_same_key_must_be_equal(examination: Examination, record: GoldenRecord) -> None:
-    assert compare(examination, [record]).exact
-    assert differences(examination, record) == []
+def test_a_record_of_the_same_key_must_be_equal(record: GoldenRecord) -> None:
+    assert compare(record, [record]).exact
+    assert differences(record, record) == []
 
     chunks = list(record.cases["numbers"].chunks)
     chunks[2] = "0" * 64
-    assert differences(examination, changed(record, "numbers", chunks=tuple(chunks))) == [
+    assert differences(record, changed(record, "numbers", chunks=tuple(chunks))) == [
         "numbers: chunk 2: PCM16 is not that of the record"
     ]
 
@@ -146,20 +129,18 @@ def test_a_record_of_the_same_key_must_be_equal(examination: Examination, record
     ],
 )
 def test_every_difference_from_a_record_is_reported(
-    examination: Examination, record: GoldenRecord, speech: dict[str, object], message: str
+    record: GoldenRecord, speech: dict[str, object], message: str
 ) -> None:
-    (line,) = differences(examination, changed(record, "short", **speech))
+    (line,) = differences(record, changed(record, "short", **speech))
     assert message in line
 
 
-def test_without_a_record_of_the_machine_figures_are_compared(
-    examination: Examination, record: GoldenRecord
-) -> None:
+def test_without_a_record_of_the_machine_figures_are_compared(record: GoldenRecord) -> None:
     other = elsewhere(record, processor="avx512f+avx512bw")
-    comparison = compare(examination, [other])
+    comparison = compare(record, [other])
 
     assert (comparison.record, comparison.exact) == (other, False)
-    assert differences(examination, other) == []
+    assert differences(record, other) == []
 
 
 @pytest.mark.parametrize(
@@ -172,12 +153,12 @@ def test_without_a_record_of_the_machine_figures_are_compared(
     ],
 )
 def test_figures_far_from_the_nearest_record_fail(
-    examination: Examination, record: GoldenRecord, factor: float, figure: str, name: str
+    record: GoldenRecord, factor: float, figure: str, name: str
 ) -> None:
     other = elsewhere(record, processor="avx512f")
     value = factor * getattr(record.cases["short"], figure)
 
-    (line,) = differences(examination, changed(other, "short", **{figure: value}))
+    (line,) = differences(record, changed(other, "short", **{figure: value}))
 
     assert line.startswith(f"short: {name} ")
     assert "the nearest record has" in line
@@ -196,17 +177,17 @@ def test_the_nearest_record_has_most_in_common(record: GoldenRecord) -> None:
     assert nearest(key, voice, [of_fp16, of_another_voice]) is None
 
 
-def test_another_voice_is_compared_with_itself_only(examination: Examination, record: GoldenRecord) -> None:
-    stranger = replace(examination, voice="another checkpoint")
+def test_another_voice_is_compared_with_itself_only(record: GoldenRecord) -> None:
+    stranger = record.model_copy(update={"voice": "another checkpoint"})
 
     assert compare(stranger, [record]).record is None
     assert differences(stranger, record) == []
 
 
-def test_a_case_that_is_not_on_record_is_reported(examination: Examination, record: GoldenRecord) -> None:
-    cases = {"short": record.cases["short"]}
+def test_a_case_that_is_not_on_record_is_reported(record: GoldenRecord) -> None:
+    shorter = record.model_copy(update={"cases": {"short": record.cases["short"]}})
 
-    assert differences(examination, record.model_copy(update={"cases": cases})) == [
+    assert differences(record, shorter) == [
         "numbers: the record does not have this case; record it again with --record"
     ]
 
@@ -240,22 +221,16 @@ def test_speech_that_is_not_repeatable_is_reported_by_case_and_chunk(
 
     tts.driver.models["audio_vae_decoder"] = Drifting()
     monkeypatch.setattr("voxcpm_validation.golden.examination.open_voice", lambda *_: tts)
-    recorded = {"short": examination.cases[0].record}
+    recorded = {"short": examination.record.cases["short"]}
     monkeypatch.setattr("voxcpm_validation.golden.examination.recorded_elsewhere", lambda *_: recorded)
 
-    (case,) = examine(speaking_bundle, "int8", "portable", cases=EXAMINED[:1]).cases
+    found = examine(speaking_bundle, "int8", "portable", cases=EXAMINED[:1])
 
-    told = "\n".join(case.failures)
-    assert "chunk 1: PCM16 is not that of this process" in told
-    assert "chunk 0" not in told
+    failures = "\n".join(found.failures["short"])
+    assert "chunk 1: PCM16 is not that of this process" in failures
+    assert "chunk 0" not in failures
     for how in ("offline", "in chunks of 1", "in chunks of 2", "in chunks of 12"):
-        assert f"chunk 1: {how} " in told
-
-
-def test_another_process_records_any_cases(speaking_bundle: Path, examination: Examination) -> None:
-    found = recorded_elsewhere(speaking_bundle, "int8", "portable", EXAMINED[:1])
-
-    assert found == {"short": examination.cases[0].record}
+        assert f"chunk 1: {how} " in failures
 
 
 @pytest.fixture
@@ -302,10 +277,9 @@ def test_what_differs_from_itself_is_not_recorded(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    case = replace(examination.cases[0], failures=("chunk 2: offline 1 samples differ, the first at 9",))
-    monkeypatch.setattr(
-        "voxcpm_validation.golden.command.examine", lambda *_, **__: replace(examination, cases=(case,))
-    )
+    failures = {"short": ("chunk 2: offline 1 samples differ, the first at 9",), "numbers": ()}
+    inconsistent = replace(examination, failures=failures)
+    monkeypatch.setattr("voxcpm_validation.golden.command.examine", lambda *_, **__: inconsistent)
 
     assert run(speaking_bundle, "--records", str(tmp_path), "--record") == 1
 
@@ -371,21 +345,20 @@ def test_without_a_bundle_the_built_in_voice_is_examined(
     assert capsys.readouterr().out.splitlines()[-1] == "Everything that can be compared is the same."
 
 
-def test_a_record_that_cannot_be_written_is_one_line(record: GoldenRecord, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(InputError, match="the folder cannot be made"):
-        record.write(tmp_path / "file")
-
-
-def test_silence_has_a_record_like_any_speech() -> None:
-    record = SpeechRecord.of([np.zeros(160, np.float32), np.zeros(80, np.float32)], 16000)
-
-    assert (record.samples, record.boundaries, record.silence_ratio) == (240, (160,), 1.0)
-    assert record.chunks[1] == hashlib.sha256(bytes(160)).hexdigest()
-
-
 def test_on_fewer_cores_than_the_records_need_it_is_said_so(monkeypatch, tmp_path):
     monkeypatch.setattr("voxcpm_validation.golden.cases.cores", lambda: 1)
     with pytest.raises(InputError, match="records are made with 2 threads, and this process may use 1 core"):
         open_voice(tmp_path, "int8", "portable")
+
+
+def test_the_records_of_the_tree_contain_all_cases() -> None:
+    records = read_records(RECORDS)
+
+    assert {(record.key.backend, record.key.precision) for record in records} == {
+        ("portable", "fp16"),
+        ("portable", "int8"),
+        ("coreai", "fp32"),
+    }
+    for record in records:
+        assert set(record.cases) == {case.name for case in CASES}
+        assert (RECORDS / record.key.file_name).is_file()

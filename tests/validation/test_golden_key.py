@@ -11,11 +11,8 @@ import pytest
 
 from voxcpm_constants.manifest import Manifest, record_file
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER, StepSizes
-from voxcpm_validation.golden.key import (
-    content_digest,
-    linux_instruction_sets,
-    macos_instruction_sets,
-)
+from voxcpm_validation.golden import key
+from voxcpm_validation.golden.key import content_digest
 
 
 def test_what_a_bundle_says_is_its_content_and_not_its_dates_and_identifiers(
@@ -88,12 +85,22 @@ def test_the_names_of_weights_are_not_the_content_of_a_core_ai_program(
     assert of(bytes(weight)) != now(made)
 
 
-def test_instruction_sets_are_those_that_kernels_are_chosen_by() -> None:
-    skylake = "processor\t: 0\nflags\t\t: fpu sse2 avx avx512bw avx2 avx512f fma\nbugs\t: none\n"
-    graviton = "processor\t: 0\nFeatures\t: fp asimd evtstrm aes asimddp sve i8mm\n"
-    m2 = "hw.optional.arm.FEAT_DotProd: 1\nhw.optional.arm.AdvSIMD: 1\nhw.optional.arm.FEAT_SME: 0\n"
-
-    assert linux_instruction_sets(skylake) == ("avx2", "avx512f", "avx512bw")
-    assert linux_instruction_sets(graviton) == ("asimd", "asimddp", "i8mm", "sve")
-    assert linux_instruction_sets("") == ()
-    assert macos_instruction_sets(m2) == ("asimd", "asimddp")
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        (
+            "processor\t: 0\nflags\t\t: fpu sse2 avx512bw avx2 avx512f fma\nbugs\t: none\n",
+            "avx2+avx512f+avx512bw",
+        ),
+        ("processor\t: 0\nFeatures\t: fp asimd aes asimddp sve i8mm\n", "asimd+asimddp+i8mm+sve"),
+        (None, "Apple M4"),
+    ],
+)
+def test_the_processor_is_the_instruction_sets_that_kernels_are_chosen_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None, expected: str
+) -> None:
+    monkeypatch.setattr(key, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(key, "chip", lambda: "Apple M4")
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert key.processor() == expected

@@ -11,19 +11,18 @@ import pytest
 from typer.testing import CliRunner
 
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_validation.listening.hearing import HeardSegment, Reading, SaidSegment, speech_level
-from voxcpm_validation.listening.material import (
-    PROSE_KINDS,
-    material,
-    narration,
-    prompt_clip,
-    prose,
-    short_texts,
+from voxcpm_validation.listening.hearing import (
+    Case,
+    Ears,
+    Heard,
+    HeardSegment,
+    Reading,
+    SaidSegment,
+    speech_level,
 )
-from voxcpm_validation.listening.narration_scores import narration_scores
-from voxcpm_validation.listening.parts import PARTS, Ears, Extent, Report, listen
+from voxcpm_validation.listening.material import material, narration, prompt_clip, prose, short_texts
+from voxcpm_validation.listening.parts import PARTS, Extent, Report, listen
 from voxcpm_validation.listening.plots import write_plots
-from voxcpm_validation.listening.prose_scores import median_pace, prose_scores, prose_segments
 from voxcpm_validation.listening.recognition import (
     Recogniser,
     WordErrors,
@@ -31,8 +30,12 @@ from voxcpm_validation.listening.recognition import (
     lost_words,
     word_errors,
 )
-from voxcpm_validation.listening.scores import sentence_scores
-from voxcpm_validation.listening.short_text_scores import is_understood
+from voxcpm_validation.listening.scores import (
+    is_understood,
+    narration_scores,
+    prose_scores,
+    sentence_scores,
+)
 from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
 from voxcpm_validation.listening.speakers import bundle_speaker, upstream_speaker
 from voxcpm_validation.listening.tables import COLUMNS, tables
@@ -62,6 +65,10 @@ def heard(said: str, transcript: str, seconds: float = 2.0, **given: object) -> 
         "embedding": (1.0, 0.0), **given,
     }  # fmt: skip
     return HeardSegment(said=said, heard=transcript, seconds=seconds, **fields)
+
+
+def heard_case(*segments: HeardSegment) -> Heard:
+    return Heard("system", Case("zero-shot", None, {}), {"story": segments})
 
 
 def test_word_errors_count_words_not_spelling():
@@ -99,11 +106,9 @@ def test_short_texts_are_understood_by_their_sound(said: str, transcript: str, u
 
 def test_the_material_is_as_large_as_its_figures_say():
     texts = prose()
-    assert list(texts) == list(PROSE_KINDS)
     assert all(700 <= len(text.split()) <= 800 for text in texts.values())
     assert len(narration().split()) > 5000
     assert len(short_texts()) == 20
-    assert max(len(text.split()) for text in short_texts()) <= 2
     # Whole sentences, and no more of them than it takes.
     beginning = prose(20)["story"]
     assert texts["story"].startswith(beginning)
@@ -134,14 +139,17 @@ def test_prose_scores_find_what_is_long_cut_and_repeated():
     ]
     natural = lambda letters: letters / 10  # noqa: E731 - 37 letters: 3.7 s
 
-    scores = prose_scores("system", "zero-shot", "story", prose_segments(segments, natural), 0.5)
+    scores, everything = prose_scores(heard_case(*segments), None, natural)
 
     assert (scores.long, scores.long_untried, scores.cut, scores.repeated) == (2, 1, 1, 1)
     assert (scores.tried_again, scores.suspicious) == (1, 1)
     assert scores.word_error_rate == pytest.approx((5 + 6) / 54, abs=0.01)
     assert scores.longest_ratio == pytest.approx(8.0 / 3.7)
     assert scores.length_ratio == pytest.approx(25.6 / (5 * 3.7 + 1.2))
-    assert median_pace(segments)(37) == pytest.approx(4.0)
+    assert everything == scores.model_copy(update={"kind": "all"})
+    # By default a segment's natural length is that of the median letter: 4 s for 37.
+    by_median, _ = prose_scores(heard_case(*segments), None)
+    assert by_median.longest_ratio == pytest.approx(2.0)
 
 
 def test_narration_scores_follow_pace_level_and_voice_through_the_minutes():
@@ -159,7 +167,7 @@ def test_narration_scores_follow_pace_level_and_voice_through_the_minutes():
         for _ in range(6)
     ]
 
-    scores = narration_scores("system", "zero-shot", [*segments, heard("short", "short", 5.0)])
+    (scores,) = narration_scores(heard_case(*segments, heard("short", "short", 5.0)), None)
 
     assert [minute.words_per_minute for minute in scores.minutes] == pytest.approx([60, 54, 48])
     assert [minute.level for minute in scores.minutes] == pytest.approx([-20, -21, -22])
@@ -227,8 +235,9 @@ def test_scores_tell_a_runaway_a_cut_end_and_another_voice(ears: Ears):
 def test_a_voice_whose_natural_lengths_are_unknown_has_no_length_scores():
     voice = material().voices[0].model_copy(update={"natural_seconds": (), "unheard": True})
     gallery = {voice.name: np.array([1.0, 0.0]), "other": np.array([0.0, 1.0])}
+    case = Heard("s", Case("continuation", voice, {}), {"sentence 1": [heard("one", "One.")]})
 
-    scores = sentence_scores("s", "continuation", [heard("one", "One.")], voice, [voice], gallery)
+    (scores,) = sentence_scores(case, Ears(None, None, [voice], gallery))
 
     assert (scores.length_ratio, scores.runaways) == (None, None)
     assert (scores.similarity, scores.right_voice) == (1, 1)
@@ -239,11 +248,8 @@ def small_report() -> Report:
     """A report with a row of every part."""
     words = "ten words are in this one sentence of our test"
     segments = [heard(words, words, 4.0) for _ in range(30)]
-    rows = {
-        "prose": (prose_scores("s", "zero-shot", "all", prose_segments(segments, median_pace(segments))),),
-        "narration": (narration_scores("s", "zero-shot", segments),),
-    }
-    return Report(**rows)
+    case = heard_case(*segments)
+    return Report(prose=tuple(prose_scores(case, None)), narration=tuple(narration_scores(case, None)))
 
 
 def test_every_column_is_a_field_and_every_part_has_columns(small_report: Report):
@@ -253,7 +259,7 @@ def test_every_column_is_a_field_and_every_part_has_columns(small_report: Report
     models["minutes"] = type(small_report.narration[0].minutes[0])
     for part, columns in COLUMNS.items():
         assert {column.field for column in columns} <= set(models[part].model_fields), part
-    assert [table.row_count for table in tables(small_report)] == [1, 1, 2]
+    assert [table.row_count for table in tables(small_report)] == [2, 1, 2]
 
 
 def test_saved_reports_are_shown_together_and_drawn(small_report: Report, tmp_path: Path):
@@ -272,7 +278,7 @@ def test_saved_reports_are_shown_together_and_drawn(small_report: Report, tmp_pa
 
     assert result.exit_code == 0, result.output
     both = json.loads((tmp_path / "both" / "listening.json").read_text())
-    assert [len(both[part]) for part in ("sentences", "prose", "narration")] == [0, 2, 2]
+    assert [len(both[part]) for part in ("sentences", "prose", "narration")] == [0, 4, 2]
     drawn = [tmp_path / "both" / name for name in ("narration.svg", "prose.svg")]
     assert all(0 < file.stat().st_size < 60_000 for file in drawn)
     assert all(path.read_bytes() == other.read_bytes() for path, other in zip(

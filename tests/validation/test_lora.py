@@ -14,7 +14,6 @@ from voxcpm_constants.manifest import MANIFEST_DIGEST_FILE, MANIFEST_FILE, Manif
 from voxcpm_constants.step_models import StepSizes
 from voxcpm_conversion import cli
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.convert import convert
 from voxcpm_conversion.lora import Lora
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, compare_speech, speak_upstream
@@ -58,15 +57,6 @@ def assert_speaks_with_the_lora(bundle: Path, folder: Path, lora: Lora | None) -
 
 def test_speaks_as_upstream_running_the_lora(bundle: Path, tiny_checkpoint: Path, lora: Path) -> None:
     assert_speaks_with_the_lora(bundle, tiny_checkpoint, Checkpoint.open(tiny_checkpoint, lora=lora).lora)
-
-
-def test_the_second_generation_speaks_as_upstream_running_the_lora(
-    second_checkpoint: Path, tmp_path: Path, write_lora: Any
-) -> None:
-    lora = write_lora(tmp_path / "lora", second_checkpoint, "ckpt", **EVERYWHERE, r=4, alpha=6)
-    checkpoint = Checkpoint.open(second_checkpoint, lora=lora)
-    convert(checkpoint, tmp_path / "bundle", precisions=("fp32",), sizes=SIZES)
-    assert_speaks_with_the_lora(tmp_path / "bundle", second_checkpoint, checkpoint.lora)
 
 
 def test_validation_has_upstream_run_the_lora(bundle: Path, tiny_checkpoint: Path, lora: Path) -> None:
@@ -114,28 +104,3 @@ def test_another_lora_or_none_is_refused(
     plain = without_a_lora(bundle, tmp_path / "plain")
     assert Manifest.read(plain).source.lora is None
     refused("was converted without a LoRA; leave it out, or convert with it", plain, lora)
-
-
-class _InterruptedError(KeyboardInterrupt):
-    pass
-
-
-def test_an_interrupted_conversion_with_another_lora_starts_anew(
-    tiny_checkpoint: Path, lora: Path, tmp_path: Path, write_lora: Any
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise _InterruptedError
-
-    def interrupted(given: Path) -> set[str]:
-        """Interrupt a conversion, return the marks beside its finished parts, and add one for this LoRA."""
-        checkpoint = Checkpoint.open(tiny_checkpoint, lora=given)
-        with pytest.raises(_InterruptedError):
-            convert(checkpoint, tmp_path / "bundle", precisions=["fp32"], sizes=SIZES, report=interrupt)
-        partial = tmp_path / ".bundle.partial"
-        marks = {path.name for path in partial.iterdir() if path.suffix == ".mark"}
-        (partial / f"{given.name}.mark").touch()
-        return marks
-
-    assert interrupted(lora) == set()
-    assert interrupted(lora) == {"voice.mark"}
-    assert interrupted(write_lora(tmp_path / "voice", tiny_checkpoint, seed=1, **EVERYWHERE)) == set()

@@ -71,27 +71,12 @@ def test_correlations_stand_in_the_card(bundle: Path, report: Report) -> None:
     assert "/home/me" not in card
 
 
-def test_a_second_validation_replaces_the_first(bundle: Path, report: Report) -> None:
-    add_to_model_card(bundle, report)
-    once = (bundle / "README.md").read_text()
-    add_to_model_card(bundle, report)
-
-    assert (bundle / "README.md").read_text() == once
-
-
 def test_a_card_that_is_a_link_is_left_alone(bundle: Path, report: Report) -> None:
     (bundle / "README.md").rename(bundle / "blob")
     (bundle / "README.md").symlink_to(bundle / "blob")
 
     assert not add_to_model_card(bundle, report)
     assert (bundle / "blob").read_text() == CARD
-
-
-def test_a_bundle_without_a_card_gets_none(bundle: Path, report: Report) -> None:
-    (bundle / "README.md").unlink()
-
-    assert not add_to_model_card(bundle, report)
-    assert not list(bundle.iterdir())
 
 
 def test_the_command_writes_the_card(

@@ -14,7 +14,7 @@ from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
-from voxcpm_validation.upstream import load_upstream, recorded_noise, upstream_generate
+from voxcpm_validation.upstream import load_upstream, upstream_generate
 
 pytestmark = pytest.mark.skipif(
     find_spec("voxcpm") is None, reason="needs upstream's code: pip install --no-deps voxcpm==2.0.3"
@@ -92,17 +92,6 @@ def test_activations_are_of_realistic_scale(speaker: Speaker) -> None:
     assert set(levels.int().tolist()) == set(range(-9, 10))
 
 
-def test_attention_is_not_uniform(speaker: Speaker) -> None:
-    attention = speaker.model.base_lm.layers[1].self_attn
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(256, attention.hidden_size, generator=generator)
-    norm = speaker.model.base_lm.layers[1].input_layernorm
-    with torch.no_grad():
-        q = attention.q_proj(norm(x))[:, : attention.head_dim]
-        k = attention.k_proj(norm(x))[:, : attention.head_dim]
-    assert 1.0 < float((q @ k.T / attention.head_dim**0.5).std()) < 5.0
-
-
 def test_speech_is_noise_of_a_voices_level_that_does_not_stop_at_once(speaker: Speaker) -> None:
     model = speaker.model
     assert speaker.latents.shape == (PATCHES, model.patch_size, model.feat_dim)
@@ -112,21 +101,6 @@ def test_speech_is_noise_of_a_voices_level_that_does_not_stop_at_once(speaker: S
     assert speaker.audio.shape == (PATCHES * model.patch_size * hop,)
     assert 0.05 < speaker.audio.std() < 0.5
     assert np.abs(speaker.audio).max() < 0.99
-
-
-def test_a_small_error_does_not_grow_from_patch_to_patch(speaker: Speaker) -> None:
-    class Disturbed:
-        def __init__(self, level: float) -> None:
-            self.noise, self.error, self.level = np.random.default_rng(0), np.random.default_rng(1), level
-
-        def standard_normal(self, size: tuple[int, ...]) -> np.ndarray:
-            return self.noise.standard_normal(size) + self.level * self.error.standard_normal(size)
-
-    clean, disturbed = (
-        upstream_generate(speaker.model, TEXT, rng=Disturbed(level), max_len=16)[1] for level in (0.0, 1e-3)
-    )
-    # With the DiT's condition six times as strong, the correlations would be 0.9991–0.9997.
-    assert 0.9998 < np.corrcoef(clean.ravel(), disturbed.ravel())[0, 1] < 1.0
 
 
 def test_noise_comes_from_rng_once_a_patch(speaker: Speaker) -> None:
@@ -165,22 +139,6 @@ def test_latents_after_a_prompt_are_the_generated_ones_alone(speaker: Speaker, p
     assert np.corrcoef(decoded[-hop:], audio[-hop:])[0, 1] > 0.99
 
 
-def test_one_patch_of_prompt_leaves_all_generated_latents(speaker: Speaker, tmp_path: Path) -> None:
-    model = speaker.model
-    rate = model.audio_vae.sample_rate
-    samples = 0.1 * np.random.default_rng(3).standard_normal(model.patch_size * model.chunk_size)
-    soundfile.write(tmp_path / "short.wav", samples, rate)
-    _, latents = upstream_generate(
-        model,
-        TEXT,
-        prompt_wav=tmp_path / "short.wav",
-        prompt_text="Hi. ",
-        rng=np.random.default_rng(0),
-        max_len=4,
-    )
-    assert latents.shape[0] == 4
-
-
 def test_only_voxcpm2_takes_a_reference_voice(speaker: Speaker, prompt: Path) -> None:
     def speak() -> np.ndarray:
         return upstream_generate(
@@ -201,20 +159,6 @@ def test_dtype_is_overridden_without_touching_the_checkpoint(speaker: Speaker) -
     assert next(model.base_lm.parameters()).dtype is torch.bfloat16
     assert next(model.audio_vae.parameters()).dtype is torch.float32
     assert {path.name: path.stat().st_mtime_ns for path in speaker.folder.iterdir()} == before
-
-
-def test_nothing_is_printed(speaker: Speaker, capfd: pytest.CaptureFixture[str]) -> None:
-    load_upstream(speaker.folder)
-    upstream_generate(speaker.model, TEXT, rng=np.random.default_rng(0), max_len=2)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_randn_is_itself_again_afterwards() -> None:
-    original = torch.randn
-    noise = recorded_noise(np.random.default_rng(0))
-    with noise:
-        assert torch.randn is not original
-    assert torch.randn is original
 
 
 def test_capitals_survive_a_tokenizer_that_lowers_them() -> None:

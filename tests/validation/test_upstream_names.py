@@ -138,24 +138,11 @@ def test_what_is_not_offered_says_so_in_one_line(upstream: Any, tiny_bundle: Pat
     assert "\n" not in str(caught.value)
 
 
-def test_a_constructor_in_upstreams_order_says_what_to_call(upstream: Any) -> None:
-    for count in range(len(arguments(upstream.__init__)) + 1):
-        with pytest.raises(InputError, match=REASONS["VoxCPM"]):
-            VoxCPM(*["x"] * count)
-
-
 def test_attributes_are_there_unless_they_are_not_offered(upstream: Any) -> None:
     for name in attributes(upstream):
         assert hasattr(VoxCPM, name) == (state(name) != "not offered"), name
     with pytest.raises(AttributeError, match="'UpstreamNames' object has no attribute 'tts'"):
         getattr(UpstreamNames(), "tts")  # noqa: B009 - type checkers know that it is not there
-
-
-def test_a_rate_is_where_upstream_has_it(tiny_bundle: Path) -> None:
-    tts = VoxCPM(open_bundle(tiny_bundle), Driver.__new__(Driver))
-
-    assert tts.tts_model.sample_rate == tts.bundle.architecture.output_sample_rate
-    assert tts.lora_enabled is False
 
 
 def test_options_by_position_are_those_by_name(tiny_bundle: Path) -> None:
@@ -252,11 +239,6 @@ def refusal(capsys: Any, *given: str) -> list[str]:
     """The lines of a command that is refused."""
     assert cli.main(list(given)) == 2
     return capsys.readouterr().err.splitlines()
-
-
-def test_a_flag_that_upstreams_command_has_not_either_is_not_said_to_be_upstreams(capsys: Any) -> None:
-    assert "No such option: --lora-r" in refusal(capsys, "generate", "--lora-r", "1")[0]
-    assert "No such option: --no-such" in refusal(capsys, "design", "--no-such")[0]
 
 
 def test_flags_without_a_command_are_refused_in_one_line(

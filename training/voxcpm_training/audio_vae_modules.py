@@ -75,7 +75,7 @@ class _Block(nn.Module):
 
 
 class ResidualUnit(_Block):
-    """Two convolutions, the first one depthwise and dilated, beside an identity branch."""
+    """Two convolutions, the first one depthwise and dilated, with a residual connection."""
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__(

@@ -74,7 +74,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward block, each after a norm and beside an identity branch."""
+    """Attention and feed-forward block, each after a norm and with a residual connection."""
 
     def __init__(self, hidden: int, inner: int, heads: int, kv_heads: int, width: int) -> None:
         super().__init__()

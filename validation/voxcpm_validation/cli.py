@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich import box
@@ -19,6 +19,8 @@ from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.storage.whole_file import report_folder
 
 if TYPE_CHECKING:
+    from voxcpm_constants.step_models import Precision
+    from voxcpm_runtime.backends.choice import Backend
     from voxcpm_validation.report import Report
 
 _PATCHES = 12
@@ -73,24 +75,17 @@ def validate(
     unknown = [p for p in precision or () if p not in PRECISIONS]
     if unknown:
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
-    of_upstream = {
-        "--checkpoint": checkpoint,
-        "--lora": lora,
-        "--report": report,
-        "--text": text,
-        "--prompt": prompt,
-        "--prompt-text": prompt_text,
-        "--patches": patches,
-        "--seed": seed,
-    }
-    chosen: Any = backend
     if golden:
         # Neither way imports what only the other one needs: PyTorch, or the golden voice.
         from voxcpm_validation.golden.command import check_golden
 
-        if given := [name for name, value in of_upstream.items() if value is not None]:
+        others = {
+            "--checkpoint": checkpoint, "--lora": lora, "--report": report, "--text": text, "--prompt": prompt,
+            "--prompt-text": prompt_text, "--patches": patches, "--seed": seed,
+        }  # fmt: skip
+        if given := [name for name, value in others.items() if value is not None]:
             raise InputError(f"--golden has texts and seeds of its own; leave out {', '.join(given)}")
-        check_golden(bundle, precision or (), chosen, record=record, records=records)
+        check_golden(bundle, precision or (), cast("Backend", backend), record=record, records=records)
         return
     if record or records is not None:
         raise InputError("--record and --records belong to --golden; give it too, or leave them out")
@@ -103,49 +98,51 @@ def validate(
     if report is not None:
         inputs = (bundle, checkpoint, lora, prompt)
         report_folder(report, ("validation.json", "validation.md"), inputs)
-    _against_upstream(
-        Path(bundle),
-        checkpoint,
-        report,
-        lora=lora,
-        precisions=precision,
-        text=text,
-        prompt_wav=prompt,
-        prompt_text=prompt_text,
-        patches=patches or _PATCHES,
-        seed=seed or 0,
-        backend=backend,
-    )
-
-
-def _against_upstream(
-    bundle: Path, checkpoint: str, report: Path | None, *, text: str | None, **asked: Any
-) -> None:
-    # PyTorch and upstream, which `--golden` and `--help` do not need.
     from voxcpm_validation.reference import DEFAULT_TEXT
     from voxcpm_validation.validate import validate_bundle
 
-    console = Console(stderr=True)
     with status_line("") as note:
-        findings = validate_bundle(bundle, checkpoint, text=text or DEFAULT_TEXT, report=note, **asked)
-    out = Console()
+        findings = validate_bundle(
+            Path(bundle),
+            checkpoint,
+            lora=lora,
+            precisions=cast("list[Precision] | None", precision),
+            text=text or DEFAULT_TEXT,
+            prompt_wav=prompt,
+            prompt_text=prompt_text,
+            patches=patches or _PATCHES,
+            seed=seed or 0,
+            backend=cast("Backend", backend),
+            report=note,
+        )
+    _show(findings, Path(bundle), report)
+    if findings.failures():
+        raise typer.Exit(1)
+
+
+def _show(findings: Report, bundle: Path, report: Path | None) -> None:
+    """Print the tables and the verdict, and write the report and the bundle's model card."""
+    from voxcpm_validation.model_card import add_to_model_card
+
+    out, console = Console(), Console(stderr=True)
     for title, header, rows in findings.tables():
         out.print(_narrow_table(title, header, rows), "")
     if report is not None:
         findings.write(report)
         console.print(f"written: {report / 'validation.json'}, {report / 'validation.md'}")
-    if _in_model_card(bundle, findings, console):
-        console.print(f"written: {bundle / MODEL_CARD_FILE}")
+    card = bundle / MODEL_CARD_FILE
+    try:
+        if add_to_model_card(bundle, findings):
+            console.print(f"written: {card}")
+    except OSError as error:
+        console.print(f"not written: {card} ({os_reason(error)})")
     for line in findings.notes:
         console.print(line)
-    failures = findings.failures()
-    for line in failures:
+    for line in findings.failures():
         console.print(f"[red]below its floor:[/red] {line}")
     for line in findings.unjudged():
         console.print(f"not judged: {line}")
     out.print(f"[bold]{findings.verdict()}[/bold]")
-    if failures:
-        raise typer.Exit(1)
 
 
 def _narrow_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -166,14 +163,3 @@ def _narrow_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str
     for row in rows:
         table.add_row(*(row[index] for index in shown))
     return table
-
-
-def _in_model_card(bundle: Path, findings: Report, console: Console) -> bool:
-    """Whether the figures are now in the card of the bundle, which may be one that cannot be written."""
-    from voxcpm_validation.model_card import add_to_model_card
-
-    try:
-        return add_to_model_card(bundle, findings)
-    except OSError as error:
-        console.print(f"not written: {bundle / MODEL_CARD_FILE} ({os_reason(error)})")
-        return False

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -209,59 +210,36 @@ def _recorded_estimator(model: Any, width: int) -> Iterator[list[RecordedCall]]:
         handle.remove()
 
 
-class _Solve(NamedTuple):
-    """What upstream's solver was given for one patch."""
-
-    noise: torch.Tensor
-    mu: torch.Tensor
-    cond: torch.Tensor
-    cfg_value: float
-
-
 @contextmanager
-def _recorded_solves(model: Any) -> Iterator[list[_Solve]]:
-    """A context that records in a list what upstream's solver is given for each patch."""
-    solves: list[_Solve] = []
+def _recorded_solves(model: Any) -> Iterator[list[dict[str, Any]]]:
+    """A context that records what upstream's solver is given for each patch: x (the noise), mu, cond and cfg_value."""
+    solves: list[dict[str, Any]] = []
     solve_euler = model.feat_decoder.solve_euler
 
-    def recorded(
-        *, x: torch.Tensor, mu: torch.Tensor, cond: torch.Tensor, cfg_value: float, **others: Any
-    ) -> Any:
-        solves.append(_Solve(x.clone(), mu.clone(), cond.clone(), cfg_value))
-        return solve_euler(x=x, mu=mu, cond=cond, cfg_value=cfg_value, **others)
+    def recorded(**given: Any) -> Any:
+        tensors = {name: given[name].clone() for name in ("x", "mu", "cond")}
+        solves.append({**tensors, "cfg_value": given["cfg_value"]})
+        return solve_euler(**given)
 
     with mock.patch.object(model.feat_decoder, "solve_euler", recorded):
         yield solves
 
 
-class _SameNoise:
-    """A source of one recorded noise."""
-
-    def __init__(self, noise: Floats) -> None:
-        self.noise = noise
-
-    def standard_normal(self, size: tuple[int, ...]) -> Floats:
-        return self.noise.reshape(size)
-
-
-def _solved(model: Any, a: Architecture, solve: _Solve, steps: int) -> RecordedCall:
+def _solved(model: Any, a: Architecture, solve: dict[str, Any], steps: int) -> RecordedCall:
     """A call of `locdit_solve`, whose output is the patch of upstream's whole solver in `steps` steps."""
-    noise = solve.noise.numpy()
-    with recorded_noise(_SameNoise(noise)):
+    noise = solve["x"].numpy()
+    mu, cond, cfg_value = solve["mu"], solve["cond"], solve["cfg_value"]
+    with recorded_noise(SimpleNamespace(standard_normal=noise.reshape)):
         patch = model.feat_decoder(
-            mu=solve.mu,
-            n_timesteps=steps,
-            patch_size=a.patch_size,
-            cond=solve.cond,
-            cfg_value=solve.cfg_value,
+            mu=mu, n_timesteps=steps, patch_size=a.patch_size, cond=cond, cfg_value=cfg_value
         )
     times, lengths = euler_steps(steps, skipped=names.zero_velocity_steps(steps))
     fed = {
         "noise": noise,
-        "mu": solve.mu.numpy(),
-        "cond": solve.cond.numpy(),
+        "mu": mu.numpy(),
+        "cond": cond.numpy(),
         "t_embeddings": time_embedding(times, a.dit_config.hidden_dim),
         "step_lengths": lengths,
-        "cfg_value": np.array([solve.cfg_value], np.float32),
+        "cfg_value": np.array([cfg_value], np.float32),
     }
     return RecordedCall(fed, {"patch": patch.numpy()})

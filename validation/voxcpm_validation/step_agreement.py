@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +22,7 @@ Arithmetic = Literal["plain", "faithful", "core-ai"]
 """plain: float32 arithmetic on the package's weights. faithful: every intermediate result is rounded to fp16. Both are
 the portable executor's. core-ai: Apple's runtime, in the program's own arithmetic."""
 
-FP16_LIMIT = 65504.0
-NEAR_LIMIT = FP16_LIMIT / 4
+NEAR_LIMIT = 65504.0 / 4
 
 # Correlations with PyTorch that the published conversion states for fp16, rounded to six places.
 PUBLISHED_FP16 = {
@@ -73,20 +71,6 @@ class StepAgreement(BaseModel):
         return min(self.correlation, *(a.correlation for a in self.lengths.values()))
 
 
-class StepRunner(Protocol):
-    """A loaded step model."""
-
-    def new_state(self) -> Any:
-        """The state at the start of a stream."""
-        ...
-
-    def __call__(
-        self, inputs: Mapping[str, npt.NDArray[Any]], state: Any = None
-    ) -> dict[str, npt.NDArray[Any]]:
-        """The outputs by name. `state`, from `new_state`, is updated in place."""
-        ...
-
-
 def measure_step(
     bundle: Path,
     manifest: Manifest,
@@ -100,65 +84,49 @@ def measure_step(
     Runs on the portable executor, or on Core AI's runtime. Raises what loading a step model raises.
     """
     declaration = manifest.step_models[step_model]
-    calls = [in_batch(call, declaration) for call in calls]
     # Functions and parts name their operations differently, so only a step model of one function is probed.
     packages = manifest.parts(step_model)
     probe = arithmetic == "faithful" and [len(manifest.form(p).functions) for p in packages] == [1]
-    runner = step_runner(bundle, manifest, precision, step_model, arithmetic, probe=probe)
-    results = replay(runner, calls, stateful=bool(declaration.state))
-    expected = [call.outputs for call in calls]
-    first, lengths = declaration.outputs[0].name, call_lengths(declaration, calls)
+    runner: Any
+    if arithmetic == "core-ai":
+        runner = load_core_ai_step_model(bundle, manifest, precision, step_model)
+    else:
+        runner = load_portable_step_model(
+            bundle, manifest, precision, step_model, mode=arithmetic, probe=probe
+        )
+    calls = [_in_batch(call, declaration) for call in calls]
+    state = runner.new_state() if declaration.state else None
+    replayed = [(runner(call.inputs, state), call.outputs) for call in calls]
+    tensor, axis = declaration.chunk_axis
+    by_length: dict[int, list[_Replayed]] = {}
+    for call, pair in zip(calls, replayed, strict=True):
+        by_length.setdefault(call.inputs[tensor.name].shape[axis], []).append(pair)
+    first = declaration.outputs[0].name
     return StepAgreement(
         step_model=step_model,
         precision=precision,
         arithmetic=arithmetic,
         floors_of=declaration.precision_in(precision),
         calls=len(calls),
-        outputs={t.name: over_calls(results, expected, t.name) for t in declaration.outputs},
-        lengths={
-            length: over_calls(results, expected, first, [n == length for n in lengths])
-            for length in sorted(set(lengths))
-        },
-        near_fp16_limit=_near_limit(runner.probed, results) if probe else (),
+        outputs={t.name: _over_calls(replayed, t.name) for t in declaration.outputs},
+        lengths={length: _over_calls(pairs, first) for length, pairs in sorted(by_length.items())},
+        near_fp16_limit=_near_limit(runner.probed, [results for results, _ in replayed]) if probe else (),
     )
 
 
-def step_runner(
-    bundle: Path,
-    manifest: Manifest,
-    precision: Precision,
-    step_model: str,
-    arithmetic: Arithmetic,
-    *,
-    probe: bool = False,
-) -> Any:
-    """A loaded step model in an arithmetic, a `StepRunner`. probe: with the largest magnitude of each operation."""
-    if arithmetic == "core-ai":
-        return load_core_ai_step_model(bundle, manifest, precision, step_model)
-    return load_portable_step_model(bundle, manifest, precision, step_model, mode=arithmetic, probe=probe)
+_Replayed = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, npt.NDArray[Any]]]
+"""What a step model returned for a recorded call, and what upstream did."""
 
 
-def call_lengths(declaration: StepModel, calls: Sequence[RecordedCall]) -> list[int]:
-    """The length of each call along the axis that may have several."""
-    tensor, axis = declaration.chunk_axis
-    return [call.inputs[tensor.name].shape[axis] for call in calls]
-
-
-def over_calls(
-    results: Sequence[Mapping[str, npt.NDArray[Any]]],
-    expected: Sequence[Mapping[str, npt.NDArray[Any]]],
-    output: str,
-    chosen: Iterable[bool] | None = None,
-) -> Agreement:
-    """The agreement of one output over all calls, or over the chosen ones."""
-    pairs = list(compress(zip(results, expected, strict=True), chosen or [True] * len(results)))
-    return agreement(
-        np.concatenate([result[output].ravel() for result, _ in pairs]),
-        np.concatenate([reference[output].ravel() for _, reference in pairs]),
+def _over_calls(pairs: Sequence[_Replayed], output: str) -> Agreement:
+    """The agreement of one output over all calls."""
+    got, want = (
+        np.concatenate([side[output].ravel() for side in sides]) for sides in zip(*pairs, strict=True)
     )
+    return agreement(got, want)
 
 
-def in_batch(call: RecordedCall, declaration: StepModel) -> RecordedCall:
+def _in_batch(call: RecordedCall, declaration: StepModel) -> RecordedCall:
     """A call for one utterance, repeated along the first axis for as many utterances as the step model advances."""
     first = declaration.inputs[0]
     times = first.shape_at(0)[0] // len(call.inputs[first.name])
@@ -169,16 +137,8 @@ def in_batch(call: RecordedCall, declaration: StepModel) -> RecordedCall:
     return RecordedCall(repeated(call.inputs), repeated(call.outputs))
 
 
-def replay(
-    runner: StepRunner, calls: Sequence[RecordedCall], *, stateful: bool
-) -> list[dict[str, npt.NDArray[Any]]]:
-    """Outputs of each call, by name; the first call starts a stream."""
-    state = runner.new_state() if stateful else None
-    return [runner(call.inputs, state) for call in calls]
-
-
 def _near_limit(
-    operations: Sequence[str], results: Sequence[dict[str, npt.NDArray[Any]]]
+    operations: Sequence[str], results: Sequence[Mapping[str, npt.NDArray[Any]]]
 ) -> tuple[NearLimit, ...]:
     peaks = np.max([result[PROBE_OUTPUT] for result in results], axis=0)
     # `not peak < limit` also lists a NaN.

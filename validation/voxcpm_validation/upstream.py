@@ -16,7 +16,7 @@ import sys
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Literal
@@ -44,9 +44,10 @@ def import_upstream() -> types.ModuleType:
     """
     # transformers looks for optional packages when it is imported, and must not find the stubs.
     importlib.import_module("transformers")
-    for name, make in _STUBS.items():
-        if name not in sys.modules and importlib.util.find_spec(name) is None:
-            sys.modules.update(make())
+    missing = {name for name in ("torchaudio", "librosa") if importlib.util.find_spec(name) is None}
+    for name, stub in _stubs().items():
+        if name.partition(".")[0] in missing:
+            sys.modules.setdefault(name, stub)
     try:
         with _quiet():
             return importlib.import_module("voxcpm")
@@ -61,25 +62,6 @@ def _stub(name: str, **attributes: Any) -> types.ModuleType:
     module.__spec__ = ModuleSpec(name, None)  # without one, importlib.util.find_spec raises
     module.__dict__.update(attributes)
     return module
-
-
-def _torchaudio() -> dict[str, types.ModuleType]:
-    functional = _stub("torchaudio.functional", resample=_resample)
-    load: Callable[[str], tuple[torch.Tensor, int]] = _load_torchaudio
-    return {
-        "torchaudio": _stub("torchaudio", load=load, functional=functional),
-        "torchaudio.functional": functional,
-    }
-
-
-def _librosa() -> dict[str, types.ModuleType]:
-    return {"librosa": _stub("librosa", load=_load_librosa)}
-
-
-_STUBS: dict[str, Callable[[], dict[str, types.ModuleType]]] = {
-    "torchaudio": _torchaudio,
-    "librosa": _librosa,
-}
 
 
 def _load_torchaudio(path: str) -> tuple[torch.Tensor, int]:
@@ -101,6 +83,15 @@ def _load_librosa(path: str, *, sr: int, mono: bool) -> tuple[Floats, int]:
     return read_audio(path, sr), sr
 
 
+def _stubs() -> dict[str, types.ModuleType]:
+    functional = _stub("torchaudio.functional", resample=_resample)
+    return {
+        "torchaudio": _stub("torchaudio", load=_load_torchaudio, functional=functional),
+        "torchaudio.functional": functional,
+        "librosa": _stub("librosa", load=_load_librosa),
+    }
+
+
 def load_upstream(
     folder: str | Path,
     *,
@@ -114,7 +105,7 @@ def load_upstream(
 
     dtype: arithmetic of everything but the AudioVAE, which is always float32 in upstream; overrides config.json's.
     max_length: positions of upstream's KV caches; overrides config.json's, which may need much memory and time.
-    lora: a LoRA that upstream applies beside the checkpoint's weights, with its `LoRAConfig` and `load_lora_weights`.
+    lora: a LoRA that upstream applies to the checkpoint's weights, with its `LoRAConfig` and `load_lora_weights`.
     device, optimize: PyTorch's device, and whether upstream compiles its modules, as its package does on a GPU.
     Raises CheckpointError if config.json is not VoxCPM's, MissingExtraError if voxcpm is not installed.
     """
@@ -125,7 +116,7 @@ def load_upstream(
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config |= {"dtype": dtype, "device": device, "max_length": max_length or architecture.max_length}
     with tempfile.TemporaryDirectory() as view, _quiet():
-        # Links to the same files beside another config.json, so that nothing is written into the checkpoint.
+        # Links to the same files, with another config.json, so that nothing is written into the checkpoint.
         for path in folder.iterdir():
             if path.name != "config.json":
                 (Path(view) / path.name).symlink_to(path)
@@ -269,9 +260,11 @@ def _our_audio() -> Iterator[None]:
 
     Their resampling filters differ from the runtime's.
     """
-    with contextlib.ExitStack() as patches:
-        for module, name in (("voxcpm.model.voxcpm", "torchaudio"), ("voxcpm.model.voxcpm2", "librosa")):
-            patches.enter_context(mock.patch.object(sys.modules[module], name, _STUBS[name]()[name]))
+    stubs = _stubs()
+    with (
+        mock.patch.object(sys.modules["voxcpm.model.voxcpm"], "torchaudio", stubs["torchaudio"]),
+        mock.patch.object(sys.modules["voxcpm.model.voxcpm2"], "librosa", stubs["librosa"]),
+    ):
         yield
 
 

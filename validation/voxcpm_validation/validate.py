@@ -25,19 +25,8 @@ from voxcpm_validation.sensitivity import DISTURBANCES, Sensitivity, measure_sen
 from voxcpm_validation.step_agreement import Arithmetic, StepAgreement, measure_step
 from voxcpm_validation.upstream import load_upstream
 
-_TOOLS = ("voxcpm", "torch", "coremltools", "onnxruntime", "numpy")
-_CORE_AI_TOOLS = ("voxcpm", "torch", "coreai-core", "numpy")
-
 FEW_PATCHES = 4
 """Patches of each utterance where half arithmetic is emulated: the base LM takes a tenth of a second for a position."""
-
-# fp16-faithful arithmetic does not apply to an fp32 package, whose intermediate results are not fp16.
-ARITHMETICS: dict[Precision, tuple[Arithmetic, ...]] = {
-    "fp32": ("plain",),
-    "fp16": ("plain", "faithful"),
-    "int8": ("plain", "faithful"),
-    "int4": ("plain", "faithful"),
-}
 
 
 def validate_bundle(
@@ -58,13 +47,14 @@ def validate_bundle(
 
     The step models run on the portable executor, or on Core AI's runtime if the bundle is for macOS 27.
 
-    lora: the LoRA that was merged into the bundle; upstream applies it beside the checkpoint's weights.
+    lora: the LoRA that was merged into the bundle; upstream applies it on top of the checkpoint's weights.
     patches: patches of each utterance; Core AI off the Mac speaks at most FEW_PATCHES in half arithmetic.
 
     Raises InputError for a checkpoint or LoRA that the bundle was not made from, or a precision that it lacks.
     """
     opened = open_bundle(bundle)
     manifest, folder = opened.manifest, opened.folder
+    on_core_ai = manifest.target == CORE_AI
     choose_backend(backend, opened)
     source = Checkpoint.open(checkpoint, lora=lora)
     _check_source(bundle, manifest.source, source.source(), checkpoint, lora)
@@ -78,6 +68,17 @@ def validate_bundle(
     transcript = spelled_transcript(prompt_text or text, opened.tokenizer)
     report("upstream")
     model = load_upstream(source.folder, max_length=manifest.sizes.kv_length, lora=source.lora)
+    # The continuation's: without a recording, its prompt is the zero-shot speech.
+    spoken_patches = patches if prompt_wav else 2 * patches
+    needed, kv_length = (
+        len(model.text_tokenizer(transcript + text)) + 1 + spoken_patches,
+        manifest.sizes.kv_length,
+    )
+    if needed > kv_length:
+        raise InputError(
+            f"a continuation of --text by {patches} patches needs {needed} positions, and {bundle} has {kv_length}; "
+            "give a shorter --text or fewer --patches"
+        )
     lengths = {p: min(patches, FEW_PATCHES) if _is_slow(manifest.target, p) else patches for p in chosen}
     references = {
         length: record_reference(
@@ -116,7 +117,6 @@ def validate_bundle(
                 report(f"{case.name} {precision}")
                 spoken.append(compare_speech(tts, case, upstream))
             del tts
-        on_core_ai = manifest.target == CORE_AI
         drifting = {
             (s.case, s.precision)
             for s in spoken
@@ -136,11 +136,12 @@ def validate_bundle(
                 )
                 if (case.name, precision) in drifting
             )
+    engine = ("coreai-core",) if on_core_ai else ("coremltools", "onnxruntime")
     return Report(
         bundle=str(bundle),
         checkpoint=_described(manifest.source),
         built_in=manifest.source.sha256 == Manifest.read(DEFAULT_BUNDLE).source.sha256,
-        tools={name: version(name) for name in _tools(manifest.target)},
+        tools={name: version(name) for name in ("voxcpm", "torch", *engine, "numpy")},
         sensitivity=sensitivity,
         steps=steps,
         end_to_end=tuple(spoken),
@@ -151,10 +152,6 @@ def validate_bundle(
 def _is_slow(target: Target, precision: Precision) -> bool:
     """Whether half arithmetic is emulated: Core AI's runtime does so off the Mac."""
     return target == CORE_AI and precision != "fp32" and macos() is None
-
-
-def _tools(target: Target) -> tuple[str, ...]:
-    return _CORE_AI_TOOLS if target == CORE_AI else _TOOLS
 
 
 def _notes(lengths: Mapping[Precision, int], patches: int) -> tuple[str, ...]:
@@ -200,9 +197,11 @@ def _measure_steps(
     measured = []
     for name in reference:
         computed = manifest.step_models[name].precision_in(precision)
-        arithmetics: tuple[Arithmetic, ...] = (
-            ("core-ai",) if manifest.target == CORE_AI else ARITHMETICS[computed]
-        )
+        arithmetics: tuple[Arithmetic, ...] = ("plain", "faithful")
+        if manifest.target == CORE_AI:
+            arithmetics = ("core-ai",)
+        elif computed == "fp32":  # its intermediate results are not fp16
+            arithmetics = ("plain",)
         for arithmetic in arithmetics:
             report(f"{name} {precision} {arithmetic}")
             measured.append(measure_step(folder, manifest, precision, name, arithmetic, reference[name]))

@@ -20,11 +20,13 @@ from voxcpm_conversion.core_ai.arithmetic import halve
 from voxcpm_conversion.core_ai.compression import compress
 from voxcpm_conversion.core_ai.convolutions import use_phases
 from voxcpm_conversion.core_ai.export import export_program
-from voxcpm_conversion.core_ai.toolchain import import_module, quiet
+from voxcpm_conversion.core_ai.toolchain import TOOLS, check_toolchain, import_module, quiet
 from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 from voxcpm_conversion.recipes import RECIPES
 from voxcpm_conversion.step_modules import build_step, example_inputs, loaded_modules
 from voxcpm_conversion.workspace import Workspace
+
+__all__ = ["TOOLS", "add_packages", "check_toolchain"]
 
 
 def add_packages(

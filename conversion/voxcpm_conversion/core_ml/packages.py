@@ -16,10 +16,12 @@ from voxcpm_constants.weight_files import WEIGHT_FILE, is_whole
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml.compression import compress
 from voxcpm_conversion.core_ml.export import export_step
-from voxcpm_conversion.core_ml.toolchain import StageReport, import_coremltools, stages_reported
+from voxcpm_conversion.core_ml.toolchain import TOOLS, StageReport, import_coremltools, stages_reported
 from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_conversion.workspace import Workspace
+
+__all__ = ["TOOLS", "add_packages"]
 
 _IN_A_PACKAGE = {"Manifest.json", "Data"}
 
@@ -114,8 +116,8 @@ def _join(functions: Mapping[str, Path], package: Path) -> None:
 def _require_whole(package: Path) -> None:
     """Raises OSError for a package of which something was not written, without a word of coremltools'.
 
-    A list of its files is written beside the last one, which it then replaces; one that was begun stays. And the header
-    of its weights is the last that is written to their file.
+    A new list of files is written next to the old one, which it then replaces; an incomplete one stays. The last write
+    to a file of weights is its header.
     """
     weights = package / WEIGHT_FILE
     listed = {each.name for each in package.iterdir()} == _IN_A_PACKAGE

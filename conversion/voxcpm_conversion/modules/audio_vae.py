@@ -109,7 +109,7 @@ class _Block(nn.Module):
 
 
 class ResidualUnit(_Block):
-    """Two convolutions, the first one dilated, beside an identity branch."""
+    """Two convolutions, the first one dilated, with a residual connection."""
 
     def __init__(self, channels: int, dilation: int, groups: int) -> None:
         super().__init__(

@@ -223,7 +223,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward block, each after a norm and beside an identity branch."""
+    """Attention and feed-forward block, each after a norm and with a residual connection."""
 
     def __init__(self, t: Transformer, length: int | None) -> None:
         super().__init__()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.pcm import Audio, levels, pcm16
@@ -117,45 +117,16 @@ def streamed(tts: VoxCPM, case: GoldenCase, **chunking: Any) -> list[Audio]:
     return list(tts.generate_streaming(**case_arguments(case), seed=case.seed, **chunking))
 
 
-def recorded(tts: VoxCPM, cases: Iterable[GoldenCase]) -> dict[str, SpeechRecord]:
-    """The record of each case, by name."""
-    return {case.name: SpeechRecord.of(streamed(tts, case, **CHUNKING), tts.sample_rate) for case in cases}
-
-
-class _Order(BaseModel):
-    """The cases that another process speaks, as it reads them from standard input."""
-
-    bundle: Path
-    precision: str
-    backend: Backend
-    cases: tuple[GoldenCase, ...]
-
-
-_RECORDS = TypeAdapter(dict[str, SpeechRecord])
-
-
 def recorded_elsewhere(
-    bundle: Path, precision: str, backend: Backend, cases: Iterable[GoldenCase]
-) -> Mapping[str, SpeechRecord]:
-    """The records that `recorded` makes, but in another process.
-
-    Raises CalledProcessError if that process fails; it prints the reason to standard error.
-    """
-    order = _Order(bundle=bundle, precision=precision, backend=backend, cases=tuple(cases))
-    finished = subprocess.run(  # noqa: S603 - this module itself
-        [sys.executable, "-m", __name__],
-        input=order.model_dump_json().encode(),
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return _RECORDS.validate_json(finished.stdout)
+    bundle: Path, precision: str, backend: Backend, cases: Sequence[GoldenCase]
+) -> dict[str, SpeechRecord]:
+    """The record of each case, by name, as a new process speaks it. Raises what opening a bundle raises."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(_recorded, bundle, precision, backend, cases).result()
 
 
-def _carry_out_order() -> None:
-    order = _Order.model_validate_json(sys.stdin.buffer.read())
-    tts = open_voice(order.bundle, order.precision, order.backend)
-    sys.stdout.buffer.write(_RECORDS.dump_json(recorded(tts, order.cases)))
-
-
-if __name__ == "__main__":
-    _carry_out_order()
+def _recorded(
+    bundle: Path, precision: str, backend: Backend, cases: Sequence[GoldenCase]
+) -> dict[str, SpeechRecord]:
+    tts = open_voice(bundle, precision, backend)
+    return {case.name: SpeechRecord.of(streamed(tts, case, **CHUNKING), tts.sample_rate) for case in cases}

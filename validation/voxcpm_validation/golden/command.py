@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -17,8 +16,8 @@ from voxcpm_runtime.audio.pcm import Levels
 from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_runtime.commands.status_line import status_line
-from voxcpm_validation.golden.examination import Comparison, Examination, ExaminedCase, compare, examine
-from voxcpm_validation.golden.record import RECORDS, read_records
+from voxcpm_validation.golden.examination import Examination, examine
+from voxcpm_validation.golden.record import RECORDS, Comparison, compare, read_records
 
 HEADER = ("case", "samples", "RMS, peak dBFS", "silence", "again", "record")
 
@@ -46,17 +45,19 @@ def check_golden(
         examinations = [
             examine(folder, precision, backend, report=note) for precision in chosen or manifest.precisions
         ]
-    comparisons = [compare(examination, known) for examination in examinations]
-    pairs = list(zip(examinations, comparisons, strict=True))
-    table = Table(*HEADER)
-    for examination, comparison in pairs:
-        for case in examination.cases:
-            table.add_row(*_row(examination, case, comparison))
+    table, lines, failures = Table(*HEADER), [], []
+    for examination in examinations:
+        comparison = compare(examination.record, known)
+        for name in examination.record.cases:
+            table.add_row(*_row(examination, name, comparison))
+            found = (*examination.failures[name], *comparison.differences[name])
+            failures += [f"{examination.record.key.precision} {name}: {line}" for line in found]
+        lines.append(
+            _written(examination, records or RECORDS) if record else _compared(examination, comparison)
+        )
     out.print(table)
-    for examination, comparison in pairs:
-        line = _written(examination, records or RECORDS) if record else _compared(examination, comparison)
+    for line in lines:
         console.print(line, soft_wrap=True)
-    failures = [line for pair in pairs for line in _failures(*pair)]
     for line in failures:
         console.print(f"[red]differs:[/red] {line}", soft_wrap=True)
     out.print("Samples or figures differ." if failures else "Everything that can be compared is the same.")
@@ -70,28 +71,22 @@ def _existing(records: Path | None) -> Path:
     return records or RECORDS
 
 
-def _failures(examination: Examination, comparison: Comparison) -> Iterator[str]:
-    for case in examination.cases:
-        for line in (*case.failures, *comparison.differences[case.case]):
-            yield f"{examination.key.precision} {case.case}: {line}"
-
-
-def _row(examination: Examination, case: ExaminedCase, comparison: Comparison) -> tuple[str, ...]:
-    r = case.record
+def _row(examination: Examination, name: str, comparison: Comparison) -> tuple[str, ...]:
+    r = examination.record.cases[name]
     heard = Levels(r.peak, r.rms, r.silence_ratio, clipped=0)
     agreed = "none" if comparison.record is None else "same" if comparison.exact else "like it"
     return (
-        f"{examination.key.precision} {case.case}",
+        f"{examination.record.key.precision} {name}",
         str(r.samples),
         f"{heard.rms_dbfs:.1f}, {heard.peak_dbfs:.1f}",
         f"{r.silence_ratio:.0%}",
-        "differs" if case.failures else "same",
-        "differs" if comparison.differences[case.case] else agreed,
+        "differs" if examination.failures[name] else "same",
+        "differs" if comparison.differences[name] else agreed,
     )
 
 
 def _compared(examination: Examination, comparison: Comparison) -> str:
-    key, record = examination.key, comparison.record
+    key, record = examination.record.key, comparison.record
     if record is None:
         return f"{key.precision}: this voice has no record; it was compared with itself only"
     if comparison.exact:
@@ -101,8 +96,7 @@ def _compared(examination: Examination, comparison: Comparison) -> str:
 
 
 def _written(examination: Examination, folder: Path) -> str:
-    precision = examination.key.precision
+    precision = examination.record.key.precision
     if not examination.is_consistent:
         return f"{precision}: not recorded, as it differs from itself"
-    path = examination.record(dt.datetime.now(dt.timezone.utc).date()).write(folder)
-    return f"{precision}: recorded in {path}"
+    return f"{precision}: recorded in {examination.record.write(folder)}"

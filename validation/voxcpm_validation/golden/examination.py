@@ -1,4 +1,4 @@
-"""Examination of a bundle: its speech compared with a golden record, and between processes and chunk sizes."""
+"""Examination of a bundle: its speech compared between processes, chunk sizes and offline generation."""
 
 from __future__ import annotations
 
@@ -24,58 +24,26 @@ from voxcpm_validation.golden.cases import (
     recorded_elsewhere,
     streamed,
 )
-from voxcpm_validation.golden.key import GoldenKey, golden_key
-from voxcpm_validation.golden.record import (
-    GoldenRecord,
-    figure_differences,
-    hash_differences,
-    nearest,
-    voice_digest,
-)
+from voxcpm_validation.golden.key import golden_key
+from voxcpm_validation.golden.record import GoldenRecord, hash_differences, voice_digest
 
 OTHER_CHUNKS = (1, 2, LENGTHS["max_len"])
-"""Patches in a chunk that are tried beside the recorded chunking; the last number makes a single chunk."""
-
-
-@dataclass(frozen=True)
-class ExaminedCase:
-    """One case in one precision."""
-
-    case: str
-    record: SpeechRecord
-    failures: tuple[str, ...]
-    """Differences between offline, other chunk sizes and another process."""
+"""Patches in a chunk that are tried besides the recorded ones; the last number makes a single chunk."""
 
 
 @dataclass(frozen=True)
 class Examination:
     """All cases in one precision, each spoken offline, in several chunk sizes and in another process."""
 
-    key: GoldenKey
-    voice: str
-    """The result of `voice_digest`."""
-    cases: tuple[ExaminedCase, ...]
+    record: GoldenRecord
+    """The record that this machine would write today."""
+    failures: Mapping[str, tuple[str, ...]]
+    """Differences between offline, other chunk sizes and another process, by case."""
 
     @property
     def is_consistent(self) -> bool:
         """Whether no case has failures, which is required for a record."""
-        return not any(case.failures for case in self.cases)
-
-    def record(self, date: dt.date) -> GoldenRecord:
-        """The golden record of these cases."""
-        cases = {case.case: case.record for case in self.cases}
-        return GoldenRecord(key=self.key, voice=self.voice, date=date, cases=cases)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Comparison of an examination with the nearest record of its voice."""
-
-    record: GoldenRecord | None
-    exact: bool
-    """Whether the keys are equal, so that hashes were compared; otherwise figures were."""
-    differences: Mapping[str, tuple[str, ...]]
-    """One line for each difference, by case."""
+        return not any(self.failures.values())
 
 
 def examine(
@@ -88,52 +56,33 @@ def examine(
 ) -> Examination:
     """Speak every case offline, in several chunk sizes and in another process; `report` is called with each part.
 
-    Raises what opening a bundle raises, and CalledProcessError if the other process fails.
+    Raises what opening a bundle raises, and BrokenProcessPool if the other process dies.
     """
     tts = open_voice(bundle, precision, backend)
     report(f"{precision}: another process")
     elsewhere = recorded_elsewhere(bundle, precision, backend, cases)
-    examined = []
+    records, failures = {}, {}
     for case in cases:
         report(f"{precision}: {case.name}")
-        examined.append(_examined(tts, case, elsewhere[case.name]))
-    return Examination(
+        chunks = streamed(tts, case, **CHUNKING)
+        records[case.name] = SpeechRecord.of(chunks, tts.sample_rate)
+        found = hash_differences(elsewhere[case.name], records[case.name], "this process")
+        failures[case.name] = (*found, *_failures(tts, case, np.concatenate(chunks), records[case.name]))
+    record = GoldenRecord(
         key=golden_key(tts.bundle, backend),
         voice=voice_digest(tts.bundle.manifest.source),
-        cases=tuple(examined),
+        date=dt.datetime.now(dt.timezone.utc).date(),
+        cases=records,
     )
+    return Examination(record, failures)
 
 
-def compare(examination: Examination, records: Sequence[GoldenRecord]) -> Comparison:
-    """Compare an examination with the nearest of the records; without one for its voice, there are no differences."""
-    key = examination.key
-    record = nearest(key, examination.voice, records)
-    exact = record is not None and record.key == key
-    differences = {}
-    for case in examination.cases:
-        found, expected = case.record, record.cases.get(case.case) if record else None
-        if record is None:
-            lines = []
-        elif expected is None:
-            lines = ["the record does not have this case; record it again with --record"]
-        elif exact:
-            lines = list(hash_differences(found, expected, "the record"))
-        else:
-            lines = list(figure_differences(found, expected, "the nearest record"))
-        differences[case.case] = tuple(lines)
-    return Comparison(record, exact, differences)
-
-
-def _examined(tts: VoxCPM, case: GoldenCase, elsewhere: SpeechRecord) -> ExaminedCase:
-    chunks = streamed(tts, case, **CHUNKING)
-    record, audio = SpeechRecord.of(chunks, tts.sample_rate), np.concatenate(chunks)
-    failures = list(hash_differences(elsewhere, record, "this process"))
+def _failures(tts: VoxCPM, case: GoldenCase, audio: Audio, record: SpeechRecord) -> Iterator[str]:
     speech = tts.speak(**case_arguments(case), seed=case.seed)
-    failures += _unequal(speech.audio, audio, record, "offline")
+    yield from _unequal(speech.audio, audio, record, "offline")
     for size in OTHER_CHUNKS:
         again = np.concatenate(streamed(tts, case, chunk_patches=size))
-        failures += _unequal(again, audio, record, f"in chunks of {size}")
-    return ExaminedCase(case.name, record, tuple(failures))
+        yield from _unequal(again, audio, record, f"in chunks of {size}")
 
 
 def _unequal(audio: Audio, expected: Audio, record: SpeechRecord, how: str) -> Iterator[str]:

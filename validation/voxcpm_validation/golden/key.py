@@ -1,14 +1,13 @@
-"""The key of a golden record: everything that 16-bit samples depend on beside text, prompt and seed."""
+"""The key of a golden record: everything that 16-bit samples depend on besides text, prompt and seed."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import platform
 import re
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
@@ -17,11 +16,12 @@ from pydantic import BaseModel, ConfigDict
 from voxcpm_constants.macos import macos
 from voxcpm_constants.manifest import FileRecord
 from voxcpm_constants.step_models import Precision
-from voxcpm_conversion.core_ai.toolchain import import_module
 from voxcpm_runtime.backends.choice import Backend, Chosen, choose_backend
+from voxcpm_runtime.backends.machine import chip
 from voxcpm_runtime.backends.portable.package import read_specification
 from voxcpm_runtime.bundle.opening import Bundle
 
+_CPU_INFO = Path("/proc/cpuinfo")
 _MACHINES = {"AMD64": "x86_64", "aarch64": "arm64"}
 
 # Linux's names of the instruction sets by which ONNX Runtime (mlas/lib/platform.cpp) and numpy's OpenBLAS choose their
@@ -30,18 +30,6 @@ _INSTRUCTION_SETS = (
     "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx_vnni_int8", "amx_int8",
     "asimd", "asimddp", "i8mm", "sve", "svei8mm", "sme",
 )  # fmt: skip
-
-# The same instruction sets by their names on macOS, which does not list those that all of its machines have.
-_ON_MACOS = {
-    "hw.optional.avx2_0": "avx2",
-    "hw.optional.avx512f": "avx512f",
-    "hw.optional.avx512bw": "avx512bw",
-    "hw.optional.arm.AdvSIMD": "asimd",
-    "hw.optional.arm.FEAT_DotProd": "asimddp",
-    "hw.optional.arm.FEAT_I8MM": "i8mm",
-    "hw.optional.arm.FEAT_SME": "sme",
-}
-
 
 _WEIGHT = re.compile(r"\bresource_\d+")
 """The name of a weight in a Core AI program."""
@@ -58,7 +46,7 @@ class GoldenKey(BaseModel):
     machine: str
     """x86_64 or arm64."""
     processor: str
-    """Portable and Core AI: the instruction sets by which kernels are chosen. Core ML: the chip."""
+    """See `processor`."""
     engine: str
     """ONNX Runtime, coreai-core or macOS, and numpy, with their versions."""
     precision: Precision
@@ -83,21 +71,16 @@ class GoldenKey(BaseModel):
 def golden_key(bundle: Bundle, backend: Backend) -> GoldenKey:
     """The key of an open bundle on this machine. Raises InputError for a backend that the machine lacks."""
     chosen = choose_backend(backend, bundle)
-    numpy = f"numpy {_minor(version('numpy'))}"
-    if chosen == "coreml":
-        processor = _sysctl("-n", "machdep.cpu.brand_string").strip()
-        engine = f"macOS {_minor(str(macos()).split()[-1])}, {numpy}"
-    elif chosen == "coreai":
-        processor = "+".join(_instruction_sets()) or "unknown"
-        engine = f"coreai-core {version('coreai-core')}, {numpy}"
-    else:
-        processor = "+".join(_instruction_sets()) or "unknown"
-        engine = f"onnxruntime {_minor(version('onnxruntime'))}, {numpy}"
+    engines = {
+        "coreml": lambda: f"macOS {_minor(str(macos()).split()[-1])}",
+        "coreai": lambda: f"coreai-core {version('coreai-core')}",
+        "portable": lambda: f"onnxruntime {_minor(version('onnxruntime'))}",
+    }
     return GoldenKey(
         backend=chosen,
         machine=_MACHINES.get(platform.machine(), platform.machine()),
-        processor=processor,
-        engine=engine,
+        processor=processor(),
+        engine=f"{engines[chosen]()}, numpy {_minor(version('numpy'))}",
         precision=bundle.precision,
         content=content_digest(bundle.folder, bundle.manifest.files_of(bundle.precision)),
     )
@@ -107,7 +90,7 @@ def content_digest(folder: Path, files: Mapping[str, FileRecord]) -> str:
     """SHA-256 over the parts of a bundle's files that are the same in every conversion with the same tools.
 
     Whole files differ between conversions: packages contain random identifiers (Manifest.json); programs contain a
-    date, and maps in any order. Core AI's programs name their weights at random; beside them lie a date
+    date, and maps in any order. Core AI's programs name their weights at random; next to them are a date
     (metadata.json) and the program's own digest (main.hash).
     """
     digests = {}
@@ -123,35 +106,16 @@ def content_digest(folder: Path, files: Mapping[str, FileRecord]) -> str:
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
-def linux_instruction_sets(cpuinfo: str) -> tuple[str, ...]:
-    """The instruction sets in the text of /proc/cpuinfo by which kernels are chosen."""
-    line = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.MULTILINE)
-    return _known(line[1].split() if line else ())
-
-
-def macos_instruction_sets(sysctl: str) -> tuple[str, ...]:
-    """The instruction sets in the output of `sysctl hw.optional` by which kernels are chosen, by Linux's names."""
-    given = re.findall(r"^([\w.]+): 1$", sysctl, re.MULTILINE)
-    return _known(_ON_MACOS[name] for name in given if name in _ON_MACOS)
-
-
-def _known(names: Iterable[str]) -> tuple[str, ...]:
-    found = set(names)
-    return tuple(name for name in _INSTRUCTION_SETS if name in found)
-
-
-def _instruction_sets() -> tuple[str, ...]:
-    if sys.platform == "darwin":
-        return macos_instruction_sets(_sysctl("hw.optional"))
-    cpuinfo = Path("/proc/cpuinfo")
-    return linux_instruction_sets(cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else "")
-
-
-def _sysctl(*names: str) -> str:
-    finished = subprocess.run(  # noqa: S603 - names are constants
-        ["/usr/sbin/sysctl", *names], capture_output=True, text=True, check=True
-    )
-    return finished.stdout
+def processor() -> str:
+    """The instruction sets by which kernels are chosen, from /proc/cpuinfo; the chip's name where there is none."""
+    try:
+        flags = re.search(
+            r"^(?:flags|Features)\s*:(.*)$", _CPU_INFO.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    except OSError:
+        flags = None
+    found = set(flags[1].split()) if flags else set()
+    return "+".join(name for name in _INSTRUCTION_SETS if name in found) or chip()
 
 
 def _program_digest(path: Path) -> str:
@@ -161,8 +125,8 @@ def _program_digest(path: Path) -> str:
 
 
 def _core_ai_digest(path: Path) -> str:
-    """SHA-256 of a Core AI program's text, in which each weight is named by its first use."""
-    asset = import_module("coreai.authoring").AIModelAsset.load(path)
+    """SHA-256 of a Core AI program's text, in which weights are numbered by first use."""
+    asset = importlib.import_module("coreai.authoring").AIModelAsset.load(path)
     # There is no public way from an asset to its text.
     text = asset.program._module.as_string()  # noqa: SLF001
     functions, _, weights = text.partition(_WEIGHTS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -65,29 +65,49 @@ def nearest(key: GoldenKey, voice: str, records: Iterable[GoldenRecord]) -> Gold
     return max(of_voice, key=lambda record: record.key.likeness(key), default=None)
 
 
-def hash_differences(found: SpeechRecord, record: SpeechRecord, beside: str) -> Iterator[str]:
-    """One line for each difference between `found` and `record`. beside: what the lines call `record`."""
+@dataclass(frozen=True)
+class Comparison:
+    """New speech compared with the nearest record of its voice."""
+
+    record: GoldenRecord | None
+    exact: bool
+    """Whether the keys are equal, so that hashes were compared; otherwise figures were."""
+    differences: Mapping[str, tuple[str, ...]]
+    """One line for each difference, by case."""
+
+
+def compare(found: GoldenRecord, records: Iterable[GoldenRecord]) -> Comparison:
+    """Compare new speech with the nearest of the records; without one for its voice, there are no differences."""
+    record = nearest(found.key, found.voice, records)
+    if record is None:
+        return Comparison(None, exact=False, differences=dict.fromkeys(found.cases, ()))
+    exact = record.key == found.key
+    differences: dict[str, tuple[str, ...]] = {}
+    for name, case in found.cases.items():
+        if name not in record.cases:
+            differences[name] = ("the record does not have this case; record it again with --record",)
+        elif exact:
+            differences[name] = tuple(hash_differences(case, record.cases[name], "the record"))
+        else:
+            differences[name] = tuple(figure_differences(case, record.cases[name], "the nearest record"))
+    return Comparison(record, exact, differences)
+
+
+def hash_differences(found: SpeechRecord, record: SpeechRecord, other: str) -> Iterator[str]:
+    """One line for each difference between `found` and `record`. other: what the lines call `record`."""
     if found.samples != record.samples:
-        yield f"{found.samples} samples, {beside} has {record.samples}"
+        yield f"{found.samples} samples, {other} has {record.samples}"
     if found.boundaries != record.boundaries:
-        yield f"chunks end at {_listed(found.boundaries)}, {beside} has {_listed(record.boundaries)}"
+        yield f"chunks end at {_listed(found.boundaries)}, {other} has {_listed(record.boundaries)}"
     for index, (chunk, expected) in enumerate(zip(found.chunks, record.chunks, strict=False)):
         if chunk != expected:
-            yield f"chunk {index}: PCM16 is not that of {beside}"
+            yield f"chunk {index}: PCM16 is not that of {other}"
     if (found.samples, found.chunks) == (record.samples, record.chunks):
-        for line in figure_differences(found, record, beside):
+        for line in figure_differences(found, record, other):
             yield f"equal hashes, but {line}"
 
 
-class _Figure(NamedTuple):
-    name: str
-    value: float
-    expected: float
-    tolerance: float
-    unit: str
-
-
-def figure_differences(found: SpeechRecord, record: SpeechRecord, beside: str) -> Iterator[str]:
+def figure_differences(found: SpeechRecord, record: SpeechRecord, other: str) -> Iterator[str]:
     """One line for each figure that differs by more than another machine's rounding explains.
 
     Free-running speech may diverge after a rounding difference (TRIALS.md). fp16 arithmetic, int8 instead of fp16 and
@@ -95,15 +115,15 @@ def figure_differences(found: SpeechRecord, record: SpeechRecord, beside: str) -
     the silence ratio by 0.021. These wider tolerances detect only speech that is plainly wrong.
     """
     figures = (
-        _Figure("length", found.samples, record.samples, 0.2 * record.samples, " samples"),
-        _Figure("RMS", _decibels(found.rms), _decibels(record.rms), 3.0, " dBFS"),
-        _Figure("peak", _decibels(found.peak), _decibels(record.peak), 3.0, " dBFS"),
-        _Figure("silence ratio", found.silence_ratio, record.silence_ratio, 0.1, ""),
+        ("length", found.samples, record.samples, 0.2 * record.samples, " samples"),
+        ("RMS", _decibels(found.rms), _decibels(record.rms), 3.0, " dBFS"),
+        ("peak", _decibels(found.peak), _decibels(record.peak), 3.0, " dBFS"),
+        ("silence ratio", found.silence_ratio, record.silence_ratio, 0.1, ""),
     )
     for name, value, expected, tolerance, unit in figures:
         if not abs(value - expected) <= tolerance:
             yield (
-                f"{name} {value:.6g}{unit}, {beside} has {expected:.6g}; expected at most {tolerance:g} apart"
+                f"{name} {value:.6g}{unit}, {other} has {expected:.6g}; expected at most {tolerance:g} apart"
             )
 
 

@@ -12,11 +12,11 @@ from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_runtime.bundle.verified_files import check_digests
 
-from .core_ai import read_programs
+from .core_ai import CoreAIFunction, read_program
 from .core_ai_rules import CORE_AI_RULES
 from .function import Function, read_function
 from .report import Finding, LintReport, PrecisionReport
-from .rules import RULES, F, Rule
+from .rules import RULES, Rule
 
 BUILT_IN = "the built-in voice"
 
@@ -24,9 +24,9 @@ BUILT_IN = "the built-in voice"
 def lint_bundle(
     bundle: str | None, precisions: Sequence[str] = (), *, report: Callable[[str], None] = lambda line: None
 ) -> LintReport:
-    """Look for violations of every rule in a bundle's packages.
+    """Check a bundle's packages against every rule.
 
-    bundle: a folder or hub id; None is the built-in voice. precisions: those to look at; by default all that are there.
+    bundle: a folder or hub id; None is the built-in voice. precisions: those to check; by default all.
     `report` is called with the path of each package.
 
     Raises BundleError for a bundle that is absent or damaged, and InputError for a precision that it lacks and where
@@ -49,7 +49,9 @@ def lint_bundle(
     )
 
 
-def lint_function(function: F, package: str, rules: Sequence[Rule[F]]) -> Iterator[Finding]:
+def lint_function(
+    function: Function | CoreAIFunction, package: str, rules: Sequence[Rule]
+) -> Iterator[Finding]:
     """All findings in one function of a package, in the order of the rules. package: how findings name it."""
     for rule in rules:
         reason = rule.accepted if rule.accepts(function) else None
@@ -95,24 +97,21 @@ def _lint_precision(
     check_files(folder, files, digests=False)
     check_digests(folder, files)
     findings: list[Finding] = []
-    functions = operations = 0
+    functions: list[Function | CoreAIFunction] = []
     packages = [part for name in manifest.step_models for part in manifest.parts(name)]
     for declared in packages:
         package = str(manifest.package_path(precision, declared.name))
         report(package)
+        read: Sequence[Function | CoreAIFunction]
         if manifest.target == CORE_AI:
-            programs = read_programs(folder, manifest, precision, declared)
-            findings += [found for f in programs for found in lint_function(f, package, CORE_AI_RULES)]
-            counts = [f.operation_count for f in programs]
+            read, rules = read_program(folder / package), CORE_AI_RULES
         else:
-            read = read_functions(folder, manifest, precision, declared)
-            findings += [found for f in read for found in lint_function(f, package, RULES)]
-            counts = [f.operation_count for f in read]
-        functions += len(counts)
-        operations += sum(counts)
+            read, rules = read_functions(folder, manifest, precision, declared), RULES
+        findings += [finding for function in read for finding in lint_function(function, package, rules)]
+        functions += read
     return PrecisionReport(
         packages=len(packages),
-        functions=functions,
-        operations=operations,
+        functions=len(functions),
+        operations=sum(function.operation_count for function in functions),
         findings=tuple(findings),
     )

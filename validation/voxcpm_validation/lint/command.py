@@ -29,7 +29,7 @@ def lint(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Every finding as JSON.")] = False,
 ) -> None:
-    """Look in a bundle's packages for what real hardware refuses. Exit code 1: something was found."""
+    """Check a bundle's packages for what real hardware refuses. Exit code 1: something was found."""
     # onnx and coremltools, which --help does not need.
     from .bundle import lint_bundle
 

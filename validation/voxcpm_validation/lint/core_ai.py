@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,10 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from voxcpm_constants.errors import BundleError, InputError, first_line
-from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import LOCDIT_SOLVE, LOCDIT_STEP, Precision, StepModel
 from voxcpm_runtime.backends.core_ai.step_model import INSTALL_CORE_AI
-from voxcpm_runtime.commands.roofline import calls_a_patch
 
 from .function import INPUT, Shape
 
@@ -37,12 +33,6 @@ class Tensor(NamedTuple):
     shape: Shape
     dtype: str
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes, if no axis is dynamic."""
-        bits = 1 if self.dtype == "i1" else int(re.sub(r"\D*(\d+).*", r"\1", self.dtype))
-        return math.prod(axis or 0 for axis in self.shape) * max(bits, 8) // 8
-
 
 @dataclass(frozen=True)
 class CoreAIFunction:
@@ -51,15 +41,12 @@ class CoreAIFunction:
     name: str
     graph: Any
     program: Any
-    precision: Precision
     is_first: bool
-    """Whether it is the program's first function: the rules look there for what concerns the whole program."""
+    """Whether it is the program's first function, on which checks of the whole program run."""
     nbytes: int
     """Bytes of the program's file: constants and graph."""
     producer: str | None
     """What wrote the program, from its metadata.json."""
-    outputs_a_patch: int
-    """Output arrays of a bundle for one patch of speech, 0 if unknown."""
 
     @cached_property
     def operations(self) -> list[Any]:
@@ -132,21 +119,11 @@ def numbers(value: Any) -> list[float] | None:
     return [float(number) for number in _NUMBER.findall(text)]
 
 
-def read_programs(
-    folder: Path, manifest: Manifest, precision: Precision, package: StepModel
-) -> list[CoreAIFunction]:
-    """The functions of one program, the default one first.
+def read_program(path: Path) -> list[CoreAIFunction]:
+    """The functions of the program at `path`, the default one first.
 
-    package: the declaration of a step model with one program, or of a part of one (`Manifest.parts`). Raises InputError
-    where Core AI's package is missing, and BundleError for a program that it cannot read.
+    Raises InputError where Core AI's package is missing, and BundleError for a program that it cannot read.
     """
-    path = folder / manifest.package_path(precision, package.name)
-    # One program stands for the bundle.
-    return read_program(path, precision, outputs_a_patch(manifest) if package.name == LOCDIT_STEP else 0)
-
-
-def read_program(path: Path, precision: Precision, outputs: int = 0) -> list[CoreAIFunction]:
-    """The functions of the program at `path`. outputs: see `CoreAIFunction.outputs_a_patch`."""
     try:
         # It takes half a second to import, and may be absent.
         authoring = importlib.import_module("coreai.authoring")
@@ -166,28 +143,12 @@ def read_program(path: Path, precision: Precision, outputs: int = 0) -> list[Cor
             name=graph.attributes["sym_name"].value,
             graph=graph,
             program=program,
-            precision=precision,
             is_first=graph is graphs[0],
             nbytes=(path / "main.mlirb").stat().st_size,
             producer=metadata.get("producer"),
-            outputs_a_patch=outputs,
         )
         for graph in graphs
     ]
-
-
-def outputs_a_patch(manifest: Manifest) -> int:
-    """Output arrays of all calls that one patch of speech needs, from the declarations."""
-    calls = calls_a_patch()
-    if LOCDIT_SOLVE in manifest.step_models:
-        calls = {name: n for name, n in calls.items() if name != LOCDIT_STEP} | {LOCDIT_SOLVE: 1}
-    outputs = 0
-    for name, count in calls.items():
-        for part in manifest.parts(name):
-            form = manifest.form(part)
-            declared = next(iter(form.functions.values()))
-            outputs += count * (len(declared.outputs) + len(declared.state) * (form.state == "rows"))
-    return outputs
 
 
 def _nested(operation: Any) -> Iterator[Any]:

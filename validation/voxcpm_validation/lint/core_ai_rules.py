@@ -1,4 +1,4 @@
-"""The rules for Core AI programs, which go to the GPU: what is looked for, the table, and what is only a note."""
+"""The rules for Core AI programs, which run on the GPU: the checks, and the table with reasons and sources."""
 
 from __future__ import annotations
 
@@ -8,32 +8,17 @@ from typing import Any
 from voxcpm_conversion.recipes import BLOCK
 
 from .core_ai import CoreAIFunction, Tensor, kind, numbers, producer, tensor
-from .function import PROGRAM, Violation, shown
+from .function import Violation, shown
 from .rules import Rule
 
-MAX_RANK = 5
-MAX_INTERMEDIATE = 4_000_000
-MAX_OUTPUTS = 8
 MAX_PROGRAM = 2_000_000_000
 SMALL_KERNEL, SMALL_STRIDE = 8, 16
 """Transposed convolutions are right below these."""
 
 ZOO = "john-rocky/coreai-model-zoo"
-NEURAL_ENGINE = "concerns the Neural Engine only; the programs are for the GPU"
 
 _ROUNDED_DOWN = {"floor", "ceil", "trunc"}
 _ORDERED = {"topk", "sort", "argsort", "argmax", "reduce_index"}
-
-
-def _kinds(kinds: set[str], expected: str) -> Callable[[CoreAIFunction], Iterator[Violation]]:
-    """A check for operations of these kinds."""
-
-    def check(function: CoreAIFunction) -> Iterator[Violation]:
-        for operation in function.operations:
-            if kind(operation) in kinds:
-                yield _at(function, operation, kind(operation), expected)
-
-    return check
 
 
 def _tensors(
@@ -108,6 +93,12 @@ def _rounding(function: CoreAIFunction) -> Iterator[Violation]:
             yield _at(function, operation, "x // 1" if of_one else kind(operation), "2·x // 2")
 
 
+def _sorting(function: CoreAIFunction) -> Iterator[Violation]:
+    for operation in function.operations:
+        if kind(operation) in _ORDERED:
+            yield _at(function, operation, kind(operation), "none of these")
+
+
 def _returned_arguments(function: CoreAIFunction) -> Iterator[Violation]:
     for value in function.operations[-1].operands:
         if value in function.arguments:
@@ -119,29 +110,9 @@ def _blocks(function: CoreAIFunction) -> Iterator[Violation]:
         if kind(operation) == "blockwise_shift_scale":
             data, scale = (tensor(value, "").shape for value in list(operation.operands)[:2])
             blocks = [(d or 0) // (s or 1) for d, s in zip(data, scale, strict=True)]
-            if blocks != [1, BLOCK] + [d or 0 for d in data[2:]] and blocks != [1, BLOCK] + [1] * len(
-                data[2:]
-            ):
+            whole, single = [d or 0 for d in data[2:]], [1 for _ in data[2:]]
+            if blocks[:2] != [1, BLOCK] or blocks[2:] not in (whole, single):
                 yield _at(function, operation, f"blocks of {blocks}", f"blocks of {BLOCK} along the inputs")
-
-
-def _large_intermediates(function: CoreAIFunction) -> Iterator[Violation]:
-    """The largest one of a function. Weights on their way into a product are no intermediates, nor are states."""
-    whole_states = {"read_handle", "slice_update"}
-    sizes = [
-        (t.nbytes, t)
-        for t in function.tensors()
-        if t.value in function.computed and t.kind not in whole_states
-    ]
-    nbytes, t = max(sizes, key=lambda sized: sized[0], default=(0, None))
-    if t is not None and nbytes > MAX_INTERMEDIATE:
-        found = f"{shown(t.shape)} {t.dtype}, {nbytes / 1e6:.1f} MB"
-        yield Violation(function.name_of(t.value), t.kind, found, f"at most {MAX_INTERMEDIATE / 1e6:g} MB")
-
-
-def _outputs(function: CoreAIFunction) -> Iterator[Violation]:
-    if function.is_first and function.outputs_a_patch > MAX_OUTPUTS:
-        yield Violation("patch", PROGRAM, f"{function.outputs_a_patch} outputs", f"at most {MAX_OUTPUTS}")
 
 
 def _program_size(function: CoreAIFunction) -> Iterator[Violation]:
@@ -155,12 +126,7 @@ def _producers(function: CoreAIFunction) -> Iterator[Violation]:
         yield Violation("metadata.json", "file", "no producer", "coreai-core and its version")
 
 
-def _float32(function: CoreAIFunction) -> Iterator[Violation]:
-    if function.precision != "fp32":
-        yield from _tensors(lambda t: t.dtype == "f32", "f16")(function)
-
-
-CORE_AI_RULES: tuple[Rule[CoreAIFunction], ...] = (
+CORE_AI_RULES: tuple[Rule, ...] = (
     Rule(
         "dynamic-shape",
         "every axis of every type has a fixed length",
@@ -192,14 +158,6 @@ CORE_AI_RULES: tuple[Rule[CoreAIFunction], ...] = (
         _unread_writes,
     ),
     Rule(
-        "rank",
-        f"tensors have at most {MAX_RANK} axes",
-        "The Neural Engine has no more.",
-        ("apple/coreai-models neural_engine_rules.md",),
-        _tensors(lambda t: len(t.shape) > MAX_RANK, f"at most rank {MAX_RANK}"),
-        NEURAL_ENGINE,
-    ),
-    Rule(
         "transposed-convolution",
         f"transposed convolutions have kernels below {SMALL_KERNEL} and strides below {SMALL_STRIDE}",
         "Larger ones are computed wrongly on the CPU.",
@@ -218,7 +176,7 @@ CORE_AI_RULES: tuple[Rule[CoreAIFunction], ...] = (
         "nothing is sorted, and no index of a largest value is looked for",
         "An iPhone 17 Pro computed both wrongly.",
         ("apple/coreai-torch 115", "apple/coreai-torch 116", "apple/coreai-torch 66"),
-        _kinds(_ORDERED, "none of these"),
+        _sorting,
     ),
     Rule(
         "empty-tensor",
@@ -240,46 +198,6 @@ CORE_AI_RULES: tuple[Rule[CoreAIFunction], ...] = (
         "With one scale a channel an M4 Max had a fifth of the speed, and early systems computed garbage.",
         (f"{ZOO} minicpm5-1b.md", f"{ZOO} compression-reference.md"),
         _blocks,
-    ),
-    Rule(
-        "weight-blocks-neural-engine",
-        "weights are not compressed in blocks",
-        "The Neural Engine computes them wrongly without an error.",
-        ("apple/coreai-models 279",),
-        _kinds({"blockwise_shift_scale"}, "palettes or fp16"),
-        NEURAL_ENGINE,
-    ),
-    Rule(
-        "float32",
-        "programs other than fp32 compute in fp16, inputs and outputs included",
-        "Each conversion cuts the program into more regions for the Neural Engine.",
-        (f"{ZOO} ane-region-count-and-fp32-ops.md",),
-        _float32,
-        NEURAL_ENGINE,
-    ),
-    Rule(
-        "silu",
-        "SiLU is written x · sigmoid(x)",
-        "For the Neural Engine `silu` becomes three operations in fp32.",
-        ("apple/coreai-models common_issues.md",),
-        _kinds({"silu"}, "x · sigmoid(x)"),
-        NEURAL_ENGINE,
-    ),
-    Rule(
-        "large-intermediate",
-        f"no intermediate tensor has more than {MAX_INTERMEDIATE / 1e6:g} MB",
-        "On iOS the GPU aborted a prefill that had outgrown its planned heap.",
-        ("apple/coreai-models 201",),
-        _large_intermediates,
-        "a risk: reported for one model, with a heap of 0.15 MB",
-    ),
-    Rule(
-        "outputs",
-        f"one patch of speech takes at most {MAX_OUTPUTS} output arrays",
-        "A Python process ends with SIGTRAP after 16,384 of them.",
-        ("apple/coreai-torch 75",),
-        _outputs,
-        "the runtime replaces its process in time; Swift has no such limit",
     ),
     Rule(
         "program-size",

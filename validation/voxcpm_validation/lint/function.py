@@ -28,7 +28,7 @@ from .lengths import Length, infer_lengths
 
 Shape = tuple[int | None, ...]
 
-# What stands for the kind of operation where a finding is about something else.
+# Kinds of findings that are not about an operation.
 INPUT = "input"
 PROGRAM = "program"
 
@@ -46,8 +46,8 @@ class Violation(NamedTuple):
 class Function:
     """One function of a package, with the declaration of the step model that it computes.
 
-    `parameters` are the inputs of the MIL function itself, states among them; `program.inputs` and `program.states`
-    are those of the model's description. `is_first`: what concerns the whole package is looked for here.
+    `parameters` are the inputs of the MIL function itself, including states; `program.inputs` and `program.states`
+    are those of the model's description. `is_first`: checks of the whole package run on this function.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Function:
         return sum(operation.kind != "const" for operation in self.program.operations)
 
     def values(self) -> Iterator[tuple[str, str, TensorType]]:
-        """(name, kind of operation, declared type) of every tensor that is no constant, inputs and states first."""
+        """(name, kind of operation, declared type) of every tensor that is not a constant, inputs and states first."""
         yield from ((name, INPUT, type_) for name, type_ in self.parameters.items())
         for operation in self.program.operations:
             if operation.kind != "const" and not operation.kind.startswith("constexpr"):

@@ -1,4 +1,4 @@
-"""What the rules look for in a package as a whole: its interface, its target, and the size of its weights."""
+"""Checks of a package as a whole: its interface, its target, and the size of its weights."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _standard(nodes: Sequence[NodeProto], ranks: Mapping[str, int]) -> Iterator[
 def _model(
     program: Program, declared: StepModel, chunk: int, nodes: Sequence[NodeProto], graph: Graph
 ) -> ModelProto:
-    """The graph with inputs of one length. Without outputs, so that no shape is told to the inference."""
+    """The graph with inputs of one length. Without outputs, whose declared shapes would inform the inference."""
     fixed = {tensor.name: tensor.shape_at(chunk) for tensor in (*declared.inputs, *declared.state)}
     inputs = [
         value_info(i.name, graph_dtype(i.dtype, "plain"), fixed.get(i.name, _single(i)))

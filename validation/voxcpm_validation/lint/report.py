@@ -33,7 +33,7 @@ class Finding(_Record):
     why: str
     sources: tuple[str, ...]
     accepted: str | None = None
-    """Why it is no fault in this package; None for one that is."""
+    """Why it is accepted in this package; None for a fault."""
 
     @property
     def place(self) -> str:
@@ -43,7 +43,7 @@ class Finding(_Record):
 
 
 class PrecisionReport(_Record):
-    """What was looked at in one precision, and what was found."""
+    """What was checked in one precision, and what was found."""
 
     packages: int
     functions: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any
 
 from voxcpm_constants.hardware_limits import (
     LARGEST_RANK,
@@ -15,27 +15,12 @@ from voxcpm_constants.hardware_limits import (
 )
 
 from . import interface, shapes, values
-from .function import Function, Violation
-
-
-class Linted(Protocol):
-    """A function of a package, Core ML's or Core AI's."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the package."""
-
-    @property
-    def operation_count(self) -> int:
-        """Operations that compute something."""
-
-
-F = TypeVar("F", bound=Linted)
+from .function import Violation
 
 
 @dataclass(frozen=True)
-class Rule(Generic[F]):
-    """What every function of a package must respect, and what looks for violations of it."""
+class Rule:
+    """What every function of a package must respect, and its check."""
 
     name: str
     expectation: str
@@ -43,14 +28,15 @@ class Rule(Generic[F]):
     """What happens otherwise, in one sentence."""
     sources: tuple[str, ...]
     """Reports of it: a repository and the number of its issue or pull request, or a document."""
-    check: Callable[[F], Iterator[Violation]]
+    check: Callable[[Any], Iterator[Violation]]
+    """Called with a `Function` or a `CoreAIFunction`."""
     accepted: str | None = None
-    """Why a violation is no fault; None if it is one."""
-    accepts: Callable[[F], bool] = lambda function: True
+    """Why a violation is accepted; None if it is a fault."""
+    accepts: Callable[[Any], bool] = lambda function: True
     """The functions in which a violation is accepted, if `accepted` has a reason."""
 
 
-RULES: tuple[Rule[Function], ...] = (
+RULES: tuple[Rule, ...] = (
     Rule(
         "select",
         "no `select`; indices of 16 bits stay so",
@@ -61,7 +47,7 @@ RULES: tuple[Rule[Function], ...] = (
     Rule(
         "value-shaped",
         "no tensor's size is computed while the model runs",
-        "Core ML refuses tensors that are shaped by a value; enumerated shapes are no values.",
+        "Core ML refuses tensors that are shaped by a computed value; enumerated shapes are allowed.",
         ("onnxsim/onnxsim 1430",),
         shapes.value_shaped,
     ),
@@ -103,7 +89,7 @@ RULES: tuple[Rule[Function], ...] = (
     Rule(
         "masked-batch",
         f"attention with a mask has leading axes of less than {MASKED_BATCH}",
-        "From there on its results are wrong on the GPU of macOS 26.2.",
+        "From this size on, results are wrong on the GPU of macOS 26.2.",
         ("apple/coremltools 2650",),
         values.masked_batches,
     ),

@@ -1,4 +1,4 @@
-"""What the rules look for in shapes: sizes that depend on values, ranks, long axes, declared types."""
+"""Checks of shapes: sizes that depend on values, ranks, long axes, declared types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rules look for in arithmetic: fp32, infinite constants, selections, attention, writes into states, …"""
+"""Checks of arithmetic: fp32, infinite constants, selections, attention, writes into states, …"""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ FLOAT32_ALLOWED = frozenset({"cast"})
 _FLOATS = ("FLOAT16", "FLOAT32")
 _TRANSPOSED = "conv_transpose"
 _SLICES = ("slice_by_index", "slice_by_size")
-
-# Elements that are looked at together, so that no copy of a large weight is made.
-_ELEMENTS = 1 << 22
 
 
 def float32_arithmetic(function: Function) -> Iterator[Violation]:
@@ -49,11 +46,8 @@ def _infinite(function: Function, constant: Constant) -> str | None:
         return None
     data = constant.data
     elements = np.ravel(function.program.read(data) if isinstance(data, Blob) else np.asarray(data))
-    for start in range(0, elements.size, _ELEMENTS):
-        part = elements[start : start + _ELEMENTS]
-        if not np.isfinite(part).all():
-            return str(part[~np.isfinite(part)][0])
-    return None
+    finite = np.isfinite(elements)
+    return None if finite.all() else str(elements[np.argmin(finite)])
 
 
 def selections(function: Function) -> Iterator[Violation]:

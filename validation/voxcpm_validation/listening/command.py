@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from voxcpm_validation.listening.parts import Report
 
 _WIDTH = 132
-_SWEEP_PARAMETERS = ("bundle", "sweep", "sentences", "seed", "recogniser", "report")
 
 
 def listen(
-    context: typer.Context,
     bundle: Annotated[
         str | None, typer.Argument(help="Bundle of an English voice. Default: the built-in voice.")
     ] = None,
@@ -35,13 +33,6 @@ def listen(
     ] = False,
     narration: Annotated[
         bool, typer.Option("--narration", help="Narrate a story, and measure it minute by minute.")
-    ] = False,
-    sweep: Annotated[
-        bool,
-        typer.Option(
-            "--sweep",
-            help="Read sentences with 4 to 16 Euler steps and three values of cfg; needs --report, and goes on there.",
-        ),
     ] = False,
     short_sentences: Annotated[
         bool,
@@ -81,23 +72,18 @@ def listen(
     ] = None,
     saved: Annotated[
         list[Path] | None,
-        typer.Option(help="A saved listening.json to show beside what is measured; repeat for several."),
+        typer.Option(help="A saved listening.json to show with what is measured; repeat for several."),
     ] = None,
 ) -> None:
     """Test speech with a recogniser: word errors, length, what is cut or repeated, likeness, pace and loudness."""
-    if sweep:
-        _refuse_beside_sweep(context)
     if report is not None:
         inputs = (bundle, checkpoint, recogniser, *(saved or ()))
-        report_folder(report, ("listening.json", "narration.svg", "prose.svg", "sweep.svg"), inputs)
+        report_folder(report, ("listening.json", "narration.svg", "prose.svg"), inputs)
     # The recogniser and PyTorch: `--help` works without the extra.
     from voxcpm_validation.listening.parts import PARTS, Report
     from voxcpm_validation.listening.plots import write_plots
     from voxcpm_validation.listening.tables import tables
 
-    if sweep:
-        _sweep(bundle, sentences, seed, recogniser, report)
-        return
     asked = {
         "sentences": short_sentences,
         "prose": prose,
@@ -129,40 +115,6 @@ def listen(
             console.print(f"written: {path}")
 
 
-def _refuse_beside_sweep(context: typer.Context) -> None:
-    given = [
-        "--" + name.replace("_", "-")
-        for name in context.params
-        if name not in _SWEEP_PARAMETERS
-        and (source := context.get_parameter_source(name)) is not None
-        and source.name == "COMMANDLINE"
-    ]
-    if given:
-        raise InputError(
-            f"--sweep runs alone, in int8 and fp16, and measures all its cells: leave out {', '.join(given)}"
-        )
-
-
-def _sweep(
-    bundle: str | None, sentences: int | None, seed: int, recogniser: Path | None, folder: Path | None
-) -> None:
-    from voxcpm_validation.listening.material import material
-    from voxcpm_validation.listening.parts import Ears
-    from voxcpm_validation.listening.sweep import sweep, sweep_table, write_sweep_plot
-
-    if folder is None:
-        raise InputError("--sweep keeps what it has measured: name a folder with --report")
-    test = material(sentences)
-    located, ears, console = locate_bundle(bundle), Ears.of(test, recogniser), Console(stderr=True)
-    with status_line("") as note:
-        measured = sweep(located, folder, ears, sentences=len(test.sentences), seed=seed, report=note)
-    output = Console()
-    if not output.is_terminal:
-        output.width = max(output.width, _WIDTH)
-    output.print(sweep_table(measured))
-    console.print(f"written: {write_sweep_plot(measured, folder)}")
-
-
 def _measured(
     bundle: str | None,
     checkpoint: str | None,
@@ -173,8 +125,9 @@ def _measured(
     seed: int,
     recogniser: Path | None,
 ) -> Report:
+    from voxcpm_validation.listening.hearing import Ears
     from voxcpm_validation.listening.material import material
-    from voxcpm_validation.listening.parts import Ears, Extent, Report, listen
+    from voxcpm_validation.listening.parts import Extent, Report, listen
     from voxcpm_validation.listening.speakers import bundle_speaker, natural_seconds, upstream_speaker
 
     folder = locate_bundle(bundle)

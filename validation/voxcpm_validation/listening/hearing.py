@@ -1,15 +1,17 @@
-"""What is said and what is heard of it: a reading in segments, and each segment as a recogniser hears it."""
+"""A reading in segments, and each segment as a recogniser and a speaker encoder hear it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from voxcpm_runtime.backends.step_function import Floats
-from voxcpm_validation.listening.material import PromptVoice
+from voxcpm_validation.listening.material import Material, PromptVoice, prompt_clip
 from voxcpm_validation.listening.recognition import Recogniser
 from voxcpm_validation.listening.speaker_similarity import SpeakerEncoder
 
@@ -25,20 +27,20 @@ class SaidSegment(NamedTuple):
     """One utterance of a reading."""
 
     written: str
-    """The segment as the text has it."""
+    """The segment as it stands in the text."""
     said: str
     """The segment in the words that the voice was given."""
     audio: Floats
     """(samples,)"""
     pause: float = 0.0
-    """Seconds of silence that follow."""
+    """Seconds of silence after it."""
     attempts: int = 1
     suspicious: bool = False
     """Whether the runtime reports even the last attempt as bad."""
 
 
 class Reading(NamedTuple):
-    """A text as a system reads it."""
+    """A text as one system reads it."""
 
     segments: Sequence[SaidSegment]
     sample_rate: int
@@ -53,12 +55,12 @@ class Speak(Protocol):
     ) -> Reading:
         """Read a text as a continuation of the voice's prompt, or zero-shot for None.
 
-        seconds: end after the first segment that ends after so many seconds.
+        seconds: stop after the first segment that ends later than this.
         """
 
 
 class HeardSegment(BaseModel):
-    """One utterance, and what was heard and measured of it."""
+    """One utterance with its transcript and measurements."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,7 +68,7 @@ class HeardSegment(BaseModel):
     said: str
     heard: str
     seconds: float
-    """Seconds of speech, without the pause that follows."""
+    """Seconds of speech, without the pause after it."""
     pause: float
     attempts: int
     suspicious: bool
@@ -88,24 +90,68 @@ class HeardSegment(BaseModel):
         return len(self.said.split())
 
 
-def hear(reading: Reading, recogniser: Recogniser, encoder: SpeakerEncoder) -> list[HeardSegment]:
-    """Every segment of a reading, transcribed and measured."""
-    rate = reading.sample_rate
-    return [
-        HeardSegment(
-            written=segment.written,
-            said=segment.said,
-            heard=recogniser.transcribe(segment.audio, rate),
-            seconds=len(segment.audio) / rate,
-            pause=segment.pause,
-            attempts=segment.attempts,
-            suspicious=segment.suspicious,
-            ends_abruptly=_ends_abruptly(segment.audio, rate),
-            level=speech_level(segment.audio, rate),
-            embedding=tuple(map(float, encoder.embed(segment.audio, rate))),
-        )
-        for segment in reading.segments
-    ]
+@dataclass(frozen=True)
+class Ears:
+    """A recogniser, a speaker encoder, and the embeddings of the test's voices."""
+
+    recogniser: Recogniser
+    encoder: SpeakerEncoder
+    voices: Sequence[PromptVoice]
+    gallery: Mapping[str, Floats]
+
+    @classmethod
+    def of(cls, test: Material, recogniser: Path | None = None) -> Ears:
+        """Ears for the voices of a test. recogniser: see `Recogniser`.
+
+        Raises ModuleNotFoundError without the recogniser's packages, MissingExtraError without the encoder's.
+        """
+        encoder = SpeakerEncoder()
+        gallery = {voice.name: encoder.embed(*prompt_clip(voice)) for voice in test.voices}
+        return cls(Recogniser(recogniser), encoder, test.voices, gallery)
+
+    def hear(self, reading: Reading) -> list[HeardSegment]:
+        """Every segment of a reading, transcribed and measured."""
+        rate = reading.sample_rate
+        return [
+            HeardSegment(
+                written=segment.written,
+                said=segment.said,
+                heard=self.recogniser.transcribe(segment.audio, rate),
+                seconds=len(segment.audio) / rate,
+                pause=segment.pause,
+                attempts=segment.attempts,
+                suspicious=segment.suspicious,
+                ends_abruptly=_ends_abruptly(segment.audio, rate),
+                level=speech_level(segment.audio, rate),
+                embedding=tuple(map(float, self.encoder.embed(segment.audio, rate))),
+            )
+            for segment in reading.segments
+        ]
+
+
+class Case(NamedTuple):
+    """Texts that are read in one voice; text i has the test's seed + i."""
+
+    name: str
+    voice: PromptVoice | None
+    """None for zero-shot."""
+    texts: Mapping[str, str]
+    """The texts by name."""
+    seconds: float | None = None
+    """Where the reading of each text stops; None for its end."""
+
+
+class Heard(NamedTuple):
+    """The segments heard of each text of a case."""
+
+    system: str
+    case: Case
+    texts: Mapping[str, Sequence[HeardSegment]]
+
+    @property
+    def segments(self) -> list[HeardSegment]:
+        """The segments of all texts."""
+        return [segment for text in self.texts.values() for segment in text]
 
 
 def speech_level(audio: Floats, sample_rate: int) -> float:

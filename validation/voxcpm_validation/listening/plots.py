@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from voxcpm_runtime.storage.whole_file import make_folder, whole_file
-from voxcpm_validation.listening.narration_scores import Minute
 from voxcpm_validation.listening.parts import Report
-from voxcpm_validation.listening.prose_scores import LONG, SHORT
 from voxcpm_validation.listening.recognition import word_errors
+from voxcpm_validation.listening.scores import LONG, SHORT, Minute
 
 _PANELS: tuple[tuple[str, Callable[[Minute], float]], ...] = (
     ("word errors, %", lambda minute: 100 * minute.word_error_rate),
@@ -29,11 +28,11 @@ def write_plots(report: Report, folder: Path) -> list[Path]:
     ]
     make_folder(folder)
     for path, draw in drawn:
-        save_plot(draw(report), path)
+        _save_plot(draw(report), path)
     return [path for path, _ in drawn]
 
 
-def save_plot(figure: Any, path: Path) -> None:
+def _save_plot(figure: Any, path: Path) -> None:
     """Write a figure of matplotlib as SVG: without a date and with fixed ids, so that equal scores give equal files."""
     import matplotlib as mpl
 

@@ -1,35 +1,60 @@
-"""Scores of short sentences: word error rate, length relative to the natural one, cut ends, likeness of the voice."""
+"""The scores of each part of the listening test: sentences, prose, short texts and a narration."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_runtime.backends.step_function import Floats
-from voxcpm_validation.listening.hearing import HeardSegment
+from voxcpm_validation.listening.hearing import Ears, Heard, HeardSegment
 from voxcpm_validation.listening.material import PromptVoice
-from voxcpm_validation.listening.recognition import word_errors
+from voxcpm_validation.listening.recognition import is_repeated, lost_words, normalized, word_errors
 
+LONG, SHORT = 1.4, 0.6
+"""A segment whose length divided by its natural length is not between these is suspicious."""
+LOST_WORDS = 3
+"""A segment counts as cut if this many words in a row are missing."""
 _NATURAL = 0.15
 _RUNAWAY = 2.0
+_MIN_SECONDS = 30.0
+
+# Words that sound the same without a sentence around them, in the recogniser's normal form, where numbers are digits.
+_SOUNDS_LIKE = {
+    "to": "2", "too": "2", "for": "4", "ate": "8", "won": "1", "by": "bye", "buy": "bye", "know": "no", "y": "why",
+    "knot": "not", "whose": "who is", "their": "there", "they are": "there", "coarse": "course", "knight": "night",
+    "high": "hi", "inn": "in",
+}  # fmt: skip
+
+NaturalSeconds = Callable[[int], float]
+"""The natural duration, in seconds, of a given number of letters."""
 
 
-class Scores(BaseModel):
-    """One system's scores over all sentences, zero-shot or as a continuation of one prompt."""
-
+class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CaseScores(_Record):
+    """What the scores of all parts have."""
 
     system: str
     case: str
+    tried_again: int
+    """Number of segments that took more than one attempt."""
+
+
+class Scores(CaseScores):
+    """Scores over all short sentences, zero-shot or as a continuation of one prompt."""
+
     sentences: int
     word_error_rate: float
     length_ratio: float | None = None
     """Total length divided by the natural one; for zero-shot speech, by the mean of the continued voices'.
 
-    None if the speaker was not asked, as are the three figures that follow.
+    None if the speaker's own lengths are unknown, as are the three figures that follow.
     """
     within_natural: float | None = None
     """Share of sentences whose length is within 15 % of natural."""
@@ -38,8 +63,6 @@ class Scores(BaseModel):
     runaways: int | None = None
     """Number of sentences more than twice as long as natural."""
     cut_ends: int
-    tried_again: int
-    """Number of sentences that took more than one attempt."""
     similarity: float | None = None
     """Mean cosine similarity to the prompt's voice."""
     other_similarity: float | None = None
@@ -47,42 +70,31 @@ class Scores(BaseModel):
     right_voice: float | None = None
     """Share of sentences that are more similar to the prompt than to any other voice."""
     heard: tuple[HeardSegment, ...]
-    """Each sentence."""
 
 
-def sentence_scores(
-    system: str,
-    case: str,
-    heard: Sequence[HeardSegment],
-    voice: PromptVoice | None,
-    voices: Sequence[PromptVoice],
-    gallery: Mapping[str, Floats],
-) -> Scores:
-    """The scores of sentences in a voice, or zero-shot. gallery: the embedding of each voice, by its name."""
-    natural = _natural_seconds(voice, voices, len(heard))
-    ratios = np.array([segment.seconds for segment in heard]) / natural
+def sentence_scores(heard: Heard, ears: Ears, _: NaturalSeconds | None = None) -> Iterator[Scores]:
+    """The scores of a case of short sentences."""
+    segments, voice = heard.segments, heard.case.voice
+    natural = _natural_seconds(voice, ears.voices, len(segments))
+    seconds = np.array([segment.seconds for segment in segments])
+    ratios = seconds / natural
     lengths: dict[str, Any] = {
-        "length_ratio": float(np.sum(ratios * natural) / natural.sum()),
+        "length_ratio": float(seconds.sum() / natural.sum()),
         "within_natural": float(np.mean(np.abs(ratios - 1) <= _NATURAL)),
         "longest_ratio": float(ratios.max()),
         "runaways": int(np.sum(ratios > _RUNAWAY)),
     }
-    return Scores(
-        system=system,
-        case=case,
-        sentences=len(heard),
-        word_error_rate=word_errors([s.written for s in heard], [s.heard for s in heard]).rate,
-        cut_ends=sum(segment.ends_abruptly for segment in heard),
-        tried_again=sum(segment.attempts > 1 for segment in heard),
-        heard=tuple(heard),
+    yield Scores(
+        system=heard.system,
+        case=heard.case.name,
+        sentences=len(segments),
+        word_error_rate=_error_rate(segments, written=True),
+        cut_ends=sum(segment.ends_abruptly for segment in segments),
+        tried_again=_tried_again(segments),
+        heard=tuple(segments),
         **({} if np.isnan(natural).any() else lengths),
-        **({} if voice is None else _likeness(voice, heard, gallery)),
+        **({} if voice is None else _likeness(voice, segments, ears)),
     )
-
-
-def similarity(heard: Sequence[HeardSegment], embedding: Floats) -> float:
-    """Mean cosine similarity of the segments to an embedding (256,)."""
-    return float(np.mean(np.array([segment.embedding for segment in heard]) @ embedding))
 
 
 def _natural_seconds(voice: PromptVoice | None, voices: Sequence[PromptVoice], count: int) -> Floats:
@@ -92,14 +104,255 @@ def _natural_seconds(voice: PromptVoice | None, voices: Sequence[PromptVoice], c
     return np.mean([v.natural_seconds[:count] for v in asked], axis=0, dtype=np.float32)
 
 
-def _likeness(
-    voice: PromptVoice, heard: Sequence[HeardSegment], gallery: Mapping[str, Floats]
-) -> dict[str, Any]:
-    clones = np.array([segment.embedding for segment in heard])
-    own = clones @ gallery[voice.name]
-    others = np.max([clones @ e for name, e in gallery.items() if name != voice.name], axis=0)
+def _likeness(voice: PromptVoice, segments: Sequence[HeardSegment], ears: Ears) -> dict[str, Any]:
+    clones = np.array([segment.embedding for segment in segments])
+    own = clones @ ears.gallery[voice.name]
+    others = np.max([clones @ e for name, e in ears.gallery.items() if name != voice.name], axis=0)
     return {
         "similarity": float(own.mean()),
         "other_similarity": float(others.mean()),
         "right_voice": float(np.mean(own > others)),
     }
+
+
+class ProseSegment(_Record):
+    """A segment with the figures that depend on its text."""
+
+    heard: HeardSegment
+    length_ratio: float
+    """Length divided by the natural one."""
+    lost: int
+    """Largest number of words in a row that are missing."""
+    repeated: bool
+    """Whether three words in a row are heard more often than they were asked for."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether speech is missing."""
+        return self.length_ratio < SHORT or self.lost >= LOST_WORDS
+
+
+class ProseScores(CaseScores):
+    """Scores over one kind of prose, or over all."""
+
+    kind: str
+    words: int
+    """Number of words, as they are said."""
+    word_error_rate: float
+    """Errors relative to the words that the voice was given, in which numbers are words."""
+    written_word_error_rate: float
+    """Errors relative to the text as it is written."""
+    length_ratio: float
+    """Length divided by the natural one."""
+    longest_ratio: float
+    """The same for the segment where it is largest."""
+    long: int
+    """Number of segments longer than 1.4 times natural, after all attempts."""
+    long_untried: int
+    """Those of them that were not tried again."""
+    cut: int
+    """Number of segments shorter than 0.6 times natural, or with three words in a row missing."""
+    repeated: int
+    """Number of segments with three words in a row that are heard more often than asked."""
+    suspicious: int
+    """Number of segments whose last attempt the runtime itself reports as bad."""
+    words_per_minute: float
+    similarity: float | None = None
+    """Mean cosine similarity to the prompt's voice."""
+    segments: tuple[ProseSegment, ...]
+
+
+def prose_scores(heard: Heard, ears: Ears, natural: NaturalSeconds | None = None) -> Iterator[ProseScores]:
+    """The scores of each text of a case of prose, then of all its texts.
+
+    natural: by default the median time of a letter in the case.
+    """
+    natural = natural or median_pace(heard.segments)
+    voice = heard.case.voice
+    for kind, segments in (*heard.texts.items(), ("all", heard.segments)):
+        examined = [
+            ProseSegment(
+                heard=segment,
+                length_ratio=segment.seconds / natural(segment.letters),
+                lost=lost_words(segment.said, segment.heard),
+                repeated=is_repeated(segment.said, segment.heard),
+            )
+            for segment in segments
+        ]
+        long = [segment for segment in examined if segment.length_ratio > LONG]
+        yield ProseScores(
+            system=heard.system,
+            case=heard.case.name,
+            kind=kind,
+            words=sum(s.words for s in segments),
+            word_error_rate=_error_rate(segments),
+            written_word_error_rate=_error_rate(segments, written=True),
+            length_ratio=sum(s.seconds for s in segments) / sum(natural(s.letters) for s in segments),
+            longest_ratio=max(segment.length_ratio for segment in examined),
+            long=len(long),
+            long_untried=sum(segment.heard.attempts == 1 for segment in long),
+            cut=sum(segment.is_cut for segment in examined),
+            repeated=sum(segment.repeated for segment in examined),
+            tried_again=_tried_again(segments),
+            suspicious=sum(s.suspicious for s in segments),
+            words_per_minute=_words_per_minute(segments),
+            similarity=None if voice is None else _similarity(segments, ears.gallery[voice.name]),
+            segments=tuple(examined),
+        )
+
+
+def median_pace(segments: Sequence[HeardSegment]) -> NaturalSeconds:
+    """The natural duration by the median time of a letter in these segments."""
+    pace = float(np.median([segment.seconds / max(segment.letters, 1) for segment in segments]))
+    return lambda letters: pace * max(letters, 1)
+
+
+class ShortTextScores(CaseScores):
+    """Scores over texts of one or two words."""
+
+    texts: int
+    understood: int
+    """Number of texts whose transcript sounds the same."""
+    misunderstood: tuple[tuple[str, str], ...]
+    """The other texts, each with its transcript."""
+    longest_seconds: float
+
+
+def short_text_scores(heard: Heard, _: Ears, __: NaturalSeconds | None = None) -> Iterator[ShortTextScores]:
+    """The scores of a case of short texts, each of which is one segment."""
+    segments = heard.segments
+    wrong = [(s.written, s.heard) for s in segments if not is_understood(s.written, s.heard)]
+    yield ShortTextScores(
+        system=heard.system,
+        case=heard.case.name,
+        texts=len(segments),
+        understood=len(segments) - len(wrong),
+        misunderstood=tuple(wrong),
+        tried_again=_tried_again(segments),
+        longest_seconds=max(s.seconds for s in segments),
+    )
+
+
+def is_understood(text: str, heard: str) -> bool:
+    """Whether the transcript sounds like the text, word by word; spaces do not count ("good night", "goodnight")."""
+    return _sound(text) == _sound(heard)
+
+
+def _sound(text: str) -> str:
+    return "".join(_SOUNDS_LIKE.get(word, word) for word in normalized(text).split()).replace(" ", "")
+
+
+class Minute(_Record):
+    """One minute of a narration: the segments whose middle lies in it."""
+
+    minute: int
+    """From 1."""
+    word_error_rate: float
+    words_per_minute: float
+    """Words said in a minute of the narration, pauses included."""
+    level: float
+    """Level of the speech without its pauses, in dB relative to full scale."""
+    similarity: float
+    """Cosine similarity of the voice to that of the first minute."""
+
+
+class NarrationScores(CaseScores):
+    """Scores over a long narration."""
+
+    words: int
+    word_error_rate: float
+    pace_drift: float
+    """Change of the words per minute from end to end of a line through the minutes, relative to their mean."""
+    pace_spread: float
+    """Largest departure of a minute's words per minute from their mean, relative to it."""
+    level_drift: float
+    """Change of the level from end to end of a line through the minutes, in dB."""
+    level_spread: float
+    """Largest departure of a minute's level from the mean, in dB."""
+    min_similarity: float
+    """Smallest similarity of a minute's voice to that of the first."""
+    suspicious: int
+    minutes: tuple[Minute, ...]
+    segments: tuple[HeardSegment, ...]
+
+
+def narration_scores(heard: Heard, _: Ears, __: NaturalSeconds | None = None) -> Iterator[NarrationScores]:
+    """The scores of a narration. A last minute of less than 30 s is not a row of its own."""
+    segments = heard.segments
+    by_minute = _by_minute(segments)
+    first = _voice(next(iter(by_minute.values())))
+    minutes = tuple(
+        Minute(
+            minute=number + 1,
+            word_error_rate=_error_rate(own),
+            words_per_minute=_words_per_minute(own),
+            level=float(
+                10
+                * np.log10(np.average([10 ** (s.level / 10) for s in own], weights=[s.seconds for s in own]))
+            ),
+            similarity=float(_voice(own) @ first),
+        )
+        for number, own in by_minute.items()
+    )
+    pace = np.array([minute.words_per_minute for minute in minutes])
+    level = np.array([minute.level for minute in minutes])
+    yield NarrationScores(
+        system=heard.system,
+        case=heard.case.name,
+        words=sum(s.words for s in segments),
+        word_error_rate=_error_rate(segments),
+        pace_drift=_drift(pace) / float(pace.mean()),
+        pace_spread=float(np.abs(pace / pace.mean() - 1).max()),
+        level_drift=_drift(level),
+        level_spread=float(np.abs(level - level.mean()).max()),
+        min_similarity=min(minute.similarity for minute in minutes),
+        tried_again=_tried_again(segments),
+        suspicious=sum(s.suspicious for s in segments),
+        minutes=minutes,
+        segments=tuple(segments),
+    )
+
+
+def _by_minute(segments: Sequence[HeardSegment]) -> dict[int, list[HeardSegment]]:
+    minutes: dict[int, list[HeardSegment]] = defaultdict(list)
+    start = 0.0
+    for segment in segments:
+        minutes[int((start + segment.seconds / 2) // 60)].append(segment)
+        start += segment.seconds + segment.pause
+    last = max(minutes)
+    if len(minutes) > 1 and _seconds(minutes[last]) < _MIN_SECONDS:
+        minutes.pop(last)
+    return dict(minutes)
+
+
+def _voice(segments: Sequence[HeardSegment]) -> np.ndarray:
+    mean = np.sum([np.array(s.embedding) * s.seconds for s in segments], axis=0)
+    return np.asarray(mean / np.linalg.norm(mean))
+
+
+def _drift(values: np.ndarray) -> float:
+    """Change from end to end of a line through the values (minutes,)."""
+    if len(values) < 2:
+        return 0.0
+    return float(np.polyfit(np.arange(len(values)), values, 1)[0] * (len(values) - 1))
+
+
+def _similarity(segments: Sequence[HeardSegment], embedding: Floats) -> float:
+    """Mean cosine similarity to an embedding (256,)."""
+    return float(np.mean(np.array([segment.embedding for segment in segments]) @ embedding))
+
+
+def _error_rate(segments: Sequence[HeardSegment], *, written: bool = False) -> float:
+    return word_errors([s.written if written else s.said for s in segments], [s.heard for s in segments]).rate
+
+
+def _words_per_minute(segments: Sequence[HeardSegment]) -> float:
+    return 60 * sum(s.words for s in segments) / _seconds(segments)
+
+
+def _seconds(segments: Sequence[HeardSegment]) -> float:
+    return sum(s.seconds + s.pause for s in segments)
+
+
+def _tried_again(segments: Sequence[HeardSegment]) -> int:
+    return sum(segment.attempts > 1 for segment in segments)

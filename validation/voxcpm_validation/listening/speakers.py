@@ -24,18 +24,15 @@ from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.listening.hearing import Reading, SaidSegment, Speak
 from voxcpm_validation.listening.material import PromptVoice, prompt_clip
-from voxcpm_validation.listening.prose_scores import NaturalSeconds
+from voxcpm_validation.listening.scores import NaturalSeconds
 from voxcpm_validation.upstream import build_prompt_cache, load_upstream, upstream_generate
 
 _PAUSE = GenerationOptions().paragraph_pause
 
 
-def bundle_speaker(bundle: str | Path | None, precision: str, **options: Any) -> Speak:
-    """A speaker from a bundle on this machine's backend. Raises what opening a bundle raises.
-
-    options: fields of `GenerationOptions`; by default all are the defaults.
-    """
-    # One thread: these step models are too small for more, and the recogniser works beside them.
+def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
+    """A speaker from a bundle on this machine's backend. Raises what opening a bundle raises."""
+    # One thread: these step models are too small for more, and the recogniser runs at the same time.
     tts = VoxCPM.from_bundle(bundle, precision, threads=1 if choose_backend("auto") == "portable" else None)
 
     def speak(text: str, voice: PromptVoice | None, seed: int, seconds: float | None = None) -> Reading:
@@ -46,9 +43,7 @@ def bundle_speaker(bundle: str | Path | None, precision: str, **options: Any) ->
                 enough.cancel()
 
         prompt = (None, None) if voice is None else (tuple(prompt_clip(voice)), voice.transcript)
-        planned = tts.plan(
-            text, *prompt, seed=seed, progress=watch, cancel=enough, keep_partial=True, **options
-        )
+        planned = tts.plan(text, *prompt, seed=seed, progress=watch, cancel=enough, keep_partial=True)
         with warnings.catch_warnings():
             # What they say is in the result.
             warnings.simplefilter("ignore", UserWarning)
@@ -75,17 +70,22 @@ def bundle_speaker(bundle: str | Path | None, precision: str, **options: Any) ->
 def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
     """A speaker from upstream's model in float32, with the noise that a bundle gets for the same seed.
 
-    Upstream has no long texts: it speaks the segments that the runtime would speak with this bundle, each as a
-    continuation of the same prompt, or of its own first segments. One attempt each.
+    Upstream does not split long texts: it speaks the segments that the runtime would speak with this bundle, each as a
+    continuation of the same prompt, or of its own first segments. One attempt each, and always to the end.
     """
     model = load_upstream(checkpoint)
     opened = open_bundle(bundle)
 
-    def speak(text: str, voice: PromptVoice | None, seed: int, seconds: float | None = None) -> Reading:
+    def speak(
+        text: str,
+        voice: PromptVoice | None,
+        seed: int,
+        seconds: float | None = None,  # noqa: ARG001 - upstream reads no narration
+    ) -> Reading:
         prompt = (None, None) if voice is None else (tuple(prompt_clip(voice)), voice.transcript)
         planned = plan(opened, Arguments.of(text, Recordings(*prompt), {"seed": seed}))
         cache = None if voice is None else _voice_cache(model, voice, planned)
-        rate, said, spoken = int(model.sample_rate), [], 0.0
+        said = []
         for index, segment in enumerate(planned.segments):
             words = _said(planned, segment)
             noise = planned.randomness.noise(index, 0)
@@ -96,10 +96,7 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
                 )
             pause = _PAUSE if segment.ends_paragraph else 0.0
             said.append(SaidSegment(segment.text, words, audio, pause))
-            spoken += len(audio) / rate + pause
-            if seconds is not None and spoken >= seconds:
-                break
-        return Reading(said, rate)
+        return Reading(said, int(model.sample_rate))
 
     return speak
 

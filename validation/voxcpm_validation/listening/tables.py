@@ -19,26 +19,13 @@ class Column(NamedTuple):
     shown: Callable[[Any], str] = str
 
 
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _share(value: float) -> str:
-    return f"{value:.0%}"
-
-
-def _two(value: float) -> str:
-    return f"{value:.2f}"
-
-
-def _whole(value: float) -> str:
-    return f"{value:.0f}"
-
-
-def _db(value: float) -> str:
-    return f"{value:.1f} dB"
-
-
+_percent, _share, _two, _whole, _db = (
+    "{:.1%}".format,
+    "{:.0%}".format,
+    "{:.2f}".format,
+    "{:.0f}".format,
+    "{:.1f} dB".format,
+)
 _CASE = Column("case", "case")
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "sentences": (
