@@ -14,7 +14,7 @@ from robustness.damage import case_of
 from robustness.mutations import DAMAGES
 from robustness.totals import Totals
 from robustness.watched import OTHER, Counted, Watched, watched
-from shared_bundles import bundle_maker, made_once
+from shared_bundles import write_bundle
 from voxcpm_constants.step_models import StepSizes
 
 
@@ -56,12 +56,10 @@ def test_some_damage_to_what_a_voice_speaks_with(
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle_of_int8(
-    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str
-) -> Path:
+def tiny_bundle_of_int8(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
     """Only what is spoken with: the other two precisions would be converted for nothing."""
-    make = bundle_maker(tiny_checkpoint, StepSizes(kv_length=128), ("int8",))
-    return made_once(tmp_path_factory, worker_id, "bundle-tiny-int8", make)
+    sizes = StepSizes(kv_length=128)
+    return conversion("bundle-tiny-int8", write_bundle, tiny_checkpoint, sizes, ("int8",))
 
 
 BUNDLES = {
