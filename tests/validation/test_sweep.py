@@ -180,6 +180,7 @@ def test_a_speaker_has_the_options_that_it_is_given(tiny_bundle: Path):
         assert not np.array_equal(default, audio_of(**other))
 
 
+@pytest.mark.long
 def test_more_steps_take_longer_in_every_precision(tiny_bundle: Path):
     times = patch_times(tiny_bundle, ("int8", "fp32"), (2, 40), rounds=3)
     by_setting = {(t.precision, t.steps): t.milliseconds for t in times}

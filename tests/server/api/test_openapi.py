@@ -218,6 +218,7 @@ def answers_are_as_described(described: Any, existing: Existing, mode: Any, exam
     assert existing.asked["GET", "/v1/models/{model}", "model", 200], existing.asked
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", schemathesis.GenerationMode)
 def test_answers_are_as_described(tts: Any, recording: bytes, tmp_path: Path, mode: Any) -> None:
     with server_with(tts, recording, tmp_path, EXAMPLES) as (described, existing):

@@ -147,6 +147,7 @@ def of_a_job(running: ServerOnLoopback, rate: int, text: str, seed: int) -> byte
     return httpx2.get(f"{jobs}/{id_}/audio").content
 
 
+@pytest.mark.long
 def test_requests_websockets_and_a_job_share_the_batch_and_sound_as_each_does_alone(
     batch_server: ServerOnLoopback, batch_tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +205,7 @@ def test_requests_websockets_and_a_job_share_the_batch_and_sound_as_each_does_al
     until(lambda: batch_server.service.queue.busy == 0)
 
 
+@pytest.mark.long
 def test_a_job_gives_its_turn_up_without_keeping_a_slot(
     batch_server: ServerOnLoopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
