@@ -10,10 +10,10 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c con
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help clients venv lint types test test-fast test-slow test-page test-wheel test-clients test-ray freeze torture faults soak load wheel built-in-voice demo hashes mac-packages audit clean
+.PHONY: help clients venv lint types test test-fast test-all test-core-ai test-listening test-long test-robustness test-slow test-page test-wheel test-clients test-ray freeze torture faults soak load wheel built-in-voice demo hashes mac-packages audit clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 venv: $(STAMP)  ## the environment, in .venv
 
@@ -43,11 +43,25 @@ lint: $(STAMP)  ## ruff: rules and format
 types: $(STAMP)  ## mypy
 	@$(BIN)/mypy --no-error-summary
 
-test: lint types  ## lint, types and tests: about fourteen minutes on two cores
+test: lint types  ## lint, types and tests: eight minutes on two cores, four when its conversions are in build/
 	@$(BIN)/python -m pytest $(WORKERS)
 
 test-fast: lint types  ## as test, but nothing that converts or runs torch: a few minutes
-	@$(BIN)/python -m pytest $(WORKERS) -m "not slow and not wheel and not clients and not ray and not browser and not torture and not faults and not soak and not converts"
+	@$(BIN)/python -m pytest $(WORKERS) -m "default and not converts"
+
+test-all: test test-core-ai test-listening test-long test-robustness test-page test-clients test-ray test-wheel test-slow torture soak faults  ## every test: hours
+
+test-core-ai: $(STAMP)  ## Core AI
+	@$(BIN)/python -m pytest $(WORKERS) -m core_ai
+
+test-listening: $(STAMP)  ## a recogniser hears what the built-in voice says
+	@$(BIN)/python -m pytest $(WORKERS) -m listening
+
+test-long: $(STAMP)  ## tests that take long: other forms of bundles, benchmarks, many requests
+	@$(BIN)/python -m pytest $(WORKERS) -m long
+
+test-robustness: $(STAMP)  ## some kills, failing system calls, damaged and hostile files
+	@$(BIN)/python -m pytest $(WORKERS) -m robustness
 
 test-slow: $(STAMP)  ## tests at real sizes: minutes and gigabytes
 	@$(BIN)/python -m pytest -m slow

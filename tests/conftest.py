@@ -37,6 +37,14 @@ CONVERTING_FOLDERS = (
 )
 
 
+GROUPS = {
+    *("browser", "clients", "core_ai", "faults", "listening", "long", "ray", "robustness", "slow", "soak"),
+    *("torture", "wheel"),
+}
+"""Markers of what has a command of its own; tests with none of them are marked `default`."""
+CORE_AI_CONVERSIONS = {"core_ai_conversion", "second_bundle_27"}
+
+
 def pytest_configure() -> None:
     """A worker a core already: with threads of its own, each torch would wait for the others' cores.
 
@@ -119,16 +127,29 @@ def write_lora() -> Callable[..., Path]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what converts, skip what needs a Mac, and put files that convert first: no worker has a long conversion
-    left at the end. A test that asks for its bundle by name while it runs carries the mark itself.
+    """Mark the group, and what converts; skip what needs a Mac; and put files that convert first: no worker has a long
+    conversion left at the end. A test that asks for its bundle by name while it runs carries the mark itself.
     """
     converting = {item.path for item in items if _makes_bundles(item)}
     for item in items:
+        item.add_marker(_group(item))
         if _converts(item):
             item.add_marker(pytest.mark.converts)
         if item.get_closest_marker("coreml") and sys.platform != "darwin":
             item.add_marker(pytest.mark.skip(reason="Core ML runs on a Mac only"))
     items.sort(key=lambda item: item.path not in converting)
+
+
+def _group(item: pytest.Item) -> str:
+    """The group of a test: that of its mark, that of its folder or file, or `default`."""
+    marks = GROUPS & {mark.name for mark in item.iter_markers()}
+    path = item.path.relative_to(REPOSITORY / "tests")
+    if marks:
+        return min(marks)
+    if path.parts[0] == "robustness":
+        return "robustness"
+    converts_for_core_ai = CORE_AI_CONVERSIONS & set(_fixtures(item))
+    return "core_ai" if "core_ai" in path.as_posix() or converts_for_core_ai else "default"
 
 
 def _converts(item: pytest.Item) -> bool:

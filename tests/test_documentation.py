@@ -121,15 +121,6 @@ def test_every_command_parses(document: Path) -> None:
             pytest.fail(f"{shlex.join(words)}: {error}")
 
 
-@pytest.mark.parametrize(
-    "wrong", ["generate --txt hello", "convert here", "voices ad ada", "batch lines.txt"]
-)
-def test_a_wrong_command_is_found(wrong: str) -> None:
-    arguments = wrong.split()
-    with pytest.raises(Exception, match=r"(?i)no such|missing"):
-        parse(command_line(arguments[0]), PROGRAM, arguments)
-
-
 def test_the_command_line_manual_has_every_option_and_no_other() -> None:
     known = set().union(*(options(parse_root(name)) for name in cli.commands())) - {"--help"}
     manual = BY_NAME["command-line.md"].read_text(encoding="utf-8")
@@ -358,7 +349,3 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert linked.exists(), target
         assert REPOSITORY in linked.resolve().parents, target
         assert not anchor or anchor in anchors(linked), target
-
-
-def test_the_readme_is_read_in_a_minute() -> None:
-    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 130

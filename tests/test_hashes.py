@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from documents import REPOSITORY
-from hashes import BUILD, CUDA, EXTRAS, cpu_digests, entries, written
+from hashes import BUILD, CUDA, EXTRAS, entries
 from licences import ALSO, NOT_INSTALLED, dependencies, normalized
 
 LISTS = {path.stem: entries(path.read_text()) for path in (REPOSITORY / "hashes").glob("*.txt")}
@@ -109,28 +109,3 @@ def test_what_the_set_up_commands_install_is_what_the_lists_are_made_of() -> Non
         assert f"-e '.[{','.join(EXTRAS[name])}]'" in makefile
     assert f'pip install ".[{",".join(EXTRAS["install"])}]"' in readme
     assert re.findall(r'^requires = \["([a-z]+)[^"]*"\]$', project, re.MULTILINE) == list(BUILD)
-
-
-def test_a_list_is_read_as_it_is_written() -> None:
-    found = {"b==1 ; python_version < '3.11'": ["cd"], "A==2": ["12", "ab"]}
-
-    assert written(found).splitlines()[1:] == [
-        "A==2 \\",
-        "    --hash=sha256:12 \\",
-        "    --hash=sha256:ab",
-        "b==1 ; python_version < '3.11' \\",
-        "    --hash=sha256:cd",
-    ]
-    assert entries(written(found)) == found
-
-
-def test_digests_of_the_cpu_build_are_read_from_a_page_of_the_index() -> None:
-    one, two, other = "1" * 64, "2" * 64, "3" * 64
-    page = f"""
-    <a href="/whl/cpu/torch-2.13.0%2Bcpu-cp311-cp311-win_amd64.whl#sha256={one}" data-x>torch</a><br/>
-    <a href="/whl/cpu/torch-2.13.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl#sha256={two}">torch</a>
-    <a href="/whl/cpu/torch-2.13.1%2Bcpu-cp311-cp311-win_amd64.whl#sha256={other}">torch</a>
-    <a href="/whl/cpu/torch-2.13.0-cp311-cp311-macosx_14_0_arm64.whl#sha256={other}">torch</a>
-    """
-
-    assert cpu_digests(page, "2.13.0") == [one, two]

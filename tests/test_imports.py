@@ -7,12 +7,11 @@ the runtime is started in an environment where torch cannot be imported.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import os
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -84,41 +83,6 @@ def test_each_package_imports_only_what_it_may(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(
-    ("package", "source"),
-    [
-        ("voxcpm_constants", "from voxcpm_runtime import VoxCPM"),
-        ("voxcpm_conversion", "import voxcpm_runtime.backends.portable.step_model"),
-        ("voxcpm_conversion", "from voxcpm.model import VoxCPMModel"),
-        ("voxcpm_runtime", "import numpy, torch.nn as nn"),
-        ("voxcpm_runtime", "def export():\n    from voxcpm_conversion import convert"),
-        ("voxcpm_runtime", "import importlib\nimportlib.import_module('voxcpm_validation.report')"),
-        ("voxcpm_runtime", "__import__('torch')"),
-        ("voxcpm_runtime", "from voxcpm_server.settings import Settings"),
-        ("voxcpm_server", "from voxcpm_conversion.cli import convert"),
-        ("voxcpm_server", "import torch"),
-        ("voxcpm_training", "from voxcpm_conversion.modules import minicpm4"),
-    ],
-)
-def test_a_forbidden_import_is_found(package: str, source: str) -> None:
-    assert forbidden(package, source)
-
-
-@pytest.mark.parametrize(
-    ("package", "source"),
-    [
-        (
-            "voxcpm_runtime",
-            "from voxcpm_constants.manifest import Manifest\nfrom . import portable\nimport numpy",
-        ),
-        ("voxcpm_conversion", "import torch\nfrom voxcpm_constants import errors"),
-        ("voxcpm_validation", "import torch, voxcpm, voxcpm_runtime, voxcpm_conversion"),
-    ],
-)
-def test_an_allowed_import_is_allowed(package: str, source: str) -> None:
-    assert not forbidden(package, source)
-
-
 # A command is made of what all commands are made of: options, opening a bundle, the line of status. So is what it does
 # on other machines. None of this is the runtime's public API, so each module of the server says here what it takes.
 OF_COMMANDS = {
@@ -159,22 +123,6 @@ def test_the_server_uses_the_runtimes_public_names_only() -> None:
     assert not unused
 
 
-@pytest.mark.parametrize(
-    ("name", "source"),
-    [
-        ("speaking", "from voxcpm_runtime import Narrator"),
-        ("speaking", "from voxcpm_runtime.speech.cancellation import CancelToken"),
-        ("speaking", "from voxcpm_runtime.commands.engine import loaded"),
-        ("speaking", "import voxcpm_runtime.options"),
-        ("command", "from voxcpm_runtime.commands.batch_execution import Task"),
-        ("command", "from voxcpm_runtime.commands import engine"),
-        ("serve", "from voxcpm_runtime.commands.status_line import status_line"),
-    ],
-)
-def test_a_private_name_of_the_runtime_is_found(name: str, source: str) -> None:
-    assert beyond_the_public_api(name, source)
-
-
 # The runtime's rooms, and its modules without one, in the order in which text becomes speech: each imports only from
 # those before it.
 ROOMS = (
@@ -206,6 +154,7 @@ OPTIONAL_ROOMS = (
 )
 
 
+@functools.cache
 def runtime_imports() -> dict[str, set[str]]:
     """Each module of the runtime and the modules of the runtime that it imports, inside functions too, except doors.
 
@@ -254,7 +203,7 @@ def test_the_runtimes_rooms_are_in_the_order_of_the_datas_way() -> None:
 
 
 def test_no_module_of_the_runtime_imports_itself_by_way_of_others() -> None:
-    left = runtime_imports()
+    left = dict(runtime_imports())
     while leaves := [module for module, others in left.items() if not others & left.keys() - {module}]:
         for module in leaves:
             del left[module]
@@ -279,7 +228,9 @@ def test_onnx_runtime_is_imported_where_its_telemetry_is_off() -> None:
 
     found: dict[str, set[str]] = {library: set() for library in AFTER_TELEMETRY}
     for file in files:
-        for _, library in imports(file.read_text(encoding="utf-8")):
+        source = file.read_text(encoding="utf-8")
+        # Most files name none of them, and parsing takes long.
+        for _, library in imports(source) if any(library in source for library in found) else ():
             if library in found:
                 found[library].add(file.relative_to(REPOSITORY).as_posix())
 
@@ -310,13 +261,6 @@ def start_without_torch(statements: str) -> subprocess.CompletedProcess[str]:
         check=False,
         env={**os.environ, "COLUMNS": "120", "_TYPER_FORCE_DISABLE_TERMINAL": "1"},  # plain help in CI, too
     )
-
-
-def test_torch_is_absent_where_the_runtime_is_tried() -> None:
-    started = start_without_torch("import torch")
-
-    assert started.returncode != 0
-    assert "No module named 'torch'" in started.stderr
 
 
 def test_every_runtime_module_imports_without_torch() -> None:
@@ -379,16 +323,3 @@ def test_every_public_name_is_found_when_it_is_asked_for() -> None:
         assert found is voxcpm_runtime.Audio or found.__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Narrator'"):
         voxcpm_runtime.Narrator  # noqa: B018 - asking is the test
-
-
-def test_help_takes_no_more_than_three_times_an_import_of_typer() -> None:
-    help_ = "from voxcpm_runtime.commands.cli import main\nmain(['--help'])"
-
-    def seconds(program: str) -> float:
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-        return time.perf_counter() - began
-
-    ratios = [seconds(help_) / seconds("import typer") for _ in range(5)]
-
-    assert statistics.median(ratios) <= 3, ratios

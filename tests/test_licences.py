@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from importlib.metadata import distribution
 
-import pytest
 from packaging.requirements import Requirement
 
 from documents import REPOSITORY
-from licences import NOT_INSTALLED, ROOT, dependencies, licence, normalized, table_of_report
+from licences import NOT_INSTALLED, ROOT, dependencies, licence, normalized
 
 FAMILIES = (
     "AGPL",
@@ -91,42 +90,3 @@ def test_what_the_other_extras_require_is_in_one_of_the_tables() -> None:
     assert second["ray"] == {"ray"}
     assert second["onnxruntime-gpu"] == {"cuda"}
     assert second["hibari-tts"] == {"train"}
-
-
-def test_a_report_of_pips_is_read_as_the_table_has_it() -> None:
-    def package(name: str, *requires: str, **more: object) -> dict[str, object]:
-        return {"metadata": {"name": name, "requires_dist": list(requires), **more}}
-
-    report = {
-        "install": [
-            package(
-                ROOT,
-                'big; extra == "ray"',
-                'Other_One; extra == "cuda"',
-                provides_extra=["ray", "cuda", "train"],
-            ),
-            package("big", "shared", "small", license="MIT"),
-            package("small", license="MIT License"),
-            package("Other_One", "shared", license_expression="Apache-2.0"),
-            package("shared", classifier=["License :: OSI Approved :: BSD License"]),
-            package("numpy", license_expression="BSD-3-Clause"),
-        ]
-    }
-
-    assert table_of_report(report)[2:] == [
-        "| Apache-2.0 | other-one | cuda |",
-        "| BSD | shared | cuda, ray |",
-        "| MIT | big, small | ray |",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("said", "found"),
-    [
-        ("MIT License", {"MIT"}),
-        ("GNU Library or Lesser General Public License (LGPL)", {"LGPL"}),
-        ("?", set()),
-    ],
-)
-def test_families_are_found_in_both_spellings(said: str, found: set[str]) -> None:
-    assert family(said) == found

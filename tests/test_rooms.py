@@ -61,21 +61,29 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def imports_and_speaks(tree: Path, cache: Path) -> None:
+    roots = [str(tree / name) for name in PACKAGES]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_AND_SPEAK, *roots],
+        env={**os.environ, "PYTHONPATH": str(tree), "VOXCPM_COREML_CACHE": str(cache)},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_core_imports_and_speaks_without_any_of_them(tree: Path, tmp_path: Path) -> None:
+    for room in ROOMS:
+        shutil.rmtree(tree / room)
+    imports_and_speaks(tree, tmp_path / "cache")
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("room", ROOMS)
 def test_the_rest_imports_and_speaks_without(
     room: str, tree: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     shutil.rmtree(tree / room)
-    roots = [str(tree / name) for name in PACKAGES]
-    cache = tmp_path_factory.getbasetemp() / "rooms"
-    environment = {**os.environ, "PYTHONPATH": str(tree), "VOXCPM_COREML_CACHE": str(cache)}
-
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT_AND_SPEAK, *roots],
-        env=environment, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stderr
+    imports_and_speaks(tree, tmp_path_factory.getbasetemp() / "rooms")
 
 
 def test_a_room_that_the_rest_needs_is_found(tree: Path) -> None:

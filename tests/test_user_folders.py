@@ -112,10 +112,3 @@ def test_the_home_of_nobody_is_one_line_in_each_command(
     assert cli.main([*arguments, "~nobody-of-this-name/a.txt"]) == 2
 
     assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_one_function_alone_expands_a_home() -> None:
-    roots = ("constants", "runtime", "conversion", "server")
-    files = [path for root in roots for path in (REPOSITORY / root).rglob("*.py")]
-
-    assert [path.name for path in files if "expanduser(" in path.read_text()] == ["user_folders.py"]

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import itertools
-import json
 import os
-import plistlib
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +23,6 @@ WORKFLOW = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "test.yml").re
 STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
 SCRIPT = ".github/core_ml_coverage.py"
 DOCTOR_TABLE = ".github/doctor_table.py"
-coverage = runpy.run_path(str(REPOSITORY / SCRIPT))["coverage"]
 
 
 def lines() -> list[list[str]]:
@@ -96,69 +88,6 @@ def test_each_step_has_a_limit_and_together_they_fit_into_their_jobs() -> None:
         assert sum(limits) <= job["timeout-minutes"] - 5, name
 
 
-@pytest.mark.parametrize(("ci", "code", "told"), [("true", 1, "1 error"), ("", 0, "1 skipped")])
-def test_a_group_without_what_it_needs_fails_in_continuous_integration(
-    ci: str, code: int, told: str, tmp_path: Path
-) -> None:
-    """pytest itself, on a test of Ray's without Ray."""
-    arguments = ["-m", "ray", "-n", "0", "--basetemp", str(tmp_path / "runs"), "-k", "ends_every_process"]
-    program = (
-        "import sys, pytest; sys.modules['ray'] = None; "
-        f"sys.exit(pytest.main({['tests/server/cluster/test_batch_on_ray.py', *arguments]!r}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=REPOSITORY,
-        env=os.environ | {"CI": ci},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, told in done.stdout) == (code, True), done.stdout + done.stderr
-    assert not ci or "needs the extra ray" in done.stdout
-
-
-def test_on_a_mac_what_is_not_of_core_ml_runs_on_the_portable_executor(tmp_path: Path) -> None:
-    """A file of tests that speak, as pytest itself runs it on macOS 15.5."""
-    version = tmp_path / "SystemVersion.plist"
-    version.write_bytes(plistlib.dumps({"ProductVersion": "15.5", "ProductBuildVersion": "24F74"}))
-    runs = str(tmp_path / "runs")
-    tests = [
-        "tests/runtime/voices/test_built_in_voices.py",
-        "-n",
-        "0",
-        "-k",
-        "provenance",
-        "--basetemp",
-        runs,
-    ]
-    program = (
-        "import sys, pytest; from pathlib import Path; from voxcpm_constants import macos; "
-        f"macos.SYSTEM_VERSION_FILE = Path({str(version)!r}); sys.exit(pytest.main({tests!r}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-@pytest.mark.parametrize("ci", ["true", ""])
-def test_clients_that_cannot_be_installed_fail_in_continuous_integration(ci: str, tmp_path: Path) -> None:
-    """The target itself, without packages. Its environment is another, and .venv is taken as it is."""
-    places = [f"CLIENTS={tmp_path / 'clients'}", f"PYTHON={sys.executable}"]
-    done = subprocess.run(
-        ["make", "-o", ".venv/.installed", "test-clients", *places],  # noqa: S607 - the one of the path
-        cwd=REPOSITORY,
-        env=os.environ | {"CI": ci, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode == 0) == (ci == ""), done.stdout + done.stderr
-    assert "1 skipped: the tests with Pipecat and LiveKit" in done.stdout
-
-
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize(
     ("ci", "system", "code"), [("", "Linux", 0), ("true", "Darwin", 0), ("true", "Linux", 2)]
@@ -216,119 +145,3 @@ def test_each_compute_unit_has_a_step_of_its_own_that_others_cannot_stop() -> No
     (summary,) = (step for step in STEPS if SCRIPT in step.get("run", ""))
     assert set(COMPUTE_UNITS) <= set(shlex.split(summary["run"]))
     assert "GITHUB_STEP_SUMMARY" in summary["run"]
-
-
-def report(folder: Path, unit: str, *cases: str) -> None:
-    body = "".join(f'<testcase name="t{i}">{case}</testcase>' for i, case in enumerate(cases))
-    (folder / f"coreml-{unit}.xml").write_text(f"<testsuites><testsuite>{body}</testsuite></testsuites>")
-
-
-def test_units_that_were_skipped_are_named_as_not_covered(tmp_path: Path) -> None:
-    skipped = '<skipped message="no Neural Engine here" />'
-    report(tmp_path, "cpu", "", "", "<failure/>")
-    report(tmp_path, "cpu_and_ne", skipped, skipped)
-
-    found = coverage(tmp_path, ["cpu", "cpu_and_ne", "all"])
-
-    assert "| `cpu` | 2 | 1 | 0 |" in found
-    assert "| `cpu_and_ne` | 0 | 0 | 2 |" in found
-    assert "**Not covered: `cpu_and_ne`** (no Neural Engine here)." in found
-    assert "**Not covered: `all`** (no report, the run ended early)." in found
-    assert "`cpu`** (" not in found
-
-
-def test_a_run_that_covered_everything_says_so(tmp_path: Path) -> None:
-    report(tmp_path, "cpu", "")
-    assert "Every unit was covered." in coverage(tmp_path, ["cpu"])
-
-
-TRIED = {
-    "step_model": "locdit_step",
-    "unit": "cpu",
-    "outcome": "correct",
-    "load_seconds": 0.25,
-    "call_seconds": 0.0125,
-    "agreement": {"streams": {"chain": 0.9999, "first_16": 0.99871}, "chain": [1.0], "state": None},
-}
-REFUSED = TRIED | {
-    "unit": "all",
-    "outcome": "refused",
-    "load_seconds": None,
-    "call_seconds": None,
-    "agreement": None,
-}
-DOCUMENT = {"trials": [TRIED, REFUSED], "chosen": {"locdit_step": "cpu"}, "advice": ["Use cpu."]}
-
-
-BASH = shutil.which("bash") or ""
-
-
-@pytest.mark.skipif(not BASH, reason="the step is written for bash")
-@pytest.mark.parametrize(
-    ("code", "printed", "expected"),
-    [
-        (
-            1,
-            json.dumps(DOCUMENT),
-            [
-                "| locdit_step | cpu | 0.2 | 12.5 | 0.99871 | correct * |",
-                "| locdit_step | all |  |  |  | refused |",
-                "- Use cpu.",
-            ],
-        ),
-        (0, json.dumps(DOCUMENT), ["- Use cpu."]),
-        (2, "", ["**No report**: the doctor ended early."]),
-    ],
-)
-def test_the_doctors_findings_fail_its_step_after_table_and_json(
-    tmp_path: Path, code: int, printed: str, expected: list[str]
-) -> None:
-    """The step itself, as GitHub runs it, with a doctor that prints and ends as told."""
-    (step,) = (step for step in STEPS if "doctor.json" in step.get("run", ""))
-    (tmp_path / ".github").symlink_to(REPOSITORY / ".github")
-    programs = tmp_path / ".venv" / "bin"
-    programs.mkdir(parents=True)
-    (tmp_path / "printed").write_text(printed)
-    (programs / "python").symlink_to(sys.executable)
-    (programs / "voxcpm-coreml").write_text(f"#!/bin/sh\necho run >> runs\ncat printed\nexit {code}\n")
-    (programs / "voxcpm-coreml").chmod(0o755)
-    places = {"RUNNER_TEMP": str(tmp_path), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
-    done = subprocess.run([BASH, "-e", "-c", step["run"]], cwd=tmp_path, env=os.environ | places, check=False)
-    assert done.returncode == code
-    assert (tmp_path / "doctor.json").read_text() == printed
-    assert (tmp_path / "runs").read_text() == "run\n"
-    assert set(expected) <= set((tmp_path / "summary.md").read_text().splitlines())
-
-
-CPU, NEURAL_ENGINE = (type(f"ML{kind}ComputeDevice", (), {}) for kind in ("CPU", "NeuralEngine"))
-
-
-@pytest.mark.parametrize(
-    ("unit", "devices", "runs"),
-    [
-        ("cpu", [CPU], True),
-        ("cpu_and_gpu", [CPU], True),
-        ("cpu_and_ne", [CPU], False),
-        ("all", [CPU], False),
-        ("cpu_and_ne", [CPU, NEURAL_ENGINE], True),
-        ("all", [CPU, NEURAL_ENGINE], True),
-    ],
-)
-def test_without_a_neural_engine_its_units_are_skipped(
-    unit: str, devices: list[type], runs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = SimpleNamespace(get_all_compute_devices=lambda: [device() for device in devices])
-    # coremltools itself, and torch with it, would take seconds.
-    for name in ("coremltools", "coremltools.models"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(
-        sys.modules, "coremltools.models.compute_device", SimpleNamespace(MLComputeDevice=listed)
-    )
-    path = REPOSITORY / "tests/runtime/backends/core_ml/test_coreml.py"
-    spec = importlib.util.spec_from_file_location("on_core_ml", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    skipped = pytest.raises(pytest.skip.Exception, match="no Neural Engine")
-    with contextlib.nullcontext() if runs else skipped:
-        module.skip_unless_covered(unit)

@@ -1,7 +1,5 @@
 """benchmarks/compare.py: equal trees have equal figures, and a slowed one differs."""
 
-import argparse
-import importlib
 import json
 import shutil
 import subprocess
@@ -38,6 +36,7 @@ def compared(*arguments: object) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_equal_trees_are_equal_and_a_slowed_one_differs(tiny_bundle, slowed_tree):
     given = (tiny_bundle, REPOSITORY, REPOSITORY, slowed_tree, "--rounds", 5, "--patches", 4)
     result = compared(*given, "--only", "locdit_step", "--only", "feat_encoder", "--only", "speech")
@@ -57,6 +56,7 @@ def test_equal_trees_are_equal_and_a_slowed_one_differs(tiny_bundle, slowed_tree
     assert ratios["feat_encoder[1], ms"][2][0] < 1.5
 
 
+@pytest.mark.long
 def test_options_are_of_one_contender_and_a_start_is_a_new_process(tiny_bundle):
     contenders = (".:precision=fp32", ".:precision=int8,threads=1")
     result = compared(tiny_bundle, *contenders, "--rounds", 1, "--only", "prefill", "--start")
@@ -72,6 +72,7 @@ def test_options_are_of_one_contender_and_a_start_is_a_new_process(tiny_bundle):
     assert min(cold, warm) > 0
 
 
+@pytest.mark.long
 def test_upstream_takes_part(tiny_bundle, tiny_checkpoint):
     given = (
         tiny_bundle,
@@ -115,6 +116,7 @@ def test_a_wrong_argument_is_one_line(given, words):
     assert words in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -132,28 +134,3 @@ def test_what_a_bundle_does_not_have_is_one_line(tiny_bundle, given, words):
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"compare.py: {words}")
-
-
-def test_each_contender_has_one_cache_folder_of_its_own(monkeypatch):
-    monkeypatch.syspath_prepend(COMPARE.parent)
-    compare = importlib.import_module("compare")
-    started: list[tuple[str, str]] = []
-
-    class Worker:
-        measurements = ("prefill",)
-
-        def __init__(self, contender, _, cache):
-            started.append((contender.name, cache))
-
-        def figures(self, measurement):
-            return {measurement: 1.0}
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(compare, "Worker", Worker)
-    both = [compare.Contender(name, REPOSITORY, None, {}) for name in ("A", "B")]
-    compare._measured(argparse.Namespace(contenders=both, start=False, only=None, rounds=1))
-    folders = dict(started)
-    assert len(set(folders.values())) == 2
-    assert started == 2 * list(folders.items())

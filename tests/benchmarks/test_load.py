@@ -34,6 +34,7 @@ def server(load: ModuleType, speaking_bundle: Path) -> Iterator[Any]:
         assert running.end() == 0
 
 
+@pytest.mark.long
 def test_ten_clients_for_five_seconds_after_two_that_are_not_judged(
     load: ModuleType, server: Any, speaking_bundle: Path
 ) -> None:

@@ -22,14 +22,13 @@ TEXT = "the you and the world"
 
 
 @pytest.fixture(scope="module")
-def mixed_bundle(
-    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, command: Callable[..., Any]
-) -> Path:
-    folder = tmp_path_factory.mktemp("mixed") / "bundle"
-    options = ("--precision", "int8", "--target", "macos15", "--max-length", 128, "--audio-vae-fp32")
-    done = command("convert", tiny_checkpoint, "-o", folder, *options)
-    assert done.returncode == 0, done.stderr
-    return folder
+def mixed_bundle(tiny_checkpoint: Path, conversion: Callable[..., Path], command: Callable[..., Any]) -> Path:
+    def make(folder: Path, checkpoint: Path, *options: str) -> None:
+        done = command("convert", checkpoint, "-o", folder, *options)
+        assert done.returncode == 0, done.stderr
+
+    options = ("--precision", "int8", "--target", "macos15", "--max-length", "128", "--audio-vae-fp32")
+    return conversion("bundle-tiny-mixed", make, tiny_checkpoint, *options)
 
 
 @pytest.mark.parametrize("name", AUDIO_VAE)

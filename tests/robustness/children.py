@@ -35,8 +35,6 @@ class Case:
     """The errno of that call; 0 kills the process there."""
     log: Path | None = None
     """A file for a line of each call: its kind and path."""
-    planted: str = ""
-    """`module:function`, called in the child before the command: it plants a defect that the harness must see."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,6 @@ def _text(path: Path) -> str:
 def _become(case: dict[str, Any], outputs: Path) -> None:
     """The child: run the command and end. It never returns."""
     import atexit
-    import importlib
     import tempfile
     import traceback
 
@@ -153,9 +150,6 @@ def _become(case: dict[str, Any], outputs: Path) -> None:
         # The parent has asked for its own already.
         tempfile.tempdir = None
         os.chdir(case["folder"])
-        if case["planted"]:
-            module, _, function = case["planted"].partition(":")
-            getattr(importlib.import_module(module), function)()
         _arm(case)
         from voxcpm_runtime.commands.cli import main
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from robustness import planted
 from voxcpm_runtime import CancelToken, VoxCPM, pcm16
 from voxcpm_runtime.speech.cancellation import Cancelled
 
@@ -179,14 +178,12 @@ def _threads() -> int:
 
 
 def main() -> None:
-    """Print a run as JSON: BUNDLE SECONDS SAMPLES SEED, and perhaps the name of a defect of `planted.py`."""
+    """Print a run as JSON: BUNDLE SECONDS SAMPLES SEED."""
     import json
     import sys
     from dataclasses import asdict
 
-    bundle, seconds, samples, seed, *defects = sys.argv[1:]
-    for defect in defects:
-        getattr(planted, defect)()
+    bundle, seconds, samples, seed = sys.argv[1:]
     soak = soaked(Path(bundle), float(seconds), int(seed), int(samples))
     sys.stdout.write(
         json.dumps(

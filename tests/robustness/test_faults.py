@@ -93,13 +93,11 @@ def disturbed(
     *,
     left_out: Collection[Role] = (),
     part: tuple[int, int] = (0, 1),
-    planted: str = "",
 ) -> tuple[Counter[str], list[str]]:
     """Outcomes, and what went wrong, of that many runs in each of which one call fails.
 
     The command runs again from each state that such a run leaves; once, if several leave the same files.
-    left_out: as of `chosen`. part: which of how many parts of these runs are to be run. planted: a
-    defect, as of `Case`.
+    left_out: as of `chosen`. part: which of how many parts of these runs are to be run.
     """
     scenario: Scenario = whole.scenario
     gone_on_from = [whole.before]
@@ -109,14 +107,12 @@ def disturbed(
     for number, error in chosen(whole.calls, count, chance, left_out)[part[0] :: part[1]]:
         shutil.rmtree(folder, ignore_errors=True)
         scenario.prepare(folder, whole.materials)
-        ended = scenario.run(
-            whole.children, folder, whole.materials, call=number, error=error, planted=planted
-        )
+        ended = scenario.run(whole.children, folder, whole.materials, call=number, error=error)
         found = problems(scenario, ended, folder, whole)
         outcomes["wrong" if found else "went on" if ended.code == 0 else "one line"] += 1
         left = files(folder)
         if left not in gone_on_from and (ended.code or scenario.differences(folder, whole.files)):
-            again = scenario.run(whole.children, folder, whole.materials, planted=planted)
+            again = scenario.run(whole.children, folder, whole.materials)
             found += [f"then {problem}" for problem in scenario.differences(folder, whole.files)]
             found += [f"then {problem}" for problem in scenario.failed(again, folder, whole.files)]
             gone_on_from += [] if found else [left]
@@ -164,49 +160,3 @@ def test_every_call_of_a_conversion_fails_once(
     count = sum(len(calls) for found, calls in by_role(whole(name).calls).items() if found not in left_out)
     disturb = functools.partial(disturbed, left_out=left_out, part=(part, PARTS_OF_EACH_CALL))
     judged("Faults", disturb, name, share(count))
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize(
-    ("defect", "seen"),
-    [
-        ("refused_files_stay", "left behind"),
-        ("refused_for_good", "then exit code 2"),
-        ("refusals_without_a_line", "not one line"),
-    ],
-)
-def test_a_planted_defect_is_seen(
-    whole: Callable[[str], Any], tmp_path: Path, torture_seed: int, defect: str, seen: str
-) -> None:
-    """The harness can fail."""
-    command = whole("voices add")
-    planted = f"robustness.planted:{defect}"
-
-    _, wrong = disturbed(command, tmp_path / "run", len(command.calls), torture_seed, planted=planted)
-
-    assert any(seen in problem for problem in wrong), wrong
-
-
-def test_a_fault_is_of_each_role_first_and_then_of_each_call() -> None:
-    packages = [("write", f".b.partial/fp16/{name}.mlpackage/a") for name in "abc"]
-    calls = [*packages, ("rename", "b"), ("open", "c")]
-
-    for seed in range(20):
-        numbers = [number for number, _ in chosen(calls, 99, random.Random(seed))]
-        assert sorted(numbers) == [0, 1, 2, 3, 4]
-        assert {max(number, 2) for number in numbers[:3]} == {2, 3, 4}
-
-
-def test_renames_of_two_bundles_are_two_roles() -> None:
-    assert role("bundle") == role("bundle/manifest.json") != role(".bundle.replaced")
-
-
-def test_roles_of_another_command_are_left_out_and_parts_are_the_whole() -> None:
-    calls = [("write", "a/x"), ("write", "a/y"), ("rename", "b/x"), ("open", "c/x"), ("open", "d/x")]
-
-    for seed in range(20):
-        found = chosen(calls, 9, random.Random(seed), {("write", "a"), ("open", "c")})
-        assert sorted(number for number, _ in found) == [2, 4]
-        every = chosen(calls, 9, random.Random(seed))
-        parts = [every[part::3] for part in range(3)]
-        assert sorted(one for part in parts for one in part) == sorted(every)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,8 @@ import httpx2
 import pytest
 
 from robustness.cases import JOBS, KILLS
-from robustness.folder_contents import calls, files
-from robustness.scenarios import SCENARIOS, Judge, Scenario
+from robustness.folder_contents import files
+from robustness.scenarios import Judge, Scenario
 from robustness.servers import LONGEST_WAIT, ended, served
 from robustness.totals import Totals
 from voxcpm_server.jobs.store import MAX_STARTS
@@ -57,13 +55,8 @@ def moments(chance: random.Random, count: int, whole: Any) -> list[dict[str, Any
     return ways
 
 
-def killed_in(
-    ways: list[dict[str, Any]], whole: Any, folder: Path, outcomes: Counter[str], planted: str = ""
-) -> list[str]:
-    """What went wrong when a command was killed in each of these ways in turn, and then ran to its end.
-
-    planted: a defect, as of `Case`.
-    """
+def killed_in(ways: list[dict[str, Any]], whole: Any, folder: Path, outcomes: Counter[str]) -> list[str]:
+    """What went wrong when a command was killed in each of these ways in turn, and then ran to its end."""
     scenario: Scenario = whole.scenario
     wrong: list[str] = []
     shutil.rmtree(folder, ignore_errors=True)
@@ -71,7 +64,7 @@ def killed_in(
     pieces: dict[str, int] = {}
     what: object = "nothing"
     for what in ways:
-        ended = scenario.run(whole.children, folder, whole.materials, planted=planted, **what)
+        ended = scenario.run(whole.children, folder, whole.materials, **what)
         outcomes["killed" if ended.code == -9 else "ended before"] += 1
         found = scenario.half_files(folder, whole.files, whole.before)
         if ended.code != -9:
@@ -81,7 +74,7 @@ def killed_in(
         pieces = scenario.pieces(folder)
         if ended.code != -9:
             break
-    ended = scenario.run(whole.children, folder, whole.materials, planted=planted)
+    ended = scenario.run(whole.children, folder, whole.materials)
     found = scenario.failed(ended, folder, whole.files) + scenario.differences(folder, whole.files)
     found += lost(scenario, folder, pieces)
     outcomes["completed"] += not found
@@ -106,33 +99,6 @@ def test_two_hundred_kills(judged: Judge, share: Callable[[int], int], name: str
     judged("Kill", killed, name, share(KILLS[name]))
 
 
-def test_a_bundle_that_is_gone_is_seen(tmp_path: Path) -> None:
-    """The earlier one may be there under its hidden name, between two renames."""
-    scenario = SCENARIOS["convert --overwrite"]
-    assert scenario.half_files(tmp_path, {}, {}) == ["gone: bundle/manifest.json"]
-
-    (tmp_path / ".bundle.replaced").mkdir()
-    (tmp_path / ".bundle.replaced" / "manifest.json").write_text("{}")
-    assert scenario.half_files(tmp_path, {}, {}) == []
-
-
-def test_a_finished_part_that_is_lost_or_made_again_is_seen(tmp_path: Path) -> None:
-    """All of them are gone once their speech is finished."""
-    scenario, folder = SCENARIOS["generate"], tmp_path / "out/.book.wav.segments"
-    folder.mkdir(parents=True)
-    for name in ("00000.segment", "00001.segment"):
-        (folder / name).write_bytes(b"speech")
-    before = scenario.pieces(tmp_path)
-    assert lost(scenario, tmp_path, before) == []
-
-    os.utime(folder / "00000.segment", ns=(1, 1))
-    assert lost(scenario, tmp_path, before) == ["made twice: .book.wav.segments/00000.segment"]
-    (folder / "00000.segment").unlink()
-    assert lost(scenario, tmp_path, before) == ["lost: .book.wav.segments/00000.segment"]
-    (folder / "00001.segment").unlink()
-    assert lost(scenario, tmp_path, before) == []
-
-
 def test_a_batch_that_is_killed_beside_the_rename_of_a_file_is_gone_on_with(
     whole: Callable[[str], Any], tmp_path: Path
 ) -> None:
@@ -145,35 +111,6 @@ def test_a_batch_that_is_killed_beside_the_rename_of_a_file_is_gone_on_with(
 
     assert not wrong, "\n".join(wrong)
     assert outcomes["killed"] == 3
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize(
-    ("defect", "name", "kind", "file", "seen"),
-    [
-        ("files_in_place", "voices add", "write", "home/voices/ada.voice", "half a file"),
-        ("leftovers_stay", "voices add", "write", "home/voices/ada.voice", "left behind"),
-        ("segments_forgotten", "generate", "create", "out/book.wav", "made twice"),
-    ],
-)
-def test_a_planted_defect_is_seen(
-    whole: Callable[[str], Any], tmp_path: Path, defect: str, name: str, kind: str, file: str, seen: str
-) -> None:
-    """The harness can fail. The command is killed twice where it makes the file, under its name or a hidden one."""
-    command, run, log = whole(name), tmp_path / "run", tmp_path / "calls.txt"
-    planted = f"robustness.planted:{defect}"
-    command.scenario.prepare(run, command.materials)
-    command.scenario.run(command.children, run, command.materials, planted=planted, log=log)
-    folder, _, final = file.rpartition("/")
-    places = [
-        number
-        for number, (found, path) in enumerate(calls(log, run))
-        if found == kind and (path == file or fnmatch(path, f"{folder}/.{final}.*.part"))
-    ]
-
-    wrong = killed_in([{"call": places[-1]}] * 2, command, run, Counter(), planted)
-
-    assert any(seen in problem for problem in wrong), wrong
 
 
 TEXT = "\n\n".join(["One two three four."] * 6)

@@ -27,9 +27,9 @@ SETTINGS = {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 """What a service with many threads sets, too (docs/server.md)."""
 
 
-def soaked(bundle: Path, seconds: float, seed: int, *defects: str, samples: int = SAMPLES) -> dict[str, Any]:
-    """A run in a process of its own, where nothing else has been allocated. defects: some of `planted.py`."""
-    given = (bundle, seconds, samples, seed, *defects)
+def soaked(bundle: Path, seconds: float, seed: int) -> dict[str, Any]:
+    """A run in a process of its own, where nothing else has been allocated."""
+    given = (bundle, seconds, SAMPLES, seed)
     done = subprocess.run(
         [sys.executable, "-m", "robustness.soak", *map(str, given)],
         capture_output=True,
@@ -71,23 +71,6 @@ def judge(run: dict[str, Any]) -> None:
 def test_sixteen_threads_for_a_minute(speaking_bundle: Path, torture_seed: int, totals: Totals) -> None:
     """Memory is not judged: it settles within five minutes."""
     recorded(soaked(speaking_bundle, 60, torture_seed), totals, "a minute")
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize(
-    ("defect", "seen"),
-    [
-        ("cancellations_keep_descriptors", "descriptors are not constant"),
-        ("cancellations_keep_threads", "threads are not constant"),
-        ("sessions_differ", "differs from its single run"),
-    ],
-)
-def test_a_planted_defect_is_seen(speaking_bundle: Path, torture_seed: int, defect: str, seen: str) -> None:
-    """The harness can fail: what stays after a cancellation, and a session that says something else."""
-    run = soaked(speaking_bundle, 6, torture_seed, defect, samples=3)
-
-    with pytest.raises(AssertionError, match=seen):
-        judge(run)
 
 
 @pytest.mark.soak

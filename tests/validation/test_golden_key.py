@@ -54,6 +54,7 @@ def test_what_a_bundle_says_is_its_content_and_not_its_dates_and_identifiers(
     assert now() != digest
 
 
+@pytest.mark.core_ai
 def test_the_names_of_weights_are_not_the_content_of_a_core_ai_program(
     some_packages: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -189,6 +189,7 @@ def test_the_level_of_speech_leaves_out_its_pauses():
     assert speech_level(silence, rate) == -120
 
 
+@pytest.mark.listening
 def test_the_recogniser_hears_the_prompts(ears: Ears):
     transcripts = [ears.recogniser.transcribe(*prompt_clip(voice)) for voice in ears.voices]
     assert word_errors([voice.transcript for voice in ears.voices], transcripts).rate < 0.1
@@ -199,6 +200,7 @@ def test_a_folder_without_a_recogniser_is_refused(tmp_path: Path):
         Recogniser(tmp_path)
 
 
+@pytest.mark.listening
 def test_a_voice_is_most_like_itself():
     encoder = SpeakerEncoder()
     halves = []
@@ -210,6 +212,7 @@ def test_a_voice_is_most_like_itself():
     np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, rtol=1e-5)
 
 
+@pytest.mark.listening
 def test_scores_tell_a_runaway_a_cut_end_and_another_voice(ears: Ears):
     prompts = {voice.name: prompt_clip(voice) for voice in ears.voices}
     female, male = (voice for voice in ears.voices if voice.continued and not voice.unheard)
@@ -252,6 +255,7 @@ def small_report() -> Report:
     return Report(prose=tuple(prose_scores(case, None)), narration=tuple(narration_scores(case, None)))
 
 
+@pytest.mark.listening
 def test_every_column_is_a_field_and_every_part_has_columns(small_report: Report):
     assert set(COLUMNS) == {*Report.model_fields, "minutes"}
     assert list(PARTS) == list(Report.model_fields)
@@ -262,6 +266,7 @@ def test_every_column_is_a_field_and_every_part_has_columns(small_report: Report
     assert [table.row_count for table in tables(small_report)] == [2, 1, 2]
 
 
+@pytest.mark.listening
 def test_saved_reports_are_shown_together_and_drawn(small_report: Report, tmp_path: Path):
     import typer
 
@@ -285,6 +290,7 @@ def test_saved_reports_are_shown_together_and_drawn(small_report: Report, tmp_pa
         drawn, write_plots(Report.model_validate(both), tmp_path / "again"), strict=True))  # fmt: skip
 
 
+@pytest.mark.listening
 def test_upstream_reads_a_page_in_the_runtimes_segments_and_voice(
     speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -302,6 +308,7 @@ def test_upstream_reads_a_page_in_the_runtimes_segments_and_voice(
         assert np.corrcoef(own.audio[:count], other.audio[:count])[0, 1] > 0.9
 
 
+@pytest.mark.listening
 def test_the_built_in_voice_is_understood(speaking_bundle: Path, ears: Ears, record_property: object):
     speak = bundle_speaker(speaking_bundle, "int8")
 

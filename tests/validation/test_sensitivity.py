@@ -93,11 +93,13 @@ def rows_one_position_late(tts: VoxCPM) -> None:
     models[BASE_LM_STEP] = Changed(models[BASE_LM_STEP], shifted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_the_built_in_voice_misses_no_floor(built_in_voice: Judged, precision: str) -> None:
     assert built_in_voice.failures(precision) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("defect", [one_percent_more_condition, rows_one_position_late])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_defect_of_the_loop_is_found_in_forced_patches(
@@ -107,6 +109,7 @@ def test_a_defect_of_the_loop_is_found_in_forced_patches(
     assert any("teacher-forced, median patch" in line for line in failures), failures
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_does_not_drift_keeps_the_fixed_floors(steady_voice: Judged) -> None:
     (fp16,) = steady_voice.sensitivity
     assert fp16.floor(fp16.free_running, 0.999) == 0.999
@@ -114,6 +117,7 @@ def test_a_checkpoint_that_does_not_drift_keeps_the_fixed_floors(steady_voice: J
     assert replace(steady_voice, sensitivity=()).failures("fp16") == []
 
 
+@pytest.mark.long
 def test_the_built_in_voice_is_disturbed_only_where_a_fixed_floor_is_missed(
     speaking_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,11 @@ from voxcpm_constants.manifest import Manifest
 from voxcpm_runtime.bundle.publishing import publishable_files, upload
 from voxcpm_runtime.commands import cli
 
+# What is published does not depend on the generation.
+pytestmark = [
+    pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True),
+    pytest.mark.usefixtures("architecture"),
+]
 Command = Callable[..., CompletedProcess[str]]
 
 

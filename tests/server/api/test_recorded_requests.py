@@ -46,6 +46,7 @@ def test_open_webui_lists_and_speaks(server: Any) -> None:
     assert misheard(audio, rate) <= 4
 
 
+@pytest.mark.listening
 @pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize(("path", "speed"), [("/v1/audio/speech", 1), ("/audio/speech", 1.5)])
 def test_sillytavern_speaks_to_the_whole_url(path: str, speed: float, server: Any) -> None:

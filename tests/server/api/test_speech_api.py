@@ -58,6 +58,7 @@ def test_each_format_has_the_length_and_level_of_the_speech(
     assert answer.headers["content-type"].startswith("audio/")
 
 
+@pytest.mark.listening
 @pytest.mark.parametrize(("form", "events"), [*((form, False) for form in FORMATS), ("mp3", True)])
 def test_what_comes_out_is_heard_as_what_was_said(form: str, events: bool, client: openai.OpenAI) -> None:
     more = {"stream_format": "sse"} if events else {}

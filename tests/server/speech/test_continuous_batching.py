@@ -109,6 +109,7 @@ def of_the_stream(running: ServerOnLoopback, rate: int, text: str, seed: int) ->
     return audio
 
 
+@pytest.mark.long
 def test_requests_and_websockets_share_the_batch_and_sound_as_each_does_alone(
     batch_server: ServerOnLoopback, batch_tts: VoxCPM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

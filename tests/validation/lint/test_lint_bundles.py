@@ -68,6 +68,7 @@ def bundle(request: pytest.FixtureRequest, some_packages: Callable[..., Path]) -
     return folder
 
 
+@pytest.mark.long
 def test_every_package_of_the_tests_is_clean(bundle: Path) -> None:
     report = lint_bundle(str(bundle))
 
@@ -75,6 +76,7 @@ def test_every_package_of_the_tests_is_clean(bundle: Path) -> None:
     assert [row for row in report.rows() if row[0] != "state-size"] == []
 
 
+@pytest.mark.long
 def test_every_value_has_an_inferred_shape_at_each_length(bundle: Path) -> None:
     manifest = Manifest.read(bundle)
     for precision in manifest.precisions:

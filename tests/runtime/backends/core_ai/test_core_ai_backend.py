@@ -146,11 +146,11 @@ def test_rows_that_are_written_into_a_cache_are_read_back_and_used(bundle: Bundl
 def test_utterances_of_a_batch_are_those_of_a_bundle_for_one(
     tiny_checkpoint: Path, tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from shared_bundles import bundle_maker
+    from shared_bundles import write_bundle
 
     folder = tmp_path_factory.mktemp("batch") / "bundle"
     sizes = StepSizes(batch=2, kv_length=48, prefill_chunks=(1,), encode_patches=(1,))
-    bundle_maker(tiny_checkpoint, sizes, ("fp32",), "macOS27")(folder)
+    write_bundle(folder, tiny_checkpoint, sizes, ("fp32",), "macOS27")
     given = [{**GIVEN, "text": text, "seed": seed} for seed, text in enumerate((TEXT, "four.", "five six."))]
 
     with VoxCPM.from_bundle(folder) as batched:

@@ -25,7 +25,10 @@ from voxcpm_runtime.voxcpm import VoxCPM
 from waiting import until
 
 # `device_checks.check_device` refuses GPUs with older ones, whose ONNX Runtime lacks some of the nodes.
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="a GPU needs Python 3.11 or newer")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(sys.version_info < (3, 11), reason="a GPU needs Python 3.11 or newer"),
+]
 
 STEPS = 4
 

@@ -1,0 +1,97 @@
+"""Conversions that outlive a test run, in build/test-bundles: the name of each has a digest of all that makes it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SOURCES = ("constants", "conversion", "tests/shared_bundles.py")
+"""The packages that convert, with the built-in voice's checkpoint, and the code that calls them."""
+
+PACKAGES = (
+    *(
+        "coreai-core",
+        "coreai-opt",
+        "coreai-torch",
+        "coremltools",
+        "numpy",
+        "safetensors",
+        "scipy",
+        "tokenizers",
+    ),
+    *("torch", "torchao"),
+)
+
+
+@dataclass(frozen=True)
+class KeptConversions:
+    folder: Path = REPOSITORY / "build" / "test-bundles"
+    tree: Path = REPOSITORY
+    max_bytes: int = 2 * 10**9
+
+    def copy(self, name: str, arguments: object, make: Callable[[Path], object], to: Path) -> None:
+        """Write what `make(folder)` writes, which `arguments` decide, to the folder `to`: a copy of the kept files.
+
+        It is a copy so that a test which changes files spoils no later run. `make` gets a folder called `name`. An
+        entry is complete when it has its name. Any number of processes may call this at the same time.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        entry = self.folder / f"{name}-{self._digest(arguments)}"
+        with self._lock(name):
+            if not entry.is_dir():
+                unfinished = self.folder / f".{name}"
+                shutil.rmtree(unfinished, ignore_errors=True)  # what a killed process left
+                make(unfinished / name)
+                (unfinished / name).rename(entry)
+                shutil.rmtree(unfinished)
+            os.utime(entry)
+            shutil.copytree(entry, to, symlinks=True)
+        with contextlib.suppress(Timeout), self._lock("removal", blocking=False):
+            self._remove_least_recently_used()
+
+    def _digest(self, arguments: object) -> str:
+        return hashlib.sha256(f"{self._tools_and_sources} {arguments!r}".encode()).hexdigest()[:16]
+
+    @cached_property
+    def _tools_and_sources(self) -> str:
+        digest = hashlib.sha256(repr(versions()).encode())
+        found = [
+            path for source in SOURCES for path in (self.tree / source, *(self.tree / source).rglob("*"))
+        ]
+        for path in sorted(path for path in found if path.is_file() and "__pycache__" not in path.parts):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{path.relative_to(self.tree)} {content}\n".encode())
+        return digest.hexdigest()
+
+    def _lock(self, name: str, *, blocking: bool = True) -> FileLock:
+        return FileLock(self.folder / f"{name}.lock", blocking=blocking)
+
+    def _remove_least_recently_used(self) -> None:
+        entries = [path for path in self.folder.glob("[!.]*") if path.is_dir()]
+        total = 0
+        for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime, reverse=True):
+            total += sum(path.lstat().st_size for path in entry.rglob("*"))
+            if total > self.max_bytes:
+                name = entry.name.rpartition("-")[0]
+                with contextlib.suppress(Timeout), self._lock(name, blocking=False):  # held: it is in use
+                    gone = self.folder / f".{name}"
+                    shutil.rmtree(gone, ignore_errors=True)
+                    entry.rename(gone)
+                    shutil.rmtree(gone)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of what converts. Packages of Core AI may be absent."""
+    found = {each.metadata["Name"]: each.version for each in metadata.distributions()}
+    return {"python": platform.python_version(), **{name: found[name] for name in PACKAGES if name in found}}

@@ -1,0 +1,101 @@
+"""Conversions are kept from run to run, and made again when anything that decides them has changed."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kept_conversions
+from kept_conversions import KeptConversions
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("conversion/package/module.py", "constants/package/module.py", "tests/shared_bundles.py"):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text("x = 1")
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def conversions(tree: Path, tmp_path: Path) -> Conversions:
+    return Conversions(tree, tmp_path)
+
+
+class Conversions:
+    """A tree whose conversions write a file each, and count."""
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        self.tree, self.folder, self.made = tree, folder, 0
+
+    def copy(self, name: str = "bundle", arguments: object = (), size: int = 5, **options: Any) -> Path:
+        def make(folder: Path) -> None:
+            self.made += 1
+            folder.mkdir(parents=True)
+            (folder / "file").write_bytes(bytes(size))
+
+        to = self.folder / f"copy-{threading.get_ident()}-{len(list(self.folder.iterdir()))}"
+        KeptConversions(self.folder / "kept", self.tree, **options).copy(name, arguments, make, to)
+        return to
+
+
+def test_a_later_run_gets_a_copy_of_its_own(conversions: Conversions) -> None:
+    (conversions.copy() / "file").write_text("changed by a test")
+    assert (conversions.copy() / "file").read_bytes() == bytes(5)
+    assert conversions.made == 1
+
+
+@pytest.mark.parametrize("name", ["conversion/package/module.py", "constants/package/new.py"])
+def test_a_changed_source_makes_it_again(conversions: Conversions, tree: Path, name: str) -> None:
+    conversions.copy()
+    (tree / name).write_text("x = 2")
+    conversions.copy()
+    assert conversions.made == 2
+
+
+def test_other_arguments_and_other_tools_make_another(
+    conversions: Conversions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversions.copy(arguments=["fp16"])
+    conversions.copy(arguments=["int8"])
+    assert conversions.made == 2
+    versions = {"torch": "2.13.0"}
+    for versions["torch"] in ("2.13.0", "2.14.0", "2.14.0"):
+        monkeypatch.setattr(kept_conversions, "versions", versions.copy)
+        conversions.copy()
+    assert conversions.made == 4
+
+
+def test_a_conversion_that_did_not_end_is_not_used(conversions: Conversions, tmp_path: Path) -> None:
+    def interrupted(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("half")
+        raise KeyboardInterrupt
+
+    kept = KeptConversions(tmp_path / "kept", conversions.tree)
+    with pytest.raises(KeyboardInterrupt):
+        kept.copy("bundle", (), interrupted, tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+    assert (conversions.copy() / "file").read_bytes() == bytes(5)
+    assert [path.name for path in (tmp_path / "kept").glob(".*")] == []
+
+
+def test_runs_at_the_same_time_convert_once(conversions: Conversions) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        copies = list(threads.map(lambda _: conversions.copy(), range(16)))
+    assert {(copy / "file").read_bytes() for copy in copies} == {bytes(5)}
+    assert conversions.made == 1
+
+
+def test_the_least_recently_used_is_removed(conversions: Conversions) -> None:
+    for name in ("first", "second", "first", "third"):
+        conversions.copy(name, size=400, max_bytes=1000)
+    assert conversions.made == 3
+    conversions.copy("first", max_bytes=1000)
+    assert conversions.made == 3
+    conversions.copy("second", max_bytes=1000)
+    assert conversions.made == 4
