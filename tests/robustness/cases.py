@@ -1,4 +1,4 @@
-"""How many cases `make torture` has. docs/reliability.md says the same; `test_page.py` compares them."""
+"""How many cases `make torture` has. docs/reliability.md names the totals."""
 
 from __future__ import annotations
 
