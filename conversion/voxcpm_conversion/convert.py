@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import EMBED_TOKENS, constant_shapes, write_constant
+from voxcpm_constants.bounds import MAX_EULER_STEPS, MIN_SOLVER_STEPS
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.euler_steps import MAX_EULER_STEPS, MIN_SOLVER_STEPS
 from voxcpm_constants.manifest import (
     CONFIG_FILE,
     CONSTANTS_FOLDER,
@@ -25,13 +25,13 @@ from voxcpm_constants.manifest import (
     package_path,
     schema_version,
 )
-from voxcpm_constants.parts import parts
 from voxcpm_constants.step_models import (
     PRECISIONS,
     Precision,
     StepModel,
     StepSizes,
     declare_step_models,
+    parts,
 )
 from voxcpm_constants.targets import CORE_AI, KVCache, Target, package_form
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE
