@@ -38,14 +38,16 @@ def _compatible(found: re.Match[str]) -> str:
 
 # Markdown and HTML, in this order: code is removed first, whatever is in it.
 _MARKUP = rules(
-    (r"(?s)```.*?```", ""),
-    (r"`[^`]*`", ""),
-    (r"!\[[^]]*]\([^)]+\)", ""),  # an image
-    (r"\[([^]]+)]\([^)]+\)", r"\1"),  # a link: only its text is said
-    (r"(?m)^(\s*)-\s+", r"\1"),  # an item of a list
-    (r"<(?!\s|https?:|mailto:)[^>]+>", ""),
-    (r"(?m)^#{1,6}\s+", ""),  # a heading
-    (r"\\(?![\w\s])", ""),  # escapes a mark
+    {
+        r"(?s)```.*?```": "",
+        r"`[^`]*`": "",
+        r"!\[[^]]*]\([^)]+\)": "",  # an image
+        r"\[([^]]+)]\([^)]+\)": r"\1",  # a link: only its text is said
+        r"(?m)^(\s*)-\s+": r"\1",  # an item of a list
+        r"<(?!\s|https?:|mailto:)[^>]+>": "",
+        r"(?m)^#{1,6}\s+": "",  # a heading
+        r"\\(?![\w\s])": "",  # escapes a mark
+    }
 )
 # Emoji with their skin tones, joiners, keycaps and the tags of flags.
 _EMOJI = (
@@ -53,27 +55,31 @@ _EMOJI = (
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F|\u200D\p{Extended_Pictographic}?|[\uFE0F\u20E3\U000E0020-\U000E007F])*"
 )
 _BEFORE_CHINESE = rules(
-    (r"(?m)^#{1,6}|<(?!\s)[^>]+>", ""),  # also #5 and <https://example.com>, which are read in English
-    ("[“”„‟«»〝〞〟＂]", '"'),
-    ("[‘’‚‛‹›ʼ´＇]", "'"),
-    (r"[−‐‑]|(?<![\dA-Za-z])－(?=\d)", "-"),
-    (r"[Ａ-Ｚａ-ｚ]+|\d+(?:[.:/．：／＋＝]\d+)+[%％]?|\d+％", _compatible),
-    # Soft hyphens, direction marks, zero-width spaces; then backslashes that separate words.
-    ("[\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a-\u202e\u2066-\u2069]", ""),
-    (r"[\s\\]+", " "),
-    ("=", "等于"),  # otherwise wetext reads 550+320=870 wrongly
-    (r"(?<=[a-zA-Z0-9])-(?=\d)", " - "),  # otherwise x-2 is x and minus two
+    {
+        r"(?m)^#{1,6}|<(?!\s)[^>]+>": "",  # also #5 and <https://example.com>, which are read in English
+        "[“”„‟«»〝〞〟＂]": '"',
+        "[‘’‚‛‹›ʼ´＇]": "'",
+        r"[−‐‑]|(?<![\dA-Za-z])－(?=\d)": "-",
+        r"[Ａ-Ｚａ-ｚ]+|\d+(?:[.:/．：／＋＝]\d+)+[%％]?|\d+％": _compatible,
+        # Soft hyphens, direction marks, zero-width spaces; then backslashes that separate words.
+        "[\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a-\u202e\u2066-\u2069]": "",
+        r"[\s\\]+": " ",
+        "=": "等于",  # otherwise wetext reads 550+320=870 wrongly
+        r"(?<=[a-zA-Z0-9])-(?=\d)": " - ",  # otherwise x-2 is x and minus two
+    }
 )
 _PRINTED_ASCII = r"[\x00-\x1f!-\x7f]"
 _AFTER_CHINESE = rules(
-    (rf"(?<!{_PRINTED_ASCII}) | (?!{_PRINTED_ASCII})", ""),  # spaces stay only between two Latin words
-    ("²", "平方"),
-    ("³", "立方"),
-    ("√", "根号"),
-    ("≈", "约等于"),
-    ("<", "小于"),
-    ("`", ""),
-    ("[（）【】]|——", " "),
+    {
+        rf"(?<!{_PRINTED_ASCII}) | (?!{_PRINTED_ASCII})": "",  # spaces stay only between two Latin words
+        "²": "平方",
+        "³": "立方",
+        "√": "根号",
+        "≈": "约等于",
+        "<": "小于",
+        "`": "",
+        "[（）【】]|——": " ",
+    }
 )
 
 
