@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 
+from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.english.dates import DAYS, month_name, year
 from voxcpm_runtime.english.names import cardinal, letter_by_letter, ordinal
-from voxcpm_runtime.english.tables import TABLES
 from voxcpm_runtime.text.substitutions import Substitution, any_of, rules
 
 _SYMBOL_PHRASES = TABLES.pairs("phrases with symbols")
@@ -45,19 +47,18 @@ def _roman_value(numeral: str) -> str | None:
     return str(sum(-value if value < after else value for value, after in pairs))
 
 
-def _numbered(found: re.Match[str]) -> str:
-    value, before = _roman_value(found["numeral"]), found["before"]
-    return found[0] if value is None else f"{before} {cardinal(value)}{'' if before else ', '}"
-
-
-def _reign(found: re.Match[str]) -> str:
+def _numeral(say: Callable[[str], str], found: re.Match[str]) -> str:
+    """The numeral in words, after what stands before it; what was found, if it is another word."""
     value = _roman_value(found["numeral"])
-    return found[0] if value is None else f"{found['before']} the {ordinal(value)}"
+    if value is None:
+        return found[0]
+    return f"{found['before']} {say(value)}" if found["before"] else say(value)
 
 
-def _roman_year(found: re.Match[str]) -> str:
-    value = _roman_value(found[0])
-    return found[0] if value is None else year(value) if len(value) == 4 else cardinal(value)
+_numbered = partial(_numeral, cardinal)
+_parenthesised = partial(_numeral, lambda value: f" {cardinal(value)}, ")
+_reign = partial(_numeral, lambda value: f"the {ordinal(value)}")
+_roman_year = partial(_numeral, lambda value: year(value) if len(value) == 4 else cardinal(value))
 
 
 def _phrase(found: re.Match[str]) -> str:
@@ -138,9 +139,9 @@ ROMAN_NUMERALS = rules(
         rf"(?i)\b(?P<before>{_NUMBERED})\s(?P<numeral>[ivxlc]{{2,8}})\b(?!')": _numbered,
         # One letter is a numeral after a capital only: Part I, but the part I like.
         rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[VX]|{_ONE})\b(?!')": _numbered,
-        r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)": _numbered,
+        r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)": _parenthesised,
         rf"\b(?P<before>{_MONARCHS})\s(?P<numeral>[IVX]{{2,6}}|[VX]|I(?=[;:)!?]|\.?\s*$))\b": _reign,
         r"\b(?P<before>[A-Z][a-z]+)\s(?P<numeral>[IVX]{2,6})\b": _numbered,
-        r"\b[IVXLCDM]{5,15}\b": _roman_year,
+        r"(?P<before>)\b(?P<numeral>[IVXLCDM]{5,15})\b": _roman_year,
     }
 )

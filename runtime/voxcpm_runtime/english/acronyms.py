@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from functools import partial
 
+from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.english.names import letter_by_letter
-from voxcpm_runtime.english.tables import TABLES
 from voxcpm_runtime.text.substitutions import rules
 
 _RESPELLED = TABLES.pairs("respelled acronyms")
@@ -72,7 +72,7 @@ def with_capitals_said(sentence: str) -> str:
     heading = len(capitals) > 1 and 2 * len(capitals) >= len(found) and any(map(_is_word, capitals))
     sentence = _SHOUTED.sub(lambda found: found[0].lower(), sentence)
     sentence = _NAMES.sub(_shouted_name, sentence)
-    return _CAPITALS.sub(_heading_word if heading else _text_word, sentence)
+    return _CAPITALS.sub(partial(_read_capitals, heading=heading), sentence)
 
 
 def _is_word(capitals: str) -> bool:
@@ -83,16 +83,15 @@ def _is_word(capitals: str) -> bool:
     )
 
 
-def _reader(is_word: Callable[[str], bool]) -> Callable[[re.Match[str]], str]:
-    def read(found: re.Match[str]) -> str:
-        capitals, ending = found[1], (found[2] or "").lower()
-        if ending == "'s" and found[2].isupper() and capitals in _AMBIGUOUS:
-            return found[0].lower()
-        if said := said_acronym(capitals, ending):
-            return said
-        return found[0].lower() if is_word(capitals) else letter_by_letter(capitals, ending)
-
-    return read
+def _read_capitals(found: re.Match[str], *, heading: bool) -> str:
+    capitals, ending = found[1], (found[2] or "").lower()
+    if ending == "'s" and found[2].isupper() and capitals in _AMBIGUOUS:
+        return found[0].lower()
+    if said := said_acronym(capitals, ending):
+        return said
+    in_heading = capitals in _AMBIGUOUS or (len(capitals) > 2 and is_sayable(capitals))
+    is_word = _is_word(capitals) or (heading and in_heading)
+    return found[0].lower() if is_word else letter_by_letter(capitals, ending)
 
 
 def _shouted_name(found: re.Match[str]) -> str:
@@ -117,14 +116,6 @@ def _initial(found: re.Match[str]) -> str:
     if not follows and (found[1] == "I" or not is_initial):
         return found[0]
     return f"{letter_by_letter(found[1])} "
-
-
-_text_word = _reader(_is_word)
-_heading_word = _reader(
-    lambda capitals: (
-        _is_word(capitals) or capitals in _AMBIGUOUS or (len(capitals) > 2 and is_sayable(capitals))
-    )
-)
 
 
 def _without_vowels(found: re.Match[str]) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.english.acronyms import has_vowel, is_sayable, said_acronym
 from voxcpm_runtime.english.names import cardinal, digit_names, letter_by_letter
-from voxcpm_runtime.english.tables import TABLES
 from voxcpm_runtime.text.substitutions import Substitution, any_of, rules
 
 _MARKS = TABLES.pairs("marks in addresses")

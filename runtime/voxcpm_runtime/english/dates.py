@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from functools import partial
 
+from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.english.names import cardinal, in_pairs, letter_by_letter, minutes, ordinal, plural
-from voxcpm_runtime.english.tables import TABLES
 from voxcpm_runtime.text.substitutions import Substitution, any_of, rules
 
 _MONTHS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
+from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.english.names import (
     cardinal,
     decimal,
@@ -14,20 +15,38 @@ from voxcpm_runtime.english.names import (
     letter_by_letter,
     ordinal,
 )
-from voxcpm_runtime.english.tables import TABLES
-from voxcpm_runtime.english.units import ATTACHED_UNITS, CURRENCIES, SCALES, UNITS
 from voxcpm_runtime.text.substitutions import Substitution, any_of, rules
+
+_PREFIXES = {
+    "1": "", "k": "kilo", "c": "centi", "d": "deci", "m": "milli", "μ": "micro", "n": "nano", "M": "mega", "G": "giga",
+}  # fmt: skip
+_UNITS = {
+    **{
+        prefix.strip("1") + base: (f"{_PREFIXES[prefix]}{name}", f"{_PREFIXES[prefix]}{name}s")
+        for base, (name, prefixes) in TABLES.rows("units with prefixes").items()
+        for prefix in prefixes
+    },
+    **{symbol: (name, f"{name}s") for symbol, name in TABLES.pairs("units of data").items()},
+    **{symbol: (one, several) for symbol, (one, several) in TABLES.rows("units").items()},
+}
+"""Symbol → singular and plural, as "km" → "kilometer", "kilometers"."""
+_ATTACHED_UNITS = frozenset(["in", "k", "M", "B"])
+"""Symbols that are units only right after a number: in `5 in` there may be a preposition."""
+_CURRENCIES = TABLES.rows("currencies")
+"""Symbol or code → singular and plural of the currency and, if it has one, of its hundredth."""
+_SCALES = TABLES.pairs("scales")
+"""What follows an amount of money."""
 
 # Lengths are bounded, so that a long line of digits is searched in linear time.
 _NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40}"
 _LEAST = rf"(?P<least>{_NUMBER})\s?[–-]\s?"
 _AMOUNT = rf"(?:{_LEAST})?(?P<number>{_NUMBER})"
 _BEFORE = r"(?P<article>\b[Aa]n?\s)?(?P<sign>(?<![\w.)])[-−])?"
-_SCALE = rf"(?:\s?(?P<scale>{any_of(SCALES)})\b)?"
-_SYMBOL = rf"(?P<currency>{any_of(symbol for symbol in CURRENCIES if not symbol.isalpha())})"
-_CODE = rf"(?P<currency>{any_of(CURRENCIES)})"
-_UNIT = rf"{any_of(UNITS)}(?:\^[23])?"
-_SPACED_UNIT = rf"{any_of(UNITS.keys() - ATTACHED_UNITS)}(?:\^[23])?"
+_SCALE = rf"(?:\s?(?P<scale>{any_of(_SCALES)})\b)?"
+_SYMBOL = rf"(?P<currency>{any_of(symbol for symbol in _CURRENCIES if not symbol.isalpha())})"
+_CODE = rf"(?P<currency>{any_of(_CURRENCIES)})"
+_UNIT = rf"{any_of(_UNITS)}(?:\^[23])?"
+_SPACED_UNIT = rf"{any_of(_UNITS.keys() - _ATTACHED_UNITS)}(?:\^[23])?"
 _MEASURE = rf"(?P<unit>(?:(?<=\d){_UNIT}|{_SPACED_UNIT})(?:/(?:{_UNIT}|[a-z]{{3,12}})(?!\w))?)(?![\w'^&])"
 _LETTER_UNITS = frozenset("AVWJNLF")
 _PER = any_of(TABLES.words("per"))
@@ -46,7 +65,7 @@ def _is_one(found: re.Match[str]) -> bool:
 
 
 def _money(found: re.Match[str], *, spelled: bool) -> str:
-    one, several, *coin_names = CURRENCIES[found["currency"]]
+    one, several, *coin_names = _CURRENCIES[found["currency"]]
     if spelled and one.startswith("US "):
         one, several = f"{letter_by_letter('US')} dollar", f"{letter_by_letter('US')} dollars"
     number, scale = found["number"], found["scale"]
@@ -55,7 +74,7 @@ def _money(found: re.Match[str], *, spelled: bool) -> str:
     article = found["article"] or ""
     unit = one if _is_one(found) and not (scale and not article) else several
     if scale or len(part) not in (0, 2) or not coin_names:
-        said = " ".join(filter(None, (decimal(number), SCALES.get(scale or ""), unit)))
+        said = " ".join(filter(None, (decimal(number), _SCALES.get(scale or ""), unit)))
         return article + _with_least(found, sign + said)
     coins = f"{cardinal(str(int(part)))} {coin_names[int(part) != 1]}" if part.strip("0") else ""
     notes = f"{cardinal(whole)} {unit}" if whole.strip("0") or not coins else ""
@@ -84,9 +103,9 @@ def _measure(found: re.Match[str]) -> str:
 
 def _named(unit: str, *, one: bool) -> str:
     symbol, _, power = unit.partition("^")
-    if symbol not in UNITS:  # a word: per person
+    if symbol not in _UNITS:  # a word: per person
         return unit
-    name = UNITS[symbol][0 if one else 1]
+    name = _UNITS[symbol][0 if one else 1]
     if symbol == "s" and power:
         return f"{name} {'squared' if power == '2' else 'cubed'}"
     return f"{'square' if power == '2' else 'cubic'} {name}" if power else name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from voxcpm_runtime.english.tables import TABLES
+from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.text.substitutions import rules
 
 _PLAIN = str.maketrans(

@@ -19,7 +19,6 @@ import contextlib
 import functools
 import re
 import unicodedata
-from collections.abc import Iterator
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -114,47 +113,34 @@ def normalized(text: str, *, spelled: bool = False) -> str:
 
 
 def _read_chinese(text: str) -> str:
-    text = substituted(emoji_pattern().sub("", text), _BEFORE_CHINESE).strip()
-    return substituted(_read_by_wetext(text), _AFTER_CHINESE)
+    emoji, normalizer = _chinese_tools()
+    text = substituted(emoji.sub("", text), _BEFORE_CHINESE).strip()
+    return substituted(_read_by_wetext(text, normalizer), _AFTER_CHINESE)
 
 
-def _read_by_wetext(text: str) -> str:
+def _read_by_wetext(text: str, normalizer: Any) -> str:
     """The text as wetext reads it. A text that its grammar rejects is halved until the rejected word is alone."""
     if not text:
         return ""
-    normalizer = wetext_normalizer()
     with contextlib.suppress(AssertionError, IndexError, RuntimeError, ValueError):  # all mean: rejected
         # wetext escapes quotation marks; the text's own backslashes were removed before.
         if read := normalizer.normalize(text).replace("\\", ""):
-            return read
+            return str(read)
     words = text.split(" ")
     if len(words) == 1:
         return text
     middle = len(words) // 2
-    return " ".join(_read_by_wetext(" ".join(half)) for half in (words[:middle], words[middle:]))
+    return " ".join(_read_by_wetext(" ".join(half), normalizer) for half in (words[:middle], words[middle:]))
 
 
 @functools.cache
-def wetext_normalizer() -> Any:
-    """wetext's reader of Chinese, made when it is first needed. Raises MissingExtraError without the extra."""
-    with _extra():
-        from wetext import Normalizer
-    return Normalizer(lang="zh", operator="tn", remove_erhua=True)
-
-
-@functools.cache
-def emoji_pattern() -> Any:
-    """The compiled pattern of an emoji, joiners and all. Raises MissingExtraError without the extra."""
-    with _extra():
-        import regex  # `re` has no Unicode properties
-    return regex.compile(_EMOJI)
-
-
-@contextlib.contextmanager
-def _extra() -> Iterator[None]:
+def _chinese_tools() -> tuple[Any, Any]:
+    """The pattern of an emoji and wetext's reader of Chinese, made when they are first needed."""
     try:
-        yield
+        import regex  # `re` has no Unicode properties
+        from wetext import Normalizer
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f'normalize of Chinese text needs {error.name}; install it with: pip install "voxcpm-coreml[normalize]"'
         ) from None
+    return regex.compile(_EMOJI), Normalizer(lang="zh", operator="tn", remove_erhua=True)
