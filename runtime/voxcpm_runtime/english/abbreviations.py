@@ -3,79 +3,34 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 
-from voxcpm_runtime.english.dates import month_name, year
+from voxcpm_runtime.english import TABLES
+from voxcpm_runtime.english.dates import DAYS, month_name, year
 from voxcpm_runtime.english.names import cardinal, letter_by_letter, ordinal
-from voxcpm_runtime.text.substitutions import Substitution, any_of, rules, word_set
+from voxcpm_runtime.text.substitutions import Substitution, any_of, rules
 
-_SYMBOL_PHRASES = {
-    "24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty fifty", "w/o": "without", "w/": "with",
-    "c/o": "care of", "C++": "C plus plus", "C#": "C sharp", "F#": "F sharp",
-}  # fmt: skip
-"""Phrases with numbers or symbols, which every voice needs in words."""
-_PHRASES = {
-    **_SYMBOL_PHRASES, "n/a": "en ay", "N/A": "en ay", "'n'": "and", "AT&T": "ay tee and tee", "A/B": "ay bee",
-    "a.k.a.": "also known as", "p.s.": "pee ess", "e.g.": "for example", "e.g": "for example", "i.e.": "that is",
-    "i.e": "that is", "etc.": "et cetera", "etc": "et cetera", "et al.": "et al", "vs.": "versus", "vs": "versus",
-    "cf.": "compare", "viz.": "namely", "approx.": "approximately", "Ph.D.": "pee aitch dee",
-    "Ph.D": "pee aitch dee", "Ph.Ds": "pee aitch dees", "PhD": "pee aitch dee", "PhDs": "pee aitch dees",
-    "est.": "established", "dept.": "department", "Dept.": "department", "govt.": "government", "ed.": "edition",
-    "misc.": "miscellaneous", "min.": "minimum", "max.": "maximum", "incl.": "including", "nvm": "never mind",
-    "Inc.": "incorporated", "Ltd.": "limited", "Corp.": "corporation", "Co.": "company", "Bros.": "brothers",
-    "Assn.": "association", "Univ.": "university", "Jr.": "junior", "Sr.": "senior", "Esq.": "esquire",
-    "tsp.": "teaspoon", "tbsp.": "tablespoon", "Ave.": "avenue", "Blvd.": "boulevard", "Rd.": "road",
-    "Hwy.": "highway", "Bldg.": "building",
-}  # fmt: skip
-_MAY_BE_LAST = word_set("a.k.a. p.s. etc. et al. Inc. Ltd. Corp. Co. Jr. Sr. Esq. Ave. Blvd. Rd. Hwy.")
-"""Phrases whose dot also ends the sentence before a word with a capital."""
-_NOT_FIRST = word_set(
-    """Avenue Ave Blvd Boulevard Bridge Building Chairman Chief Company Day Director Drive Elementary Employees High
-    Inc Jr Junior Ltd Limited Memorial President Road School Senior Sr Street University"""
-)
-"""Words with a capital that continue such a name: Ford Motor Co. Chairman."""
-_TITLES = {
-    "Mr": "mister", "Mrs": "missus", "Ms": "miz", "Messrs": "messrs", "Mme": "madame", "Dr": "doctor", "St": "saint",
-    "Mt": "mount", "Ft": "fort", "Prof": "professor", "Gen": "general", "Col": "colonel", "Capt": "captain",
-    "Cpt": "captain", "Maj": "major", "Lt": "lieutenant", "Sgt": "sergeant", "Cpl": "corporal", "Cmdr": "commander",
-    "Adm": "admiral", "Rev": "reverend", "Hon": "honorable", "Gov": "governor", "Sen": "senator",
-    "Rep": "representative", "Pres": "president", "Insp": "inspector", "Supt": "superintendent",
-}  # fmt: skip
+_SYMBOL_PHRASES = TABLES.pairs("phrases with symbols")
+_PHRASES = _SYMBOL_PHRASES | TABLES.pairs("phrases")
+_MAY_BE_LAST = TABLES.words("phrases that may be last")
+_NOT_FIRST = TABLES.words("after company names")
+_TITLES = TABLES.pairs("titles")
 _TITLES_IN_ONE_CASE = {
-    **{title.upper(): _TITLES[title] for title in ("Mr", "Mrs", "Ms", "Dr", "Prof", "Capt", "Lt", "Sgt")},
-    **{title.lower(): _TITLES[title] for title in ("Mr", "Mrs", "Dr", "Prof")},
+    **{title.upper(): _TITLES[title] for title in TABLES.words("titles in capitals")},
+    **{title.lower(): _TITLES[title] for title in TABLES.words("titles in small letters")},
 }
-"""Titles in a text of capitals, or of small letters; always with their dot."""
-_AFTER_NAMES = {"St": "street", "Dr": "drive"}
-"""Titles that mean something else after a name."""
-_NUMBERED_WITHOUT_DOT = {"pp": "pages", "vol": "volume", "vols": "volumes", "fig": "figure"}
-_BEFORE_NUMBERS = {
-    "nos": "numbers", "p": "page", "ch": "chapter", "chap": "chapter", "eq": "equation", "eqs": "equations",
-    "sec": "section", "ver": "version", "ca": "circa", "c": "circa", "pt": "part", "par": "paragraph",
-    "apt": "apartment", **_NUMBERED_WITHOUT_DOT,
-}  # fmt: skip
-"""Abbreviations before a number; without the dot, many of these are words."""
-_ANSWERS = word_set("and answer answered mean means or replied said say saying says voted was")
-"""Words before a "no." that is an answer."""
-_MONTHS_ALONE = word_set("Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec")
-_DAYS_OF_THE_WEEK = word_set("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-_STREET = rf"(?!{any_of(_DAYS_OF_THE_WEEK)})(?:[A-Z][a-z]+\s){{1,2}}"
+_NUMBERED_WITHOUT_DOT = TABLES.pairs("before numbers, without a dot")
+_BEFORE_NUMBERS = _NUMBERED_WITHOUT_DOT | TABLES.pairs("before numbers")
+_ANSWERS = TABLES.words("before an answer")
+_NUMBERED = any_of(TABLES.words("numbered things"))
+_MONARCHS = any_of(TABLES.words("monarchs"))
+_MONTHS_ALONE = any_of(["Feb", "Mar", "Apr", "Jun", "Jul", "Aug", "Sep", "Sept", "Oct", "Nov", "Dec"])
+_STREET = rf"(?!{any_of(DAYS.values())})(?:[A-Z][a-z]+\s){{1,2}}"
+_DIGIT_NAMES = "(?:plus|zero|one|two|three|four|five|six|seven|eight|nine)"
 _BEFORE_MONTHS = "|".join(rf"(?<=\b{word} )" for word in ("in", "In", "and", "since", "next", "last"))
-_DIGITS = "plus zero one two three four five six seven eight nine".split()  # noqa: SIM905
 _ONE = r"(?<=[Ww]ar )I|I(?=\s*(?:[^\w\s'\"]|$)|\sof\b)"
-_NUMBERED = any_of(
-    word_set(
-        """act amendment appendix article book bowl canto chapter class episode figure grade lesson level mark part
-        phase scene season section stage table title type unit vol vol. volume war"""
-    )
-)
-_MONARCHS = any_of(
-    word_set(
-        """Alexander Alfonso Benedict Carl Catherine Charles Christian Clement Edward Elizabeth Ferdinand Francis
-        Franz Frederick George Gregory Gustav Haakon Harald Henry Innocent Ivan James John Joseph Juan Julius
-        Leo Leopold Louis Margaret Mary Maximilian Napoleon Nicholas Otto Paul Pedro Peter Philip Pius Ptolemy
-        Ramses Richard Robert Rudolf Urban Victor Wilhelm William Xerxes"""
-    )
-)
+_SEVERAL = r"\d{1,3}[a-z]?(?:\s?[-–,&]|\s(?:and|to)\b)"
 _ROMAN = re.compile(
     r"(?=[IVXLCDM])M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})", re.IGNORECASE
 )
@@ -92,19 +47,18 @@ def _roman_value(numeral: str) -> str | None:
     return str(sum(-value if value < after else value for value, after in pairs))
 
 
-def _numbered(found: re.Match[str]) -> str:
-    value, before = _roman_value(found["numeral"]), found["before"]
-    return found[0] if value is None else f"{before} {cardinal(value)}{'' if before else ', '}"
-
-
-def _reign(found: re.Match[str]) -> str:
+def _numeral(say: Callable[[str], str], found: re.Match[str]) -> str:
+    """The numeral in words, after what stands before it; what was found, if it is another word."""
     value = _roman_value(found["numeral"])
-    return found[0] if value is None else f"{found['before']} the {ordinal(value)}"
+    if value is None:
+        return found[0]
+    return f"{found['before']} {say(value)}" if found["before"] else say(value)
 
 
-def _roman_year(found: re.Match[str]) -> str:
-    value = _roman_value(found[0])
-    return found[0] if value is None else year(value) if len(value) == 4 else cardinal(value)
+_numbered = partial(_numeral, cardinal)
+_parenthesised = partial(_numeral, lambda value: f" {cardinal(value)}, ")
+_reign = partial(_numeral, lambda value: f"the {ordinal(value)}")
+_roman_year = partial(_numeral, lambda value: year(value) if len(value) == 4 else cardinal(value))
 
 
 def _phrase(found: re.Match[str]) -> str:
@@ -139,43 +93,41 @@ def list_markers(spelled: bool) -> tuple[Substitution, ...]:
             return f"{cardinal(value) if value else letter_by_letter(mark)}{stop} "
         return found[0]
 
-    return rules((r"^\s*\(?(?P<mark>\d{1,2}|[A-Za-z](?=\))|[ivx]{2,5})(?P<stop>\)|\.(?=\s+\w))\s*", said))
+    return rules({r"^\s*\(?(?P<mark>\d{1,2}|[A-Za-z](?=\))|[ivx]{2,5})(?P<stop>\)|\.(?=\s+\w))\s*": said})
 
 
 _BESIDE_NUMBERS = rules(
-    # The digits of telephone numbers are words by now.
-    (rf"(?i)\btel\.:?\s?(?=\+|\d|{any_of(_DIGITS)}\b)", "telephone "),
-    (r"\bno\.\s?(?=\d)|\bN(?:o|O)\.\s?(?=\d|[IVXLC]{2,8}\b)", _number_sign),
-    (r"(?<=\w\s)No\s(?=\d)", "number "),
-    (
-        r"\b(?:[Ff]igs|[Aa]rts)\.\s?(?=\d{1,3}[a-z]?(?:\s?[-–,&]|\s(?:and|to)\b))",
-        lambda found: "figures " if found[0][0] in "Ff" else "articles ",
-    ),
-    (rf"\b(?P<word>(?i:{any_of(_BEFORE_NUMBERS)}))\.\s?(?=\d|[IVXLC]{{2,8}}\b|[VX]\b)", _before_number),
-    (rf"(?i)\b(?P<word>{any_of(_NUMBERED_WITHOUT_DOT)})\s(?=\d)", _before_number),
-    (r"\bArt\.\s?(?=\d)", "article "),
+    {
+        # The digits of telephone numbers are words by now.
+        rf"(?i)\btel\.:?\s?(?=\+|\d|{_DIGIT_NAMES}\b)": "telephone ",
+        r"\bno\.\s?(?=\d)|\bN(?:o|O)\.\s?(?=\d|[IVXLC]{2,8}\b)": _number_sign,
+        r"(?<=\w\s)No\s(?=\d)": "number ",
+        rf"\b[Ff]igs\.\s?(?={_SEVERAL})": "figures ",
+        rf"\b[Aa]rts\.\s?(?={_SEVERAL})": "articles ",
+        rf"\b(?P<word>(?i:{any_of(_BEFORE_NUMBERS)}))\.\s?(?=\d|[IVXLC]{{2,8}}\b|[VX]\b)": _before_number,
+        rf"(?i)\b(?P<word>{any_of(_NUMBERED_WITHOUT_DOT)})\s(?=\d)": _before_number,
+        r"\bArt\.\s?(?=\d)": "article ",
+    }
 )
 _BESIDE_NAMES = rules(
-    # I live on Oak Dr. Turn left.
-    (rf"(?P<name>\b(?:(?:on|along|down|off)\s|\d\s){_STREET})Dr(?=\.\s+[A-Z])", r"\g<name>drive"),
-    (
-        rf"(?<=[a-z]\s){any_of(_AFTER_NAMES)}\.(?!\s?[A-Z])|(?<=\w\s){any_of(_AFTER_NAMES)}\.?(?=,|\s*$)",
-        lambda found: _AFTER_NAMES[found[0].rstrip(".")],
-    ),
-    (rf"\b{any_of(_TITLES)}\b(?:\.|(?=\s[A-Z][a-z]))", lambda found: _TITLES[found[0].rstrip(".")]),
-    (rf"\b{any_of(_TITLES_IN_ONE_CASE)}\.(?=\s?[A-Za-z])", lambda found: _TITLES_IN_ONE_CASE[found[0][:-1]]),
+    {
+        # After names St. and Dr. are not titles: I live on Oak Dr. Turn left.
+        rf"(?P<name>\b(?:(?:on|along|down|off)\s|\d\s){_STREET})Dr(?=\.\s+[A-Z])": r"\g<name>drive",
+        r"(?<=[a-z]\s)St\.(?!\s?[A-Z])|(?<=\w\s)St\.?(?=,|\s*$)": "street",
+        r"(?<=[a-z]\s)Dr\.(?!\s?[A-Z])|(?<=\w\s)Dr\.?(?=,|\s*$)": "drive",
+        rf"\b({any_of(_TITLES)})\b(?:\.|(?=\s[A-Z][a-z]))": lambda found: _TITLES[found[1]],
+        rf"\b({any_of(_TITLES_IN_ONE_CASE)})\.(?=\s?[A-Za-z])": lambda found: _TITLES_IN_ONE_CASE[found[1]],
+    }
 )
 # Jan is a name, too.
-_MONTHS = rules(
-    (rf"\b{any_of(_MONTHS_ALONE)}\.|\bJan\.(?=\s*[a-z\d,–-])|(?:{_BEFORE_MONTHS})Jan\.", _month_alone)
-)
+_MONTHS = rules({rf"\b{_MONTHS_ALONE}\.|\bJan\.(?=\s*[a-z\d,–-])|(?:{_BEFORE_MONTHS})Jan\.": _month_alone})
 
 
 def abbreviations(spelled: bool) -> tuple[Substitution, ...]:
     """Rules for what is read in one way wherever it stands, and for what the words next to it decide."""
     phrases = _PHRASES if spelled else _SYMBOL_PHRASES
     return (
-        *rules((rf"(?<![\w.&'/]){any_of(phrases)}(?![\w'&/]|\.\w)", _phrase)),
+        *rules({rf"(?<![\w.&'/]){any_of(phrases)}(?![\w'&/]|\.\w)": _phrase}),
         *_BESIDE_NUMBERS,
         *(_BESIDE_NAMES if spelled else ()),
         *_MONTHS,
@@ -183,11 +135,13 @@ def abbreviations(spelled: bool) -> tuple[Substitution, ...]:
 
 
 ROMAN_NUMERALS = rules(
-    (rf"(?i)\b(?P<before>{_NUMBERED})\s(?P<numeral>[ivxlc]{{2,8}})\b(?!')", _numbered),
-    # One letter is a numeral after a capital only: Part I, but the part I like.
-    (rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[VX]|{_ONE})\b(?!')", _numbered),
-    (r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)", _numbered),
-    (rf"\b(?P<before>{_MONARCHS})\s(?P<numeral>[IVX]{{2,6}}|[VX]|I(?=[;:)!?]|\.?\s*$))\b", _reign),
-    (r"\b(?P<before>[A-Z][a-z]+)\s(?P<numeral>[IVX]{2,6})\b", _numbered),
-    (r"\b[IVXLCDM]{5,15}\b", _roman_year),
+    {
+        rf"(?i)\b(?P<before>{_NUMBERED})\s(?P<numeral>[ivxlc]{{2,8}})\b(?!')": _numbered,
+        # One letter is a numeral after a capital only: Part I, but the part I like.
+        rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[VX]|{_ONE})\b(?!')": _numbered,
+        r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)": _parenthesised,
+        rf"\b(?P<before>{_MONARCHS})\s(?P<numeral>[IVX]{{2,6}}|[VX]|I(?=[;:)!?]|\.?\s*$))\b": _reign,
+        r"\b(?P<before>[A-Z][a-z]+)\s(?P<numeral>[IVX]{2,6})\b": _numbered,
+        r"(?P<before>)\b(?P<numeral>[IVXLCDM]{5,15})\b": _roman_year,
+    }
 )

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from functools import partial
 
+from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.english.names import letter_by_letter
-from voxcpm_runtime.text.substitutions import Substitution, word_set
+from voxcpm_runtime.text.substitutions import rules
 
-_RESPELLED = {
-    "ASCII": "askey", "GUI": "gooey", "JPEG": "jay peg", "JPG": "jay peg", "JSON": "jason", "MPEG": "em peg",
-    "SQL": "sequel", "PHD": "pee aitch dee", "OK": "okay", "USR": "user", "WWI": "world war one",
-    "WWII": "world war two", "YAML": "yamel",
-}  # fmt: skip
-"""Acronyms that are said neither as they are written nor letter by letter."""
-_AS_WORDS = word_set(
-    """AIDS ANOVA BIOS CAD CAPTCHA COVID DOS FAQ GIF GNU LAN LASER MERS MIDI NAFTA NASA NASDAQ NATO NORAD OPEC OSHA PIN
-    RAM REM ROM SARS SCUBA SIM SONAR SWAT UNESCO UNICEF WAN ZIP"""
-)
-_BY_LETTER = word_set(
-    """AAA ABC ACLU AI AKA API APR ASAP ATM BA BBC BIO CEO CIA DIY EDU EULA EU FBI GOV HIV ICU ID IEEE IO IOU IQ
-    IRA IRS ISO ISP LA LED MIA MOU MRI NAACP NBA NYU OS PC PDF PO PR RIP SAT SOS TA TIA UAE UCLA UFO UI UN UPS
-    URL USA USAF USB UX VIP YMCA"""
-)
-"""Acronyms that could be said as words and are not, in headings either."""
-_AMBIGUOUS = word_set("AM CAN IT US WHO")
-"""Words in a text of capitals, otherwise acronyms."""
-_WORDS = word_set(
-    """ALL AN AND ANY ARE AS AT BAD BE BIG BOY BUT BUY BY CAR CAT DAY DID DO DOG EAT END FEW FOR FUN GET GO GOD GOT
-    HAD HAS HE HER HEY HIM HIS HOT HOW IF IN IS ITS JOB LAW LET LOT LOW MAN MAY ME MEN MY NEW NO NOR NOT NOW OF
-    OFF OH OLD ON ONE OR OUR OUT OWN PUT RED RUN SAD SAY SEE SET SHE SIX SO SUN TEN THE TO TOO TOP TRY TWO UP
-    USE WAR WAS WAY WE WHY WIN YES YET YOU
-    AGE AGO AIR ASK ATE BAG BED BET BOX BUS COP CRY CUP CUT DAD DIE DRY EAR EAT EGG EYE FAR FAT FEW FLY GUN GUY HAT
-    HIT JOY KEY KID LEG LIE LIP MAD MOM MUM ODD PAY PEN PIG POT RAW ROW SEA SIT SKY SON TAX TEA TIE WET WON"""
-)
-"""Short words that are often written in capitals."""
+_RESPELLED = TABLES.pairs("respelled acronyms")
+_AS_WORDS = TABLES.words("acronyms said as words")
+_BY_LETTER = TABLES.words("acronyms said by letter")
+_AMBIGUOUS = TABLES.words("ambiguous acronyms")
+_WORDS = TABLES.words("words in capitals")
+_LETTERED = TABLES.words("before letters")
+_BEFORE_INITIALS = TABLES.words("before initials")
 _SOUNDS = re.compile(r"[hm]+|[bg]r+|s+h+|pf+t*|ps+t+|ts+k+|z+|n?th")
 """What is written without vowels and is no acronym: mhm, hmmm, shhh."""
 _SHOUTED = re.compile(
@@ -45,15 +26,6 @@ _SHOUTED = re.compile(
 )
 """What is a word in capitals by its ending or by the word beside it: CAN'T, she CAN do IT."""
 _NAMES = re.compile(r"(?<![\w'])[A-Z]{3,}(?:\s[A-Z]{3,})+(?![\w'])")
-
-_LETTERED = word_set(
-    "A An Class Exhibit Gate Grade Group I Malcolm Option Part Plan Room Row Seat Section Team Type Vitamin"
-)
-"""What has a letter after it that is no initial."""
-_BEFORE_INITIALS = word_set(
-    "by captain colonel doctor general governor miz missus mister president professor senator sergeant with"
-)
-"""Words in small letters before an initial."""
 
 _SAYABLE = re.compile(
     r"""
@@ -100,7 +72,7 @@ def with_capitals_said(sentence: str) -> str:
     heading = len(capitals) > 1 and 2 * len(capitals) >= len(found) and any(map(_is_word, capitals))
     sentence = _SHOUTED.sub(lambda found: found[0].lower(), sentence)
     sentence = _NAMES.sub(_shouted_name, sentence)
-    return _CAPITALS.sub(_heading_word if heading else _text_word, sentence)
+    return _CAPITALS.sub(partial(_read_capitals, heading=heading), sentence)
 
 
 def _is_word(capitals: str) -> bool:
@@ -111,16 +83,15 @@ def _is_word(capitals: str) -> bool:
     )
 
 
-def _reader(is_word: Callable[[str], bool]) -> Callable[[re.Match[str]], str]:
-    def read(found: re.Match[str]) -> str:
-        capitals, ending = found[1], (found[2] or "").lower()
-        if ending == "'s" and found[2].isupper() and capitals in _AMBIGUOUS:
-            return found[0].lower()
-        if said := said_acronym(capitals, ending):
-            return said
-        return found[0].lower() if is_word(capitals) else letter_by_letter(capitals, ending)
-
-    return read
+def _read_capitals(found: re.Match[str], *, heading: bool) -> str:
+    capitals, ending = found[1], (found[2] or "").lower()
+    if ending == "'s" and found[2].isupper() and capitals in _AMBIGUOUS:
+        return found[0].lower()
+    if said := said_acronym(capitals, ending):
+        return said
+    in_heading = capitals in _AMBIGUOUS or (len(capitals) > 2 and is_sayable(capitals))
+    is_word = _is_word(capitals) or (heading and in_heading)
+    return found[0].lower() if is_word else letter_by_letter(capitals, ending)
 
 
 def _shouted_name(found: re.Match[str]) -> str:
@@ -147,35 +118,23 @@ def _initial(found: re.Match[str]) -> str:
     return f"{letter_by_letter(found[1])} "
 
 
-_text_word = _reader(_is_word)
-_heading_word = _reader(
-    lambda capitals: (
-        _is_word(capitals) or capitals in _AMBIGUOUS or (len(capitals) > 2 and is_sayable(capitals))
-    )
-)
-
-
 def _without_vowels(found: re.Match[str]) -> str:
     return found[0] if _SOUNDS.fullmatch(found[0]) else letter_by_letter(found[0])
 
 
-LETTERS_SAID_SINGLY: tuple[Substitution, ...] = (
-    # Initials: U.S., J.R.R. Tolkien, George W. Bush.
-    (
-        re.compile(r"(?<![\w.'])(?:[A-Za-z]\.){2,20}(?:[A-Za-z](?![\w']))?"),
-        lambda found: letter_by_letter(found[0].replace(".", "")),
-    ),
-    (re.compile(r"(?<![\w.'])([A-Z])\.(?=\s*[A-Z])"), _initial),
-    # iPhone, eBay
-    (re.compile(r"(?<!\w)([ei])(?=[A-Z])"), lambda found: f"{letter_by_letter(found[1])} "),
-    # A is an article before a word, and a letter elsewhere.
-    (
-        re.compile(
-            r"(?<![\w'])A(?=-[a-z]|[^\w\s'-]|\s*$|\s(?:and|or|to)\s[B-HJ-Z]\b)"
-            r"|(?:(?<=\b[Aa]n )|(?<=\b[Tt]he ))A(?![\w'.])"
+LETTERS_SAID_SINGLY = rules(
+    {
+        # Initials: U.S., J.R.R. Tolkien, George W. Bush.
+        r"(?<![\w.'])(?:[A-Za-z]\.){2,20}(?:[A-Za-z](?![\w']))?": lambda found: letter_by_letter(
+            found[0].replace(".", "")
         ),
-        "ay",
-    ),
-    (re.compile(r"(?<![\w'])[B-HJ-Zb-hj-z](?!\w|'(?!s\b)\w)"), lambda found: letter_by_letter(found[0])),
-    (re.compile(r"(?<![\w'])(?:[b-df-hj-np-tv-xz]{2,5}|[hmszrt]{6,20})(?![\w'])"), _without_vowels),
+        r"(?<![\w.'])([A-Z])\.(?=\s*[A-Z])": _initial,
+        # iPhone, eBay
+        r"(?<!\w)([ei])(?=[A-Z])": lambda found: f"{letter_by_letter(found[1])} ",
+        # A is an article before a word, and a letter elsewhere.
+        r"(?<![\w'])A(?=-[a-z]|[^\w\s'-]|\s*$|\s(?:and|or|to)\s[B-HJ-Z]\b)": "ay",
+        r"(?:(?<=\b[Aa]n )|(?<=\b[Tt]he ))A(?![\w'.])": "ay",
+        r"(?<![\w'])[B-HJ-Zb-hj-z](?!\w|'(?!s\b)\w)": lambda found: letter_by_letter(found[0]),
+        r"(?<![\w'])(?:[b-df-hj-np-tv-xz]{2,5}|[hmszrt]{6,20})(?![\w'])": _without_vowels,
+    }
 )

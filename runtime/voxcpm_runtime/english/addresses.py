@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import re
 
+from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.english.acronyms import has_vowel, is_sayable, said_acronym
 from voxcpm_runtime.english.names import cardinal, digit_names, letter_by_letter
-from voxcpm_runtime.text.substitutions import Substitution, any_of, rules, word_set
+from voxcpm_runtime.text.substitutions import Substitution, any_of, rules
 
-_MARKS = {
-    ".": "dot", "@": "at", "/": "slash", "\\": "backslash", "_": "underscore", "-": "dash", "+": "plus", ":": "colon",
-    "?": "question mark", "=": "equals", "&": "and", "#": "hash", "%": "percent", "~": "tilde",
-}  # fmt: skip
-_DOMAINS = any_of(word_set("com org net edu gov io ai dev app info uk de fr ch ca au eu jp cn tv"))
-_WORDY_DOMAINS = any_of(word_set("co gl in is it ly me us"))
-"""Domains that are words, too: addresses only with a path."""
+_MARKS = TABLES.pairs("marks in addresses")
+_DOMAINS = any_of(TABLES.words("top-level domains"))
+_WORDY_DOMAINS = any_of(TABLES.words("top-level domains that are words"))
 _TOP_DOMAIN = rf"(?:{_DOMAINS}|{_WORDY_DOMAINS}(?=/\w))"
-_FILES = any_of(
-    word_set(
-        """7z aac bat bin bmp c cfg conf cpp css csv doc docx exe flac gif go gz h htm html ini ipynb iso java jpeg
-        jpg js json log m4a md mkv mov mp3 mp4 ogg pdf png ppt pptx py rar rb rs rtf sh sql svg swift tar tex
-        tiff toml ts tsv txt wav webm webp xls xlsx xml yaml yml zip"""
-    )
-)
+_FILES = any_of(TABLES.words("file extensions"))
 # Lengths are bounded, so that a long line without any mark of an address is searched in linear time.
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,8}}"
@@ -50,20 +41,16 @@ def addresses(spelled: bool) -> tuple[Substitution, ...]:
         return f" {' '.join(said)} {found['address'][len(whole) :]}"
 
     return rules(
-        (r"<(?:mailto:)?([^<>\s]{3,500})>", r" \1 "),
-        (rf"(?<![\w.+-])(?P<address>[A-Za-z0-9][\w.+-]{{0,63}}@{_HOST})", address),
-        (rf"(?i)(?<!\w)(?:https?|ftp|file)://+(?P<address>{_HOST}{_TAIL})", address),
-        (rf"(?i)(?<![\w.-])(?P<address>www\.{_HOST}{_TAIL})", address),
-        (
-            rf"(?<![\w.@-])(?P<address>{_LABEL}(?:\.{_LABEL}){{0,3}}\.{_TOP_DOMAIN}{_TAIL})(?![\w@]|\.\w)",
-            address,
-        ),
-        (rf"(?<![\w.])(?P<address>[\w-]{{0,80}}\.{_FILES})(?![\w@]|\.\w)", address),
-        (
-            r"(?<![\w.~/])(?P<address>(?:[A-Za-z]:|~)(?:[/\\][\w.-]{1,80}){1,30}|(?:[/\\][\w.-]{1,80}){2,30})",
-            address,
-        ),
-        (r"(?<![\w&])(?P<mark>[#@])(?P<words>[A-Za-z]\w{0,80})", _tag),
+        {
+            r"<(?:mailto:)?([^<>\s]{3,500})>": r" \1 ",
+            rf"(?<![\w.+-])(?P<address>[A-Za-z0-9][\w.+-]{{0,63}}@{_HOST})": address,
+            rf"(?i)(?<!\w)(?:https?|ftp|file)://+(?P<address>{_HOST}{_TAIL})": address,
+            rf"(?i)(?<![\w.-])(?P<address>www\.{_HOST}{_TAIL})": address,
+            rf"(?<![\w.@-])(?P<address>{_LABEL}(?:\.{_LABEL}){{0,3}}\.{_TOP_DOMAIN}{_TAIL})(?![\w@]|\.\w)": address,
+            rf"(?<![\w.])(?P<address>[\w-]{{0,80}}\.{_FILES})(?![\w@]|\.\w)": address,
+            r"(?<![\w.~/])(?P<address>(?:[A-Za-z]:|~)(?:[/\\][\w.-]{1,80}){1,30}|(?:[/\\][\w.-]{1,80}){2,30})": address,
+            r"(?<![\w&])(?P<mark>[#@])(?P<words>[A-Za-z]\w{0,80})": _tag,
+        }
     )
 
 

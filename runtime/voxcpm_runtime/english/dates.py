@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
+from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.english.names import cardinal, in_pairs, letter_by_letter, minutes, ordinal, plural
 from voxcpm_runtime.text.substitutions import Substitution, any_of, rules
 
@@ -13,16 +14,13 @@ _MONTHS = (
     "July", "August", "September", "October", "November", "December",
 )  # fmt: skip
 _MONTH_OF = {name[:3]: name for name in _MONTHS}
-_DAYS = {
-    "Mon": "Monday", "Tue": "Tuesday", "Tues": "Tuesday", "Wed": "Wednesday", "Thu": "Thursday", "Thur": "Thursday",
-    "Thurs": "Thursday", "Fri": "Friday", "Sat": "Saturday", "Sun": "Sunday",
-}  # fmt: skip
+DAYS = TABLES.pairs("days of the week")
 _MONTH = rf"(?P<month>{any_of(_MONTHS)}|(?:{'|'.join(_MONTH_OF)}|Sept)\b\.?)"
 _DAY = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>1\d{3}|20\d\d)(?![\d,]*\d|\.\d|[%°€£])"
 _MERIDIEM = r"(?P<meridiem>[AaPp])\.?[Mm]\b\.?"
 _HOUR, _MINUTE = r"(?P<hour>[01]?\d|2[0-4])", r"(?P<minute>[0-5]\d)"
-_AFTER_TIMES = {*_MONTHS, *_DAYS, *_DAYS.values(), "Central", "Eastern", "Greenwich", "Mountain", "Pacific"}
+_AFTER_TIMES = {*_MONTHS, *DAYS, *DAYS.values(), "Central", "Eastern", "Greenwich", "Mountain", "Pacific"}
 _FIRST_YEAR = 1010
 """The first number that is read as a year; those before it are said like other numbers."""
 
@@ -48,6 +46,9 @@ def _date(found: re.Match[str], *, day_first: bool = False) -> str:
         said = f", {year(said) if len(said) > 2 else cardinal(said)}"
     name = month_name(month)
     return f"the {ordinal(day)} of {name}{said}" if day_first else f"{name} {ordinal(day)}{said}"
+
+
+_date_by_day = partial(_date, day_first=True)
 
 
 def _numeric(found: re.Match[str]) -> str:
@@ -90,45 +91,38 @@ def dates(spelled: bool) -> tuple[Substitution, ...]:
     time = partial(_time, spelled=spelled)
     weekday_before = rf",? (?:{_DAY} )?{_MONTH.replace('(?P<month>', '(?:')}"
     return rules(
-        # 2024-05-03T14:30 is a date and a time.
-        (r"(?<=\d\d-\d\d)T(?=\d\d:\d\d)", " "),
-        (r"(?<![\w-])(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)(?![\w-])", _numeric),
-        (r"(?<![\w/])(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{4}|\d\d)(?![\w/])", _numeric),
-        (r"(?<![\w.])(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{4})(?!\w|\.\d)", _numeric),
-        (rf"(?<!\w){any_of(_DAYS)}\b\.?(?={weekday_before})", lambda found: _DAYS[found[0].rstrip(".")]),
-        (
-            rf"\b(?:the )?(?<![\d.,$£€-]){_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?",
-            partial(_date, day_first=True),
-        ),
-        # In May 5 men came.
-        (rf"(?<!\b[Ii]n )\b{_MONTH} {_DAY}(?![\w:%]|[.,]\d)(?:,? {_YEAR})?", _date),
-        (rf"\b{_MONTH} {_DAY},? {_YEAR}", _date),
-        (rf"\b{_MONTH},? {_YEAR}", lambda found: f"{month_name(found['month'])} {year(found['year'])}"),
-        (r"(?<!\w)'?(?P<decade>1\d\d0|20\d0|[2-9]0)'?s\b", _decade),
-        # Times: first a range, whose first part may have its half of the day from the second.
-        (r"(?:(?<=\d[ap]m)|(?<=\d [ap]m)|(?<=[ap]\.m\.))\s?[–-]\s?(?=\d)", " to "),
-        (r"(?<=\d)\s?[–-]\s?(?=[01]?\d(?::[0-5]\d)?\s?[AaPp]\.?[Mm]\b)", " to "),
-        (r"(?<=\d:[0-5]\d)\s?[–-]\s?(?=\d{1,2}:[0-5]\d)", " to "),
-        (
-            rf"(?<![\w:.,]){_HOUR}:{_MINUTE}(?::(?P<second>[0-5]\d))?(?:\s?{_MERIDIEM})?(?![\w:]|[.,]\d)",
-            time,
-        ),
-        (rf"(?<![\w:.,$£€]){_HOUR}\s?{_MERIDIEM}(?!\w)", time),
+        {
+            # 2024-05-03T14:30 is a date and a time.
+            r"(?<=\d\d-\d\d)T(?=\d\d:\d\d)": " ",
+            r"(?<![\w-])(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)(?![\w-])": _numeric,
+            r"(?<![\w/])(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{4}|\d\d)(?![\w/])": _numeric,
+            r"(?<![\w.])(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{4})(?!\w|\.\d)": _numeric,
+            rf"(?<!\w){any_of(DAYS)}\b\.?(?={weekday_before})": lambda found: DAYS[found[0].rstrip(".")],
+            rf"\b(?:the )?(?<![\d.,$£€-]){_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?": _date_by_day,
+            # In May 5 men came.
+            rf"(?<!\b[Ii]n )\b{_MONTH} {_DAY}(?![\w:%]|[.,]\d)(?:,? {_YEAR})?": _date,
+            rf"\b{_MONTH} {_DAY},? {_YEAR}": _date,
+            rf"\b{_MONTH},? {_YEAR}": lambda found: f"{month_name(found['month'])} {year(found['year'])}",
+            r"(?<!\w)'?(?P<decade>1\d\d0|20\d0|[2-9]0)'?s\b": _decade,
+            # Times: first a range, whose first part may have its half of the day from the second.
+            r"(?:(?<=\d[ap]m)|(?<=\d [ap]m)|(?<=[ap]\.m\.))\s?[–-]\s?(?=\d)": " to ",
+            r"(?<=\d)\s?[–-]\s?(?=[01]?\d(?::[0-5]\d)?\s?[AaPp]\.?[Mm]\b)": " to ",
+            r"(?<=\d:[0-5]\d)\s?[–-]\s?(?=\d{1,2}:[0-5]\d)": " to ",
+            rf"(?<![\w:.,]){_HOUR}:{_MINUTE}(?::(?P<second>[0-5]\d))?(?:\s?{_MERIDIEM})?(?![\w:]|[.,]\d)": time,
+            rf"(?<![\w:.,$£€]){_HOUR}\s?{_MERIDIEM}(?!\w)": time,
+        }
     )
 
 
 _LONE = r"(?<![\w.,/:$£€^'-])"
 _LONE_YEAR = r"(?P<year>1\d{3}|20\d\d)(?![\w%]|[.,:/-]\d)"
+_BEFORE_YEARS = "(?:after|before|by|circa|during|from|in|since|till|until|year)"
 YEARS = rules(
-    (
-        rf"{_LONE}(?P<year>1\d{{3}}|20\d\d)\s?[–-]\s?(?P<last>1\d{{3}}|20\d\d|\d\d)(?![\w%]|[.,-]\d)",
-        _years,
-    ),
-    (
-        rf"\b(?P<before>(?:after|before|by|circa|during|from|in|since|till|until|year)\s){_LONE_YEAR}",
-        lambda found: found["before"] + year(found["year"]),
-    ),
-    # Before a plural it is a count: 1500 pages.
-    (rf"{_LONE}{_LONE_YEAR}(?!\s(?:people|[a-z]{{4,20}}s)\b)", lambda found: year(found["year"])),
+    {
+        rf"{_LONE}(?P<year>1\d{{3}}|20\d\d)\s?[–-]\s?(?P<last>1\d{{3}}|20\d\d|\d\d)(?![\w%]|[.,-]\d)": _years,
+        rf"\b({_BEFORE_YEARS}\s){_LONE_YEAR}": lambda found: found[1] + year(found["year"]),
+        # Before a plural it is a count: 1500 pages.
+        rf"{_LONE}{_LONE_YEAR}(?!\s(?:people|[a-z]{{4,20}}s)\b)": lambda found: year(found["year"]),
+    }
 )
 """Numbers that are read as years, after those with units are words."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 
+from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.english.names import (
     cardinal,
     decimal,
@@ -15,31 +15,43 @@ from voxcpm_runtime.english.names import (
     letter_by_letter,
     ordinal,
 )
-from voxcpm_runtime.english.units import ATTACHED_UNITS, CURRENCIES, SCALES, UNITS
-from voxcpm_runtime.text.substitutions import Substitution, any_of, rules, word_set
+from voxcpm_runtime.text.substitutions import Substitution, any_of, rules
+
+_PREFIXES = {
+    "1": "", "k": "kilo", "c": "centi", "d": "deci", "m": "milli", "μ": "micro", "n": "nano", "M": "mega", "G": "giga",
+}  # fmt: skip
+_UNITS = {
+    **{
+        prefix.strip("1") + base: (f"{_PREFIXES[prefix]}{name}", f"{_PREFIXES[prefix]}{name}s")
+        for base, (name, prefixes) in TABLES.rows("units with prefixes").items()
+        for prefix in prefixes
+    },
+    **{symbol: (name, f"{name}s") for symbol, name in TABLES.pairs("units of data").items()},
+    **{symbol: (one, several) for symbol, (one, several) in TABLES.rows("units").items()},
+}
+"""Symbol → singular and plural, as "km" → "kilometer", "kilometers"."""
+_ATTACHED_UNITS = frozenset(["in", "k", "M", "B"])
+"""Symbols that are units only right after a number: in `5 in` there may be a preposition."""
+_CURRENCIES = TABLES.rows("currencies")
+"""Symbol or code → singular and plural of the currency and, if it has one, of its hundredth."""
+_SCALES = TABLES.pairs("scales")
+"""What follows an amount of money."""
 
 # Lengths are bounded, so that a long line of digits is searched in linear time.
 _NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40}"
-_SIGN = r"(?:(?<![\w.)])[-−])"
-_AMOUNT = rf"(?:(?P<least>{_NUMBER})\s?[–-]\s?)?(?P<number>{_NUMBER})"
-_ARTICLE = r"(?P<article>\b[Aa]n?\s)?"
-_SCALE = rf"(?:\s?(?P<scale>{any_of(SCALES)})\b)?"
-_SYMBOL = rf"(?P<currency>{any_of(symbol for symbol in CURRENCIES if not symbol.isalpha())})"
-_CODE = rf"(?P<currency>{any_of(CURRENCIES)})"
-_UNIT = rf"{any_of(UNITS)}(?:\^[23])?"
-_SPACED_UNIT = rf"{any_of(UNITS.keys() - ATTACHED_UNITS)}(?:\^[23])?"
-_MEASURE = rf"(?:(?<=\d){_UNIT}|{_SPACED_UNIT})(?:/(?:{_UNIT}|[a-z]{{3,12}})(?!\w))?"
-_POWERS = {"^2": "square", "^3": "cubic"}
-_COUNTED = word_set(
-    """Android Appendix CUDA Chapter Debian Django Equation Fedora Figure Java Node PHP Perl Python Rust Section Swift
-    Table Ubuntu chapter equation figure iOS macOS release section table version"""
-)
-"""What is numbered in parts: after them 3.11 is three point eleven."""
-
+_LEAST = rf"(?P<least>{_NUMBER})\s?[–-]\s?"
+_AMOUNT = rf"(?:{_LEAST})?(?P<number>{_NUMBER})"
+_BEFORE = r"(?P<article>\b[Aa]n?\s)?(?P<sign>(?<![\w.)])[-−])?"
+_SCALE = rf"(?:\s?(?P<scale>{any_of(_SCALES)})\b)?"
+_SYMBOL = rf"(?P<currency>{any_of(symbol for symbol in _CURRENCIES if not symbol.isalpha())})"
+_CODE = rf"(?P<currency>{any_of(_CURRENCIES)})"
+_UNIT = rf"{any_of(_UNITS)}(?:\^[23])?"
+_SPACED_UNIT = rf"{any_of(_UNITS.keys() - _ATTACHED_UNITS)}(?:\^[23])?"
+_MEASURE = rf"(?P<unit>(?:(?<=\d){_UNIT}|{_SPACED_UNIT})(?:/(?:{_UNIT}|[a-z]{{3,12}})(?!\w))?)(?![\w'^&])"
 _LETTER_UNITS = frozenset("AVWJNLF")
-_PER = word_set("second minute hour day night week month quarter year person head kg lb")
-_CALLED_IN_PAIRS = word_set("Airbus Boeing Flight Highway Interstate Room Route flight highway room route")
-"""What is numbered like a year: after them 101 is one oh one."""
+_PER = any_of(TABLES.words("per"))
+_COUNTED = any_of(TABLES.words("numbered in parts"))
+_CALLED_IN_PAIRS = any_of(TABLES.words("numbered in pairs"))
 
 
 def _with_least(found: re.Match[str], said: str) -> str:
@@ -53,7 +65,7 @@ def _is_one(found: re.Match[str]) -> bool:
 
 
 def _money(found: re.Match[str], *, spelled: bool) -> str:
-    one, several, hundredth, hundredths = CURRENCIES[found["currency"]]
+    one, several, *coin_names = _CURRENCIES[found["currency"]]
     if spelled and one.startswith("US "):
         one, several = f"{letter_by_letter('US')} dollar", f"{letter_by_letter('US')} dollars"
     number, scale = found["number"], found["scale"]
@@ -61,12 +73,10 @@ def _money(found: re.Match[str], *, spelled: bool) -> str:
     whole, _, part = number.replace(",", "").partition(".")
     article = found["article"] or ""
     unit = one if _is_one(found) and not (scale and not article) else several
-    if scale or len(part) not in (0, 2) or not hundredth:
-        said = " ".join(filter(None, (decimal(number), SCALES.get(scale or ""), unit)))
+    if scale or len(part) not in (0, 2) or not coin_names:
+        said = " ".join(filter(None, (decimal(number), _SCALES.get(scale or ""), unit)))
         return article + _with_least(found, sign + said)
-    coins = (
-        f"{cardinal(str(int(part)))} {hundredth if int(part) == 1 else hundredths}" if part.strip("0") else ""
-    )
+    coins = f"{cardinal(str(int(part)))} {coin_names[int(part) != 1]}" if part.strip("0") else ""
     notes = f"{cardinal(whole)} {unit}" if whole.strip("0") or not coins else ""
     return article + _with_least(found, sign + " and ".join(filter(None, (notes, coins))))
 
@@ -86,17 +96,24 @@ def _measure(found: re.Match[str]) -> str:
         return found[0]
     words = _named(unit, one=_is_one(found) or found["dash"] == "-")
     if per:
-        words += f" per {_named(per, one=True) if per.partition('^')[0] in UNITS else per}"
+        words += f" per {_named(per, one=True)}"
     number = _with_least(found, decimal(found["number"]))
     return f"{found['article'] or ''}{'minus ' if found['sign'] else ''}{number} {words}"
 
 
 def _named(unit: str, *, one: bool) -> str:
-    symbol, mark, power = unit.partition("^")
-    name = UNITS[symbol][0 if one else 1]
+    symbol, _, power = unit.partition("^")
+    if symbol not in _UNITS:  # a word: per person
+        return unit
+    name = _UNITS[symbol][0 if one else 1]
     if symbol == "s" and power:
         return f"{name} {'squared' if power == '2' else 'cubed'}"
-    return f"{_POWERS[mark + power]} {name}" if power else name
+    return f"{'square' if power == '2' else 'cubic'} {name}" if power else name
+
+
+def _height(found: re.Match[str]) -> str:
+    pairs = ((found[1], "ft"), (found[2], "in"))
+    return " ".join(f"{cardinal(number)} {_named(unit, one=number == '1')}" for number, unit in pairs)
 
 
 def _groups(found: re.Match[str]) -> str:
@@ -105,12 +122,14 @@ def _groups(found: re.Match[str]) -> str:
     return f"plus {groups}" if found[0].startswith("+") else groups
 
 
-def _parts(point: str = "point", say: Callable[[str], str] = cardinal) -> Callable[[re.Match[str]], str]:
-    return lambda found: f" {point} ".join(say(part) for part in found["number"].split("."))
+def _parts(found: re.Match[str]) -> str:
+    """The parts of a version, after the word before it if that is in the pattern."""
+    before = found.groupdict().get("name") or ""
+    return before + " point ".join(cardinal(part) for part in found["number"].split("."))
 
 
-def _version(found: re.Match[str]) -> str:
-    return f"version {_parts()(found)}"
+def _internet_number(found: re.Match[str]) -> str:
+    return " dot ".join(map(digit_names, found[0].split(".")))
 
 
 def _fraction(found: re.Match[str]) -> str:
@@ -130,14 +149,13 @@ def _side(number: str) -> str:
 
 def _mixed(found: re.Match[str], *, spelled: bool) -> str:
     """Letters and digits in one word: MP3, H2O, 4K. Words of small letters stay words."""
-    return " ".join(
-        _short_number(piece)
-        if piece.isdigit()
-        else letter_by_letter(piece)
-        if spelled and len(piece) <= 3
-        else piece
-        for piece in re.findall(r"\d+|[A-Za-z]+", found[0])
-    )
+
+    def said(piece: str) -> str:
+        if piece.isdigit():
+            return _short_number(piece)
+        return letter_by_letter(piece) if spelled and len(piece) <= 3 else piece
+
+    return " ".join(map(said, re.findall(r"\d+|[A-Za-z]+", found[0])))
 
 
 def _short_number(number: str) -> str:
@@ -156,77 +174,59 @@ def quantities(spelled: bool) -> tuple[Substitution, ...]:
     """Rules for numbers whose neighbours say what they are."""
     money = partial(_money, spelled=spelled)
     return rules(
-        # Telephone and Internet numbers.
-        (r"(?<![\w+])\+\d{1,3}(?:[ .-]\(?\d{2,4}\)?){2,5}(?![\w-])", _groups),
-        (r"(?<![\w.-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])", _groups),
-        (r"(?<![\w.,-])\d{3}-\d{4}(?![\w-]|[.,]\d)", _groups),
-        (r"(?<![\w.,+-])0\d{2,4}[ -]\d{3,4}[ -]\d{3,4}(?![\w-]|[.,]\d)", _groups),
-        (r"(?<=\bISBN )[\d-]{10,17}", _groups),
-        (r"(?<=\b[Cc]all )\d{3}\b|(?<=\b[Dd]ial )\d{3}\b", lambda found: digit_names(found[0])),
-        (r"(?<![\w.])(?P<number>\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)", _parts("dot", digit_names)),
-        # Money.
-        (r"(?<=[\d%kmMbn])\s?[–-]\s?(?=[$£€¥]\d)|(?<=\d%)\s?[–-]\s?(?=\d)", " to "),
-        (
-            rf"{_ARTICLE}(?P<sign>{_SIGN})?{_SYMBOL}\s?(?:(?P<least>{_NUMBER})\s?[–-]\s?(?P=currency)?)?(?P<number>{_NUMBER}){_SCALE}",
-            money,
-        ),
-        (rf"{_ARTICLE}(?P<sign>{_SIGN})?(?<![\w.]){_AMOUNT}{_SCALE}\s?{_CODE}(?!\w)", money),
-        # Measures. With its dot inside a sentence, in. is no preposition.
-        (r"([x×]\s?\d{1,6})\s?in\.(?=\s+[a-z])", r"\1 inch"),
-        (r"(?<=\d)\s?in\.(?=\s+[a-z])", "in"),
-        (
-            r"(?<![\w.,])(\d{1,2})(?:'|\s?ft\.?)\s?(\d{1,2})(?:\"|''|\s?in\b\.?)",
-            lambda found: (
-                f"{cardinal(found[1])} {'foot' if found[1] == '1' else 'feet'} "
-                f"{cardinal(found[2])} {'inch' if found[2] == '1' else 'inches'}"
-            ),
-        ),
-        (
-            rf"{_ARTICLE}(?P<sign>{_SIGN})?(?<![\w.,^/])(?!\d+B\b|401k\b){_AMOUNT}(?P<dash>-|\s)?(?P<unit>{_MEASURE})(?![\w'^&])(?:\.(?=\s+[a-z]))?",
-            _measure,
-        ),
-        (
-            rf"(?<=[a-z])/(?P<per>{any_of(_PER)})\b",
-            lambda found: f" per {UNITS[found['per']][0] if found['per'] in UNITS else found['per']}",
-        ),
-        # Postal codes of states.
-        (r"(?<=\b[A-Z]{2} )\d{5}\b", lambda found: digit_names(found[0])),
+        {
+            # Telephone and Internet numbers.
+            r"(?<![\w+])\+\d{1,3}(?:[ .-]\(?\d{2,4}\)?){2,5}(?![\w-])": _groups,
+            r"(?<![\w.-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])": _groups,
+            r"(?<![\w.,-])\d{3}-\d{4}(?![\w-]|[.,]\d)": _groups,
+            r"(?<![\w.,+-])0\d{2,4}[ -]\d{3,4}[ -]\d{3,4}(?![\w-]|[.,]\d)": _groups,
+            r"(?<=\bISBN )[\d-]{10,17}": _groups,
+            r"(?<=\b[Cc]all )\d{3}\b|(?<=\b[Dd]ial )\d{3}\b": lambda found: digit_names(found[0]),
+            r"(?<![\w.])(?P<number>\d{1,3}(?:\.\d{1,3}){3})(?!\w|\.\d)": _internet_number,
+            # Money.
+            r"(?<=[\d%kmMbn])\s?[–-]\s?(?=[$£€¥]\d)|(?<=\d%)\s?[–-]\s?(?=\d)": " to ",
+            rf"{_BEFORE}{_SYMBOL}\s?(?:{_LEAST}(?P=currency)?)?(?P<number>{_NUMBER}){_SCALE}": money,
+            rf"{_BEFORE}(?<![\w.]){_AMOUNT}{_SCALE}\s?{_CODE}(?!\w)": money,
+            # Measures. With its dot inside a sentence, in. is no preposition.
+            r"([x×]\s?\d{1,6})\s?in\.(?=\s+[a-z])": r"\1 inch",
+            r"(?<=\d)\s?in\.(?=\s+[a-z])": "in",
+            r"(?<![\w.,])(\d{1,2})(?:'|\s?ft\.?)\s?(\d{1,2})(?:\"|''|\s?in\b\.?)": _height,
+            rf"{_BEFORE}(?<![\w.,^/])(?!\d+B\b|401k\b){_AMOUNT}(?P<dash>-|\s)?{_MEASURE}(?:\.(?=\s+[a-z]))?": _measure,
+            rf"(?<=[a-z])/({_PER})\b": lambda found: f" per {_named(found[1], one=True)}",
+            # Postal codes of states.
+            r"(?<=\b[A-Z]{2} )\d{5}\b": lambda found: digit_names(found[0]),
+        }
     )
 
 
 def numbers(spelled: bool) -> tuple[Substitution, ...]:
     """Rules for all other numbers."""
+    mixed = partial(_mixed, spelled=spelled)
     return rules(
-        (r"(?<![\w.])(?:v|V(?=\d+\.\d)|v\.\s?)(?P<number>\d+(?:\.\d+){0,9})(?!\w|\.\d)", _version),
-        (r"(?<![\w.])(?P<number>\d+(?:\.\d+){2,9})(?!\w|\.\d)", _parts()),
-        (
-            rf"(?P<name>\b{any_of(_COUNTED)}\s)(?P<number>\d+\.\d+)(?!\w|\.\d)",
-            lambda found: found["name"] + _parts()(found),
-        ),
-        (
-            rf"(?P<name>\b{any_of(_CALLED_IN_PAIRS)}\s)(?P<number>[1-9]\d\d)(?!\w|[.,/-]\d)",
-            lambda found: found["name"] + in_pairs(found["number"]),
-        ),
-        (r"(?<=\b[Aa] )1/2(?=\s[a-z])", "half"),
-        (
-            r"(?<![\w.,/^])(?:(?P<whole>\d{1,3}) )?(?P<upper>\d{1,3})/(?P<lower>\d{1,3})(?![\w/]|[.,]\d)",
-            _fraction,
-        ),
-        (r"(?<![\w.])(\d+(?:\.\d+)?)\s?([x×])\s?(\d+(?:\.\d+)?)(?!\w|\.\d)", _size),
-        (r"(?<![\w.])(\d+(?:\.\d+)?)[x×](?![\w^])", lambda found: f"{decimal(found[1])} times"),
-        (r"(?<=\w)\^([-−]?)(\d+)", _power),
-        (r"(?<=\d)\s?[–—]\s?(?=\d)|(?<=[\d%])-(?=\d)", " to "),
-        (r"(?<=\d) [-−] (?=\d)", " minus "),
-        (r"(?<![\w.)])[-−](?=\.?\d)", "minus "),
-        (r"(?<=\d):(?=\d)", " to "),
-        (r"(?<![\w.,])(\d[\d,]{0,40})(?:st|nd|rd|th|ST|ND|RD|TH)\b", lambda found: ordinal(found[1])),
-        # COVID-19, F-16, R2-D2; and USB-C, if it is spelled.
-        (rf"(?<=[A-Z])-(?=[\d{'A-Z' if spelled else ''}])|(?<=\d)-(?=[A-Z])", " "),
-        (
-            r"(?<![\w.,])(?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])[A-Za-z\d]+(?!\w)",
-            partial(_mixed, spelled=spelled),
-        ),
-        (rf"(?<![\d.])(?:{_NUMBER})", lambda found: decimal(found[0])),
-        # What is left stands beside letters or in odd forms.
-        (r"\d+", lambda found: f" {digit_names(found[0])} "),
+        {
+            r"(?<![\w.])(?:v|V(?=\d+\.\d)|v\.\s?)(?P<number>\d+(?:\.\d+){0,9})(?!\w|\.\d)": lambda found: (
+                f"version {_parts(found)}"
+            ),
+            r"(?<![\w.])(?P<number>\d+(?:\.\d+){2,9})(?!\w|\.\d)": _parts,
+            rf"(?P<name>\b{_COUNTED}\s)(?P<number>\d+\.\d+)(?!\w|\.\d)": _parts,
+            rf"(\b{_CALLED_IN_PAIRS}\s)([1-9]\d\d)(?!\w|[.,/-]\d)": lambda found: (
+                found[1] + in_pairs(found[2])
+            ),
+            r"(?<=\b[Aa] )1/2(?=\s[a-z])": "half",
+            r"(?<![\w.,/^])(?:(?P<whole>\d{1,3}) )?(?P<upper>\d{1,3})/(?P<lower>\d{1,3})(?![\w/]|[.,]\d)": _fraction,
+            r"(?<![\w.])(\d+(?:\.\d+)?)\s?([x×])\s?(\d+(?:\.\d+)?)(?!\w|\.\d)": _size,
+            r"(?<![\w.])(\d+(?:\.\d+)?)[x×](?![\w^])": lambda found: f"{decimal(found[1])} times",
+            r"(?<=\w)\^([-−]?)(\d+)": _power,
+            r"(?<=\d)\s?[–—]\s?(?=\d)|(?<=[\d%])-(?=\d)": " to ",
+            r"(?<=\d) [-−] (?=\d)": " minus ",
+            r"(?<![\w.)])[-−](?=\.?\d)": "minus ",
+            r"(?<=\d):(?=\d)": " to ",
+            r"(?<![\w.,])(\d[\d,]{0,40})(?:st|nd|rd|th|ST|ND|RD|TH)\b": lambda found: ordinal(found[1]),
+            # COVID-19, F-16, R2-D2; and USB-C, if it is spelled.
+            rf"(?<=[A-Z])-(?=[\d{'A-Z' if spelled else ''}])|(?<=\d)-(?=[A-Z])": " ",
+            r"(?<![\w.,])(?=[A-Za-z]{0,20}\d)(?=\d{0,20}[A-Za-z])[A-Za-z\d]+(?!\w)": mixed,
+            rf"(?<![\d.])(?:{_NUMBER})": lambda found: decimal(found[0]),
+            # What is left stands beside letters or in odd forms.
+            r"\d+": lambda found: f" {digit_names(found[0])} ",
+        }
     )

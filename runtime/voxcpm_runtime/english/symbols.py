@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.text.substitutions import rules
 
 _PLAIN = str.maketrans(
@@ -27,72 +28,64 @@ _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 _FROM_SUPERSCRIPTS = str.maketrans(_SUPERSCRIPTS, "0123456789-")
 _VULGAR = "¼½¾⅐-⅞"
 
-_WORDS = {
-    "&": "and", "+": "plus", "=": "equals", "×": "times", "÷": "divided by", "≤": "less than or equal to",
-    "≥": "greater than or equal to", "≠": "not equal to", "≈": "approximately", "±": "plus or minus",
-    "√": "square root of", "∞": "infinity", "°": "degrees", "%": "percent", "‰": "per mille", "§": "section",
-    "¶": "paragraph", "©": "copyright", "@": "at", "$": "dollar", "£": "pound", "€": "euro", "¥": "yen", "¢": "cent",
-    "₹": "rupee", "№": "number", "∑": "sum", "∫": "integral", "∂": "partial", "∈": "in", "∝": "proportional to",
-}  # fmt: skip
-_GREEK = dict(
-    zip(
-        "αβγδεζηθικλμνξοπρστυφχψω",
-        re.findall(
-            r"\w+",
-            """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon
-            phi chi psi omega""",
-        ),
-        strict=True,
-    )
-)
+_WORDS = TABLES.pairs("symbols")
+_GREEK = TABLES.pairs("Greek letters")
 _ARROWS = "[←-⇿➔-➾⟵-⟿]|<?[-=]{1,3}>"
 _ELISIONS = r"(?:tis|twas|twere|em|til|cause|bout|round|n)\b"
 
 BESIDE_NUMBERS = rules(
-    (_ARROWS, ", "),
-    (r"(?<=\s)<=(?=\s)", " less than or equal to "),
-    (r"(?<=\s)>=(?=\s)", " greater than or equal to "),
-    (r"(?<=\s)!=(?=\s)", " not equal to "),
-    (r"(?<=[\w)]\s)<(?=\s)|<(?=\d)", " less than "),
-    (r"(?<=[A-Za-z]{3}) > (?=[A-Za-z]{3})", ", "),
-    (r"(?<=[\w)]\s)>(?=\s)|(?<!\w)>(?=\d)", " greater than "),
-    (r"(?i)\bcopyright (?:©|\(c\))", "copyright"),
-    (r"[~≈](?=\s?\d)", " about "),
-    (r"#(?=\d)", " number "),
-    (r"(?<=\w) \* (?=\w)|(?<=\d)\*(?=\d)", " times "),
-    (r"={2,}", "="),
+    {
+        _ARROWS: ", ",
+        r"(?<=\s)<=(?=\s)": " less than or equal to ",
+        r"(?<=\s)>=(?=\s)": " greater than or equal to ",
+        r"(?<=\s)!=(?=\s)": " not equal to ",
+        r"(?<=[\w)]\s)<(?=\s)|<(?=\d)": " less than ",
+        r"(?<=[A-Za-z]{3}) > (?=[A-Za-z]{3})": ", ",
+        r"(?<=[\w)]\s)>(?=\s)|(?<!\w)>(?=\d)": " greater than ",
+        r"(?i)\bcopyright (?:©|\(c\))": "copyright",
+        r"[~≈](?=\s?\d)": " about ",
+        r"#(?=\d)": " number ",
+        r"(?<=\w) \* (?=\w)|(?<=\d)\*(?=\d)": " times ",
+        r"={2,}": "=",
+    }
 )
 """Symbols that a number or their spaces explain, while numbers are digits still."""
 
 SYMBOLS = rules(
-    # A Greek letter by itself is a symbol; voices of letters refuse a word of them later.
-    (rf"(?<![^\W\d_])[{''.join(_GREEK)}](?![^\W\d_])", lambda found: f" {_GREEK[found[0]]} "),
-    (f"[{''.join(map(re.escape, _WORDS))}]", lambda found: f" {_WORDS[found[0]]} "),
-    (r"[#*_/\\^|<>~]", " "),
+    {
+        # A Greek letter by itself is a symbol; voices of letters refuse a word of them later.
+        rf"(?<![^\W\d_])[{''.join(_GREEK)}](?![^\W\d_])": lambda found: f" {_GREEK[found[0]]} ",
+        f"[{''.join(map(re.escape, _WORDS))}]": lambda found: f" {_WORDS[found[0]]} ",
+        r"[#*_/\\^|<>~]": " ",
+    }
 )
 """Symbols that have a word, and those that are not read."""
 
 MARKS = rules(
-    (r"(?<!\w)'(?!\w)", " "),
-    # 'a quotation', but not 'tis or the dogs' bowls.
-    (rf"(?<!\w)'(?!{_ELISIONS})(?=\w)", ""),
-    (r"(?<![\Ws])'(?!\w)", ""),
-    (r'"', ""),
-    (r"(?<!\.)\.{2,}(?=\s*[?!])", ""),
-    (r"\.{2,}(?=\s*\w)", ", "),
-    (r"(?:\s*\.){2,}", "."),
-    (r"\s-{1,3}(?=\s)|-{2,}", ", "),
-    (r"(?<!\w)-|-(?!\w)", " "),
+    {
+        r"(?<!\w)'(?!\w)": " ",
+        # 'a quotation', but not 'tis or the dogs' bowls.
+        rf"(?<!\w)'(?!{_ELISIONS})(?=\w)": "",
+        r"(?<![\Ws])'(?!\w)": "",
+        r'"': "",
+        r"(?<!\.)\.{2,}(?=\s*[?!])": "",
+        r"\.{2,}(?=\s*\w)": ", ",
+        r"(?:\s*\.){2,}": ".",
+        r"\s-{1,3}(?=\s)|-{2,}": ", ",
+        r"(?<!\w)-|-(?!\w)": " ",
+    }
 )
 """Quotes, ellipses and dashes, as far as they are ASCII."""
 
 
 SPACES = rules(
-    ("•", " "),
-    (r"(?<![^\x00-\x7f])[\u200c\u200d]+", ""),
-    (r"\s+", " "),
-    (r" (?=[,.;:!?)\]](?!\w))", ""),
-    (r",(?=[^\W_])", ", "),
+    {
+        "•": " ",
+        r"(?<![^\x00-\x7f])[\u200c\u200d]+": "",
+        r"\s+": " ",
+        r" (?=[,.;:!?)\]](?!\w))": "",
+        r",(?=[^\W_])": ", ",
+    }
 )
 """What replaced symbols and emoji leave in a text that keeps its punctuation."""
 

@@ -23,13 +23,15 @@ _MAX_SHOWN = 60
 _MAX_LISTED = 10
 # What was replaced leaves spaces before marks, and commas beside other marks.
 _TIDYING = rules(
-    (r"\s+", " "),
-    (r"[ ,]+(?=[,.!?])", ""),
-    (r"(?<=[.!?])[ ,]*,", ""),
-    (r"\.+", "."),
-    (r"\.(?=[!?])|(?<=[!?])\.", ""),
-    (r",(?=[^\W_])", ", "),
-    (r"(?<=[.!?])(?=[^\W_])", " "),
+    {
+        r"\s+": " ",
+        r"[ ,]+(?=[,.!?])": "",
+        r"(?<=[.!?])[ ,]*,": "",
+        r"\.+": ".",
+        r"\.(?=[!?])|(?<=[!?])\.": "",
+        r",(?=[^\W_])": ", ",
+        r"(?<=[.!?])(?=[^\W_])": " ",
+    }
 )
 
 
@@ -51,7 +53,7 @@ def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
     # By sentences, so that the stop after an abbreviation is not lost where it also ends a sentence.
     said = [_tidy(_known(_read_aloud(sentence.text), tokenizer)) for sentence in sentences(text)]
     whole = " ".join(filter(None, said))
-    if left := tokenizer.unknown_characters(_each_once(whole)):
+    if left := tokenizer.unknown_characters("".join(dict.fromkeys(whole))):
         raise InputError(
             f"this voice knows the letters a to z only, and cannot say {listed(left)}; write the text in English "
             "letters",
@@ -103,13 +105,9 @@ def is_of_letters(tokenizer: TextTokenizer) -> bool:
 def _known(text: str, tokenizer: TextTokenizer) -> str:
     """The text in small letters, with e for é and a comma for a long dash, as far as the vocabulary lacks them."""
     text = text.lower()
-    unknown = set(tokenizer.unknown_characters(_each_once(text)))
-    return "".join(_replacement(char) if char in unknown else char for char in text)
-
-
-def _each_once(text: str) -> str:
-    """The characters of a text, each once: whether a vocabulary has them does not depend on their neighbours."""
-    return "".join(dict.fromkeys(text))
+    # Each character once: whether a vocabulary has it does not depend on its neighbours.
+    unknown = tokenizer.unknown_characters("".join(dict.fromkeys(text)))
+    return text.translate({ord(char): _replacement(char) for char in unknown})
 
 
 def _replacement(char: str) -> str:

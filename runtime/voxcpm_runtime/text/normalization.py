@@ -19,7 +19,6 @@ import contextlib
 import functools
 import re
 import unicodedata
-from collections.abc import Iterator
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -38,14 +37,16 @@ def _compatible(found: re.Match[str]) -> str:
 
 # Markdown and HTML, in this order: code is removed first, whatever is in it.
 _MARKUP = rules(
-    (r"(?s)```.*?```", ""),
-    (r"`[^`]*`", ""),
-    (r"!\[[^]]*]\([^)]+\)", ""),  # an image
-    (r"\[([^]]+)]\([^)]+\)", r"\1"),  # a link: only its text is said
-    (r"(?m)^(\s*)-\s+", r"\1"),  # an item of a list
-    (r"<(?!\s|https?:|mailto:)[^>]+>", ""),
-    (r"(?m)^#{1,6}\s+", ""),  # a heading
-    (r"\\(?![\w\s])", ""),  # escapes a mark
+    {
+        r"(?s)```.*?```": "",
+        r"`[^`]*`": "",
+        r"!\[[^]]*]\([^)]+\)": "",  # an image
+        r"\[([^]]+)]\([^)]+\)": r"\1",  # a link: only its text is said
+        r"(?m)^(\s*)-\s+": r"\1",  # an item of a list
+        r"<(?!\s|https?:|mailto:)[^>]+>": "",
+        r"(?m)^#{1,6}\s+": "",  # a heading
+        r"\\(?![\w\s])": "",  # escapes a mark
+    }
 )
 # Emoji with their skin tones, joiners, keycaps and the tags of flags.
 _EMOJI = (
@@ -53,27 +54,31 @@ _EMOJI = (
     r"(?:\p{Emoji_Presentation}|\p{Emoji}\uFE0F|\u200D\p{Extended_Pictographic}?|[\uFE0F\u20E3\U000E0020-\U000E007F])*"
 )
 _BEFORE_CHINESE = rules(
-    (r"(?m)^#{1,6}|<(?!\s)[^>]+>", ""),  # also #5 and <https://example.com>, which are read in English
-    ("[“”„‟«»〝〞〟＂]", '"'),
-    ("[‘’‚‛‹›ʼ´＇]", "'"),
-    (r"[−‐‑]|(?<![\dA-Za-z])－(?=\d)", "-"),
-    (r"[Ａ-Ｚａ-ｚ]+|\d+(?:[.:/．：／＋＝]\d+)+[%％]?|\d+％", _compatible),
-    # Soft hyphens, direction marks, zero-width spaces; then backslashes that separate words.
-    ("[\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a-\u202e\u2066-\u2069]", ""),
-    (r"[\s\\]+", " "),
-    ("=", "等于"),  # otherwise wetext reads 550+320=870 wrongly
-    (r"(?<=[a-zA-Z0-9])-(?=\d)", " - "),  # otherwise x-2 is x and minus two
+    {
+        r"(?m)^#{1,6}|<(?!\s)[^>]+>": "",  # also #5 and <https://example.com>, which are read in English
+        "[“”„‟«»〝〞〟＂]": '"',
+        "[‘’‚‛‹›ʼ´＇]": "'",
+        r"[−‐‑]|(?<![\dA-Za-z])－(?=\d)": "-",
+        r"[Ａ-Ｚａ-ｚ]+|\d+(?:[.:/．：／＋＝]\d+)+[%％]?|\d+％": _compatible,
+        # Soft hyphens, direction marks, zero-width spaces; then backslashes that separate words.
+        "[\u00ad\u200b\u2060\ufeff\u200e\u200f\u202a-\u202e\u2066-\u2069]": "",
+        r"[\s\\]+": " ",
+        "=": "等于",  # otherwise wetext reads 550+320=870 wrongly
+        r"(?<=[a-zA-Z0-9])-(?=\d)": " - ",  # otherwise x-2 is x and minus two
+    }
 )
 _PRINTED_ASCII = r"[\x00-\x1f!-\x7f]"
 _AFTER_CHINESE = rules(
-    (rf"(?<!{_PRINTED_ASCII}) | (?!{_PRINTED_ASCII})", ""),  # spaces stay only between two Latin words
-    ("²", "平方"),
-    ("³", "立方"),
-    ("√", "根号"),
-    ("≈", "约等于"),
-    ("<", "小于"),
-    ("`", ""),
-    ("[（）【】]|——", " "),
+    {
+        rf"(?<!{_PRINTED_ASCII}) | (?!{_PRINTED_ASCII})": "",  # spaces stay only between two Latin words
+        "²": "平方",
+        "³": "立方",
+        "√": "根号",
+        "≈": "约等于",
+        "<": "小于",
+        "`": "",
+        "[（）【】]|——": " ",
+    }
 )
 
 
@@ -108,47 +113,34 @@ def normalized(text: str, *, spelled: bool = False) -> str:
 
 
 def _read_chinese(text: str) -> str:
-    text = substituted(emoji_pattern().sub("", text), _BEFORE_CHINESE).strip()
-    return substituted(_read_by_wetext(text), _AFTER_CHINESE)
+    emoji, normalizer = _chinese_tools()
+    text = substituted(emoji.sub("", text), _BEFORE_CHINESE).strip()
+    return substituted(_read_by_wetext(text, normalizer), _AFTER_CHINESE)
 
 
-def _read_by_wetext(text: str) -> str:
+def _read_by_wetext(text: str, normalizer: Any) -> str:
     """The text as wetext reads it. A text that its grammar rejects is halved until the rejected word is alone."""
     if not text:
         return ""
-    normalizer = wetext_normalizer()
     with contextlib.suppress(AssertionError, IndexError, RuntimeError, ValueError):  # all mean: rejected
         # wetext escapes quotation marks; the text's own backslashes were removed before.
         if read := normalizer.normalize(text).replace("\\", ""):
-            return read
+            return str(read)
     words = text.split(" ")
     if len(words) == 1:
         return text
     middle = len(words) // 2
-    return " ".join(_read_by_wetext(" ".join(half)) for half in (words[:middle], words[middle:]))
+    return " ".join(_read_by_wetext(" ".join(half), normalizer) for half in (words[:middle], words[middle:]))
 
 
 @functools.cache
-def wetext_normalizer() -> Any:
-    """wetext's reader of Chinese, made when it is first needed. Raises MissingExtraError without the extra."""
-    with _extra():
-        from wetext import Normalizer
-    return Normalizer(lang="zh", operator="tn", remove_erhua=True)
-
-
-@functools.cache
-def emoji_pattern() -> Any:
-    """The compiled pattern of an emoji, joiners and all. Raises MissingExtraError without the extra."""
-    with _extra():
-        import regex  # `re` has no Unicode properties
-    return regex.compile(_EMOJI)
-
-
-@contextlib.contextmanager
-def _extra() -> Iterator[None]:
+def _chinese_tools() -> tuple[Any, Any]:
+    """The pattern of an emoji and wetext's reader of Chinese, made when they are first needed."""
     try:
-        yield
+        import regex  # `re` has no Unicode properties
+        from wetext import Normalizer
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f'normalize of Chinese text needs {error.name}; install it with: pip install "voxcpm-coreml[normalize]"'
         ) from None
+    return regex.compile(_EMOJI), Normalizer(lang="zh", operator="tn", remove_erhua=True)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from voxcpm_constants.bounds import MAX_SENTENCE_CHARACTERS
-from voxcpm_runtime.text.substitutions import word_set
+from voxcpm_runtime.text.substitutions import Tables
 
 _DOTS = ".．"
 _ELLIPSIS = "…"
@@ -61,31 +62,12 @@ _ENUMERATION = re.compile(r"\W*(?:\d{1,3}|[A-Za-z]|[ivxIVX]+)")
 _LIST_MARKER = re.compile(r"[-*•–—]|#{1,6}|\d{1,3}[.)]?")
 
 
-# Words before a dot. Those in lower case also match with a capital.
-_NEVER_LAST = word_set("cf dr e.g eg i.e ie mr mrs ms messrs prof viz vs")
-_NOT_BEFORE_NUMBERS = word_set("apt art ed ex min max n° no nos nr par tel")
-# These end a sentence only if one of _FIRST_WORDS follows. The same is true of initials and other letters with dots.
-_DOUBTFUL = word_set("""
-    adm brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle pres pvt rep rev sen sgt sr supt
-    ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb lbs oz
-    al approx ca ch chap cit eds eq eqs est etc fig figs misc p pg pp ref sec tel trans vol vols
-    Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Mon Tue Tues Wed Thu Thur Thurs Fri Sat Sun
-""")
-# Function words. None of them is a name, so a capital means that a sentence begins.
-_FIRST_WORDS = word_set("""
-    a an the this that these those my your his her its our their some any no every each all both many most such
-    i he she we they you it there here what which who whom whose when where why how
-    is are was were be do does did has have had can could should would must
-    in on at by for from with without after before during since until while as if unless to into over under
-    between through about against among and but or nor so yet because although though however then still also
-    again now later today yesterday tomorrow perhaps maybe please let not only just once
-    i'm i've i'd i'll he's she's it's we're they're you're that's there's let's what's who's don't didn't
-""")
-# Those of them that more often continue a sentence than begin one, where sentences begin in lower case.
-_GOING_ON_IN_LOWER_CASE = word_set("""
-    and or nor of in on at by for from with to into over under between through about against among as than
-    is are was were be do does did has have had can could should would must also
-""")
+_TABLES = Tables(Path(__file__).with_suffix(".txt"))
+_NEVER_LAST = _TABLES.words("never last")
+_NOT_BEFORE_NUMBERS = _TABLES.words("not before numbers")
+_DOUBTFUL = _TABLES.words("doubtful")
+_FIRST_WORDS = _TABLES.words("first words")
+_NOT_FIRST_IN_LOWER_CASE = _TABLES.words("not first in lower case")
 
 
 class Sentence(NamedTuple):
@@ -289,7 +271,7 @@ class SentenceCutter:
             return False
         if found[0] == first and not whole:
             return None
-        begins = first[0].isupper() or (self._capital is False and found[0] not in _GOING_ON_IN_LOWER_CASE)
+        begins = first[0].isupper() or (self._capital is False and found[0] not in _NOT_FIRST_IN_LOWER_CASE)
         return begins and found[0].replace("’", "'").strip("'").lower() in _FIRST_WORDS
 
 

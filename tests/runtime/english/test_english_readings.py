@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
+from voxcpm_runtime.english.reading import read_aloud
 from voxcpm_runtime.text.letters import continued_transcript, spelled, spelled_transcript
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 from voxcpm_runtime.text.words import said_text
@@ -79,7 +80,9 @@ def test_a_joined_transcript_is_read_as_its_texts_were(letters: TextTokenizer) -
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_ascii_text_is_read_with_the_alphabet_alone(letters: TextTokenizer, seed: int) -> None:
+def test_any_ascii_text_is_read_with_the_alphabet_alone_and_without_digits(
+    letters: TextTokenizer, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     written = [case["written"] for case in readings() if case["written"].isascii()]
     pieces = [*string.printable, *string.ascii_letters, *HOSTILE, *written]
@@ -90,6 +93,7 @@ def test_any_ascii_text_is_read_with_the_alphabet_alone(letters: TextTokenizer, 
             assert set(said) <= ALPHABET, text
             assert any(char.isalpha() for char in said), text
             assert not letters.unknown_characters(said), text
+            assert not any(map(str.isdigit, read_aloud(text, spelled=False))), text
 
 
 @pytest.mark.parametrize("piece", [*HOSTILE, "lorem ipsum, dolor sit amet "])

@@ -50,7 +50,7 @@ def test_published_vocabularies_know_what_is_left(shared_data):
 
 
 def test_threads_may_share_it():
-    normalization.wetext_normalizer.cache_clear()
+    normalization._chinese_tools.cache_clear()
     texts = ["At 5:30 pm, 50%.", "下午5:30，50%"] * 20
 
     with ThreadPoolExecutor(4) as pool:
@@ -65,8 +65,7 @@ def test_a_package_that_is_missing_for_chinese_is_one_line_that_names_the_extra(
     for name in [name for name in sys.modules if name.partition(".")[0] in {"wetext", module}]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    for cached in (normalization.wetext_normalizer, normalization.emoji_pattern):
-        cached.cache_clear()
+    normalization._chinese_tools.cache_clear()
 
     with pytest.raises(
         MissingExtraError,
