@@ -11,9 +11,9 @@ from typing import Any
 from fastapi import APIRouter, WebSocket
 from starlette.concurrency import run_in_threadpool
 
+from voxcpm_server.elevenlabs.alignment import Alignment
 from voxcpm_server.errors import ApiError, as_api_error
 from voxcpm_server.rooms import Room
-from voxcpm_server.speech.alignment import Alignment
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service, service_of

@@ -81,6 +81,13 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
+    def count_speech(self, outcome: str, *, underrun: bool, work: float, seconds: float) -> None:
+        """Count a speech that has ended. work: seconds that it took. seconds: of audio, 0 for no real-time factor."""
+        self.speeches.labels(outcome).inc()
+        self.underruns.inc(underrun)
+        if seconds and outcome == "finished":
+            self.real_time_factor.observe(work / seconds)
+
     def exposition(self) -> bytes:
         """All of them in Prometheus' text format."""
         return generate_latest(self.registry)

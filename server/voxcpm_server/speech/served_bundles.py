@@ -7,13 +7,14 @@ The default bundle is loaded at once, and stays.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import itertools
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from voxcpm_runtime import CancelToken, InputError, Voice, VoxCPM, VoxCPMError
 from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY_SECONDS, ApiError, place_of
@@ -297,35 +298,21 @@ class Bundles:
 
 
 async def on_a_thread(function: Callable[[], Result]) -> Result:
-    """The result of a function that takes minutes.
-
-    It runs on a thread of its own, which the end of the process does not wait for.
-    """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[Result] = loop.create_future()
-
-    def give(error: BaseException | None, result: Any) -> None:
-        if ended.cancelled():
-            return
-        if error is None:
-            ended.set_result(result)
-        else:
-            ended.set_exception(error)
+    """The result of a function that may take minutes, on a dedicated thread: pool shutdown would block."""
+    done: concurrent.futures.Future[Result] = concurrent.futures.Future()
+    # From now on it cannot be cancelled: nothing could end the thread.
+    done.set_running_or_notify_cancel()
 
     def work() -> None:
-        error: BaseException | None = None
-        result: Any = None
         try:
             result = function()
-        except BaseException as raised:  # noqa: BLE001 - raised where the result is awaited
-            error = raised
-        try:
-            loop.call_soon_threadsafe(give, error, result)
-        except RuntimeError:
-            return  # The loop is closed: nobody waits.
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+            done.set_exception(error)
+        else:
+            done.set_result(result)
 
     threading.Thread(target=work, name="bundle", daemon=True).start()
-    return await ended
+    return await asyncio.wrap_future(done)
 
 
 async def cancelled_with(token: CancelToken, function: Callable[[], Result]) -> Result:

@@ -18,7 +18,7 @@ from voxcpm_server.speech.queueing import FairQueue
 from voxcpm_server.speech.served_bundles import Bundles, Source
 from voxcpm_server.speech.speaking import Speeches
 from voxcpm_server.speech.stored_voices import StoredVoices, read_aliases
-from voxcpm_server.streams.open_conversations import OpenConversations
+from voxcpm_server.streams.conversations import OpenConversations
 from voxcpm_server.streams.sessions import Sessions
 
 

@@ -1,4 +1,4 @@
-"""Connections over which text comes in fragments: nobody is waited for without end."""
+"""Connections over which text comes in fragments: bounded in number, with timeouts, and drained at shutdown."""
 
 from __future__ import annotations
 
@@ -6,27 +6,92 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
 from voxcpm_server.errors import CLIENT_GONE, ApiError, as_api_error
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
-from voxcpm_server.speech.service import Service
-from voxcpm_server.streams.open_conversations import server_ends
 from voxcpm_server.streams.sessions import SessionStream
 
+if TYPE_CHECKING:
+    from voxcpm_server.speech.service import Service
+
 Result = TypeVar("Result")
-IN_ORDER = 200
-"""Status of a conversation that has ended in order."""
+CLOSED = 200
+"""Status of a conversation that was closed without an error."""
+ENDING = "server_ending"
+"""Code of the error that a connection is closed with at shutdown."""
+_RETRY = {"Retry-After": "10"}
+
+
+class OpenConversations:
+    """Counts the open conversations of a server, and ends them at shutdown."""
+
+    def __init__(self, maximum: int, max_per_key: int) -> None:
+        self._maximum = maximum
+        self._max_per_key = max_per_key
+        self._open: list[Conversation | None] = []
+        self._owners: Counter[str] = Counter()
+        self._draining = False
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @contextlib.contextmanager
+    def admitted(self, owner: str, conversation: Conversation | None = None) -> Iterator[None]:
+        """Count a conversation, or None for a handshake, while it lasts. Raises as `check`."""
+        self.check(owner)
+        self._open.append(conversation)
+        self._owners[owner] += 1
+        try:
+            yield
+        finally:
+            self._open.remove(conversation)
+            self._owners[owner] -= 1
+            self._owners += Counter()  # drops owners without conversations
+
+    def check(self, owner: str) -> None:
+        """Raises ApiError: 503 at shutdown or if too many conversations are open, 429 if too many of this key are."""
+        if self._draining:
+            raise server_ends()
+        for count, maximum, status, whose in (
+            (len(self._open), self._maximum, 503, ""),
+            (self._owners[owner], self._max_per_key, 429, " of this key"),
+        ):
+            if count >= maximum:
+                message = f"{count} conversations{whose} are open already, the most that may"
+                raise ApiError(status, message, headers=_RETRY)
+
+    async def drain(self, seconds: float, hurried: Callable[[], bool]) -> None:
+        """Take no new conversations, let speeches finish for so long, or until `hurried`, and end the rest."""
+        self._draining = True
+        for conversation in filter(None, list(self._open)):
+            conversation.end_when_silent()
+        await self._wait(seconds, hurried)
+        for conversation in filter(None, list(self._open)):
+            conversation.fail(server_ends())
+        # For the last messages, which a client that does not read must not delay.
+        await self._wait(1)
+
+    async def _wait(self, seconds: float, hurried: Callable[[], bool] = lambda: False) -> None:
+        until = time.monotonic() + seconds
+        while self._open and time.monotonic() < until and not hurried():
+            await asyncio.sleep(0.05)
+
+
+def server_ends() -> ApiError:
+    """The error of connections at shutdown."""
+    return ApiError(503, "the server ends; connect again", code=ENDING, headers=_RETRY)
 
 
 class Conversation(ABC):
-    """One connection: messages come in, and speeches of its own, each a task, answer.
+    """One connection: messages come in, and its speeches, each a task, answer.
 
-    owner: whose connection it is. idle_seconds: seconds without a message, while nothing is spoken, until it is closed.
+    owner: whose connection it is. idle_seconds: timeout for messages while nothing is spoken.
     """
 
     def __init__(self, service: Service, owner: str, idle_seconds: float | None = None) -> None:
@@ -41,46 +106,45 @@ class Conversation(ABC):
 
     @abstractmethod
     async def receive(self) -> Any:
-        """The next message; None if the client has gone. Raises ApiError for what is no message."""
+        """The next message; None if the client has gone. Raises ApiError for a malformed one."""
 
     @abstractmethod
     async def handle(self, message: Any) -> bool:
-        """Do what a message asks for; False if it ends the conversation."""
+        """Carry out a message; False if it ends the conversation."""
 
     @abstractmethod
     async def end(self, error: ApiError | None) -> None:
-        """Say the last words, and close the connection. error: why, or None in order."""
+        """Send the last message, and close the connection. error: why, if there is one."""
 
     @property
     @abstractmethod
     def speaking(self) -> bool:
-        """Whether something is being spoken, or waits for its turn to be."""
+        """Whether a speech is spoken, or waits for its turn."""
 
     async def serve(self) -> int:
-        """Talk until either side ends. Returns the status for the metrics; raises ApiError if it is not admitted."""
+        """Talk until either side ends, and return the status for metrics. Raises ApiError if it is not admitted."""
         error: ApiError | None = None
-        with self.service.conversations.admitted(self):
+        with self.service.conversations.admitted(self.owner, self):
             try:
                 await self._talk()
-            except Exception as raised:  # noqa: BLE001 - whatever it is, the server goes on
+            except Exception as raised:  # noqa: BLE001 - no error of a connection may reach the server
                 error = as_api_error(raised, "text")
             finally:
                 for task in list(self._speeches):
                     await self.hush(task)
             if error is None or error.status_code != CLIENT_GONE:
-                # The connection may be one that nobody reads.
+                # The client may not be reading.
                 with contextlib.suppress(Exception):
                     await self.in_time(self.end(error))
-        return IN_ORDER if error is None else error.status_code
+        return CLOSED if error is None else error.status_code
 
     async def begun(
         self, model: str | None, asked: Callable[[Served], tuple[dict[str, Any], Encoder]]
     ) -> SessionStream:
         """A new speech, to which text can be pushed.
 
-        model: the name of the bundle that speaks; None for the default one. asked: the arguments of `VoxCPM.session`
-        for that bundle, and the encoder; called on a thread. Raises what it raises, and ApiError if the queue is full
-        or the bundle cannot be loaded.
+        model: the bundle's name; None for the default one. asked: makes the arguments of `VoxCPM.session` and the
+        encoder, on a thread. Raises what that raises, and ApiError if the queue is full or the bundle cannot be loaded.
         """
         self.service.queue.check(self.owner)
         with await self.service.bundles.lease(model) as served:
@@ -88,10 +152,7 @@ class Conversation(ABC):
             return await self.service.sessions.begin(served, self.owner, given, encoder)
 
     def speak(self, stream: SessionStream, sending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Send a stream as a task, which ends with the conversation; its error ends the conversation.
-
-        The stream is closed in any case.
-        """
+        """Send a stream in a task that ends with the conversation, and whose error ends it. Closes the stream."""
 
         async def speech() -> None:
             try:
@@ -104,7 +165,7 @@ class Conversation(ABC):
 
         def ended(_: object) -> None:
             del self._speeches[task]
-            # One that never began must not warn that it was forgotten.
+            # A coroutine that never began would warn that it was not awaited.
             sending.close()
             if not task.cancelled() and isinstance(error := task.exception(), Exception):
                 self.fail(error)
@@ -119,7 +180,7 @@ class Conversation(ABC):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         if stream is not None:
-            # A task that is cancelled before it begins runs not at all.
+            # The task may have been cancelled before it began.
             await stream.aclose()
 
     def fail(self, error: Exception) -> None:
@@ -128,12 +189,12 @@ class Conversation(ABC):
         self._changed.set()
 
     def end_when_silent(self) -> None:
-        """End the conversation as soon as nothing is spoken."""
+        """End the conversation as soon as nothing is being spoken."""
         self._ends_when_silent = True
         self._changed.set()
 
     async def in_time(self, sent: Awaitable[Result]) -> Result:
-        """What is sent to the client, who must take it in time. Raises ApiError (499)."""
+        """Await a send with a timeout. Raises ApiError (499) if the client does not take it."""
         patience = self.service.settings.client_timeout
         try:
             result = await asyncio.wait_for(sent, patience)

@@ -11,8 +11,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from voxcpm_server.errors import CLIENT_GONE, ApiError, close_code
 from voxcpm_server.middleware.authentication import KEY_PROTOCOL
 from voxcpm_server.speech.service import Service, service_of
-from voxcpm_server.streams.conversations import IN_ORDER, Conversation
-from voxcpm_server.streams.open_conversations import ENDING
+from voxcpm_server.streams.conversations import CLOSED, ENDING, Conversation
 
 # Codes that a websocket is closed with (RFC 6455, 7.4).
 _NORMAL, _RESTART = 1000, 1012
@@ -27,7 +26,7 @@ class JsonSocket(Conversation):
         self.websocket = websocket
 
     async def receive(self) -> dict[str, Any] | None:
-        """The next message; None if the client has gone. Raises ApiError for what is no JSON object."""
+        """The next message; None if the client has gone. Raises ApiError if it is not a JSON object."""
         message = await self.websocket.receive()
         if message["type"] == "websocket.disconnect":
             return None
@@ -51,11 +50,11 @@ class JsonSocket(Conversation):
         await self._sent(self.websocket.send_bytes(data))
 
     def last_words(self, error: ApiError) -> dict[str, Any]:
-        """The message that tells an error, after which the websocket is closed."""
+        """The message of an error, after which the websocket is closed."""
         return error.document
 
     async def end(self, error: ApiError | None) -> None:
-        """Tell the error, and close the websocket with a code that fits it."""
+        """Send the error, and close the websocket with a matching code."""
         code, reason = _NORMAL, ""
         if error is not None:
             code = _RESTART if error.code == ENDING else close_code(error)
@@ -70,24 +69,11 @@ class JsonSocket(Conversation):
             raise ApiError(CLIENT_GONE, "the client has gone away") from None
 
 
-class _Handshake:
-    """A conversation that is about to begin. When the server ends, it is refused as soon as it would begin."""
-
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
-
-    def end_when_silent(self) -> None:
-        """Nothing is spoken yet."""
-
-    def fail(self, error: Exception) -> None:
-        """The check before it begins raises this, too."""
-
-
 async def serve_websocket(websocket: WebSocket, begun: Callable[[], Awaitable[JsonSocket]]) -> None:
-    """Serve a websocket to its end. begun: the conversation; an error that it raises is the answer to the handshake."""
+    """Serve a websocket to its end. begun: makes the conversation; its errors answer the handshake."""
     conversations = service_of(websocket).conversations
-    # It counts from the beginning: `begun` may wait until a bundle is loaded.
-    with conversations.admitted(_Handshake(websocket.state.owner)):
+    # Handshakes count: `begun` may wait until a bundle is loaded.
+    with conversations.admitted(websocket.state.owner):
         conversation = await begun()
     conversations.check(conversation.owner)
     try:
@@ -98,11 +84,11 @@ async def serve_websocket(websocket: WebSocket, begun: Callable[[], Awaitable[Js
     except ApiError as error:
         status = error.status_code
         await conversation.end(error)
-    if status != IN_ORDER:
+    if status != CLOSED:
         websocket.scope.setdefault("state", {})["broken_off"] = status
 
 
 def _protocol(websocket: WebSocket) -> str | None:
-    """The first subprotocol that the client offers and that is no key: browsers insist on one of theirs."""
+    """The first offered subprotocol that is not a key: browsers insist that one is accepted."""
     offered = websocket.scope.get("subprotocols", [])
     return next((name for name in offered if not name.startswith(KEY_PROTOCOL)), None)

@@ -1,7 +1,7 @@
-"""The runtime's sessions, which speak text while it is written, as streams of the event loop.
+"""The runtime's sessions, which speak text in fragments, as streams of the event loop.
 
-text in fragments ─► session, on its own thread ─► a thread that encodes ─► pieces, on the event loop
-                     speaks in its turn
+text ─► session, on its own thread ─► encoder, on a second thread ─► pieces, on the event loop
+        speaks in its turn
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,13 +23,12 @@ from voxcpm_server.errors import ApiError, speech_too_long
 from voxcpm_server.middleware.metrics import Metrics
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.encoding import Encoder
-from voxcpm_server.speech.pipe import Pipe
-from voxcpm_server.speech.playback import Playback
+from voxcpm_server.speech.pipe import Pipe, Playback
 from voxcpm_server.speech.queueing import FairQueue, Turn
 from voxcpm_server.speech.served_bundles import Served
 
 _SEED_BITS = 32
-# Encoded pieces that wait for the event loop; all others wait in the session's own buffer.
+# Encoded pieces that wait for the event loop; the others wait in the session's own buffer.
 _ROOM = 4
 _FULL_SCALE = 32767
 
@@ -38,13 +37,13 @@ class Spoken(NamedTuple):
     """A piece of speech: one patch, or a pause."""
 
     data: bytes
-    """The bytes that it adds; there may be none, as codecs collect some samples first."""
+    """Encoded bytes; may be empty, as codecs collect samples first."""
     sentence: int
     """Index of the sentence, from 0."""
     text: str
-    """That sentence as it came in, with the white space around it."""
+    """The sentence as it was sent, with the white space around it."""
     seconds: float
-    """Seconds of the piece as it is played."""
+    """Playing time of the piece."""
 
 
 class CaughtUp(NamedTuple):
@@ -64,8 +63,8 @@ class Sessions:
     ) -> SessionStream:
         """A stream that speaks what is pushed to it.
 
-        served: the bundle that speaks, which stays open until all is spoken. owner: whose turns it takes. given:
-        arguments of `VoxCPM.session`. Raises what that raises.
+        served: the bundle, which stays open until all is spoken. owner: whose turns it takes. given: arguments of
+        `VoxCPM.session`. Raises what that raises.
         """
         seed = given.get("seed")
         seed = secrets.randbits(_SEED_BITS) if seed is None else seed
@@ -87,13 +86,13 @@ class Sessions:
         return stream
 
     async def close(self) -> None:
-        """Cancel what is still being spoken, and wait until it has ended."""
+        """Cancel all streams, and wait until they have ended."""
         for stream in list(self._running):
             await stream.aclose()
 
 
-class SessionStream:
-    """The speech of text that comes in fragments; `async for` takes its pieces, `aclose` ends it.
+class SessionStream(Pipe[Spoken | CaughtUp]):
+    """The speech of text that comes in fragments; `aclose` ends it.
 
     A turn is held only while there is a complete sentence to speak. A reader that is slower than the speech pauses it.
     """
@@ -101,37 +100,36 @@ class SessionStream:
     def __init__(
         self, owner: str, seed: int, encoder: Encoder, settings: Settings, queue: FairQueue, metrics: Metrics
     ) -> None:
+        super().__init__(_ROOM)
         self.seed = seed
         """The seed that reproduces this speech from the same text, however it is cut into fragments."""
         self.encoder = encoder
         self.speaking = False
-        """Whether it has something to speak, or waits for its turn to."""
+        """Whether it speaks, or waits for its turn to."""
+        self.characters = 0
+        """Characters pushed so far."""
         self._owner = owner
         self._settings = settings
         self._queue = queue
         self._metrics = metrics
-        self._loop = asyncio.get_running_loop()
         self._session: Session | None = None
-        self._pipe: Pipe[Spoken | CaughtUp] = Pipe(_ROOM)
-        self._pipe.when_done(self._leave)
-        self._ended = False
-        self.characters = 0
-        """Characters that were pushed."""
+        self._closed = False
         self._flushes = 0
         self._last_flush: int | None = None
         self._more = threading.Event()
         self._turn: Turn | None = None
         self._entering: concurrent.futures.Future[None] | None = None
-        # Used by the threads: when its first and its latest turn were asked for, which is when there was a sentence to
-        # speak, seconds in turns, whether its reader kept up, and what a listener would hear.
+        # For metrics, used on the threads: when the first and the latest turn were asked for, seconds in turns, whether
+        # the reader kept up, and what a listener would hear.
         self._asked: float | None = None
         self._asked_last = 0.0
         self._worked = 0.0
         self._kept_up = True
         self._playback = Playback()
+        self.when_done(self._leave)
 
     def push(self, text: str) -> None:
-        """Speak this after what was pushed before. Raises ApiError (400) beyond the most characters of a speech."""
+        """Speak this after what was pushed before. Raises ApiError (400) if the speech has too many characters."""
         maximum = self._settings.max_characters
         self.characters += len(text)
         if self.characters > maximum:
@@ -141,49 +139,34 @@ class SessionStream:
                 param="text",
                 code="string_above_max_length",
             )
-        if self._session is not None and not self._ended:
+        if self._session is not None and not self._closed:
             self._session.push_text(text)
             self._more.set()
 
     def flush(self) -> None:
-        """Speak all that was pushed, an unfinished sentence too; then the pieces have a `CaughtUp`."""
-        if self._session is not None and not self._ended:
+        """Speak all that was pushed, even an unfinished sentence; a `CaughtUp` follows its pieces."""
+        if self._session is not None and not self._closed:
             self._session.flush()
             self._flushes += 1
             self._more.set()
 
     def finish(self) -> None:
-        """The same for the last time: then the pieces end."""
+        """Flush for the last time; then the stream ends."""
         self._last_flush = self._flushes + 1
         self.flush()
 
-    def when_done(self, callback: Callable[[], object]) -> None:
-        """Call this on the event loop when nothing more is made: at once, if that is so already."""
-        self._pipe.when_done(callback)
-
-    def __aiter__(self) -> SessionStream:
-        """The stream itself."""
-        return self
-
-    async def __anext__(self) -> Spoken | CaughtUp:
-        """The next piece. Raises what the session raised."""
-        piece = await self._pipe.take()
-        if piece is None:
-            raise StopAsyncIteration
-        return piece
-
     async def aclose(self) -> None:
         """Cancel what is still to be made, and wait until it has ended."""
-        if not self._ended:
-            self._ended = True
+        if not self._closed:
+            self._closed = True
             if self._session is None:
-                self._pipe.end()
+                self.end()
             else:
                 self._session.cancel()
             self._more.set()
             if self._entering is not None:
                 self._entering.cancel()
-        await self._pipe.done()
+        await self.done()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -194,7 +177,7 @@ class SessionStream:
             if self._asked is None:
                 self._asked = self._asked_last
             self._entering = asyncio.run_coroutine_threadsafe(self._enter(), self._loop)
-            if self._ended:
+            if self._closed:
                 self._entering.cancel()
             try:
                 self._entering.result()
@@ -204,7 +187,7 @@ class SessionStream:
             yield
             self._worked += time.perf_counter() - began
         finally:
-            self._pipe.on_the_loop(self._leave)
+            self.on_the_loop(self._leave)
             self.speaking = False
 
     async def _enter(self) -> None:
@@ -218,8 +201,8 @@ class SessionStream:
     def read(self, session: Session) -> None:
         """Read this session from now on, on a thread."""
         self._session = session
-        if self._ended:
-            # It was closed meanwhile, which could not reach the session yet.
+        if self._closed:
+            # It was closed before there was a session to cancel.
             session.close()
         else:
             threading.Thread(target=self._read, args=(session,), name="speech", daemon=True).start()
@@ -232,19 +215,21 @@ class SessionStream:
             seconds = self._pieces(session)
         except Cancelled as error:
             outcome, last = "cancelled", error
-        except Exception as error:  # noqa: BLE001 - it is raised where the pieces are taken
+        except Exception as error:  # noqa: BLE001 - raised where the pieces are read
             outcome, last = "failed", error
         session.close()
         if self._asked is not None:
-            self._metrics.speeches.labels(outcome).inc()
-            self._metrics.underruns.inc(self._playback.ran_out)
-        if outcome == "finished" and seconds and self._kept_up:
-            self._metrics.real_time_factor.observe(self._worked / seconds)
-        self._pipe.end(last)
+            self._metrics.count_speech(
+                outcome,
+                underrun=self._playback.ran_out,
+                work=self._worked,
+                seconds=seconds if self._kept_up else 0,
+            )
+        self.end(last)
 
     def _pieces(self, session: Session) -> float:
-        """Give all pieces; the seconds of speech."""
-        seconds, told = 0.0, 0
+        """Put all pieces, and return the seconds of speech."""
+        seconds, caught_up = 0.0, 0
         while True:
             flushes = self._flushes
             chunk = session.next_audio_chunk()
@@ -259,15 +244,13 @@ class SessionStream:
                 self._kept_up = self._kept_up and session.buffered_seconds < self._settings.buffer_seconds / 2
                 piece = self._spoken(chunk, session.sample_rate)
                 self._playback.takes(piece.seconds, self._asked_last)
-                waited = time.perf_counter()
-                self._put(piece)
-                self._playback.pauses(time.perf_counter() - waited)
+                self._playback.pauses(self.put(piece, self._check))
             elif self._last_flush is not None and flushes >= self._last_flush:
-                self._put(Spoken(self.encoder.finish(), -1, "", 0.0))
+                self.put(Spoken(self.encoder.finish(), -1, "", 0.0), self._check)
                 return seconds
-            elif flushes > told:
-                told = flushes
-                self._put(CaughtUp())
+            elif flushes > caught_up:
+                caught_up = flushes
+                self.put(CaughtUp(), self._check)
             else:
                 self._more.wait()
                 self._more.clear()
@@ -277,9 +260,6 @@ class SessionStream:
         seconds = len(audio) / rate / self.encoder.speed
         return Spoken(self.encoder.encode(audio), chunk.sentence, chunk.text, seconds)
 
-    def _put(self, piece: Spoken | CaughtUp) -> None:
-        self._pipe.put(piece, self._check)
-
     def _check(self) -> None:
-        if self._ended:
+        if self._closed:
             raise Cancelled("the speech was cancelled")

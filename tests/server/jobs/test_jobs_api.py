@@ -179,6 +179,7 @@ def test_keys_do_not_see_each_others_jobs(serve: Callable[..., Any]) -> None:
     assert submit(running.url, "first").status_code == 202
     full = submit(running.url, "first")
     assert (full.status_code, full.json()["error"]["code"]) == (429, "too_many_jobs")
+    assert int(full.headers["retry-after"]) >= 1
     assert [submit(running.url, "second").status_code for _ in range(3)] == [202, 202, 503]
 
 

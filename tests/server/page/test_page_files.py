@@ -34,7 +34,9 @@ def test_the_page_may_load_only_what_is_the_servers_own(method: str, server: Any
 def test_everything_that_the_page_names_is_there_without_a_key(serve: Callable[..., Any]) -> None:
     url = serve(keys=("secret",)).url
     for file in FILES:
-        answer = httpx2.get(f"{url}/" if file == "index.html" else f"{url}/page/{file}")
+        # A link on another site leads here.
+        linked = {"Sec-Fetch-Site": "cross-site"}
+        answer = httpx2.get(f"{url}/" if file == "index.html" else f"{url}/page/{file}", headers=linked)
         assert answer.content == (FOLDER / file).read_bytes(), file
         assert answer.headers["x-content-type-options"] == "nosniff"
         text = answer.content.decode()

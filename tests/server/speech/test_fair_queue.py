@@ -36,58 +36,6 @@ def test_keys_take_turns() -> None:
     assert asyncio.run(order()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-def test_a_request_that_goes_away_leaves_no_turn_taken() -> None:
-    async def scenario() -> None:
-        queue = FairQueue(1, 10, 10)
-        turn = await queue.enter("a")
-        waiting = [asyncio.create_task(queue.enter("a")) for _ in range(3)]
-        await asyncio.sleep(0)
-        waiting[0].cancel()
-        await asyncio.sleep(0)
-        assert queue.waiting == 2
-        turn.leave()
-        # It is called and goes away in the same moment: the next one gets the turn.
-        waiting[1].cancel()
-        (await asyncio.wait_for(waiting[2], 5)).leave()
-        assert (queue.waiting, queue.busy) == (0, 0)
-
-    asyncio.run(scenario())
-
-
-def test_some_of_a_queue_may_have_fewer_turns_and_take_none_from_others() -> None:
-    async def scenario() -> None:
-        queue = FairQueue(3, 10, 10)
-        narrow = queue.narrowed(1)
-        first = await narrow.enter("a")
-        waiting = [asyncio.create_task(narrow.enter("a")) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert not any(task.done() for task in waiting)
-        # Who waits for the narrow queue's turn keeps none of the wide one, where others speak at once.
-        assert (queue.busy, queue.waiting, narrow.busy) == (1, 3, 1)
-        others = [await asyncio.wait_for(queue.enter("b"), 5) for _ in range(2)]
-        waiting[0].cancel()
-        await asyncio.gather(waiting[0], return_exceptions=True)
-        # The next one has its narrow turn and waits for a wide one: going away then frees the narrow one, too.
-        others.append(await filled(queue, first))
-        await asyncio.sleep(0)
-        assert (narrow.busy, queue.busy, queue.waiting) == (1, 3, 2)
-        waiting[1].cancel()
-        await asyncio.gather(waiting[1], return_exceptions=True)
-        for other in others:
-            other.leave()
-        (await asyncio.wait_for(waiting[2], 5)).leave()
-        assert (queue.busy, queue.waiting, narrow.busy) == (0, 0, 0)
-
-    async def filled(queue: FairQueue, turn: Any) -> Any:
-        """Another key's wide turn, which takes the place of one that is left."""
-        task = asyncio.create_task(queue.enter("c"))
-        await asyncio.sleep(0)
-        turn.leave()
-        return await asyncio.wait_for(task, 5)
-
-    asyncio.run(scenario())
-
-
 def test_the_bounds_count_who_waits_for_either_queue() -> None:
     async def scenario() -> None:
         queue = FairQueue(2, 3, 2)
@@ -110,31 +58,6 @@ def test_the_bounds_count_who_waits_for_either_queue() -> None:
         for task in asyncio.as_completed(tasks, timeout=5):
             (await task).leave()
         assert (queue.busy, queue.waiting, narrow.busy) == (0, 0, 0)
-
-    asyncio.run(scenario())
-
-
-def test_too_many_are_refused_and_told_when_to_come_again() -> None:
-    async def scenario() -> None:
-        queue = FairQueue(1, 3, 2)
-        await queue.enter("a")
-        tasks = [asyncio.create_task(queue.enter("a")) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError) as own:
-            await queue.enter("a")
-        tasks.append(asyncio.create_task(queue.enter("b")))
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError) as anyones:
-            await queue.enter("c")
-        assert (own.value.status_code, anyones.value.status_code) == (429, 503)
-        # The same without waiting, which costs nothing.
-        with pytest.raises(ApiError):
-            queue.check("c")
-        for error in (own.value, anyones.value):
-            assert int((error.headers or {})["Retry-After"]) >= 1
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(scenario())
 
@@ -170,27 +93,6 @@ def test_the_last_line_has_both_turns_of_a_narrow_queue_and_is_wanted_by_who_wai
     asyncio.run(scenario())
 
 
-def test_the_last_line_keeps_no_turn_while_it_waits_for_the_other_one() -> None:
-    async def scenario() -> None:
-        queue = FairQueue(1, 10, 10)
-        narrow = queue.narrowed(1)
-        other = await queue.enter("b")
-        job = asyncio.create_task(narrow.enter_last())
-        await rested()
-        assert (narrow.busy, job.done()) == (0, False)
-        request = asyncio.create_task(narrow.enter("a"))
-        await rested()
-        other.leave()
-        turn = await asyncio.wait_for(request, 5)
-        await rested()
-        assert not job.done()
-        turn.leave()
-        (await asyncio.wait_for(job, 5)).leave()
-        assert (queue.busy, queue.waiting, narrow.busy) == (0, 0, 0)
-
-    asyncio.run(scenario())
-
-
 def test_a_request_that_waits_for_a_narrow_turn_goes_before_the_last_line() -> None:
     """The wide turn is left in the moment in which the request is called to the narrow one, before it waits for it."""
 
@@ -217,26 +119,6 @@ def test_a_request_that_waits_for_a_narrow_turn_goes_before_the_last_line() -> N
         return served
 
     assert asyncio.run(order()) == ["first", "second", "job"]
-
-
-def test_a_job_that_goes_away_leaves_no_turn_taken() -> None:
-    async def scenario() -> None:
-        queue = FairQueue(1, 10, 10)
-        narrow = queue.narrowed(1)
-        turn = await narrow.enter("a")
-        waiting = [asyncio.create_task(narrow.enter_last()) for _ in range(3)]
-        await rested()
-        waiting[0].cancel()
-        await rested()
-        turn.leave()
-        # It is called by the loop's next step, and goes away before it notices.
-        await asyncio.sleep(0)
-        assert narrow.busy == 1
-        waiting[1].cancel()
-        (await asyncio.wait_for(waiting[2], 5)).leave()
-        assert (queue.busy, queue.waiting, narrow.busy) == (0, 0, 0)
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("seed", range(20))

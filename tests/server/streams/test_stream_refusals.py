@@ -165,7 +165,6 @@ def test_keys_are_asked_for_in_each_conventional_form(serve: Callable[..., Any])
     [
         ("/v1/audio/nothing", None, 404, "not_found"),
         ("/v1/audio/stream", "https://example.org", 403, None),
-        ("/v1/text-to-speech/nobody/multi-stream-input", None, 404, "not_found"),
     ],
 )
 def test_a_refused_handshake_has_an_answer_and_leaves_the_log_empty(
