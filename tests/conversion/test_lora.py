@@ -171,31 +171,6 @@ def test_defaults_are_upstreams(attention: Path) -> None:
         assert {key: list(v) if isinstance(v, tuple) else v for key, v in ours.items()} == theirs
 
 
-def test_without_a_config_upstreams_own_is_taken(
-    tiny_checkpoint: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (copy / "lora_config.json").unlink()
-    core, taken = import_upstream().core, []
-
-    class Model:
-        @classmethod
-        def from_local(cls, *_: object, lora_config: Any, **__: object) -> Model:
-            taken.append(lora_config.model_dump(exclude={"target_proj_modules"}))
-            return cls()
-
-        def load_lora_weights(self, path: str) -> tuple[list[str], list[str]]:
-            return [path], []
-
-    with monkeypatch.context() as patched:
-        patched.setattr(core, "VoxCPMModel", Model)
-        core.VoxCPM(str(tiny_checkpoint), enable_denoiser=False, optimize=False, lora_weights_path=str(copy))
-    opened = open_on(tiny_checkpoint, copy)
-    assert json.loads(opened.config.model_dump_json(exclude={"target_proj_modules"})) == taken[0]
-    (remark,) = opened.remarks()
-    assert "no lora_config.json next to it; took upstream's alpha 16, and r 8 from the weights" in remark
-    assert_same_as_upstream(tiny_checkpoint, copy)
-
-
 def test_unknown_keys_are_named(tiny_checkpoint: Path, copy: Path) -> None:
     edit_config(copy, use_dora=True)
     assert open_on(tiny_checkpoint, copy).remarks() == ["lora_config.json: ignored unknown keys use_dora"]
@@ -289,5 +264,8 @@ def test_without_a_config_the_rank_is_the_weights(
 ) -> None:
     lora = write_lora(tmp_path / "lora", tiny_checkpoint, enable_lm=True, enable_dit=True, r=32)
     (lora / "lora_config.json").unlink()
-    assert open_on(tiny_checkpoint, lora).config.r == 32
+    opened = open_on(tiny_checkpoint, lora)
+    assert (opened.config.r, opened.config.alpha) == (32, 16)
+    (remark,) = opened.remarks()
+    assert "no lora_config.json next to it; took upstream's alpha 16, and r 32 from the weights" in remark
     assert_same_as_upstream(tiny_checkpoint, lora)

@@ -233,36 +233,6 @@ def test_a_package_that_cannot_be_read_again_is_one_line():
         compress(SimpleNamespace(weights_dir=None), "locdit_step", "int8")
 
 
-@pytest.mark.parametrize(
-    ("said", "kind", "message"),
-    [
-        ("weight_dir for model_path /a/main.mlpackage not found.", OSError, os.strerror(errno.EIO)),
-        (
-            "invalid model_path /a with error Input stream is not valid while loading.",
-            OSError,
-            os.strerror(errno.EIO),
-        ),
-        ("expected 3 axes", ValueError, "expected 3 axes"),
-    ],
-)
-def test_functions_that_cannot_be_joined_as_a_package_cannot_be_read(
-    tmp_path, monkeypatch, said, kind, message
-):
-    def refused(*_):
-        raise ValueError(said)
-
-    parts = {name: tmp_path / f"{name}.mlpackage" for name in ("main", "prefill")}
-    for part in parts.values():
-        (part / "Data").mkdir(parents=True)
-        (part / "Manifest.json").write_text("{}")
-    descriptor = SimpleNamespace(add_function=lambda *_, **__: None)
-    tools = SimpleNamespace(save_multifunction=refused, MultiFunctionDescriptor=lambda: descriptor)
-    monkeypatch.setattr(packages, "import_coremltools", lambda: SimpleNamespace(utils=tools))
-
-    with pytest.raises(kind, match=message):
-        packages._join(parts, tmp_path / "a.mlpackage")
-
-
 def test_a_package_with_a_list_that_was_only_begun_is_not_taken(tmp_path):
     """coremltools (9.0) goes on when the system refuses to write it, and would leave it in the bundle."""
     whole, begun = tmp_path / "whole.mlpackage", tmp_path / "begun.mlpackage"

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -202,33 +201,6 @@ def test_temporary_files_of_what_failed_are_closed_before_their_folder_goes(tmp_
         with pytest.raises(ValueError, match="closed"):
             held[0](b"0")
     assert tempfile.NamedTemporaryFile is make
-
-
-def test_conversions_on_two_threads_leave_temporary_files_as_they_were(tmp_path: Path) -> None:
-    folder, make = tempfile.tempdir, tempfile.NamedTemporaryFile
-    begun, end = threading.Event(), threading.Event()
-
-    def convert(bundle: str, act: Callable[[], object]) -> None:
-        with Workspace(tmp_path / bundle, PLAN) as workspace, workspace.temporary_files():
-            begun.set()
-            act()
-
-    threads = [threading.Thread(target=convert, args=("one", lambda: end.wait(10)))]
-    threads[0].start()
-    assert begun.wait(10)
-    # Made outside any conversion, while the first one runs.
-    other = tempfile.NamedTemporaryFile(dir=tmp_path)  # noqa: SIM115 - closed below
-    threads.append(threading.Thread(target=convert, args=("two", threads[0].join)))
-    threads[1].start()
-    # The second one, which waits for the end of the first, would otherwise have begun by now.
-    threads[1].join(0.3)
-    end.set()
-    for thread in threads:
-        thread.join(10)
-
-    assert (tempfile.tempdir, tempfile.NamedTemporaryFile) == (folder, make)
-    assert not other.file.closed
-    other.close()
 
 
 def test_a_bundle_is_as_readable_as_the_process_makes_folders(tmp_path: Path) -> None:

@@ -140,19 +140,6 @@ def test_what_the_disk_refuses_leaves_nothing_and_the_same_command_succeeds(
     assert Checkpoint.open(folder).sha256()
 
 
-@pytest.mark.parametrize("exists", [False, True])
-def test_a_link_is_written_through(tmp_path: Path, exists: bool) -> None:
-    (tmp_path / "link").symlink_to("other/made")
-    if exists:
-        (tmp_path / "other" / "made").mkdir(parents=True)
-
-    assert command("tiny", "-o", str(tmp_path / "link"))[0] == 0
-
-    assert (tmp_path / "link").is_symlink()
-    assert [path.name for path in (tmp_path / "other").iterdir()] == ["made"]
-    assert Checkpoint.open(tmp_path / "other" / "made").sha256()
-
-
 def test_tokenizer_has_the_special_ids_bytes_and_chinese_words(tokenizer: Path) -> None:
     made = Tokenizer.from_file(str(tokenizer))
     assert [made.id_to_token(index) for index in (0, 1, 2, 101, 103)] == [

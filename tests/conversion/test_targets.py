@@ -13,14 +13,8 @@ from voxcpm_constants.step_models import (
     BASE_LM_STEP,
     RESIDUAL_LM_STEP,
     StepSizes,
-    declare_step_models,
 )
-from voxcpm_constants.targets import package_form
-from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.core_ml.packages import add_packages
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
-from voxcpm_conversion.workspace import Workspace
-from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_runtime.backends.portable.package import read_package
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -70,22 +64,6 @@ def test_speech_is_that_of_the_macos_14_bundle(bundle: Path, tiny_bundle: Path) 
     )
     np.testing.assert_array_equal(ours.latents, theirs.latents)
     np.testing.assert_array_equal(ours.audio, theirs.audio)
-
-
-def test_one_length_is_one_function_without_a_name(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    sizes = StepSizes(kv_length=64, prefill_chunks=(1,))
-    checkpoint = Checkpoint.open(tiny_checkpoint)
-    declared = declare_step_models(checkpoint.architecture, sizes)[RESIDUAL_LM_STEP]
-    workspace = Workspace(tmp_path / "bundle", {})
-    form = package_form(declared, "macOS15")
-    assert list(form.functions) == ["main"]
-    add_packages(workspace, checkpoint, declared, form, sizes, ["fp16"], "macOS15")
-    package = workspace.folder / package_path("fp16", RESIDUAL_LM_STEP)
-    model = PortableStepModel(package, state={t.name: t.output_name for t in declared.state})
-    state = model.new_state()
-    inputs = {"embeddings": np.ones((1, 1, 64), np.float32), "position": np.array([3], np.int32)}
-    assert model(inputs, state)["hidden"].shape == (1, 1, 64)
-    assert np.flatnonzero(np.any(state.numpy("k_cache_00"), axis=(0, 1, 3))).tolist() == [3]
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])

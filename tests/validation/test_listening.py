@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_validation.listening.hearing import (
     Case,
-    Ears,
-    Heard,
-    HeardSegment,
+    CaseTranscripts,
+    Listener,
     Reading,
-    SaidSegment,
+    SpokenSegment,
+    TranscribedSegment,
     speech_level,
 )
 from voxcpm_validation.listening.material import material, narration, prompt_clip, prose, short_texts
@@ -54,21 +54,21 @@ BOUNDS = {
 
 
 @pytest.fixture(scope="module")
-def ears() -> Ears:
-    return Ears.of(material())
+def listener() -> Listener:
+    return Listener.of(material())
 
 
-def heard(said: str, transcript: str, seconds: float = 2.0, **given: object) -> HeardSegment:
+def heard(said: str, transcript: str, seconds: float = 2.0, **given: object) -> TranscribedSegment:
     """A segment that was measured."""
     fields = {
         "written": said, "pause": 0.0, "attempts": 1, "suspicious": False, "ends_abruptly": False, "level": -20.0,
         "embedding": (1.0, 0.0), **given,
     }  # fmt: skip
-    return HeardSegment(said=said, heard=transcript, seconds=seconds, **fields)
+    return TranscribedSegment(said=said, heard=transcript, seconds=seconds, **fields)
 
 
-def heard_case(*segments: HeardSegment) -> Heard:
-    return Heard("system", Case("zero-shot", None, {}), {"story": segments})
+def heard_case(*segments: TranscribedSegment) -> CaseTranscripts:
+    return CaseTranscripts("system", Case("zero-shot", None, {}), {"story": segments})
 
 
 def test_word_errors_count_words_not_spelling():
@@ -190,9 +190,9 @@ def test_the_level_of_speech_leaves_out_its_pauses():
 
 
 @pytest.mark.listening
-def test_the_recogniser_hears_the_prompts(ears: Ears):
-    transcripts = [ears.recogniser.transcribe(*prompt_clip(voice)) for voice in ears.voices]
-    assert word_errors([voice.transcript for voice in ears.voices], transcripts).rate < 0.1
+def test_the_recogniser_hears_the_prompts(listener: Listener):
+    transcripts = [listener.recogniser.transcribe(*prompt_clip(voice)) for voice in listener.voices]
+    assert word_errors([voice.transcript for voice in listener.voices], transcripts).rate < 0.1
 
 
 def test_a_folder_without_a_recogniser_is_refused(tmp_path: Path):
@@ -213,17 +213,17 @@ def test_a_voice_is_most_like_itself():
 
 
 @pytest.mark.listening
-def test_scores_tell_a_runaway_a_cut_end_and_another_voice(ears: Ears):
-    prompts = {voice.name: prompt_clip(voice) for voice in ears.voices}
-    female, male = (voice for voice in ears.voices if voice.continued and not voice.unheard)
+def test_scores_tell_a_runaway_a_cut_end_and_another_voice(listener: Listener):
+    prompts = {voice.name: prompt_clip(voice) for voice in listener.voices}
+    female, male = (voice for voice in listener.voices if voice.continued and not voice.unheard)
 
     def speak(text, voice, seed, _=None):
         """A recording of the other voice that stops abruptly and, for the second sentence, is far too long."""
         audio, rate = prompts[male.name if voice is female else female.name]
         repeated = np.tile(audio, 5 if seed == 1 else 1)
-        return Reading([SaidSegment(text, text, repeated[: int(len(repeated) * 0.75)])], rate)
+        return Reading([SpokenSegment(text, text, repeated[: int(len(repeated) * 0.75)])], rate)
 
-    report = listen("swapped", speak, ["sentences"], ears=ears, extent=Extent(sentences=3))
+    report = listen("swapped", speak, ["sentences"], listener=listener, extent=Extent(sentences=3))
 
     scores = {score.case: score for score in report.sentences}
     swapped = scores[f"continuation, {female.name}"]
@@ -238,9 +238,9 @@ def test_scores_tell_a_runaway_a_cut_end_and_another_voice(ears: Ears):
 def test_a_voice_whose_natural_lengths_are_unknown_has_no_length_scores():
     voice = material().voices[0].model_copy(update={"natural_seconds": (), "unheard": True})
     gallery = {voice.name: np.array([1.0, 0.0]), "other": np.array([0.0, 1.0])}
-    case = Heard("s", Case("continuation", voice, {}), {"sentence 1": [heard("one", "One.")]})
+    case = CaseTranscripts("s", Case("continuation", voice, {}), {"sentence 1": [heard("one", "One.")]})
 
-    (scores,) = sentence_scores(case, Ears(None, None, [voice], gallery))
+    (scores,) = sentence_scores(case, Listener(None, None, [voice], gallery))
 
     assert (scores.length_ratio, scores.runaways) == (None, None)
     assert (scores.similarity, scores.right_voice) == (1, 1)
@@ -309,13 +309,13 @@ def test_upstream_reads_a_page_in_the_runtimes_segments_and_voice(
 
 
 @pytest.mark.listening
-def test_the_built_in_voice_is_understood(speaking_bundle: Path, ears: Ears, record_property: object):
+def test_the_built_in_voice_is_understood(speaking_bundle: Path, listener: Listener, record_property: object):
     speak = bundle_speaker(speaking_bundle, "int8")
 
     # Prose is read zero-shot only: in a voice as well, it would take as long again.
-    heart = tuple(voice for voice in ears.voices if voice.name == "heart")
-    report = listen("int8", speak, ["sentences"], ears=replace(ears, voices=heart), extent=SAMPLE)
-    report += listen("int8", speak, ["prose"], ears=replace(ears, voices=()), extent=SAMPLE)
+    heart = tuple(voice for voice in listener.voices if voice.name == "heart")
+    report = listen("int8", speak, ["sentences"], listener=replace(listener, voices=heart), extent=SAMPLE)
+    report += listen("int8", speak, ["prose"], listener=replace(listener, voices=()), extent=SAMPLE)
 
     record_property("report", report.model_dump_json())
     sentences = [segment for score in report.sentences for segment in score.heard]
@@ -333,5 +333,5 @@ def test_the_built_in_voice_is_understood(speaking_bundle: Path, ears: Ears, rec
     assert {name: value for name, value in found.items() if value > BOUNDS[name]} == {}, report
 
 
-def _word_error_rate(segments: list[HeardSegment]) -> float:
+def _word_error_rate(segments: list[TranscribedSegment]) -> float:
     return word_errors([s.said for s in segments], [s.heard for s in segments]).rate

@@ -169,11 +169,6 @@ def test_every_precision_that_is_asked_for_is_downloaded(
     assert not (folder / "fp32").exists()
 
 
-def test_a_precision_that_is_not_there_is_refused(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no int4 precision" in refused(capsys, damaged, "--precision", "int4")
-    assert "precision must be one of" in refused(capsys, damaged, "--precision", "int7")
-
-
 @pytest.mark.parametrize(
     ("file", "damage"), [(MODEL_FILE, "truncated"), (WEIGHT_FILE, "missing"), (WEIGHT_FILE, "altered")]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -71,15 +72,12 @@ class LintReport(_Record):
     def lines(self) -> Iterator[str]:
         """A line for each precision, and one for each reason to accept findings of it."""
         for precision, report in self.precisions.items():
-            looked_at = f"{report.packages} packages, {report.operations} operations"
+            checked = f"{report.packages} packages, {report.operations} operations"
             faults = len(report.faults)
             verdict = f"{faults} finding{'s' * (faults > 1)}" if faults else "clean"
-            taken = [finding for finding in report.findings if finding.accepted]
-            notes = dict.fromkeys((finding.rule, finding.accepted) for finding in taken)
-            yield "; ".join((
-                f"{precision}: {looked_at}: {verdict}",
-                *(f"{_count(taken, rule)} {rule} accepted ({reason})" for rule, reason in notes),
-            ))  # fmt: skip
+            accepted = Counter((f.rule, f.accepted) for f in report.findings if f.accepted)
+            notes = [f"{count} {rule} accepted ({reason})" for (rule, reason), count in accepted.items()]
+            yield "; ".join([f"{precision}: {checked}: {verdict}", *notes])
 
     def rows(self) -> list[tuple[str, ...]]:
         """Rows of the table under HEADER: all findings of a rule in a package share one, which shows the first.
@@ -113,11 +111,7 @@ class LintReport(_Record):
 
 
 def _groups(findings: Sequence[Finding]) -> Iterable[list[Finding]]:
-    groups: dict[tuple[str, str], list[Finding]] = {}
+    groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in findings:
-        groups.setdefault((finding.package, finding.rule), []).append(finding)
+        groups[finding.package, finding.rule].append(finding)
     return groups.values()
-
-
-def _count(findings: list[Finding], rule: str) -> int:
-    return sum(finding.rule == rule for finding in findings)

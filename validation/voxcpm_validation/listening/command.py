@@ -125,7 +125,7 @@ def _measured(
     seed: int,
     recogniser: Path | None,
 ) -> Report:
-    from voxcpm_validation.listening.hearing import Ears
+    from voxcpm_validation.listening.hearing import Listener
     from voxcpm_validation.listening.material import material
     from voxcpm_validation.listening.parts import Extent, Report, listen
     from voxcpm_validation.listening.speakers import bundle_speaker, natural_seconds, upstream_speaker
@@ -136,7 +136,7 @@ def _measured(
     if unknown := [p for p in asked if p not in available]:
         raise InputError(f"--precision {unknown[0]}: the bundle has {', '.join(available)}")
     of_bundle, of_upstream = (Extent(*extent) for extent in extents)
-    ears = Ears.of(material(), recogniser)
+    listener = Listener.of(material(), recogniser)
     natural = natural_seconds(folder)
     result = Report()
     with status_line("") as note:
@@ -144,12 +144,12 @@ def _measured(
             short = [part for part in parts if part != "narration"]
             speak = upstream_speaker(checkpoint, folder)
             result += listen(
-                "upstream fp32", speak, short, ears=ears, extent=of_upstream, natural=natural, seed=seed,
+                "upstream fp32", speak, short, listener=listener, extent=of_upstream, natural=natural, seed=seed,
                 report=note,
             )  # fmt: skip
         for p in asked:
             result += listen(
-                f"bundle {p}", bundle_speaker(folder, p), parts, ears=ears, extent=of_bundle, natural=natural,
+                f"bundle {p}", bundle_speaker(folder, p), parts, listener=listener, extent=of_bundle, natural=natural,
                 seed=seed, report=note,
             )  # fmt: skip
     return result

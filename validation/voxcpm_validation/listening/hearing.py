@@ -23,7 +23,7 @@ _ACTIVE_DB = -30.0
 _SILENCE_DB = -120.0
 
 
-class SaidSegment(NamedTuple):
+class SpokenSegment(NamedTuple):
     """One utterance of a reading."""
 
     written: str
@@ -42,7 +42,7 @@ class SaidSegment(NamedTuple):
 class Reading(NamedTuple):
     """A text as one system reads it."""
 
-    segments: Sequence[SaidSegment]
+    segments: Sequence[SpokenSegment]
     sample_rate: int
     """Hz"""
 
@@ -59,7 +59,7 @@ class Speak(Protocol):
         """
 
 
-class HeardSegment(BaseModel):
+class TranscribedSegment(BaseModel):
     """One utterance with its transcript and measurements."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -91,7 +91,7 @@ class HeardSegment(BaseModel):
 
 
 @dataclass(frozen=True)
-class Ears:
+class Listener:
     """A recogniser, a speaker encoder, and the embeddings of the test's voices."""
 
     recogniser: Recogniser
@@ -100,8 +100,8 @@ class Ears:
     gallery: Mapping[str, Floats]
 
     @classmethod
-    def of(cls, test: Material, recogniser: Path | None = None) -> Ears:
-        """Ears for the voices of a test. recogniser: see `Recogniser`.
+    def of(cls, test: Material, recogniser: Path | None = None) -> Listener:
+        """A listener for the voices of a test. recogniser: see `Recogniser`.
 
         Raises ModuleNotFoundError without the recogniser's packages, MissingExtraError without the encoder's.
         """
@@ -109,11 +109,11 @@ class Ears:
         gallery = {voice.name: encoder.embed(*prompt_clip(voice)) for voice in test.voices}
         return cls(Recogniser(recogniser), encoder, test.voices, gallery)
 
-    def hear(self, reading: Reading) -> list[HeardSegment]:
+    def hear(self, reading: Reading) -> list[TranscribedSegment]:
         """Every segment of a reading, transcribed and measured."""
         rate = reading.sample_rate
         return [
-            HeardSegment(
+            TranscribedSegment(
                 written=segment.written,
                 said=segment.said,
                 heard=self.recogniser.transcribe(segment.audio, rate),
@@ -141,15 +141,15 @@ class Case(NamedTuple):
     """Where the reading of each text stops; None for its end."""
 
 
-class Heard(NamedTuple):
+class CaseTranscripts(NamedTuple):
     """The segments heard of each text of a case."""
 
     system: str
     case: Case
-    texts: Mapping[str, Sequence[HeardSegment]]
+    texts: Mapping[str, Sequence[TranscribedSegment]]
 
     @property
-    def segments(self) -> list[HeardSegment]:
+    def segments(self) -> list[TranscribedSegment]:
         """The segments of all texts."""
         return [segment for text in self.texts.values() for segment in text]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from voxcpm_validation.listening.hearing import Case, Ears, Heard, HeardSegment, Speak
+from voxcpm_validation.listening.hearing import Case, CaseTranscripts, Listener, Speak, TranscribedSegment
 from voxcpm_validation.listening.material import (
     Material,
     first_words,
@@ -66,7 +66,7 @@ class Part(NamedTuple):
     """One part of the test."""
 
     cases: Callable[[Material, Extent], list[Case]]
-    score: Callable[[Heard, Ears, NaturalSeconds | None], Iterable[BaseModel]]
+    score: Callable[[CaseTranscripts, Listener, NaturalSeconds | None], Iterable[BaseModel]]
 
 
 def listen(
@@ -74,7 +74,7 @@ def listen(
     speak: Speak,
     parts: Sequence[str],
     *,
-    ears: Ears,
+    listener: Listener,
     extent: Extent = Extent(),
     natural: NaturalSeconds | None = None,
     seed: int = 0,
@@ -85,8 +85,8 @@ def listen(
     natural: the natural duration of letters in this voice; by default the median over the segments of a case.
     report is called with what is being read. The texts are transcribed while the next ones are spoken.
     """
-    test = Material(material(extent.sentences).sentences, ears.voices)
-    read: list[tuple[str, Case, dict[str, Future[list[HeardSegment]]]]] = []
+    test = Material(material(extent.sentences).sentences, listener.voices)
+    read: list[tuple[str, Case, dict[str, Future[list[TranscribedSegment]]]]] = []
     start = time.monotonic()
     with ThreadPoolExecutor(max_workers=1) as listening:
         for part in parts:
@@ -96,13 +96,13 @@ def listen(
                     place = f"{name} ({i + 1} of {len(case.texts)})"
                     report(f"{system}, {case.name}: {place}, {time.monotonic() - start:.0f} s")
                     reading = speak(text, case.voice, seed + i, case.seconds)
-                    futures[name] = listening.submit(ears.hear, reading)
+                    futures[name] = listening.submit(listener.hear, reading)
                 read.append((part, case, futures))
         report(f"{system}: listening to the rest")
     scores: dict[str, tuple[BaseModel, ...]] = dict.fromkeys(parts, ())
     for part, case, futures in read:
-        heard = Heard(system, case, {name: future.result() for name, future in futures.items()})
-        scores[part] += tuple(PARTS[part].score(heard, ears, natural))
+        heard = CaseTranscripts(system, case, {name: future.result() for name, future in futures.items()})
+        scores[part] += tuple(PARTS[part].score(heard, listener, natural))
     return Report.model_validate(scores)
 
 

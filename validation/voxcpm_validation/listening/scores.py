@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_runtime.backends.step_function import Floats
-from voxcpm_validation.listening.hearing import Ears, Heard, HeardSegment
+from voxcpm_validation.listening.hearing import CaseTranscripts, Listener, TranscribedSegment
 from voxcpm_validation.listening.material import PromptVoice
 from voxcpm_validation.listening.recognition import is_repeated, lost_words, normalized, word_errors
 
@@ -69,13 +69,15 @@ class Scores(CaseScores):
     """Mean cosine similarity to the most similar of the other voices."""
     right_voice: float | None = None
     """Share of sentences that are more similar to the prompt than to any other voice."""
-    heard: tuple[HeardSegment, ...]
+    heard: tuple[TranscribedSegment, ...]
 
 
-def sentence_scores(heard: Heard, ears: Ears, _: NaturalSeconds | None = None) -> Iterator[Scores]:
+def sentence_scores(
+    heard: CaseTranscripts, listener: Listener, _: NaturalSeconds | None = None
+) -> Iterator[Scores]:
     """The scores of a case of short sentences."""
     segments, voice = heard.segments, heard.case.voice
-    natural = _natural_seconds(voice, ears.voices, len(segments))
+    natural = _natural_seconds(voice, listener.voices, len(segments))
     seconds = np.array([segment.seconds for segment in segments])
     ratios = seconds / natural
     lengths: dict[str, Any] = {
@@ -93,7 +95,7 @@ def sentence_scores(heard: Heard, ears: Ears, _: NaturalSeconds | None = None) -
         tried_again=_tried_again(segments),
         heard=tuple(segments),
         **({} if np.isnan(natural).any() else lengths),
-        **({} if voice is None else _likeness(voice, segments, ears)),
+        **({} if voice is None else _likeness(voice, segments, listener)),
     )
 
 
@@ -104,10 +106,12 @@ def _natural_seconds(voice: PromptVoice | None, voices: Sequence[PromptVoice], c
     return np.mean([v.natural_seconds[:count] for v in asked], axis=0, dtype=np.float32)
 
 
-def _likeness(voice: PromptVoice, segments: Sequence[HeardSegment], ears: Ears) -> dict[str, Any]:
+def _likeness(
+    voice: PromptVoice, segments: Sequence[TranscribedSegment], listener: Listener
+) -> dict[str, Any]:
     clones = np.array([segment.embedding for segment in segments])
-    own = clones @ ears.gallery[voice.name]
-    others = np.max([clones @ e for name, e in ears.gallery.items() if name != voice.name], axis=0)
+    own = clones @ listener.gallery[voice.name]
+    others = np.max([clones @ e for name, e in listener.gallery.items() if name != voice.name], axis=0)
     return {
         "similarity": float(own.mean()),
         "other_similarity": float(others.mean()),
@@ -118,7 +122,7 @@ def _likeness(voice: PromptVoice, segments: Sequence[HeardSegment], ears: Ears) 
 class ProseSegment(_Record):
     """A segment with the figures that depend on its text."""
 
-    heard: HeardSegment
+    heard: TranscribedSegment
     length_ratio: float
     """Length divided by the natural one."""
     lost: int
@@ -162,7 +166,9 @@ class ProseScores(CaseScores):
     segments: tuple[ProseSegment, ...]
 
 
-def prose_scores(heard: Heard, ears: Ears, natural: NaturalSeconds | None = None) -> Iterator[ProseScores]:
+def prose_scores(
+    heard: CaseTranscripts, listener: Listener, natural: NaturalSeconds | None = None
+) -> Iterator[ProseScores]:
     """The scores of each text of a case of prose, then of all its texts.
 
     natural: by default the median time of a letter in the case.
@@ -196,12 +202,12 @@ def prose_scores(heard: Heard, ears: Ears, natural: NaturalSeconds | None = None
             tried_again=_tried_again(segments),
             suspicious=sum(s.suspicious for s in segments),
             words_per_minute=_words_per_minute(segments),
-            similarity=None if voice is None else _similarity(segments, ears.gallery[voice.name]),
+            similarity=None if voice is None else _similarity(segments, listener.gallery[voice.name]),
             segments=tuple(examined),
         )
 
 
-def median_pace(segments: Sequence[HeardSegment]) -> NaturalSeconds:
+def median_pace(segments: Sequence[TranscribedSegment]) -> NaturalSeconds:
     """The natural duration by the median time of a letter in these segments."""
     pace = float(np.median([segment.seconds / max(segment.letters, 1) for segment in segments]))
     return lambda letters: pace * max(letters, 1)
@@ -218,7 +224,9 @@ class ShortTextScores(CaseScores):
     longest_seconds: float
 
 
-def short_text_scores(heard: Heard, _: Ears, __: NaturalSeconds | None = None) -> Iterator[ShortTextScores]:
+def short_text_scores(
+    heard: CaseTranscripts, _: Listener, __: NaturalSeconds | None = None
+) -> Iterator[ShortTextScores]:
     """The scores of a case of short texts, each of which is one segment."""
     segments = heard.segments
     wrong = [(s.written, s.heard) for s in segments if not is_understood(s.written, s.heard)]
@@ -273,10 +281,12 @@ class NarrationScores(CaseScores):
     """Smallest similarity of a minute's voice to that of the first."""
     suspicious: int
     minutes: tuple[Minute, ...]
-    segments: tuple[HeardSegment, ...]
+    segments: tuple[TranscribedSegment, ...]
 
 
-def narration_scores(heard: Heard, _: Ears, __: NaturalSeconds | None = None) -> Iterator[NarrationScores]:
+def narration_scores(
+    heard: CaseTranscripts, _: Listener, __: NaturalSeconds | None = None
+) -> Iterator[NarrationScores]:
     """The scores of a narration. A last minute of less than 30 s is not a row of its own."""
     segments = heard.segments
     by_minute = _by_minute(segments)
@@ -313,8 +323,8 @@ def narration_scores(heard: Heard, _: Ears, __: NaturalSeconds | None = None) ->
     )
 
 
-def _by_minute(segments: Sequence[HeardSegment]) -> dict[int, list[HeardSegment]]:
-    minutes: dict[int, list[HeardSegment]] = defaultdict(list)
+def _by_minute(segments: Sequence[TranscribedSegment]) -> dict[int, list[TranscribedSegment]]:
+    minutes: dict[int, list[TranscribedSegment]] = defaultdict(list)
     start = 0.0
     for segment in segments:
         minutes[int((start + segment.seconds / 2) // 60)].append(segment)
@@ -325,7 +335,7 @@ def _by_minute(segments: Sequence[HeardSegment]) -> dict[int, list[HeardSegment]
     return dict(minutes)
 
 
-def _voice(segments: Sequence[HeardSegment]) -> np.ndarray:
+def _voice(segments: Sequence[TranscribedSegment]) -> np.ndarray:
     mean = np.sum([np.array(s.embedding) * s.seconds for s in segments], axis=0)
     return np.asarray(mean / np.linalg.norm(mean))
 
@@ -337,22 +347,22 @@ def _drift(values: np.ndarray) -> float:
     return float(np.polyfit(np.arange(len(values)), values, 1)[0] * (len(values) - 1))
 
 
-def _similarity(segments: Sequence[HeardSegment], embedding: Floats) -> float:
+def _similarity(segments: Sequence[TranscribedSegment], embedding: Floats) -> float:
     """Mean cosine similarity to an embedding (256,)."""
     return float(np.mean(np.array([segment.embedding for segment in segments]) @ embedding))
 
 
-def _error_rate(segments: Sequence[HeardSegment], *, written: bool = False) -> float:
+def _error_rate(segments: Sequence[TranscribedSegment], *, written: bool = False) -> float:
     return word_errors([s.written if written else s.said for s in segments], [s.heard for s in segments]).rate
 
 
-def _words_per_minute(segments: Sequence[HeardSegment]) -> float:
+def _words_per_minute(segments: Sequence[TranscribedSegment]) -> float:
     return 60 * sum(s.words for s in segments) / _seconds(segments)
 
 
-def _seconds(segments: Sequence[HeardSegment]) -> float:
+def _seconds(segments: Sequence[TranscribedSegment]) -> float:
     return sum(s.seconds + s.pause for s in segments)
 
 
-def _tried_again(segments: Sequence[HeardSegment]) -> int:
+def _tried_again(segments: Sequence[TranscribedSegment]) -> int:
     return sum(segment.attempts > 1 for segment in segments)

@@ -22,7 +22,7 @@ from voxcpm_runtime.speech.progress import Progress
 from voxcpm_runtime.text.letters import spelled, spelled_transcript
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
-from voxcpm_validation.listening.hearing import Reading, SaidSegment, Speak
+from voxcpm_validation.listening.hearing import Reading, Speak, SpokenSegment
 from voxcpm_validation.listening.material import PromptVoice, prompt_clip
 from voxcpm_validation.listening.scores import NaturalSeconds
 from voxcpm_validation.upstream import build_prompt_cache, load_upstream, upstream_generate
@@ -51,7 +51,7 @@ def bundle_speaker(bundle: str | Path | None, precision: str) -> Speak:
         whole = speech.segments[:-1] if speech.cancelled and len(speech.segments) > 1 else speech.segments
         return Reading(
             [
-                SaidSegment(
+                SpokenSegment(
                     written=spoken.text,
                     said=_said(planned, segment),
                     audio=spoken.audio,
@@ -95,7 +95,7 @@ def upstream_speaker(checkpoint: str | Path, bundle: str | Path) -> Speak:
                     cache, _as_prompt(planned, segment.transcript), torch.from_numpy(latents)
                 )
             pause = _PAUSE if segment.ends_paragraph else 0.0
-            said.append(SaidSegment(segment.text, words, audio, pause))
+            said.append(SpokenSegment(segment.text, words, audio, pause))
         return Reading(said, int(model.sample_rate))
 
     return speak
