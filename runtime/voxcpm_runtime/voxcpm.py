@@ -20,6 +20,9 @@ from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
 from voxcpm_runtime.backends.core_ml.measured_units import measured_units
 from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
+from voxcpm_runtime.batching.continuous_batch import ContinuousBatch
+from voxcpm_runtime.batching.jobs import completed_jobs, run_jobs
+from voxcpm_runtime.batching.slots import BatchSlots, lone_slot
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.options import named_options
@@ -33,6 +36,7 @@ from voxcpm_runtime.speech.results import Piece, Speech
 from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, checked_chunking, chunked, speak, stream
 from voxcpm_runtime.speech.utterance import voice_lead
 from voxcpm_runtime.storage.process_memory import return_freed_memory
+from voxcpm_runtime.text.letters import is_of_letters, spelled
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.text.words import checked_text, valid_unicode
 from voxcpm_runtime.upstream_names import UpstreamNames
@@ -46,14 +50,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
-    from voxcpm_runtime.batching.continuous_batch import ContinuousBatch
-
 
 class VoxCPM(UpstreamNames):
-    """A checkpoint's step models, ready to speak; make one with `from_bundle`.
-
-    Any number of threads may use it at the same time: each call has its own caches, and nothing else is written.
-    """
+    """A checkpoint's step models, ready to speak; make one with `from_bundle`. Any number of threads may use it."""
 
     def __init__(
         self,
@@ -126,6 +125,9 @@ class VoxCPM(UpstreamNames):
         next_patch = load_next_patch(bundle, models, device)
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models, next_patch)
         return_freed_memory()
+        if is_of_letters(bundle.tokenizer):
+            # Builds the tables of English, 80 ms that the first text need not wait for.
+            spelled("a", bundle.tokenizer)
         return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}, device))
 
     def close(self) -> None:
@@ -148,10 +150,6 @@ class VoxCPM(UpstreamNames):
     @property
     def driver(self) -> Driver:
         """A driver for one utterance, with its own caches. Raises InputError after `close`."""
-        if self.batch_driver.sizes.batch == 1:
-            return self.batch_driver
-        from voxcpm_runtime.batching.slots import lone_slot
-
         return lone_slot(self.batch_driver)
 
     @property
@@ -241,8 +239,6 @@ class VoxCPM(UpstreamNames):
 
         Raises what `speak` raises: InputError for any utterance before work begins, other errors when all have ended.
         """
-        from voxcpm_runtime.batching.jobs import run_jobs
-
         plans: list[Plan] = []
         given = several(utterances)
         try:
@@ -250,21 +246,19 @@ class VoxCPM(UpstreamNames):
         except InputError as error:
             raise InputError(f"utterance {len(plans) + 1}: {error}") from None
         together = self.continuous_batch()
-        return run_jobs([partial(self._spoken, planned, together) for planned in plans], together.slots)
+        return run_jobs([partial(together.speak_plan, planned) for planned in plans], together.slots)
 
     def speak_each(self, utterances: Sequence[AnyArguments]) -> Iterator[tuple[int, Speech | VoxCPMError]]:
         """The index and speech of each utterance as soon as it is spoken, or its error if it failed.
 
         utterances: see `batch`. An utterance is planned, and its recordings are read, when its turn comes.
         """
-        from voxcpm_runtime.batching.jobs import completed_jobs
-
         jobs, together = several(utterances), self.continuous_batch()
 
         def job(given: AnyArguments) -> Speech:
             # One utterance of many is not to end the others.
             with system_errors_as(InputError):
-                return self._spoken(self._planned(given), together)
+                return together.speak_plan(self._planned(given))
 
         for index, result in completed_jobs([partial(job, given) for given in jobs], together.slots):
             error = result.exception()
@@ -292,9 +286,8 @@ class VoxCPM(UpstreamNames):
         same seed, if that needed no retry. Errors are raised by the call itself, not by the first chunk. Closing the
         iterator ends the generation between two Euler steps.
         """
-        chunking = checked_chunking(chunk_patches, first_chunk_patches)
         planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
-        return self.stream_plan(planned, chunk_patches=chunking[1], first_chunk_patches=chunking[0])
+        return self.stream_plan(planned, chunk_patches=chunk_patches, first_chunk_patches=first_chunk_patches)
 
     def stream_plan(
         self,
@@ -313,9 +306,6 @@ class VoxCPM(UpstreamNames):
 
         Raises InputError after `close`.
         """
-        from voxcpm_runtime.batching.continuous_batch import ContinuousBatch
-        from voxcpm_runtime.batching.slots import BatchSlots
-
         return ContinuousBatch(BatchSlots(self.batch_driver), self._narrator)
 
     def session(
@@ -337,10 +327,6 @@ class VoxCPM(UpstreamNames):
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         planned = self._checked(None, recordings, given)
-        if batch is not None:
-            from voxcpm_runtime.batching.continuous_batch import ContinuousBatch
-
-            instance(batch, ContinuousBatch, "batch", "a ContinuousBatch")
         voice = planned.encoded_voice(self.batch_driver)
 
         def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
@@ -391,13 +377,11 @@ class VoxCPM(UpstreamNames):
         return plan(self.bundle, Arguments.of(text, recordings, given))
 
     def _planned(self, given: AnyArguments) -> Plan:
-        if isinstance(given, Arguments):
-            return plan(self.bundle, given)
-        return self.plan(**named_arguments(given))
-
-    def _spoken(self, plan: Plan, together: ContinuousBatch) -> Speech:
+        made = (
+            plan(self.bundle, given) if isinstance(given, Arguments) else self.plan(**named_arguments(given))
+        )
         # One of several utterances: there is something to do for every slot without segments of one text at once.
-        return together.speak_plan(replace(plan, parallel_segments=1))
+        return replace(made, parallel_segments=1)
 
     def _narrator(self, plan: Plan, speaking: Speaking | None = None) -> Narrator:
         """What speaks the plan. speaking: speaks each segment, by default with a driver for one utterance."""
