@@ -84,7 +84,7 @@ def test_lowered_graphs_are_refused_a_file_too(tmp_path: Path, monkeypatch: pyte
     [
         ("~nobody-of-this-name/a", "there is no user of this name"),
         ("a\0b", "a path has no null character"),
-        ("\ud800", "a path of the system's has no such characters"),
+        ("\ud800", "the file system cannot encode these characters"),
     ],
 )
 def test_a_name_that_no_file_has_is_one_line(path: str, message: str) -> None:

@@ -10,9 +10,6 @@
 
 from __future__ import annotations
 
-import math
-import re
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +26,6 @@ FUSION = "fusion_concat_proj"
 
 # bfloat16 and float16 weights fit float16 to within half of its smallest step; float32 ones need not.
 _LOSSLESS_FLOAT16 = 2.0**-25
-_MAGIC = b"\x93NUMPY\x01\x00"
-# The magic, and the length of the header that follows.
-_FIXED = struct.Struct("<8sH")
-_HEADER = re.compile(
-    rb"\{'descr': '(?P<dtype>[<>|=]?\w{1,8})', 'fortran_order': (?:True|False), "
-    rb"'shape': \((?P<shape>[\d, ]{0,80})\), } *\n"
-)
-_ITEM_BYTES = {b"<f4": 4, b"<f2": 2}
 
 
 def constant_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
@@ -64,46 +53,26 @@ def write_constant(folder: Path, stem: str, array: npt.NDArray[np.float32]) -> N
 def load_constants(folder: Path, a: Architecture) -> dict[str, npt.NDArray[np.floating]]:
     """All constants by file stem; the embedding table is memory-mapped.
 
-    Header and size of each file are compared with what this architecture has before an array is read. Raises
-    BundleError for a file that cannot be read, has another shape or dtype, or, but for that table, infinities or NaN.
+    Shape and dtype are checked before an array is read into memory. Raises BundleError for a file that cannot be read,
+    has another shape or dtype, or, except for the embedding table, contains infinities or NaN.
     """
     arrays: dict[str, npt.NDArray[np.floating]] = {}
     for stem, shape in constant_shapes(a).items():
         path = folder / f"{stem}.npy"
-        mapped = stem == EMBED_TOKENS
         try:
-            _check_header(path, shape)
-            arrays[stem] = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
-        except (OSError, ValueError) as error:
+            with np.errstate(over="ignore"):
+                mapped = np.lib.format.open_memmap(path, mode="r", max_header_size=MAX_NPY_HEADER_BYTES)
+        except Exception as error:  # noqa: BLE001 - numpy parses the header as Python, and raises any error of its parser
             raise BundleError(
                 f"{path}: expected a numpy array, but it cannot be read ({first_line(error)})"
             ) from None
+        if mapped.shape != shape or mapped.dtype.name not in ("float32", "float16"):
+            raise BundleError(
+                f"{path}: expected float32 or float16 of shape {shape}, got {mapped.dtype} of {mapped.shape}; "
+                "convert again"
+            )
         # The embedding table is not read as a whole: the driver checks the rows of a text's tokens.
-        if not mapped and not np.isfinite(arrays[stem]).all():
+        arrays[stem] = mapped if stem == EMBED_TOKENS else np.array(mapped)
+        if stem != EMBED_TOKENS and not np.isfinite(arrays[stem]).all():
             raise BundleError(f"{path}: expected finite numbers, found infinities or NaN; convert again")
     return arrays
-
-
-def _check_header(path: Path, shape: tuple[int, ...]) -> None:
-    """Raises ValueError unless the file has an array of this shape, in a dtype that is written here, and nothing else.
-
-    numpy's own reader evaluates the header as Python before anything of it is known.
-    """
-    with path.open("rb") as file:
-        start = file.read(_FIXED.size)
-        # Later versions are for headers that are longer, or have other characters.
-        if len(start) < _FIXED.size or not start.startswith(_MAGIC):
-            raise ValueError(f"it does not begin as version 1.0 of the format does: {_MAGIC!r}")
-        _, length = _FIXED.unpack(start)
-        header = _HEADER.fullmatch(file.read(min(length, MAX_NPY_HEADER_BYTES)))
-    if header is None:
-        raise ValueError("its header is not as numpy writes it")
-    found = tuple(int(axis) for axis in header["shape"].split(b",") if axis.strip())
-    if found != shape:
-        raise ValueError(f"expected shape {shape}, got {found}")
-    bytes_each = _ITEM_BYTES.get(header["dtype"])
-    if bytes_each is None:
-        raise ValueError(f"expected float32 or float16, got {header['dtype'].decode()}")
-    expected = _FIXED.size + length + math.prod(shape) * bytes_each
-    if path.stat().st_size != expected:
-        raise ValueError(f"expected {expected} bytes, got {path.stat().st_size}")

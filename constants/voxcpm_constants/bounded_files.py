@@ -1,4 +1,4 @@
-"""Reading a file from outside as a whole, up to a bound, from a regular file or a pipe."""
+"""Reading files and pipes from outside as a whole, up to a maximum size."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _BLOCK_BYTES = 1 << 20
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """The content of a file, or all that comes from a pipe.
+    """The content of a file or a pipe.
 
-    Raises OSError, whose `strerror` says why: more than `max_bytes`, a pipe from which nothing comes for
-    MAX_PIPE_SECONDS or that has not ended after MAX_WHOLE_PIPE_SECONDS, and what is neither file nor pipe, such as a
-    device, which may have no end.
+    Raises OSError, with the reason in `strerror`, for more than `max_bytes`, for a pipe without data for
+    MAX_PIPE_SECONDS or without an end after MAX_WHOLE_PIPE_SECONDS, and for anything else, such as a device, which may
+    be endless.
     """
-    # Without O_NONBLOCK, opening a pipe would wait for its writer.
+    # Without O_NONBLOCK, opening a pipe waits for its writer.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb", buffering=0):
         status = os.fstat(descriptor)
@@ -39,9 +39,9 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
 
 
 def bounded(file: BinaryIO, max_bytes: int) -> bytes:
-    """All that an open file has left.
+    """The rest of an open file.
 
-    Raises OSError if that is more than `max_bytes`, and for a pipe that has not ended after MAX_WHOLE_PIPE_SECONDS.
+    Raises OSError for more than `max_bytes`, and for a pipe without an end after MAX_WHOLE_PIPE_SECONDS.
     """
     if (descriptor := _pipe_of(file)) is not None:
         return _joined(_blocks_of_pipe(descriptor, MAX_WHOLE_PIPE_SECONDS), max_bytes)
@@ -61,7 +61,7 @@ def _joined(blocks: Iterator[bytes], max_bytes: int) -> bytes:
 
 
 def _pipe_of(file: BinaryIO) -> int | None:
-    """The descriptor of a file that is a pipe, of which nothing was read yet; None for another file."""
+    """The descriptor of a file that is an unread pipe; None for another file."""
     try:
         descriptor = file.fileno()
     except OSError:
@@ -70,9 +70,9 @@ def _pipe_of(file: BinaryIO) -> int | None:
 
 
 def _blocks_of_pipe(descriptor: int, max_silent: float) -> Iterator[bytes]:
-    """What comes from a pipe, until it ends. One that nobody has opened for writing yet seems to be at its end, too.
+    """The blocks of a pipe until its end. A pipe without a writer yet also reads as ended.
 
-    max_silent: seconds in which something must come. Raises TimeoutError.
+    max_silent: timeout in seconds for the next block. Raises TimeoutError.
     """
     end = time.monotonic() + MAX_WHOLE_PIPE_SECONDS
     latest, begun = time.monotonic() + max_silent, False

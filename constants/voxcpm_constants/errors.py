@@ -1,4 +1,4 @@
-"""Errors that a user can cause and fix; all derive from `VoxCPMError`.
+"""Errors that users can cause and fix; all derive from `VoxCPMError`.
 
 Each message is one line: what was expected, what was found, what to do. The command line prints it and exits with
 `exit_code`; users of the library catch `VoxCPMError`.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class VoxCPMError(Exception):
-    """Base class of the errors whose cause is the input and not the program."""
+    """Base class of errors caused by the input, not by the program."""
 
     exit_code = 2
 
@@ -27,13 +27,13 @@ class CheckpointError(VoxCPMError):
 
 
 class BundleError(VoxCPMError):
-    """A bundle that is absent, incomplete, altered, or of a newer schema."""
+    """A bundle that is missing, incomplete, altered, or of a newer schema."""
 
 
 class InputError(VoxCPMError, ValueError):
-    """A text, audio file, option or output path that generation cannot use; a ValueError, too, as upstream raises.
+    """A text, audio file, option or output path that cannot be used; also a ValueError, which upstream raises.
 
-    argument: the name of the argument of `VoxCPM.speak` that it is about, for programs; None if that is not known.
+    argument: the name of the argument of `VoxCPM.speak` at fault, for programs; None if unknown.
     """
 
     def __init__(self, message: str = "", *, argument: str | None = None) -> None:
@@ -42,7 +42,7 @@ class InputError(VoxCPMError, ValueError):
 
 
 class DeviceError(VoxCPMError):
-    """A device that this machine does not have, or cannot use, or whose memory is not enough."""
+    """A device that is missing, cannot be used, or has too little memory."""
 
 
 class MissingExtraError(VoxCPMError):
@@ -50,11 +50,11 @@ class MissingExtraError(VoxCPMError):
 
 
 SYSTEM_ERRORS = (OSError, RecursionError, MemoryError)
-"""What the system refuses: files, folders, depth and memory. The command line shows each as one line."""
+"""Errors of the operating system and limits of the interpreter, shown as one line on the command line."""
 
 
 def system_reason(error: BaseException) -> str:
-    """One of SYSTEM_ERRORS in a line: the path, if it is about one, and why the system refused."""
+    """The reason of one of SYSTEM_ERRORS in one line, with the path if there is one."""
     if isinstance(error, MemoryError):
         return "the memory is not enough" + (f" ({first_line(error)})" if str(error).strip() else "")
     if isinstance(error, RecursionError):
@@ -72,7 +72,7 @@ def system_reason(error: BaseException) -> str:
 
 @contextmanager
 def system_errors_as(kind: type[VoxCPMError]) -> Iterator[None]:
-    """A context, or a decorator, in which one of SYSTEM_ERRORS becomes a `kind` of one line; other errors pass."""
+    """A context manager or decorator that turns SYSTEM_ERRORS into a one-line `kind`; other errors propagate."""
     try:
         yield
     except SYSTEM_ERRORS as error:
@@ -80,7 +80,7 @@ def system_errors_as(kind: type[VoxCPMError]) -> Iterator[None]:
 
 
 def is_refused_memory(error: ImportError) -> bool:
-    """Whether a library could not be loaded for want of memory, which the system's loader says in these words."""
+    """Whether a library could not be loaded for lack of memory, by the words of the system's loader."""
     return any(
         sign in str(error)
         for sign in ("failed to map segment", "Cannot allocate memory", "cannot allocate memory")
@@ -101,9 +101,9 @@ _ESCAPED = re.compile(r"\\(U[0-9a-fA-F]{4}|.)")
 
 
 def core_ml_reason(error: BaseException) -> str:
-    """The sentence in an error of coremltools, and the underlying one if there is one, on one line.
+    """The description in an error of coremltools, with the underlying error's if there is one, in one line.
 
-    coremltools throws the `userInfo` of Core ML's NSError as the system prints a dictionary: several lines in braces.
+    coremltools raises the `userInfo` of Core ML's NSError, printed as a dictionary of several lines.
     """
     text = str(error)
     described = _DESCRIPTION.search(text)
@@ -127,14 +127,14 @@ def _unescaped(text: str) -> str:
 
 
 def first_wrong_field(error: ValidationError) -> str:
-    """The first field of a JSON document that is not as declared, with its dotted name, and what is wrong with it."""
+    """The dotted name of the first wrong field of a JSON document, and what is wrong with it."""
     first = error.errors()[0]
-    # A key may have any characters, ends of lines among them.
+    # A key may contain any characters, even newlines.
     keys = (key if (key := str(part)).isprintable() else ascii(key) for part in first["loc"])
     where = ".".join(keys) or "the file"
     return f"{where}: {first['msg']}"
 
 
 def os_reason(error: OSError) -> str:
-    """Why the system refused, such as "Permission denied"."""
+    """The reason of an OSError, such as "Permission denied"."""
     return error.strerror or first_line(error)

@@ -1,4 +1,4 @@
-"""Locks on files and folders between processes. The system releases them when a process ends, however it ends."""
+"""Locks on files and folders between processes, which the system releases when a process ends in any way."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 class Lock:
-    """A lock that was taken; it ends with `release`, with this object, or with the process."""
+    """A lock, held until `release`, or the end of this object or of the process."""
 
     def __init__(self, descriptor: int) -> None:
-        """Make one of an open file's descriptor, which it closes."""
+        """descriptor: of a locked file; closed by `release`."""
         self._close = weakref.finalize(self, os.close, descriptor)
 
     def release(self) -> None:
@@ -21,22 +21,22 @@ class Lock:
 
 
 def try_lock(descriptor: int) -> bool | None:
-    """Lock an open file or folder: True if it is ours now, False if another has it, None where there are no locks.
+    """Lock an open file or folder: True if locked, False if it is locked elsewhere, None if locks are not supported.
 
-    Another opening of the same file in this process counts as another.
+    A second descriptor of the same file in this process counts as elsewhere.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        # Some network file systems have none.
+        # Some network file systems have no locks.
         return None
     return True
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file or folder still lies at a path: another process may have moved or removed it."""
+    """Whether an open file or folder is still at a path: another process may have moved or removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
@@ -44,10 +44,10 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def lock_folder(folder: Path) -> Lock:
-    """Lock a folder that exists.
+    """Lock an existing folder.
 
-    Raises BlockingIOError if another has locked it, FileNotFoundError if it is not there (any more), and OSError for a
-    link: whoever waits for a folder to be there would wait for ever.
+    Raises BlockingIOError if another process has locked it, FileNotFoundError if it does not exist, and OSError for a
+    link, as a caller that waits for the folder would wait forever.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     lock = Lock(descriptor)

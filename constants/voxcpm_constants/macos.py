@@ -1,4 +1,4 @@
-"""The Mac that this process runs on, if it is one: the only place that asks."""
+"""The version of macOS; the only place that asks for it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import plistlib
 from pathlib import Path
 from typing import NamedTuple
 
-# Every Mac has this file and no other system does. The tests name another one, so that Core ML's path runs anywhere.
+# Only macOS has this file. Tests replace it, so that the code for Core ML runs anywhere.
 SYSTEM_VERSION_FILE = Path("/System/Library/CoreServices/SystemVersion.plist")
-# In the same folder. A Python built on an SDK before macOS 26 is given a SystemVersion.plist that says 16.0, as is
-# `platform.mac_ver`, but no other version of this file.
+# In the same folder. A Python built with an SDK before macOS 26 sees a SystemVersion.plist of 16.0 (as does
+# `platform.mac_ver`), but the real version in this file.
 _PLATFORM_VERSION = ".SystemVersionPlatform.plist"
 
 
@@ -24,7 +24,7 @@ class MacOS(NamedTuple):
 
 
 def macos() -> MacOS | None:
-    """The system's version and build; None where this is no Mac."""
+    """The system's version and build; None if it is not macOS."""
     for path in (SYSTEM_VERSION_FILE.with_name(_PLATFORM_VERSION), SYSTEM_VERSION_FILE):
         try:
             described = plistlib.loads(path.read_bytes())

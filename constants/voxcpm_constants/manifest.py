@@ -1,9 +1,9 @@
-"""`manifest.json`: a bundle's architecture, step models and source, and the digest of every file in its folders.
+"""`manifest.json`: a bundle's architecture, step models and source, and the digests of its files.
 
 bundle/
   manifest.json
-  manifest.sha256    the manifest's own digest, as `sha256sum -c` reads it; older bundles have none
-  README.md    the model card; it stands at the root and has no digest, so it may be rewritten
+  manifest.sha256    the manifest's digest, in the format of `sha256sum -c`; older bundles have none
+  README.md    the model card; has no digest, so it may be edited
   constants/   config.json and the arrays of `voxcpm_constants.arrays`
   tokenizer/   tokenizer.json, tokenizer_config.json
   fp16/        <step model>.mlpackage (and .mlmodelc where Apple's compiler was present), for macOS 27
@@ -39,9 +39,8 @@ from voxcpm_constants.targets import (
 )
 
 SCHEMA_VERSION = 5
-"""The newest version that this release reads. 3 added `speech`, which readers of 2 refuse; a manifest of 2 is read as
-one without it. 4 added the target macOS27, and 5 changed the form of its programs; bundles of other targets are still
-written as 3.
+"""The newest version that this release reads. 3 added `speech`, which readers of 2 reject. 4 added the target macOS27,
+and 5 changed the form of its programs; bundles for other targets are still written as 3.
 """
 _SCHEMA_BEFORE_CORE_AI = 3
 MANIFEST_FILE = "manifest.json"
@@ -111,7 +110,7 @@ class Manifest(_Record):
     tools: dict[str, str]
     """Versions of the packages that made the bundle."""
     files: dict[str, FileRecord]
-    """Every file in a folder of the bundle, by POSIX path relative to it: none at its root."""
+    """Every file in a folder of the bundle, by POSIX path relative to the bundle; files at its root are not listed."""
 
     @field_validator("files")
     @classmethod
@@ -124,7 +123,7 @@ class Manifest(_Record):
         return files
 
     def write(self, bundle: Path) -> None:
-        """Write `manifest.json` and its digest into the folder of the bundle."""
+        """Write `manifest.json` and its digest."""
         content = f"{self.model_dump_json(indent=1, by_alias=True)}\n".encode()
         (bundle / MANIFEST_FILE).write_bytes(content)
         (bundle / MANIFEST_DIGEST_FILE).write_bytes(_digest_line(content))
@@ -133,7 +132,7 @@ class Manifest(_Record):
     def read(cls, bundle: Path) -> Manifest:
         """Read a bundle's manifest.
 
-        Raises BundleError for an absent bundle, an unreadable or altered manifest or a schema of a later release.
+        Raises BundleError for a missing bundle, an unreadable or altered manifest, and a newer schema.
         """
         path = bundle / MANIFEST_FILE
         if not path.is_file():
@@ -183,7 +182,7 @@ class Manifest(_Record):
         return package_path(precision, package, self.target)
 
     def check_complete(self, bundle: Path) -> None:
-        """Raises BundleError if a file that speech is made with is not listed, so that nothing would verify it."""
+        """Raises BundleError if a file that is needed for speech is not listed, and so would not be verified."""
         needed = [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE]
         needed += [f"{CONSTANTS_FOLDER}/{stem}.npy" for stem in constant_shapes(self.architecture)]
         folders = {"/".join(PurePosixPath(name).parts[:2]) for name in self.files}
@@ -200,15 +199,15 @@ class Manifest(_Record):
                 )
 
     def check_nothing_else(self, bundle: Path, precisions: Collection[Precision]) -> None:
-        """Raises BundleError for a file or link that is not listed, so that nothing verifies it, where files are read.
+        """Raises BundleError for an unlisted, and so unverified, file or link in a folder that is read: constants,
+        tokenizer, and packages of these precisions.
 
-        That is among the constants, in the tokenizer, and in packages of these precisions. Files of the system
-        (`.DS_Store`) are passed over, but not within a package: programs name files there.
+        Files of the system (`.DS_Store`) are allowed, except within a package.
         """
         above = {str(parent) for name in self.files for parent in PurePosixPath(name).parents}
         for folder in (CONSTANTS_FOLDER, TOKENIZER_FOLDER, *precisions):
             for entry in _entries(bundle / folder):
-                # Compiled forms (`.mlmodelc`) may lie beside the packages of a bundle that an app ships.
+                # An app may ship compiled forms (`.mlmodelc`) next to the packages.
                 passed_over = (
                     f"{folder}/{entry.name}" not in above
                     if folder in precisions
@@ -218,29 +217,23 @@ class Manifest(_Record):
                     _check_listed(entry, f"{folder}/{entry.name}", self.files.keys(), above)
 
     def files_of(self, precision: Precision) -> dict[str, FileRecord]:
-        """The files that one precision speaks with, by path: constants, tokenizer and that precision's step models.
-
-        The test vectors are not among them: speech does not need them, and `vector_files` has them.
-        """
+        """The files of one precision by path: constants, tokenizer and step models, without the test vectors."""
         others = (*(f"{other}/" for other in self.precisions if other != precision), f"{VECTORS_FOLDER}/")
         return {path: record for path, record in self.files.items() if not path.startswith(others)}
 
     def vector_files(self) -> dict[str, FileRecord]:
-        """The files of the test vectors, by path; none in a bundle that an earlier release made."""
+        """The files of the test vectors by path; bundles of earlier releases have none."""
         return {path: record for path, record in self.files.items() if path.startswith(f"{VECTORS_FOLDER}/")}
 
     def digest(self, precision: Precision) -> str:
-        """SHA-256 over the recorded digests of every file that this precision uses, and over `speech` if it is there.
-
-        Both determine what a text sounds like.
-        """
+        """SHA-256 over what determines how a text sounds: the digests of the precision's files, and `speech`."""
         files = {path: record.sha256 for path, record in self.files_of(precision).items()}
         if self.speech is not None:
             files["speech"] = self.speech.model_dump_json()
         return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
     def package_key(self, precision: Precision, package: str) -> str:
-        """SHA-256 over the recorded digests of one package: a key for what is derived from it."""
+        """SHA-256 over the digests of one package: a key for caches derived from it."""
         prefix = f"{self.package_path(precision, package)}/"
         records = sorted(
             (path, record.sha256) for path, record in self.files.items() if path.startswith(prefix)
@@ -249,7 +242,7 @@ class Manifest(_Record):
 
 
 def schema_version(target: Target) -> int:
-    """The lowest schema version that describes a bundle of this target, so that earlier releases read what they can."""
+    """The lowest schema version for a bundle of this target, for the sake of earlier releases."""
     return SCHEMA_VERSION if target == CORE_AI else _SCHEMA_BEFORE_CORE_AI
 
 
@@ -263,7 +256,7 @@ def _digest_line(content: bytes) -> bytes:
 
 
 def _check_own_digest(bundle: Path, content: bytes) -> None:
-    """Raises BundleError if a manifest is not the one that its digest was written for. Older bundles have no digest."""
+    """Raises BundleError if a manifest differs from its digest. Older bundles have no digest."""
     path = bundle / MANIFEST_DIGEST_FILE
     expected = _digest_line(content)
     try:
@@ -302,9 +295,8 @@ def record_folder(folder: Path) -> dict[str, FileRecord]:
 
 
 def _places(bundle: Path) -> Path:
-    """The folder in which a bundle's files lie once links are followed.
-
-    That is the bundle; in the cache of the hub it is the repository's, whose snapshots are links to its blobs.
+    """The folder that contains a bundle's files once links are resolved: the bundle, or in the cache of the hub the
+    repository, whose snapshots link to its blobs.
     """
     folder = bundle.resolve()
     is_snapshot = folder.parent.name == "snapshots" and (folder.parents[1] / "blobs").is_dir()
@@ -312,9 +304,9 @@ def _places(bundle: Path) -> Path:
 
 
 def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool) -> None:
-    """Compare files with their records: sizes, and with `digests` also contents.
+    """Compare the sizes of files with their records, and with `digests` also their contents.
 
-    Raises BundleError, whose message names the first wrong file, also for a link to a file outside of the bundle.
+    Raises BundleError, naming the first wrong file, also for a link to a file outside the bundle.
     """
     allowed = _places(bundle)
     for name, record in expected.items():
@@ -350,7 +342,7 @@ def _check_listed(
     entry: os.DirEntry[str], name: str, listed: Collection[str], folders: Collection[str]
 ) -> None:
     """Raises BundleError unless a file is listed, or every file in a folder. name: its path in the bundle."""
-    # A link is followed only on the way to a listed file, of which `check_files` knows that it lies in the bundle.
+    # A linked folder is entered only for listed files, which `check_files` has found to be in the bundle.
     if entry.is_dir(follow_symlinks=name in folders):
         for below in _entries(entry.path):
             _check_listed(below, f"{name}/{below.name}", listed, folders)

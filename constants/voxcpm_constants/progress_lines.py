@@ -1,4 +1,4 @@
-"""Progress in a log: a line now and then, where there is no terminal to show a status that changes."""
+"""Progress in a log: a line at intervals, where there is no terminal for a status line."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 
 LINE_SECONDS = 10.0
-"""Seconds between two lines, and before the first, so that a short run prints none."""
+"""Seconds between two lines, and before the first one, so that a short run prints none."""
 
 
 @contextlib.contextmanager
 def progress_lines(text: str = "") -> Iterator[Callable[[str], None]]:
-    """A context that writes the latest text to standard error every LINE_SECONDS, unless it is the one before.
-
-    The yielded function sets the text.
-    """
+    """Write the latest text to standard error every LINE_SECONDS, if it has changed. The yielded function sets it."""
     # Converters replace standard error while they run.
     stream, latest, ended = sys.stderr, [text], threading.Event()
 
@@ -25,7 +22,7 @@ def progress_lines(text: str = "") -> Iterator[Callable[[str], None]]:
         while not ended.wait(LINE_SECONDS):
             if latest[0] != written:
                 written = latest[0]
-                # Nobody may read it any more, which is no reason to stop working.
+                # A closed standard error must not stop the work.
                 with contextlib.suppress(OSError, ValueError):
                     stream.write(f"{written}\n")
                     stream.flush()

@@ -14,8 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from voxcpm_constants.architecture import Architecture, Transformer
-from voxcpm_constants.bounds import MAX_LAYERS, MAX_POSITIONS
-from voxcpm_constants.euler_steps import MAX_EULER_STEPS
+from voxcpm_constants.bounds import MAX_EULER_STEPS, MAX_LAYERS, MAX_POSITIONS
 from voxcpm_constants.hardware_limits import LONGEST_AXIS
 
 AUDIO_VAE_ENCODER = "audio_vae_encoder"
@@ -180,81 +179,55 @@ def encoder_patches(a: Architecture) -> tuple[int, ...]:
     return (1, maximum) if maximum > 1 else (1,)
 
 
+def _tensor(
+    name: str,
+    shape: tuple[Axis, ...],
+    meaning: str,
+    dtype: Literal["float32", "int32", "compute"] = "float32",
+) -> TensorSpec:
+    return TensorSpec(name=name, shape=shape, dtype=dtype, meaning=meaning)
+
+
 def _audio_vae_encoder(a: Architecture, contexts: ContextDtype) -> StepModel:
     samples = _axis(encoder_patches(a), a.patch_input_samples)
     frames = _axis(encoder_patches(a), a.patch_size)
     return StepModel(
         name=AUDIO_VAE_ENCODER,
-        inputs=(
-            TensorSpec(
-                name="audio", shape=(1, 1, samples), meaning=f"mono audio at {a.input_sample_rate} Hz"
-            ),
-        ),
-        outputs=(
-            TensorSpec(
-                name="latents",
-                shape=(1, a.feat_dim, frames),
-                meaning="latent frames (batch, latent_dim, frames)",
-            ),
-        ),
+        inputs=(_tensor("audio", (1, 1, samples), f"mono audio at {a.input_sample_rate} Hz"),),
+        outputs=(_tensor("latents", (1, a.feat_dim, frames), "latent frames (batch, latent_dim, frames)"),),
         state=_contexts(encoder_contexts(a), contexts),
     )
 
 
 def _audio_vae_decoder(a: Architecture, contexts: ContextDtype) -> StepModel:
     # One patch: longer chunks round differently, and streaming must give exactly the samples of offline generation.
+    latents, audio = (1, a.feat_dim, a.patch_size), (1, 1, a.patch_output_samples)
     return StepModel(
         name=AUDIO_VAE_DECODER,
-        inputs=(
-            TensorSpec(
-                name="latents",
-                shape=(1, a.feat_dim, a.patch_size),
-                meaning="latent frames of one patch (batch, latent_dim, frames)",
-            ),
-        ),
-        outputs=(
-            TensorSpec(
-                name="audio",
-                shape=(1, 1, a.patch_output_samples),
-                meaning=f"waveform in [-1, 1] at {a.output_sample_rate} Hz",
-            ),
-        ),
+        inputs=(_tensor("latents", latents, "latent frames of one patch (batch, latent_dim, frames)"),),
+        outputs=(_tensor("audio", audio, f"waveform in [-1, 1] at {a.output_sample_rate} Hz"),),
         state=_contexts(decoder_contexts(a), contexts),
     )
 
 
 def _feat_encoder(a: Architecture, sizes: StepSizes) -> StepModel:
     patches = _axis(sizes.encode_patches)
+    shape = (1, patches, a.patch_size, a.feat_dim)
     return StepModel(
         name=FEAT_ENCODER,
-        inputs=(
-            TensorSpec(
-                name="patches",
-                shape=(1, patches, a.patch_size, a.feat_dim),
-                meaning="latent patches (batch, patches, frames, latent_dim)",
-            ),
-        ),
-        outputs=(
-            TensorSpec(
-                name="embeddings",
-                shape=(1, patches, a.base_lm.hidden_size),
-                meaning="one LM embedding a patch",
-            ),
-        ),
+        inputs=(_tensor("patches", shape, "latent patches (batch, patches, frames, latent_dim)"),),
+        outputs=(_tensor("embeddings", (1, patches, a.base_lm.hidden_size), "one LM embedding a patch"),),
     )
 
 
 def _base_lm_step(a: Architecture, sizes: StepSizes) -> StepModel:
+    hidden = a.base_lm.hidden_size
     return _lm_step(
         BASE_LM_STEP,
         a.base_lm,
         sizes,
-        ("hidden", a.base_lm.hidden_size, "last hidden state, after the final norm"),
-        (
-            "fsq_hidden",
-            a.base_lm.hidden_size,
-            "hidden state through scalar quantisation: used at audio positions",
-        ),
+        ("hidden", hidden, "last hidden state, after the final norm"),
+        ("fsq_hidden", hidden, "hidden state through scalar quantisation: used at audio positions"),
         ("stop_logits", 2, "continue, stop: read from fsq_hidden"),
     )
 
@@ -271,24 +244,16 @@ def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, 
     return StepModel(
         name=name,
         inputs=(
-            TensorSpec(name="embeddings", shape=(batch, chunk, lm.hidden_size), meaning="input embeddings"),
-            TensorSpec(
-                name="position",
-                shape=(batch,),
-                dtype="int32",
-                meaning="cache position of the first embedding",
-            ),
+            _tensor("embeddings", (batch, chunk, lm.hidden_size), "input embeddings"),
+            _tensor("position", (batch,), "cache position of the first embedding", "int32"),
         ),
-        outputs=tuple(
-            TensorSpec(name=tensor, shape=(batch, chunk, width), meaning=meaning)
-            for tensor, width, meaning in outputs
-        ),
+        outputs=tuple(_tensor(tensor, (batch, chunk, width), meaning) for tensor, width, meaning in outputs),
         state=tuple(
-            TensorSpec(
-                name=f"{kind}_cache_{layer:02d}",
-                shape=cache,
-                dtype="compute",
-                meaning=f"{word} of layer {layer} (batch, kv_heads, positions, head_dim)",
+            _tensor(
+                f"{kind}_cache_{layer:02d}",
+                cache,
+                f"{word} of layer {layer} (batch, kv_heads, positions, head_dim)",
+                "compute",
             )
             for layer in range(lm.num_layers)
             for kind, word in (("k", "keys"), ("v", "values"))
@@ -302,23 +267,15 @@ def _locdit_step(a: Architecture, sizes: StepSizes) -> StepModel:
     return StepModel(
         name=LOCDIT_STEP,
         inputs=(
-            TensorSpec(name="x", shape=latents, meaning="noisy patch; rows: conditional, unconditional"),
-            TensorSpec(
-                name="mu", shape=(rows, a.mu_size), meaning="LM condition; zeros in the unconditional row"
-            ),
-            TensorSpec(
-                name="t_embedding",
-                shape=embedding,
-                meaning="sine and cosine of the time, from 1 (noise) to 0 (data)",
-            ),
-            TensorSpec(name="cond", shape=latents, meaning="previous patch"),
-            TensorSpec(
-                name="dt_embedding",
-                shape=embedding,
-                meaning="sine and cosine of the step length in mean mode, else of zero",
+            _tensor("x", latents, "noisy patch; rows: conditional, unconditional"),
+            _tensor("mu", (rows, a.mu_size), "LM condition; zeros in the unconditional row"),
+            _tensor("t_embedding", embedding, "sine and cosine of the time, from 1 (noise) to 0 (data)"),
+            _tensor("cond", latents, "previous patch"),
+            _tensor(
+                "dt_embedding", embedding, "sine and cosine of the step length in mean mode, else of zero"
             ),
         ),
-        outputs=(TensorSpec(name="velocity", shape=latents, meaning="velocity of each row"),),
+        outputs=(_tensor("velocity", latents, "velocity of each row"),),
     )
 
 
@@ -329,32 +286,28 @@ def zero_velocity_steps(steps: int) -> int:
 
 def _locdit_solve(a: Architecture, sizes: StepSizes) -> StepModel:
     moves = sizes.solver_steps - zero_velocity_steps(sizes.solver_steps)
-    latents = (1, a.feat_dim, a.patch_size)
+    latents, times = (1, a.feat_dim, a.patch_size), (moves, a.dit_config.hidden_dim)
     return StepModel(
         name=LOCDIT_SOLVE,
         inputs=(
-            TensorSpec(name="noise", shape=latents, meaning="the patch at time 1"),
-            TensorSpec(name="mu", shape=(1, a.mu_size), meaning="LM condition"),
-            TensorSpec(name="cond", shape=latents, meaning="previous patch"),
-            TensorSpec(
-                name="t_embeddings",
-                shape=(moves, a.dit_config.hidden_dim),
-                meaning="sine and cosine of the time at each step that moves the patch",
-            ),
-            TensorSpec(name="step_lengths", shape=(moves,), meaning="the length of each of these steps"),
-            TensorSpec(name="cfg_value", shape=(1,), meaning="classifier-free guidance"),
+            _tensor("noise", latents, "the patch at time 1"),
+            _tensor("mu", (1, a.mu_size), "LM condition"),
+            _tensor("cond", latents, "previous patch"),
+            _tensor("t_embeddings", times, "sine and cosine of the time at each step that moves the patch"),
+            _tensor("step_lengths", (moves,), "the length of each of these steps"),
+            _tensor("cfg_value", (1,), "classifier-free guidance"),
         ),
-        outputs=(TensorSpec(name="patch", shape=latents, meaning="the patch at time 0"),),
+        outputs=(_tensor("patch", latents, "the patch at time 0"),),
     )
 
 
 def _contexts(widths: Iterator[tuple[int, int]], dtype: ContextDtype) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec(
-            name=f"context_{index:02d}",
-            shape=(1, channels, width),
-            dtype=dtype,
-            meaning=f"left context of causal convolution {index}",
+        _tensor(
+            f"context_{index:02d}",
+            (1, channels, width),
+            f"left context of causal convolution {index}",
+            dtype,
         )
         for index, (channels, width) in enumerate(widths)
     )

@@ -1,4 +1,4 @@
-"""Tensors as a safetensors file of the same bytes each time: safetensors gives metadata any order."""
+"""Reproducible safetensors files: safetensors itself writes metadata in any order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from voxcpm_constants.json_files import parsed_json
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
-"""Tensors start at a multiple of so many bytes; spaces fill the header up to one."""
+"""Tensors start at a multiple of this many bytes; the header is padded with spaces."""
 
 
 def tensor_file(tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    """The content of a safetensors file of the tensors, any shapes and types, and texts by name."""
-    # save() writes the memory of an array as it lies.
+    """The content of a safetensors file with these tensors and this metadata."""
+    # save() ignores the strides of an array.
     content = save({name: np.ascontiguousarray(array) for name, array in tensors.items()}, dict(metadata))
     header, start = header_of(content)
     ordered = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()

@@ -1,19 +1,19 @@
-"""The tokenizer's files, opened in the same way by a conversion and by the runtime: what converts also opens.
+"""The tokenizer's files, opened in the same way by conversion and runtime, so that what converts also opens.
 
-Upstream (`model/utils.py`) wraps `LlamaTokenizerFast`: no BOS. What LlamaTokenizerFast does depends on the release of
-transformers: 4 runs `tokenizer.json` as it is, 5 takes only its vocabulary and merges and builds Llama's own pipeline
-around them.
+Upstream (`model/utils.py`) wraps `LlamaTokenizerFast`, without BOS. Its behaviour depends on the release of
+transformers: 4 runs `tokenizer.json` unchanged, 5 takes its vocabulary and merges and builds Llama's pipeline around
+them.
 
 - Published checkpoints have Llama's normaliser. For them both agree except for leading spaces; this follows 5.
-- If a file has another normaliser (lower-casing, for example), 5 drops it, and then loses every letter without a
-  token. For such a file this follows 4: the file as it is, which is what such a checkpoint was trained with.
+- Another normaliser (lower-casing, for example) is dropped by 5, which then loses every letter without a token. For
+  such a file this follows 4: it is run unchanged, as the checkpoint was trained with it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -41,12 +41,12 @@ _T = TypeVar("_T")
 
 
 class _AddedToken(BaseModel):
-    """A token that is cut out of a text before BPE; what is not given is the library's default."""
+    """A token that is cut out of a text before BPE, with the library's defaults."""
 
     model_config = ConfigDict(strict=True)
 
     content: str
-    # Two tokens that take the text around them as well may take the same, and the library panics.
+    # The library panics if two tokens that absorb adjacent text overlap.
     single_word: Literal[False] = False
     lstrip: Literal[False] = False
     rstrip: Literal[False] = False
@@ -64,7 +64,7 @@ _Named = str | _NamedToken
 
 
 class _Config(BaseModel):
-    """What is used of `tokenizer_config.json`, with the defaults of transformers where a key is absent."""
+    """The keys of `tokenizer_config.json` that are used, with the defaults of transformers."""
 
     model_config = ConfigDict(strict=True)
 
@@ -83,7 +83,7 @@ class _Config(BaseModel):
     split_special_tokens: bool | None = None
 
     def unknown(self) -> str:
-        """The token of what is in no other."""
+        """The token of unknown characters."""
         return _content(self.unk_token or _UNKNOWN)
 
     def named(self) -> list[str]:
@@ -105,8 +105,8 @@ class _Config(BaseModel):
 def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenizer, str]:
     """The tokeniser of a folder, and its unknown token.
 
-    needs_config: False opens a folder without `tokenizer_config.json`, which a checkpoint need not have; a bundle has
-    one. Raises ValueError, one line with the path, when a file is absent, damaged, or not of a BPE tokeniser.
+    needs_config: whether `tokenizer_config.json` must exist, as in a bundle; a checkpoint may lack it. Raises
+    ValueError, one line with the path, for a file that is missing, damaged, or not of a BPE tokeniser.
     """
     config_path, path = folder / TOKENIZER_CONFIG_FILE, folder / TOKENIZER_FILE
     settings: Any = {}
@@ -137,12 +137,12 @@ def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenize
 
 
 class PanickedError(Exception):
-    """An error of the library's Rust code: a panic, which itself is no Exception, or one without a class of its own."""
+    """An error of the library's Rust code: a panic, which is not an Exception, or an error without its own class."""
 
 
 @contextmanager
 def panics_told(what: str) -> Iterator[None]:
-    """A context in which an error of the library's Rust code becomes a PanickedError of one line."""
+    """Turn an error of the library's Rust code into a one-line PanickedError."""
     try:
         yield
     except BaseException as error:
@@ -161,43 +161,16 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
     model = document.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         raise ValueError("expected a BPE tokeniser, as every VoxCPM has")
-    if model.get("continuing_subword_prefix"):
-        # The library panics where it merges a token that is shorter than the prefix.
-        raise ValueError("expected a BPE without a continuing_subword_prefix, as every VoxCPM has")
     if model.get("dropout"):
         raise ValueError("expected a BPE without dropout, which draws the tokens of a text by chance")
-    _check_merges(model)
     check_steps(document)
     return document
-
-
-def _check_merges(model: dict[str, Any]) -> None:
-    """Raises ValueError, one line, if a merge makes what the vocabulary lacks, where the library panics.
-
-    It says itself what is wrong with a vocabulary or merges of another form.
-    """
-    vocabulary, merges = model.get("vocab"), model.get("merges")
-    if not isinstance(vocabulary, dict) or not isinstance(merges, list):
-        return
-    made = (merge.replace(" ", "") if isinstance(merge, str) else "".join(merge) for merge in merges)
-    with suppress(TypeError):
-        for token in made:
-            if token not in vocabulary:
-                raise ValueError(f"expected {token[:40]!r} in its vocabulary, which its merges make")
 
 
 def _tokenizer_of_file(document: dict[str, Any]) -> Tokenizer:
     unused = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
     _listed_tokens(document)
-    tokenizer = Tokenizer.from_str(json.dumps({**document, **unused}))
-    if tokenizer.normalizer is not None:
-        for token in tokenizer.get_added_tokens_decoder().values():
-            if token.normalized and token.content and not tokenizer.normalizer.normalize_str(token.content):
-                # Found everywhere, and the library panics there.
-                raise ValueError(
-                    f"nothing is left of the added token {token.content[:40]!r} when it is normalised"
-                )
-    return tokenizer
+    return Tokenizer.from_str(json.dumps({**document, **unused}))
 
 
 def _llama_tokenizer(document: dict[str, Any], config: _Config) -> Tokenizer:
@@ -216,28 +189,16 @@ def _llama_tokenizer(document: dict[str, Any], config: _Config) -> Tokenizer:
         "fuse_unk": True,
         "byte_fallback": True,
     }
-    tokenizer = Tokenizer.from_str(
-        json.dumps(
-            {
-                "version": "1.0",
-                "truncation": None,
-                "padding": None,
-                "added_tokens": [],
-                "normalizer": None,
-                "pre_tokenizer": pre_tokenizer,
-                "post_processor": None,
-                "decoder": None,
-                "model": model,
-            }
-        )
-    )
+    unused = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    pipeline = {"version": "1.0", "added_tokens": [], "pre_tokenizer": pre_tokenizer, "model": model}
+    tokenizer = Tokenizer.from_str(json.dumps({**unused, **pipeline}))
     tokenizer.add_tokens(_added_tokens(document, config))
     tokenizer.encode_special_tokens = bool(config.split_special_tokens)
     return tokenizer
 
 
 def _added_tokens(document: dict[str, Any], config: _Config) -> list[AddedToken]:
-    """Tokens cut out before BPE, by id: the configuration's list, or the file's if it has none, then named ones."""
+    """Tokens cut out before BPE, by id: those of the configuration, or else of the file, then the named ones."""
     listed = config.added_tokens_decoder
     records = _listed_tokens(document) if listed is None else _by_id(listed)
     added = [AddedToken(**record.model_dump(exclude_unset=True)) for record in records]

@@ -1,10 +1,10 @@
-"""Where this project writes for a user, by default and by two environment variables.
+"""The folders of a user, by default and by two environment variables.
 
     $VOXCPM_COREML_CACHE     one folder for everything: compiled/, lowered/, verified/, measured/,
                              bundles/, voices/, jobs/
     $VOXCPM_COREML_VOICES    the folder of the voices alone
 
-Without them: the platform's user cache and user data folders. A variable that is empty counts as not set.
+Without them: the platform's user cache and user data folders. An empty variable counts as unset.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _APPLICATION = "voxcpm-coreml"
 
 
 def cache_folder(kind: str) -> Path:
-    """A cache folder, which need not exist yet. kind: "compiled", "lowered", "verified", "measured" or "bundles".
+    """A cache folder, which may not exist yet. kind: "compiled", "lowered", "verified", "measured" or "bundles".
 
-    Raises InputError where the variable names a file.
+    Raises InputError if the variable names a file.
     """
     chosen = _chosen(CACHE_VARIABLE)
     if chosen is not None:
         return chosen / kind
-    import platformdirs  # only where no variable decides: it costs time at every start
+    import platformdirs  # slow to import, and only needed without the variable
 
     return Path(platformdirs.user_cache_dir(_APPLICATION)) / kind
 
 
 def voices_folder() -> Path:
-    """The folder of the user's voices. It need not exist yet. Raises InputError where a variable names a file."""
+    """The folder of the user's voices, which may not exist yet. Raises InputError if a variable names a file."""
     chosen = _chosen(VOICES_VARIABLE)
     return _data_folder("voices") if chosen is None else chosen
 
 
 def jobs_folder() -> Path:
-    """The folder of a server's jobs. It need not exist yet. Raises InputError where the variable names a file."""
+    """The folder of a server's jobs, which may not exist yet. Raises InputError if the variable names a file."""
     return _data_folder("jobs")
 
 
@@ -55,16 +55,16 @@ def _data_folder(kind: str) -> Path:
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
-    """The path, with a user's home folder for its `~`. Raises InputError for a name that no file can have."""
+    """The path with `~` expanded. Raises InputError for a name that no file can have."""
     try:
         # Python's functions raise different errors for both.
         if b"\0" in os.fsencode(path):
             raise InputError(f"{path!r}: a path has no null character")
         return Path(path).expanduser()
     except UnicodeEncodeError:
-        raise InputError(f"{path!r}: a path of the system's has no such characters") from None
+        raise InputError(f"{path!r}: the file system cannot encode these characters") from None
     except RuntimeError:
-        raise InputError(f"{path}: there is no user of this name, whose home folder ~ would be") from None
+        raise InputError(f"{path}: there is no user of this name, so ~ cannot be expanded") from None
 
 
 def _chosen(variable: str) -> Path | None:

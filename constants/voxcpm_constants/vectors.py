@@ -1,18 +1,18 @@
-"""Test vectors: for each step model, calls with what went in, what comes out and the state that is left.
+"""Test vectors: for each step model, calls with their inputs, outputs and final state.
 
     vectors/<step model>.safetensors
 
-A *stream* is one call or several that pass their state on. Each step model has these:
+A *stream* is one call, or several with a common state. Each step model has these:
 
-| stream | calls | length | the state before it |
+| stream | calls | length | initial state |
 |---|---|---|---|
 | `chain` | 12 | the shortest | zeros |
 | `first_L` for every longer length L | 1 | L | zeros |
-| `last_L` for every length L, of models with KV caches | 1 | L | the rows that `chain` left, repeated to the end |
+| `last_L` for every length L, of models with KV caches | 1 | L | the rows of `chain`, repeated to the end |
 
 `chain` and `first_L` begin at cache position 0, and `last_L` ends at the cache's last position. A tensor's name is
-`<stream>/<kind>/<name of the declaration>`, where kind is `in`, `out` or `state`. Inputs and outputs have a first axis
-more, the call. `state` is what the stream leaves: contexts whole, and of each KV cache the rows that the stream wrote,
+`<stream>/<kind>/<name of the declaration>`, where kind is `in`, `out` or `state`. Inputs and outputs have the call as
+first axis. `state` is the final state: contexts as a whole, and of each KV cache the rows that were written,
 (1, kv_heads, utterances · rows, head_dim). Floats are float16, or float32 where float16 overflows.
 """
 
@@ -42,7 +42,7 @@ Vectors = Mapping[str, Array]
 
 
 class Stream(NamedTuple):
-    """Calls of a step model that pass their state on."""
+    """Calls of a step model with a common state."""
 
     name: str
     declared: StepModel
@@ -53,7 +53,7 @@ class Stream(NamedTuple):
     start: int = 0
     """Cache position of the first embedding."""
     filled: bool = False
-    """Whether the KV caches begin with the rows of `chain`, repeated, and not with zeros."""
+    """Whether the KV caches start with the rows of `chain`, repeated, instead of zeros."""
 
     def key(self, kind: str, name: str) -> str:
         """Name of a tensor in the file; kind: "in", "out" or "state"."""
@@ -109,7 +109,7 @@ def filled_caches(left: Mapping[str, Array], sizes: StepSizes) -> dict[str, Arra
 
 
 def left_by(stream: Stream, state: Mapping[str, Array], sizes: StepSizes) -> dict[str, Array]:
-    """What a stream leaves of its state, as the file has it: contexts whole, and the cache rows that it wrote."""
+    """The final state of a stream as in the file: contexts as a whole, and the cache rows that it wrote."""
     return {
         t.name: cache_rows(state[t.name], stream.rows, sizes.batch) if is_cache(t) else state[t.name]
         for t in stream.declared.state

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
-"""Its path in a package, which has none if no weight is worth one."""
+"""Its path in a package; a package with only small weights has none."""
 
 # The number of weights, and a version.
 _HEADER = struct.Struct("<II")
@@ -17,10 +17,10 @@ _ALIGNMENT = 64
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a weight.bin has the weights that its header counts, and ends with the last one's data.
+    """Whether a weight.bin has as many weights as its header says, and ends with the data of the last one.
 
-    coremltools counts in the header whenever it adds a weight, and does not see if the last of these writes fails.
-    Raises OSError for a file that cannot be read.
+    coremltools updates the header with each weight, and does not notice if the last write fails. Raises OSError for a
+    file that cannot be read.
     """
     end = path.stat().st_size
     with path.open("rb") as file:

@@ -13,9 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from voxcpm_constants.bounds import MAX_POSITIONS
+from voxcpm_constants.bounds import MAX_EULER_STEPS, MAX_POSITIONS, MIN_SOLVER_STEPS
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.euler_steps import MAX_EULER_STEPS, MIN_SOLVER_STEPS
 from voxcpm_constants.hardware_limits import LONGEST_AXIS, STATE_MULTIPLE
 from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_constants.step_models import LARGEST_BATCH, PRECISIONS, Precision, StepSizes

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import EMBED_TOKENS, constant_shapes, write_constant
+from voxcpm_constants.bounds import MAX_EULER_STEPS, MIN_SOLVER_STEPS
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.euler_steps import MAX_EULER_STEPS, MIN_SOLVER_STEPS
 from voxcpm_constants.manifest import (
     CONFIG_FILE,
     CONSTANTS_FOLDER,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from voxcpm_constants.bounds import MAX_EULER_STEPS
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.euler_steps import MAX_EULER_STEPS
 from voxcpm_constants.generations import GENERATIONS, Generation
 from voxcpm_runtime.argument_types import switch, wrong_type
 
@@ -79,29 +79,31 @@ class Declared(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How speech is generated, with upstream's names and defaults. Raises InputError, one line, for a wrong value."""
+    """Options of generation, with upstream's names and defaults. Raises InputError, one line, for a wrong value."""
 
-    cfg_value: Annotated[float, Option("Strength of classifier-free guidance; 1 is none.", (0.0, 10.0))] = 2.0
+    cfg_value: Annotated[
+        float, Option("Strength of classifier-free guidance; 1 disables it.", (0.0, 10.0))
+    ] = 2.0
     inference_timesteps: Annotated[
         int,
         Option(
-            "Euler steps of a patch; with CFG-zero* the first 4 % have zero velocity.",
+            "Euler steps per patch; with CFG-zero* the first 4 % have zero velocity.",
             (1, MAX_EULER_STEPS),
             "steps",
         ),
     ] = 10
     temperature: Annotated[
-        float, Option("Standard deviation of the noise that a patch starts from.", (0.0, 10.0))
+        float, Option("Standard deviation of the initial noise of a patch.", (0.0, 10.0))
     ] = 1.0
     # Beyond these bounds time would run backwards somewhere: its slope at the ends is 1 + c and 1 + c (1 - pi / 2).
     sway_sampling_coef: Annotated[
         float,
-        Option("How much denser the Euler steps are near the noise; 0 spaces them evenly.", (-1.0, 1.75)),
+        Option("How much denser the Euler steps are near the noise; 0 means evenly spaced.", (-1.0, 1.75)),
     ] = 1.0
     use_cfg_zero_star: Annotated[
         bool,
         Option(
-            "CFG-zero*: no velocity in the first steps, projected guidance (arXiv 2503.18886).",
+            "CFG-zero*: zero velocity in the first steps, and projected guidance (arXiv 2503.18886).",
             flags=("--cfg-zero-star/--no-cfg-zero-star",),
         ),
     ] = True
@@ -109,7 +111,7 @@ class GenerationOptions:
         int,
         Option(
             "The stop head is ignored at first: each segment has at least min_len + 2 patches, unless max_len ends "
-            "the speech. Refused if they do not fit into the KV cache.",
+            "the speech. Rejected if they do not fit into the KV cache.",
             (0, 100_000),
             "patches",
         ),
@@ -125,17 +127,17 @@ class GenerationOptions:
     retry_badcase: Annotated[
         bool,
         Option(
-            "Generate again, with the next seed, when the speech is suspiciously long or short for its text.",
+            "Generate again with the next seed if the speech is suspiciously long or short for its text.",
             flags=("--retry/--no-retry",),
         ),
     ] = True
     retry_badcase_max_times: Annotated[
-        int, Option("Maximum number of attempts; 0 is as 1.", (0, 100), "attempts", ("--retry-times",))
+        int, Option("Maximum number of attempts; 0 means 1.", (0, 100), "attempts", ("--retry-times",))
     ] = 3
     retry_badcase_ratio_threshold: Annotated[
         float,
         Option(
-            "From here on speech counts as too long, if this is not 6 or there is no `speech.json`; it also limits the "
+            "Longer speech counts as too long, if this is not 6 or there is no `speech.json`; also a limit of the "
             "length.", (0.1, 1000.0),
             "patches per text token", ("--retry-ratio",),
         ),
@@ -143,14 +145,16 @@ class GenerationOptions:
     segment_tokens: Annotated[
         int | None,
         Option(
-            "Maximum number of text tokens of one utterance; a longer text is spoken in segments.",
+            "Maximum number of text tokens per utterance; a longer text is spoken in segments.",
             (8, 100_000), "tokens",
             default=f"what the checkpoint was made for (`speech.json`), otherwise {SEGMENT_TOKENS}",
         ),
     ] = None  # fmt: skip
     paragraph_pause: Annotated[
         float,
-        Option("Silence between paragraphs of a text that is spoken in segments.", (0.0, 60.0), "seconds"),
+        Option(
+            "Silence between the paragraphs of a text that is spoken in segments.", (0.0, 60.0), "seconds"
+        ),
     ] = 0.6
     normalize: Annotated[
         bool,
@@ -162,7 +166,7 @@ class GenerationOptions:
     trim_silence_vad: Annotated[
         bool,
         Option(
-            "Cut silence from both ends of prompt and reference, except 200 ms.", flags=("--trim-silence",)
+            "Cut silence from both ends of prompt and reference down to 200 ms.", flags=("--trim-silence",)
         ),
     ] = False
 

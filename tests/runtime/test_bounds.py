@@ -116,18 +116,11 @@ def test_standard_input_may_wait_for_its_first_byte(monkeypatch):
     timer.join()
 
 
-def test_a_prompt_that_was_cut_off_is_refused(refused, folder):
-    write_audio("whole.wav", np.random.default_rng(0).uniform(-0.5, 0.5, 4000), 1000)
-    (folder / "cut.wav").write_bytes((folder / "whole.wav").read_bytes()[:-2000])
-
-    assert "cut off: its header says" in refused("--text", "hi.", "--prompt", "cut.wav", "--prompt-text", "a")
-
-
 def test_a_silent_prompt_is_refused(refused):
     write_audio("silent.wav", np.zeros(300), 1000)
 
     err = refused("--text", "hi.", "--prompt", "silent.wav", "--prompt-text", "a")
-    assert "silence throughout: its peak is 0 (no sound at all)" in err
+    assert "silence throughout: its peak is 0 (digital silence)" in err
 
 
 def test_a_small_file_of_too_many_samples_is_refused(refused):
@@ -140,7 +133,7 @@ def test_a_small_file_of_too_many_samples_is_refused(refused):
 
     err = refused("--text", "hi.", "--prompt", "long.flac", "--prompt-text", "a")
 
-    assert "prompt audio long.flac: more than 57600000 samples, the most of a recording" in err
+    assert "prompt audio long.flac: more than 57600000 samples, the maximum of a recording" in err
     assert "resample it to 48000 Hz or less, or cut it" in err
     # Bytes on macOS, else kilobytes.
     unit = 1 if sys.platform == "darwin" else 1024

@@ -264,7 +264,9 @@ def test_a_prompt_too_long_for_the_cache_is_refused_before_it_is_encoded(tts, mo
 
 
 def test_a_prompt_shorter_than_a_patch_is_refused(tts):
-    with pytest.raises(InputError, match=r"prompt audio: 0.019 s long, but one patch, 0.020 s, is the least"):
+    with pytest.raises(
+        InputError, match=r"prompt audio: 0.019 s long, but the minimum is one patch, 0.020 s"
+    ):
         tts.generate(TEXT, (np.zeros(19, np.float32), 1000), "a ")
 
 

@@ -1,4 +1,4 @@
-"""Audio files: prompts are read as mono at a given rate, speech is written completely or not at all."""
+"""Audio files: prompts are read as mono at a given rate; speech is written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ A path or an open file may be a pipe; an open file is read from its current posi
 
 
 class _Format(NamedTuple):
-    """libsndfile's names for a format, and the sample rates in Hz that its codec takes (empty: any)."""
+    """libsndfile's names of a format, and the sample rates in Hz of its codec (empty: any)."""
 
     container: str
     subtype: str
@@ -48,9 +48,9 @@ FORMATS = {
     ".opus": _Format("OGG", "OPUS", (8000, 12000, 16000, 24000, 48000)),
     ".mp3": _Format("MP3", "MPEG_LAYER_III", (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)),
 }
-# dtype -> (sample value of silence, difference from it at full scale).
+# dtype -> (value of silence, difference from it at full scale).
 _PCM_SCALES = {"uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
-# Linear: a peak 40 dB above full scale means wrong scaling.
+# Linear: a peak 40 dB above full scale is a scaling error.
 _MAX_PEAK = 100.0
 _BLOCK_FRAMES = 1 << 16
 
@@ -60,16 +60,16 @@ def read_audio(source: AudioSource, sample_rate: int, *, min_samples: int = 1, w
 
     min_samples: smallest allowed length at `sample_rate`. what: its name in messages, such as "prompt audio".
 
-    Raises InputError for a source that is no audio, was cut off, is empty, has NaN or infinite samples, is far beyond
-    full scale, is too short, or is longer than MAX_RECORDING_SECONDS or MAX_RECORDING_SAMPLES.
+    Raises InputError for a source that is not audio, is empty, has NaN or infinite samples, is far beyond full scale,
+    is too short, or is longer than MAX_RECORDING_SECONDS or MAX_RECORDING_SAMPLES.
     """
     name = f"{what} {source}" if isinstance(source, str | Path) else what
     if isinstance(source, tuple):
-        mono, rate = _given(source, name)
+        mono, rate = _from_array(source, name)
     else:
         mono, rate = decode_audio(audio_content(source, name), name)
-        if not len(mono):
-            raise _empty(name)
+    if not len(mono):
+        raise InputError(f"{name}: expected samples, but it is empty")
     require_finite(mono, name)
     # Without an array of all absolute values.
     peak = float(max(mono.max(), -mono.min()))
@@ -80,7 +80,7 @@ def read_audio(source: AudioSource, sample_rate: int, *, min_samples: int = 1, w
     resampled = resample(mono, rate, sample_rate, name)
     if len(resampled) < min_samples:
         raise InputError(
-            f"{name}: {len(mono) / rate:.3f} s long, but one patch, {min_samples / sample_rate:.3f} s, is the least"
+            f"{name}: {len(mono) / rate:.3f} s long, but the minimum is one patch, {min_samples / sample_rate:.3f} s"
         )
     return resampled
 
@@ -98,8 +98,7 @@ def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> 
     return np.asarray(soxr.resample(samples, given, wanted), np.float32)
 
 
-def _checked_rate(rate: object, name: str = "audio") -> int:
-    """The sample rate in Hz. Raises InputError for what is not a whole number in range."""
+def _checked_rate(rate: object, name: str) -> int:
     if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= MAX_RATE:
         raise InputError(
             f"{name}: the sample rate must be a whole number of Hz from 1 to {MAX_RATE}, got {rate!r}"
@@ -107,13 +106,78 @@ def _checked_rate(rate: object, name: str = "audio") -> int:
     return int(rate)
 
 
+def _from_array(source: tuple[npt.NDArray[np.generic], int], name: str) -> tuple[Audio, int]:
+    """Mono samples (samples,) in [-1, 1] of (samples, sample rate): channels averaged, and their rate.
+
+    Computed in blocks, so that no channel is copied as a whole.
+    """
+    if len(source) != 2:
+        raise InputError(f"{name}: expected (samples, sample rate), got a tuple of {len(source)}")
+    samples = np.asarray(source[0])
+    if samples.ndim not in (1, 2):
+        raise InputError(
+            f"{name}: expected samples of shape (samples,) or (samples, channels), got {samples.shape}"
+        )
+    if samples.ndim == 2 and samples.shape[1] > samples.shape[0] > 0:
+        raise InputError(
+            f"{name}: expected samples of shape (samples, channels), got {samples.shape}; transpose them"
+        )
+    if samples.ndim == 2 and samples.shape[1] > MAX_CHANNELS:
+        raise InputError(f"{name}: expected at most {MAX_CHANNELS} channels, got {samples.shape[1]}")
+    if not np.issubdtype(samples.dtype, np.floating) and samples.dtype.name not in _PCM_SCALES:
+        raise InputError(
+            f"{name}: expected floating point, int16, int32 or uint8 samples, got {samples.dtype}"
+        )
+    rate = _checked_rate(source[1], name)
+    check_length(len(samples), rate, name)
+    zero, one = _PCM_SCALES.get(samples.dtype.name, (0, 1))
+    mono = np.empty(len(samples), np.float32)
+    for start in range(0, len(samples), _BLOCK_FRAMES):
+        block = samples[start : start + _BLOCK_FRAMES]
+        # A value too large for float32 becomes infinite, and is rejected by `require_finite`.
+        with np.errstate(over="ignore"):
+            values = (np.asarray(block, np.float32) - np.float32(zero)) / np.float32(one)
+        mono[start : start + len(block)] = values if values.ndim == 1 else mean_of_channels(values)
+    return mono, rate
+
+
+def audio_content(source: object, name: str) -> bytes:
+    """The bytes of a source: read as a whole, because pipes cannot seek, and the format must not depend on the name.
+
+    Raises InputError for a source that cannot be read, is neither file nor pipe, or exceeds MAX_RECORDING_BYTES.
+    """
+    if not isinstance(source, bytes | bytearray | memoryview | str | Path) and not hasattr(source, "read"):
+        kind = type(source).__name__
+        raise InputError(
+            f"{name}: expected a path, bytes, an open binary file or (samples, sample rate), got {kind}"
+        )
+    path = user_path(source) if isinstance(source, str | Path) else None
+    try:
+        if path is not None:
+            content = read_bounded(path, MAX_RECORDING_BYTES)
+        elif isinstance(source, bytes | bytearray | memoryview):
+            content = bytes(source)
+        else:
+            content = source.read(MAX_RECORDING_BYTES + 1)
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such file") from None
+    # ValueError: a file that was closed.
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if not isinstance(content, bytes):
+        raise InputError(f'{name}: expected a file opened for bytes; open it with mode "rb"')
+    if len(content) > MAX_RECORDING_BYTES:
+        raise InputError(f"{name}: expected at most {MAX_RECORDING_BYTES} bytes, the maximum of a recording")
+    return content
+
+
 def check_output_path(
     path: str | Path, *, inputs: Iterable[str | Path | None] = (), overwrite: bool = False
 ) -> Path:
-    """The path with ~ expanded. Raises InputError if no audio file can be written there, by a test file.
+    """The path with ~ expanded. Raises InputError if no audio file can be written there, which is tried.
 
-    Missing folders are made for the test, as names too long show only then, and removed again. inputs: files that are
-    read for the speech, none of which may be the output. overwrite: whether a read-only file may be replaced.
+    Missing folders are created for the test, which finds names that are too long, and removed again. inputs: files that
+    are read for the speech; the output must be none of them. overwrite: whether a read-only file may be replaced.
     """
     path = user_path(path)
     made: list[Path] = []
@@ -133,7 +197,7 @@ def check_output_path(
             folder.mkdir()
             made.append(folder)
         with contextlib.suppress(FileNotFoundError):
-            # For a name that is too long: the test file's is shortened.
+            # Fails for a name that is too long, which the temp file's shortened name hides.
             target.lstat()
         with whole_file(path, keep=False, overwrite=overwrite) as file:
             file.write(b"")
@@ -144,7 +208,7 @@ def check_output_path(
         reason = os_reason(error) if isinstance(error, OSError) else str(error)
         raise InputError(f"{path}: cannot be written ({reason})") from None
     finally:
-        # Another process may have put something there meanwhile.
+        # Another process may have written there in the meantime.
         with contextlib.suppress(OSError):
             for folder in reversed(made):
                 folder.rmdir()
@@ -184,7 +248,7 @@ def audio_file(path: str | Path, audio: Audio, sample_rate: int) -> tuple[bytes,
         wanted = min((rate for rate in form.rates if rate > sample_rate), default=form.rates[-1])
         audio, sample_rate = resample(audio, sample_rate, wanted), wanted
     samples = pcm16(audio) if form.subtype == "PCM_16" else np.clip(audio, -1.0, 1.0)
-    # Encoded in memory: libsndfile says nothing of what it could not write, such as onto a full disk.
+    # Encoded in memory, because libsndfile does not report a full disk.
     encoded = io.BytesIO()
     try:
         soundfile.write(encoded, samples, sample_rate, format=form.container, subtype=form.subtype)
@@ -200,7 +264,7 @@ def write_audio_file(
 ) -> None:
     """Write what `audio_file` returned. Folders, `overwrite` and errors: see `write_audio`.
 
-    record: called when all is written, just before the file appears under its name; an error of it leaves no file.
+    record: called when all is written, just before the file appears; if it raises, there is no file.
     """
     path = user_path(path)
     try:
@@ -208,7 +272,7 @@ def write_audio_file(
             target.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path, overwrite=overwrite) as file:
             file.write(content)
-            # A full disk is told now, not after the record.
+            # Reports a full disk before the record is written.
             file.flush()
             if record is not None:
                 record()
@@ -228,94 +292,3 @@ def _format(path: Path) -> _Format:
     if not soundfile.check_format(form.container, form.subtype):
         raise InputError(f"{path}: the installed libsndfile does not write {path.suffix}; write .wav")
     return form
-
-
-def check_audio_exists(path: str | Path, name: str) -> None:
-    """Raises InputError for a path where nothing is. name: the words for it in the message."""
-    if not user_path(path).exists():
-        raise _missing(name)
-
-
-def audio_content(source: object, name: str) -> bytes:
-    """The bytes of a source. libsndfile itself would seek, which pipes cannot do, and rely on a file's name.
-
-    Raises InputError for what cannot be read, for what is neither file nor pipe, and beyond MAX_RECORDING_BYTES.
-    """
-    if isinstance(source, bytes | bytearray | memoryview):
-        return _bounded(bytes(source), name)
-    if not isinstance(source, str | Path) and not hasattr(source, "read"):
-        kind = type(source).__name__
-        raise InputError(
-            f"{name}: expected a path, bytes, an open binary file or (samples, sample rate), got {kind}"
-        )
-    path = user_path(source) if isinstance(source, str | Path) else None
-    try:
-        if path is not None:  # noqa: SIM108 - one line would be too long to read
-            content = read_bounded(path, MAX_RECORDING_BYTES)
-        else:
-            content = source.read(MAX_RECORDING_BYTES + 1)  # type: ignore[union-attr]
-    except FileNotFoundError:
-        raise _missing(name) from None
-    # ValueError: a null character in the name, a file that was closed.
-    except (OSError, ValueError) as error:
-        raise InputError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if not isinstance(content, bytes):
-        raise InputError(f'{name}: expected a file opened for bytes; open it with mode "rb"')
-    return _bounded(content, name)
-
-
-def _bounded(content: bytes, name: str) -> bytes:
-    if len(content) > MAX_RECORDING_BYTES:
-        raise InputError(f"{name}: expected at most {MAX_RECORDING_BYTES} bytes, the most of a recording")
-    return content
-
-
-def _missing(name: str) -> InputError:
-    return InputError(f"{name}: no such file")
-
-
-def _given(source: tuple[npt.NDArray[np.generic], int], name: str) -> tuple[Audio, int]:
-    """The samples of (samples, sample rate) as mono float32 (samples,), bounded before they are copied."""
-    if len(source) != 2:
-        raise InputError(f"{name}: expected (samples, sample rate), got a tuple of {len(source)}")
-    samples = np.asarray(source[0])
-    _check_samples(samples, name)
-    rate = _checked_rate(source[1], name)
-    check_length(len(samples), rate, name)
-    return _mono(samples), rate
-
-
-def _check_samples(samples: npt.NDArray[np.generic], name: str) -> None:
-    if samples.ndim not in (1, 2):
-        raise InputError(
-            f"{name}: expected samples of shape (samples,) or (samples, channels), got {samples.shape}"
-        )
-    if samples.size == 0:
-        raise _empty(name)
-    if samples.ndim == 2 and samples.shape[1] > samples.shape[0]:
-        raise InputError(
-            f"{name}: expected samples of shape (samples, channels), got {samples.shape}; transpose them"
-        )
-    if samples.ndim == 2 and samples.shape[1] > MAX_CHANNELS:
-        raise InputError(f"{name}: expected at most {MAX_CHANNELS} channels, got {samples.shape[1]}")
-    if not np.issubdtype(samples.dtype, np.floating) and samples.dtype.name not in _PCM_SCALES:
-        raise InputError(
-            f"{name}: expected floating point, int16, int32 or uint8 samples, got {samples.dtype}"
-        )
-
-
-def _mono(samples: npt.NDArray[np.generic]) -> Audio:
-    """The mean of the channels (samples,) in [-1, 1], computed in blocks so that no channel is held again."""
-    zero, one = _PCM_SCALES.get(samples.dtype.name, (0, 1))
-    mono = np.empty(len(samples), np.float32)
-    for start in range(0, len(samples), _BLOCK_FRAMES):
-        block = samples[start : start + _BLOCK_FRAMES]
-        # A value too large for float32 becomes infinite, which `require_finite` refuses.
-        with np.errstate(over="ignore"):
-            values = (np.asarray(block, np.float32) - np.float32(zero)) / np.float32(one)
-        mono[start : start + len(block)] = values if values.ndim == 1 else mean_of_channels(values)
-    return mono
-
-
-def _empty(name: str) -> InputError:
-    return InputError(f"{name}: expected samples, but it is empty")

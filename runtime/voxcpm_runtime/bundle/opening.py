@@ -28,9 +28,9 @@ from voxcpm_runtime.bundle.verified_files import check_digests
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 DEFAULT_BUNDLE = Path(__file__).parents[1] / "default_bundle"
-"""The built-in voice, in int8, which is part of this package; `make built-in-voice` converts it."""
+"""The built-in voice in int8, part of this package; `make built-in-voice` converts it."""
 DEFAULT_ORDER: tuple[Precision, ...] = ("int8", "int4", "fp16", "fp32")
-"""Order of preference: if no precision is asked for, the first of these that the bundle has is used."""
+"""The order in which a precision is chosen if the caller names none."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Bundle:
 def open_bundle(path: str | Path | None, precision: str | None = None, *, verify: bool = False) -> Bundle:
     """Open a bundle from a folder or from the hub (`organisation/name`); None opens the built-in voice.
 
-    Sizes and digests of the precision's files are compared with the manifest; a file is hashed again only if it has
-    changed since. verify: hash every file of every precision now.
+    Sizes and digests of the precision's files are compared with the manifest; a file that was verified before is hashed
+    again only if it has changed. verify: hash every file of every precision.
 
     Raises BundleError, naming the file, for a file that is missing, truncated, altered, not listed or of a newer
     schema, and InputError for a precision that the bundle lacks.
@@ -103,7 +103,7 @@ def _opened(folder: Path, precision: str | None, *, verify: bool) -> Bundle:
 
 
 def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Precision:
-    """The precision asked for, or the first of DEFAULT_ORDER in the bundle. Raises InputError if it is not there."""
+    """The given precision, or the first of DEFAULT_ORDER in the bundle. Raises InputError if it is missing."""
     if asked is not None and (not isinstance(asked, str) or asked not in PRECISIONS):
         raise wrong_type(asked, "precision", f"one of {', '.join(PRECISIONS)}")
     for precision in DEFAULT_ORDER:
@@ -121,7 +121,7 @@ def choose_precision(folder: Path, manifest: Manifest, asked: str | None) -> Pre
 
 
 def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path:
-    """The folder of a bundle. One from the hub is downloaded, in one precision; None is the built-in voice's.
+    """The folder of a bundle. A hub id is downloaded, in one precision; None is the built-in voice.
 
     Raises BundleError if the download fails, and InputError if the precision is missing.
     """
@@ -133,8 +133,8 @@ def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path
     manifest_only = _download(str(path), [MANIFEST_FILE, MANIFEST_DIGEST_FILE])
     if not (manifest_only / MANIFEST_FILE).is_file():
         raise BundleError(
-            f"{path}: this repository of the hub is not a bundle, as it has no {MANIFEST_FILE}; if it is a checkpoint, "
-            "make a bundle of it with `voxcpm-coreml convert`"
+            f"{path}: this repository of the hub is not a bundle, as it has no {MANIFEST_FILE}; convert a checkpoint "
+            "with `voxcpm-coreml convert`"
         )
     chosen = choose_precision(Path(str(path)), Manifest.read(manifest_only), precision)
     folders = (CONSTANTS_FOLDER, TOKENIZER_FOLDER, VECTORS_FOLDER, chosen)
@@ -142,7 +142,7 @@ def locate_bundle(path: str | Path | None, precision: str | None = None) -> Path
 
 
 def _download(repository: str, patterns: list[str]) -> Path:
-    # Takes time to import, and only bundles of the hub need it.
+    # Slow to import, and only needed for bundles of the hub.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -155,7 +155,7 @@ def _download(repository: str, patterns: list[str]) -> Path:
 
 
 def _check_declaration(folder: Path, manifest: Manifest) -> None:
-    """Raises BundleError unless the step models are those that this release runs; later code checks no shapes."""
+    """Raises BundleError unless this release runs the declared step models; later code does not check shapes."""
     declared = declare_step_models(
         manifest.architecture, manifest.sizes, audio_vae_fp32=manifest.audio_vae_fp32
     )

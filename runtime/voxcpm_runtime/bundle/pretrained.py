@@ -1,6 +1,6 @@
-"""Checkpoints that are opened like bundles: each is converted once, into the user's cache.
+"""Opening a checkpoint like a bundle: it is converted once, into the user's cache.
 
-The command `convert` does the work, and is found by its entry point: the runtime imports no conversion.
+The command `convert` is found by its entry point, as the runtime does not import conversion.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_PRECISION = "int8"
 _GROUP, _COMMAND = "voxcpm_coreml.commands", "convert"
 _TOOLS = ("coremltools", "torch", "voxcpm-coreml")
 _LONGEST_WAIT = 3600
-"""Seconds for another process to convert the same checkpoint; the largest takes it minutes."""
+"""Seconds to wait for another process to convert the same checkpoint; the largest takes minutes."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,18 @@ class Pretrained:
     cache_dir: str | None = None
     """Folder for downloads from the hub; None for the hub's own."""
     local_files_only: bool = False
-    """Whether to open what was downloaded before, without the network."""
+    """Whether to use earlier downloads only, without the network."""
     lora: str | None = None
     """Folder or weight file of a LoRA to merge."""
 
 
 def pretrained_bundle(asked: Pretrained, precision: str | None = None) -> Path:
-    """The folder of a checkpoint's bundle, which the first call converts, in one precision (int8 by default).
+    """The folder of a checkpoint's bundle, converted on the first call in one precision (int8 by default).
 
-    A folder that is a bundle already is returned as it is. Raises InputError for a name that is neither a folder nor a
+    The folder of a bundle is returned unchanged. Raises InputError for a name that is neither a folder nor a
     hub id, MissingExtraError if the extra `convert` is not installed, and what the conversion raises.
     """
-    from filelock import FileLock, Timeout  # takes time to import, and only this needs it
+    from filelock import FileLock, Timeout  # slow to import, and only needed here
 
     given = user_path(asked.model)
     if (given / MANIFEST_FILE).is_file():
@@ -98,11 +98,11 @@ def _convert(model: str) -> Callable[..., object]:
 
 
 def _name(asked: Pretrained, precision: str) -> str:
-    """The name of the bundle in the cache, which changes with all that it is made from and with the tools' versions."""
+    """The name of the bundle in the cache: a digest of everything it is made from, with the tools' versions."""
     parts: list[Any] = [precision, *(version(tool) for tool in _TOOLS)]
     for given in (asked.model, asked.lora):
         path = None if given is None else user_path(given)
-        # A hub id stands for itself: what it named first is kept.
+        # A hub id is not resolved: the first conversion is kept.
         parts.append(given if path is None or not path.exists() else _marks(path.resolve()))
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     last = "".join(char if char.isalnum() or char in "._-" else "-" for char in Path(asked.model).name)[:60]
@@ -110,7 +110,7 @@ def _name(asked: Pretrained, precision: str) -> str:
 
 
 def _marks(path: Path) -> list[Any]:
-    """What changes if a folder's files, or a file, do: names, sizes and times."""
+    """Names, sizes and times of a file, or of the files in a folder."""
     files = sorted(entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]
     stats = [(file.name, os.stat(file)) for file in files]  # noqa: PTH116 - follows links, as in the hub's cache
     return [str(path), *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]

@@ -1,4 +1,4 @@
-"""Digests of files, computed once: a second start trusts a file whose size, times and inode are unchanged.
+"""Digests of files, computed once: the next start trusts a file whose size, times and inode are unchanged.
 
 Each bundle, and each form that a backend makes of a package, has one record in the user's cache folder
 (`voxcpm_constants.user_folders`).
@@ -19,7 +19,7 @@ from voxcpm_constants.user_folders import cache_folder
 from voxcpm_runtime.storage.whole_file import whole_file
 
 RECORDS_FILE = "files.json"
-"""Sizes and digests of all other files of the folder that it lies in."""
+"""Sizes and digests of all other files in the same folder."""
 
 
 def record_files(folder: Path) -> None:
@@ -29,7 +29,7 @@ def record_files(folder: Path) -> None:
 
 
 def check_recorded(folder: Path) -> None:
-    """Compare a folder with its records, which `record_files` wrote; unchanged files are hashed once.
+    """Compare a folder with the records of `record_files`; unchanged files are hashed once.
 
     Raises BundleError, naming the first file that is wrong, missing or not recorded.
     """
@@ -56,14 +56,14 @@ def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:
         return
     check_files(bundle, unknown, digests=True)
     fresh = {name: _mark(bundle / name, file) for name, file in unknown.items()}
-    # A cache that cannot be written costs time at the next start, nothing else.
+    # If the cache cannot be written, the next start only takes longer.
     with contextlib.suppress(OSError):
         _write(record, {**known, **fresh})
 
 
 def _mark(path: Path, file: FileRecord) -> list[int | str]:
     stat = path.stat()
-    # Any program can set the modification time, as `touch -r` does; the change time only the system sets.
+    # Any program can set the modification time, as `touch -r` does, but only the system sets the change time.
     return [file.sha256, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 

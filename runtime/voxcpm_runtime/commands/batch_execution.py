@@ -1,7 +1,6 @@
-"""Where the lines of a batch are spoken: on this machine, or by what another package brings.
+"""Where the lines of a batch are spoken: on this machine, or by another package's executor.
 
-An executor of another package is an entry point, found by its name, as commands are (`commands/cli.py`). So the runtime
-knows no cluster.
+An executor is an entry point, found by its name, as commands are (`commands/cli.py`): the runtime knows no cluster.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.batch_lines import BatchLine
 from voxcpm_runtime.commands.engine import loaded
 from voxcpm_runtime.commands.shared_arguments import Engine
-from voxcpm_runtime.commands.status_line import Notes, progress_text
+from voxcpm_runtime.commands.status_line import Notes, progress_text, speech_summary
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import CancelToken
-from voxcpm_runtime.speech.progress import ProgressCallback
 from voxcpm_runtime.speech.results import Speech
 from voxcpm_runtime.voxcpm import VoxCPM
 
 EXECUTOR_GROUP = "voxcpm_coreml.batch_executors"
-"""The entry points of executors: each is a function as `BatchExecutors`."""
+"""Entry points that make executors: functions (cluster address, bundle as the user named it, Bundle, Engine)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Task:
     def self_contained(self, bundle: Bundle) -> Arguments:
         """The line's arguments with the content of its recordings, for another machine.
 
-        Raises InputError for recordings that cannot be used, in the words in which this machine would say so.
+        Raises InputError for recordings that cannot be used, with the same message as on this machine.
         """
         arguments = self.line.arguments
         recordings = arguments.recordings
@@ -52,39 +50,35 @@ class Task:
 
 @dataclass(frozen=True)
 class SpokenFile:
-    """The speech of a line as the content of its file, and what is said of it."""
+    """The speech of a line as the content of its file, and the facts for its record."""
 
     content: bytes
     seed: int
     audio_seconds: float
-    """Seconds of speech."""
-    elapsed_seconds: float
-    """Seconds of work."""
-    real_time_factor: float
-    """Seconds of work for a second of speech."""
     samples: int
-    clipped: int
-    """Number of samples that were clipped."""
     suspicious: dict[int, str]
     """The segments, by number from 1, that are suspicious in every attempt, and why."""
+    summary: str
+    """What the command prints about it."""
 
     @classmethod
     def of(cls, output: str, speech: Speech) -> SpokenFile:
-        """The file of a speech. output: its name, whose ending chooses the format.
+        """The file of a speech. output: its name, whose suffix selects the format.
 
-        Raises InputError for samples that are not finite.
+        Raises InputError for samples that are NaN or infinite.
         """
         content, clipped = audio_file(output, speech.audio, speech.sample_rate)
         return cls(
             content=content,
             seed=cast("int", speech.seed),
             audio_seconds=speech.audio_seconds,
-            elapsed_seconds=speech.elapsed_seconds,
-            real_time_factor=speech.real_time_factor,
             samples=len(speech.audio),
-            clipped=clipped,
             suspicious={segment.number: segment.reason for segment in speech.suspicious},
+            summary=speech_summary(speech, clipped),
         )
+
+
+Results = Iterator[tuple[Task, SpokenFile | VoxCPMError]]
 
 
 class Executor(Protocol):
@@ -92,33 +86,28 @@ class Executor(Protocol):
 
     def __call__(
         self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Callable[[int, str], None]
-    ) -> Iterator[tuple[Task, SpokenFile | VoxCPMError]]:
-        """Each line with its file, or with its error, in the order in which they end.
+    ) -> Results:
+        """Yield each line with its file or its error, in the order in which they finish.
 
-        tasks: the lines, taken when they can be spoken, in any number; taking one may take time. cancel: ends it all;
-        lines may then be left out, or be Cancelled. note: shows progress. warn: shows a warning about the line of a
-        number.
+        tasks: taken as they can be spoken; taking one may take time. cancel: stops all work; lines may then be left out
+        or be Cancelled. note: shows progress. warn: shows a warning about a line, by its number.
         """
 
 
-class BatchExecutors(Protocol):
-    """An entry point that makes executors."""
-
-    def __call__(self, address: str, name: str | None, bundle: Bundle, engine: Engine) -> Executor:
-        """An executor. address: of the cluster. name: the bundle as the user named it, None for the built-in voice."""
+ExecutorFactory = Callable[[str, str | None, Bundle, Engine], Executor]
 
 
-def executor_from(option: str) -> BatchExecutors:
-    """What makes the executors of an option of `batch`. Raises MissingExtraError if no installed package brings it."""
+def executor_factory(option: str) -> ExecutorFactory:
+    """The entry point of an option of `batch`. Raises MissingExtraError if no installed package has it."""
     for entry in entry_points(group=EXECUTOR_GROUP, name=option):
-        return cast("BatchExecutors", entry.load())
+        return cast("ExecutorFactory", entry.load())
     raise MissingExtraError(
-        f'batch --{option} is not part of this installation; install it with: pip install "voxcpm-coreml[{option}]"'
+        f'batch --{option} is not installed; install it with: pip install "voxcpm-coreml[{option}]"'
     )
 
 
-class OnThisMachine:
-    """Speaks as many lines at a time as the bundle was converted for; its step models are loaded if there is a line."""
+class LocalExecutor:
+    """Speaks as many lines at a time as the bundle was converted for. Loads the step models when there is a line."""
 
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         self._bundle = bundle
@@ -126,25 +115,26 @@ class OnThisMachine:
 
     def __call__(
         self, tasks: Iterator[Task], cancel: CancelToken, note: Notes, warn: Callable[[int, str], None]
-    ) -> Iterator[tuple[Task, SpokenFile | VoxCPMError]]:
-        """Each line with its file or error: see `Executor`."""
+    ) -> Results:
+        """Yield each line with its file or its error: see `Executor`."""
         if not (ready := list(tasks)):
             return
-        asked = [
-            replace(
+
+        def arguments(index: int, task: Task) -> Arguments:
+            place = f"{index} of {len(ready)}, {task.line.output}"
+            return replace(
                 task.line.arguments,
                 cancel=cancel,
-                progress=_reported(note, f"{place} of {len(ready)}, {task.line.output}"),
+                progress=lambda progress: note(f"{place}: {progress_text(progress)}"),
             )
-            for place, task in enumerate(ready, start=1)
-        ]
-        outputs = [task.line.output for task in ready]
-        for index, result in spoken_files(
+
+        results = spoken_files(
             loaded(self._bundle, self._engine, note),
-            asked,
-            outputs,
-            lambda place, text: warn(ready[place].line.line, text),
-        ):
+            [arguments(index, task) for index, task in enumerate(ready, start=1)],
+            [task.line.output for task in ready],
+            lambda index, text: warn(ready[index].line.line, text),
+        )
+        for index, result in results:
             yield ready[index], result
 
 
@@ -155,7 +145,7 @@ def spoken_files(
 
     outputs: names of the files. warn: called with the index of an utterance and a warning about it.
     """
-    with _warnings_given_to(warn):
+    with _warnings_to(warn):
         for index, speech in tts.speak_each(asked):
             if isinstance(speech, VoxCPMError):
                 yield index, speech
@@ -167,8 +157,8 @@ def spoken_files(
 
 
 @contextlib.contextmanager
-def _warnings_given_to(warn: Callable[[int, str], None]) -> Iterator[None]:
-    """Each warning is given with the index of its utterance, which is the one that the warning thread speaks."""
+def _warnings_to(warn: Callable[[int, str], None]) -> Iterator[None]:
+    """Pass on each warning with the index of the utterance that its thread is speaking."""
 
     def show(message: Warning | str, category: type[Warning], *_: object) -> None:
         if issubclass(category, UserWarning):
@@ -178,7 +168,3 @@ def _warnings_given_to(warn: Callable[[int, str], None]) -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show  # type: ignore[assignment]
         yield
-
-
-def _reported(note: Notes, place: str) -> ProgressCallback:
-    return lambda progress: note(f"{place}: {progress_text(progress)}")

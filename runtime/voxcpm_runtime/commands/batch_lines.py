@@ -1,8 +1,7 @@
-"""The lines of a batch, from a text or JSONL file: each is checked, or becomes a failure with its reason."""
+"""The lines of a batch, from a text or JSONL file: each is either valid, or a failure with its reason."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 from collections.abc import Iterator
@@ -39,7 +38,7 @@ _RECORDINGS = ("prompt", "prompt_text", "reference")
 
 
 class _OwnKeys(BaseModel):
-    """The keys of a JSONL line that are not options of the command line with the same meaning."""
+    """The keys of a JSONL line that have no option with the same meaning."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -59,7 +58,7 @@ _Line = create_model(
 
 @dataclass(frozen=True)
 class Defaults:
-    """Values from the command line for lines that leave them out."""
+    """Values from the command line for lines without their own."""
 
     architecture: Architecture
     recordings: Recordings
@@ -68,7 +67,7 @@ class Defaults:
     options: GenerationOptions
 
     def check(self) -> None:
-        """Raises InputError for values with which no line could be spoken that leaves them out."""
+        """Raises InputError for values with which no line can be spoken."""
         checked_control(self.control, self.architecture, continues=self.recordings.continues)
         self.recordings.read(self.architecture, trimmed=self.options.trim_silence_vad)
         if self.seed is not None:
@@ -97,37 +96,33 @@ class Failure(NamedTuple):
 
 
 class Lines:
-    """The lines of an input that are not blank, checked: texts of a .txt file, JSON objects of a .jsonl file.
+    """The non-blank lines of an input, checked: texts of a .txt file, or JSON objects of a .jsonl file.
 
-    Each iteration reads them anew, one after the other, so that an input of any size takes no memory.
+    Each iteration reads the file again line by line, so an input of any size takes little memory.
     """
 
     def __init__(self, source: str, defaults: Defaults) -> None:
-        """Open the input. source: a path, or "-" for standard input, which is JSONL when its first line starts with a
+        """Open the input. source: a path, or "-" for standard input, which is JSONL if its first line starts with a
         brace. Audio paths of a JSONL file are relative to its folder.
 
-        Raises InputError for a source that cannot be read, has another ending, or has no lines.
+        Raises InputError for a source that cannot be read, has another suffix, or has no lines.
         """
         self._source = source
         self._defaults = defaults
-        is_standard_input = source == STANDARD_INPUT
-        self._file = io.BytesIO(standard_input()) if is_standard_input else _opened(source)
-        with contextlib.ExitStack() as unless_it_has_lines:
-            unless_it_has_lines.callback(self.close)
-            first = next(self._numbered(), None)
-            if first is None:
-                named = "standard input" if is_standard_input else source
-                raise InputError(f"{named}: it is empty; expected an utterance on each line")
-            unless_it_has_lines.pop_all()
-        if is_standard_input:
-            folder, is_jsonl = Path(), first[1].lstrip().startswith(b"{")
+        self._file = _opened(source)
+        first = next(self._numbered(), None)
+        if first is None:
+            self.close()
+            named = "standard input" if source == STANDARD_INPUT else source
+            raise InputError(f"{named}: it is empty; expected an utterance on each line")
+        if source == STANDARD_INPUT:
+            self._folder = Path() if first[1].lstrip().startswith(b"{") else None
         else:
-            folder = user_path(source).parent
             is_jsonl = Path(source).suffix.lower() == _JSONL
-        self._folder = folder if is_jsonl else None
+            self._folder = user_path(source).parent if is_jsonl else None
 
     def __iter__(self) -> Iterator[BatchLine | Failure]:
-        """The lines. Only one iteration may be under way at a time."""
+        """The lines. Only one iteration may be in progress at a time."""
         return (_read(number, line, self._defaults, self._folder) for number, line in self._numbered())
 
     def close(self) -> None:
@@ -135,18 +130,18 @@ class Lines:
         self._file.close()
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
-        """The number of each line that is not blank, from 1, and its content."""
+        """The number, from 1, and content of each non-blank line."""
         number = 0
         try:
             self._file.seek(0)
-            while ended := self._file.readline(MAX_TEXT_BYTES + 1):
-                if len(ended) > MAX_TEXT_BYTES:
+            while block := self._file.readline(MAX_TEXT_BYTES + 1):
+                if len(block) > MAX_TEXT_BYTES:
                     raise InputError(
                         f"{self._source}: expected lines of at most {MAX_TEXT_BYTES} bytes, got a longer one"
                     )
-                # A line may also end with a carriage return. Split as bytes: str.splitlines also splits at characters
-                # that JSON strings may contain.
-                for line in (ended if number else ended.removeprefix(_BYTE_ORDER_MARK)).splitlines():
+                # Lines may also end with carriage returns. Split as bytes, because str.splitlines also splits at
+                # characters that JSON strings may contain.
+                for line in (block if number else block.removeprefix(_BYTE_ORDER_MARK)).splitlines():
                     number += 1
                     if line.strip():
                         yield number, line
@@ -155,7 +150,9 @@ class Lines:
 
 
 def _opened(source: str) -> BinaryIO:
-    """The file, which can be read again; a pipe is read now."""
+    """The input as a file that can seek; standard input and pipes are read into memory."""
+    if source == STANDARD_INPUT:
+        return io.BytesIO(standard_input())
     path = user_path(source)
     if path.suffix.lower() not in (_TEXT, _JSONL):
         raise InputError(
@@ -169,7 +166,7 @@ def _opened(source: str) -> BinaryIO:
 
 
 def _read(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> BatchLine | Failure:
-    """One line, checked. folder: what the audio paths of a JSONL line are relative to; None for a line of text."""
+    """One line, checked. folder: the base of audio paths in a JSONL line; None for a line of text."""
     try:
         with system_errors_as(InputError):
             try:
@@ -183,7 +180,7 @@ def _read(number: int, line: bytes, defaults: Defaults, folder: Path | None) -> 
 
 
 def json_line(text: str) -> dict[str, Any]:
-    """The keys that a JSONL line gives, and their values. Raises InputError for any that a line does not have."""
+    """The keys and values of a JSONL line. Raises InputError for unknown keys and wrong types."""
     try:
         document = parsed_json(text)
     except ValueError as error:
@@ -195,15 +192,12 @@ def json_line(text: str) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:1])
-        if first["type"] == "extra_forbidden":
-            raise InputError(
-                f"unknown key {key!r}; expected some of {', '.join(_Line.model_fields)}"
-            ) from None
-        if first["type"] == "missing":
-            raise InputError(
-                f"the key {key!r} is missing; expected a JSON object with at least a text"
-            ) from None
-        raise InputError(f"{key}: {first['msg'].lower()}, got {document[key]!r}") from None
+        reasons = {
+            "extra_forbidden": f"unknown key {key!r}; expected some of {', '.join(_Line.model_fields)}",
+            "missing": f"the key {key!r} is missing; expected a JSON object with at least a text",
+        }
+        reason = reasons.get(first["type"]) or f"{key}: {first['msg'].lower()}, got {document[key]!r}"
+        raise InputError(reason) from None
 
 
 def _batch_line(number: int, given: dict[str, Any], defaults: Defaults, folder: Path) -> BatchLine:
@@ -225,7 +219,7 @@ def _batch_line(number: int, given: dict[str, Any], defaults: Defaults, folder: 
 
 
 def _recordings(given: dict[str, Any], defaults: Recordings, folder: Path) -> Recordings:
-    """The line's voice. A prompt and its transcript replace the command line's together, a voice all recordings."""
+    """The line's voice. A prompt and its transcript are replaced together; a voice replaces all recordings."""
     if "voice" in given:
         own: dict[str, Any] = {name: _path(given, name, folder) for name in _RECORDINGS}
         return Recordings(**own).in_voice(given["voice"])

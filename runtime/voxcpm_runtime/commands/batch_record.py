@@ -1,4 +1,4 @@
-"""`spoken.jsonl`: which line of a batch each file in its folder was made from, so that a later run can resume."""
+"""`spoken.jsonl`: from which line of a batch each file in the folder was made, so that a later run can resume."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ RECORD_FILE = "spoken.jsonl"
 
 
 class SpokenLine(BaseModel):
-    """One utterance that was spoken. The last entry with a file's name says what the file was made from.
+    """One spoken utterance. The last entry with a file's name is about the current file.
 
-    An entry is written just before its file appears: after a kill between the two, the file is absent or an earlier
-    one, whose SHA-256 is another.
+    An entry is written just before its file appears. If the process is killed in between, the file is missing or an
+    earlier one with a different SHA-256.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -53,7 +53,7 @@ class Record:
         self._path = folder / RECORD_FILE
         self._torn = False
         try:
-            # Opened for writing now: nothing is spoken that could not be recorded.
+            # Opened for writing now, so that nothing is spoken that cannot be recorded.
             with self._path.open("ab+") as file:
                 file.seek(0)
                 content = file.read()
@@ -65,7 +65,7 @@ class Record:
         self._entries = {entry.output: entry for entry in map(_entry, content.splitlines()) if entry}
 
     def entry(self, output: str) -> SpokenLine | None:
-        """The utterance that a file was made from; None for a file that is not on record."""
+        """The utterance of a file; None for a file that is not on record."""
         return self._entries.get(output)
 
     def add(self, entry: SpokenLine) -> None:
@@ -73,7 +73,7 @@ class Record:
         line = json.dumps(entry.model_dump()) + "\n"
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                # What a full disk took of an earlier entry must not spoil this one.
+                # After an entry that a full disk has cut off.
                 file.write(f"\n{line}" if self._torn else line)
         except OSError as error:
             self._torn = True

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,28 +22,40 @@ from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.step_models import StepModel
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import (
+    AUDIO_VAE_DECODER,
+    AUDIO_VAE_ENCODER,
+    BASE_LM_STEP,
+    FEAT_ENCODER,
+    LOCDIT_STEP,
+    RESIDUAL_LM_STEP,
+    Precision,
+    StepModel,
+    zero_velocity_steps,
+)
 from voxcpm_runtime.backends.choice import check_engine, choose_backend, chosen_device
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO
 from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.machine import chip, cores, cpu_features
-from voxcpm_runtime.commands.roofline import memory_bandwidth, weight_bytes_a_patch
 from voxcpm_runtime.model.sequence import build_sequence
-from voxcpm_runtime.options import SEGMENT_TOKENS
+from voxcpm_runtime.options import SEGMENT_TOKENS, GenerationOptions
 from voxcpm_runtime.text.words import checked_text
 from voxcpm_runtime.voxcpm import VoxCPM
 
 DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."
 _PREFILL_TOKENS = 128
-# Seconds of counted calls of a figure, after which no other call is begun: so that slow machines end in time, too.
+# A figure is the median of calls within this many seconds, so that slow machines finish in time as well.
 _FIGURE_SECONDS = 1.0
 _SPEECH_SECONDS = 12.0
 _SPEECHES = 3
+_BANDWIDTH_BYTES = 1 << 30
+"""Four times the largest common caches."""
+_BANDWIDTH_PASSES = 5
 
 
 class Measurement(BaseModel):
-    """The figures of one bundle on one machine. Seconds are wall-clock time: medians, but one run for a start-up."""
+    """The figures of one bundle on one machine: medians of wall-clock time, except for start-up, which runs once."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,34 +64,33 @@ class Measurement(BaseModel):
     machine: str
     processor: str
     cpu_features: tuple[str, ...]
-    """Which of AVX2, AVX-512, VNNI, AMX and ARM's the processor has; empty where the system does not list them."""
+    """The vector extensions of the processor (AVX2, AVX-512, VNNI, AMX, ARM's); empty if the system lists none."""
     cores: int
     """Cores that this process may use."""
     threads: int | None
-    """Threads of one operation that were asked for; None for ONNX Runtime's choice."""
+    """Threads per operation; None for ONNX Runtime's default."""
     memory_bandwidth: float | None
-    """Bytes a second that this machine's memory was read with: see `roofline.memory_bandwidth`. None where not the
-    processor computes, so that its memory sets no limit."""
+    """Read bandwidth in bytes/s; None unless the CPU computes, as its memory is no limit for other devices."""
     weight_bytes_a_patch: int
-    """Bytes of weights that a patch needs, as they are stored: see `roofline.weight_bytes_a_patch`."""
+    """Bytes of stored weights that one patch reads."""
     min_patch_seconds: float | None
-    """Seconds to read these bytes with that bandwidth: no patch of one utterance alone can be faster."""
+    """Seconds to read these bytes at that bandwidth: a lower bound for a patch of a single utterance."""
     roofline_share: float | None
     """That time divided by the measured time of a patch: 1 is the limit."""
     startup_cold_seconds: float | None
-    """From a new process to a voice that can speak, with nothing cached; None if it was not measured."""
+    """From a new process to a loaded bundle, with an empty cache; None if it was not measured."""
     startup_warm_seconds: float
     step_milliseconds: dict[str, float]
-    """Milliseconds of one call, by step model and length of its enumerated axis."""
+    """Milliseconds per call, by step model and length of its enumerated axis."""
     prefill_tokens_per_second: float
     """Both language models, in chunks."""
     patches_per_second: float
     batch: int
-    """Utterances that the bundle was converted for."""
+    """The bundle's batch size."""
     batch_patches_per_second: float
-    """Patches per second of `batch` utterances spoken at the same time, all together."""
+    """Total patches per second of `batch` utterances spoken at the same time."""
     real_time_factor: float
-    """Seconds of work for a second of speech, prefill and decoder included."""
+    """Seconds of work per second of speech, with prefill and decoding."""
     time_to_first_audio_seconds: float
     peak_memory_bytes: int
 
@@ -95,8 +107,8 @@ def measure(
 ) -> Measurement:
     """Time an open bundle. Raises what `speak` raises.
 
-    text, patches: what to speak, and how many patches of it. repeats: timed calls of each step model at the most.
-    threads, device: what it was opened with. cold: also time a start with an empty cache.
+    text, patches: what to speak, and how many patches of it. repeats: maximum number of timed calls of each step model.
+    threads, device: those it was opened with. cold: also time a start with an empty cache.
     """
     bundle, precision = tts.bundle.folder, tts.bundle.precision
     startups = _startup_seconds(bundle, precision, device, cold=cold)
@@ -112,7 +124,7 @@ def measure(
     prefill = _median_seconds(lambda: tts.driver.prefill(sequence), repeats)
     first, whole = _streamed(tts, text, patches)
     batch_patches = batch * patches / (_batched(tts, text, patches, batch) if batch > 1 else whole)
-    # Before the bandwidth is measured, which takes a gigabyte of its own.
+    # Before the bandwidth is measured, which takes a gigabyte itself.
     peak = peak_memory_bytes()
     weights = weight_bytes_a_patch(tts.bundle.manifest, precision)
     on_processor = device == CPU_DEVICE and choose_backend("auto", tts.bundle) == "portable"
@@ -143,8 +155,51 @@ def measure(
     )
 
 
+def calls_a_patch(steps: int = GenerationOptions().inference_timesteps) -> dict[str, int]:
+    """Calls of each step model for one patch of `steps` Euler steps, by name.
+
+    Classifier-free guidance adds no calls, as both rows are one batch. CFG-zero* skips the first steps.
+    """
+    return {
+        LOCDIT_STEP: steps - zero_velocity_steps(steps),
+        AUDIO_VAE_DECODER: 1,
+        FEAT_ENCODER: 1,
+        BASE_LM_STEP: 1,
+        RESIDUAL_LM_STEP: 1,
+    }
+
+
+def weight_bytes_a_patch(manifest: Manifest, precision: Precision) -> int:
+    """Bytes that one patch reads if each call reads the stored weights once.
+
+    A backend that unpacks weights reads more: ONNX Runtime computes fp16 packages in float32, with twice the bytes.
+    """
+    total = 0
+    for name, calls in calls_a_patch().items():
+        for part in manifest.parts(name):
+            package = f"{manifest.package_path(precision, part.name)}/"
+            stored = sum(file.bytes for path, file in manifest.files.items() if path.startswith(package))
+            total += calls * stored
+    return total
+
+
+def memory_bandwidth(threads: int) -> float:
+    """Read bandwidth of `threads` threads together in bytes/s: the best of several passes over a buffer of 1 GiB.
+
+    Each thread searches its part for the maximum, which takes little more time than reading it.
+    """
+    parts = np.array_split(np.ones(_BANDWIDTH_BYTES // 8, np.int64), threads)
+    seconds = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(_BANDWIDTH_PASSES):
+            began = time.perf_counter()
+            list(pool.map(np.max, parts))
+            seconds.append(time.perf_counter() - began)
+    return _BANDWIDTH_BYTES / min(seconds)
+
+
 def peak_memory_bytes() -> int:
-    """Largest resident size of this process so far, in bytes."""
+    """Peak resident memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # macOS counts bytes, Linux kibibytes.
     return peak if sys.platform == "darwin" else peak * 1024
@@ -154,7 +209,9 @@ def _step_seconds(tts: VoxCPM, declared: StepModel, repeats: int) -> dict[int, f
     """Median seconds of one call, by length of the enumerated axis (in tokens or patches)."""
     model, generator = tts.batch_driver.models[declared.name], np.random.default_rng(0)
     timed = {}
-    for chunk, length in enumerate(_lengths(declared, tts.bundle.architecture)):
+    a = tts.bundle.architecture
+    unit = a.patch_input_samples if declared.name == AUDIO_VAE_ENCODER else 1
+    for chunk, elements in enumerate(declared.chunk_lengths if declared.chunk_count > 1 else (unit,)):
         inputs: dict[str, npt.NDArray[Any]] = {
             t.name: np.zeros(t.shape_at(chunk), np.int32)
             if t.dtype == "int32"
@@ -162,19 +219,8 @@ def _step_seconds(tts: VoxCPM, declared: StepModel, repeats: int) -> dict[int, f
             for t in declared.inputs
         }
         state = model.new_state() if declared.state else None
-        timed[length] = _median_seconds(lambda: model(inputs, state), repeats)  # noqa: B023 - called immediately
+        timed[elements // unit] = _median_seconds(lambda: model(inputs, state), repeats)  # noqa: B023 - called immediately
     return timed
-
-
-def _lengths(declared: StepModel, a: Architecture) -> list[int]:
-    """Lengths of the enumerated axis in tokens or patches."""
-    axes = [axis for tensor in declared.inputs for axis in tensor.shape if isinstance(axis, tuple)]
-    if not axes:
-        return [1]
-    unit = {"audio_vae_encoder": a.patch_input_samples, "audio_vae_decoder": a.patch_size}.get(
-        declared.name, 1
-    )
-    return [length // unit for length in axes[0]]
 
 
 def _streamed(tts: VoxCPM, text: str, patches: int) -> tuple[float, float]:
@@ -206,13 +252,13 @@ def _one_utterance(patches: int) -> dict[str, Any]:
 
 
 def _median_seconds(call: Callable[[], object], repeats: int) -> float:
-    """Median seconds of a call, after one that is not counted."""
+    """Median seconds of a call, after a warm-up call."""
     call()
     return _timed(call, repeats, _FIGURE_SECONDS)
 
 
 def _timed(call: Callable[[], object], maximum: int, enough: float) -> float:
-    """Median seconds of one call or more: as many as `most`, until they have taken `enough` seconds together."""
+    """Median seconds of at least one and at most `maximum` calls, until they have taken `enough` seconds together."""
     seconds: list[float] = []
     while not seconds or (len(seconds) < maximum and sum(seconds) < enough):
         began = time.perf_counter()
@@ -224,7 +270,7 @@ def _timed(call: Callable[[], object], maximum: int, enough: float) -> float:
 def _startup_seconds(
     bundle: str | Path, precision: str | None, device: str, *, cold: bool
 ) -> tuple[float | None, float]:
-    """Seconds of a new process that opens the bundle: with an empty cache if `cold`, and with a filled one."""
+    """Seconds in which a new process opens the bundle: with an empty cache (if `cold`), and with a filled one."""
     program = (
         "import sys; from voxcpm_runtime.voxcpm import VoxCPM; "
         "VoxCPM.from_bundle(sys.argv[1], precision=sys.argv[2] or None, device=sys.argv[3])"
@@ -250,24 +296,26 @@ def benchmark(
         typer.Argument(help="Folder of a bundle, or its hub id (org/name). Default: the built-in voice."),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="int8, int4, fp16 or fp32; the first that is there by default.")
+        str | None,
+        typer.Option(help="int8, int4, fp16 or fp32. Default: the first of these that the bundle has."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     text: Annotated[str, typer.Option(help="What to say.")] = DEFAULT_TEXT,
     patches: Annotated[int, typer.Option(help="Patches to speak.", min=2)] = 24,
     repeats: Annotated[
-        int, typer.Option(help="Timed calls of each step model at the most, within about a second.", min=1)
+        int,
+        typer.Option(help="Maximum number of timed calls of each step model, within about a second.", min=1),
     ] = 20,
-    threads: Annotated[int | None, typer.Option(help="Threads of one operation (portable).")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads per operation (portable).")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda[:N] or tensorrt[:N] (portable).")] = CPU_DEVICE,
-    cold: Annotated[bool, typer.Option(help="Also start with an empty cache of lowered graphs.")] = True,
+    cold: Annotated[bool, typer.Option(help="Also time a start with an empty cache.")] = True,
 ) -> None:
-    """Time a bundle: each step model, prefill, speech, start-up, memory."""
+    """Time a bundle: each step model, prefill, speech and start-up; and measure its memory."""
     check_engine("auto", threads, AUTO, device=device)
     checked_text(text, "text")
-    # Opened before any start is timed: a bad bundle gives a one-line error, not a failed child process.
+    # Opened before start-up is timed, so that a bad bundle is a one-line error, not a failed child process.
     tts = VoxCPM.from_bundle(bundle, precision=precision, threads=threads, device=device)
-    # Refuses what cannot be spoken before minutes of measuring.
+    # Raises for a text that cannot be spoken, before minutes of measuring.
     tts.plan(text, **_one_utterance(patches))
     device = chosen_device(device, choose_backend("auto", tts.bundle))
     measured = measure(
@@ -277,31 +325,34 @@ def benchmark(
         typer.echo(measured.model_dump_json(indent=1))
         return
     table = Table("figure", "value", title=_title(measured))
-    for name, milliseconds in measured.step_milliseconds.items():
-        table.add_row(name, f"{milliseconds:.1f} ms")
-    for name in ("startup_cold_seconds", "startup_warm_seconds", "time_to_first_audio_seconds"):
-        seconds = getattr(measured, name)
-        table.add_row(
-            name.removesuffix("_seconds").replace("_", " "),
-            "not measured" if seconds is None else f"{seconds:.2f} s",
-        )
-    table.add_row("prefill", f"{measured.prefill_tokens_per_second:.0f} tokens/s")
-    table.add_row("speech", f"{measured.patches_per_second:.2f} patches/s")
-    if measured.batch > 1:
-        table.add_row(f"{measured.batch} utterances", f"{measured.batch_patches_per_second:.2f} patches/s")
-    table.add_row("real-time factor", f"{measured.real_time_factor:.2f}")
-    table.add_row("peak memory", f"{measured.peak_memory_bytes / 1e9:.2f} GB")
-    table.add_row("weights a patch", f"{measured.weight_bytes_a_patch / 1e9:.2f} GB")
-    if measured.memory_bandwidth and measured.min_patch_seconds and measured.roofline_share:
-        table.add_row("memory read", f"{measured.memory_bandwidth / 1e9:.1f} GB/s")
-        table.add_row("least time a patch", f"{1e3 * measured.min_patch_seconds:.0f} ms")
-        table.add_row("share of that limit", f"{measured.roofline_share:.0%}")
+    for name, value in _rows(measured):
+        table.add_row(name, value)
     Console().print(table)
+
+
+def _rows(measured: Measurement) -> Iterator[tuple[str, str]]:
+    for name, milliseconds in measured.step_milliseconds.items():
+        yield name, f"{milliseconds:.1f} ms"
+    cold = measured.startup_cold_seconds
+    yield "startup cold", "not measured" if cold is None else f"{cold:.2f} s"
+    yield "startup warm", f"{measured.startup_warm_seconds:.2f} s"
+    yield "time to first audio", f"{measured.time_to_first_audio_seconds:.2f} s"
+    yield "prefill", f"{measured.prefill_tokens_per_second:.0f} tokens/s"
+    yield "speech", f"{measured.patches_per_second:.2f} patches/s"
+    if measured.batch > 1:
+        yield f"{measured.batch} utterances", f"{measured.batch_patches_per_second:.2f} patches/s"
+    yield "real-time factor", f"{measured.real_time_factor:.2f}"
+    yield "peak memory", f"{measured.peak_memory_bytes / 1e9:.2f} GB"
+    yield "weights a patch", f"{measured.weight_bytes_a_patch / 1e9:.2f} GB"
+    if measured.memory_bandwidth and measured.min_patch_seconds and measured.roofline_share:
+        yield "memory read", f"{measured.memory_bandwidth / 1e9:.1f} GB/s"
+        yield "minimum time a patch", f"{1e3 * measured.min_patch_seconds:.0f} ms"
+        yield "share of that limit", f"{measured.roofline_share:.0%}"
 
 
 def _title(measured: Measurement) -> str:
     features = f" ({', '.join(measured.cpu_features)})" if measured.cpu_features else ""
-    threads = "threads by default" if measured.threads is None else f"{measured.threads} threads"
+    threads = "default threads" if measured.threads is None else f"{measured.threads} threads"
     return (
         f"{measured.bundle}, {measured.precision}\n{measured.machine}, {measured.processor}{features}, "
         f"{measured.cores} cores, {threads}"

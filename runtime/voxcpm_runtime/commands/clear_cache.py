@@ -11,8 +11,8 @@ import typer
 from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.user_folders import cache_folder
 
-# Folder in the user's cache -> what this project writes there. Files of other names are not its own. Lock files stay:
-# another process may hold one, and without the file a third one would lock another file of that name.
+# Folder in the user's cache -> names that this project writes there; other files are not its own. Lock files stay:
+# if another process holds one, a third process would create and lock a new file of that name.
 _ENTRIES = {
     "compiled": tuple(f"{dot}*{form}" for form in (".mlmodelc", ".aimodelx", ".ort") for dot in ("", ".")),
     "lowered": ("*.lowered", ".*.lowered.*.part"),
@@ -31,11 +31,11 @@ def clear_cache(
         bool,
         typer.Option(
             "--all",
-            help="Also the bundles of the built-in voice and of checkpoints, which are converted again when used.",
+            help="Also remove the bundles of checkpoints, which are converted again when used.",
         ),
     ] = False,
 ) -> None:
-    """Remove compiled and lowered step models, which files were verified, and the choices of doctor. Voices stay."""
+    """Remove compiled and lowered step models, records of verified files, and the choices of doctor. Voices stay."""
     failures = []
     for kind, patterns in (_ENTRIES | (_VOICE_ENTRIES if everything else {})).items():
         folder = cache_folder(kind)

@@ -1,8 +1,8 @@
 """`voxcpm-coreml`: the runtime's commands, those of the entry-point group `voxcpm_coreml.commands`, and their errors.
 
 A command is a function with typer annotations, or a group of them (`typer.Typer`). Each is imported when it is called:
-help is fast, the runtime knows neither conversion nor validation, and only a command that needs an extra fails
-without it.
+help is fast, the runtime knows neither conversion nor validation, and a missing extra fails only the command that needs
+it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ from voxcpm_constants.errors import (
     is_refused_memory,
     system_reason,
 )
-from voxcpm_runtime.commands.not_offered import why_not_offered
 
 COMMAND_GROUP = "voxcpm_coreml.commands"
 PROGRAM = "voxcpm-coreml"
 INTERRUPTED = 130
 _USAGE_ERROR = 2
-_STANDARD_ERROR = 2
-"""Number of the file."""
+_STDERR_DESCRIPTOR = 2
 
 _OWN = {
     "generate": "voxcpm_runtime.commands.generate:generate",
@@ -47,9 +45,9 @@ _OWN = {
     "clear-cache": "voxcpm_runtime.commands.clear_cache:clear_cache",
     "doctor": "voxcpm_runtime.doctor.command:doctor",
 }
-"""The runtime's commands; conversion's and validation's are entry points of theirs in pyproject.toml."""
+"""The runtime's commands; those of other packages are entry points in pyproject.toml."""
 
-# A module that is missing -> the extra that brings it.
+# A missing module -> the extra that installs it.
 _EXTRAS = {
     "torch": "convert",
     "transformers": "validate",
@@ -74,12 +72,12 @@ _EXTRAS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; exit code 2 after a user's error, with one line on standard error, and 130 after Ctrl-C."""
+    """Run one command. Returns its exit code: 2 with one line on standard error for a user's error, 130 for Ctrl-C."""
     _open_closed_streams()
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if given[0] in _OWN:
-        # numpy has little to multiply here, but its OpenBLAS starts a thread for every core, and these spin for 0.1 s
-        # on cores that the start needs.
+        # numpy multiplies little here, but OpenBLAS starts a thread for every core, and these spin for 0.1 s on cores
+        # that start-up needs.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with _warnings_as_lines():
         try:
@@ -104,24 +102,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Give standard streams that the caller has closed (`2>&-`) their numbers back.
+    """Reopen standard streams that the caller has closed (`2>&-`) on /dev/null.
 
-    Otherwise files that are opened later get them, and what libraries print would be written into these.
+    Otherwise a file that is opened later gets the descriptor, and libraries print into it.
     """
     with suppress(OSError):
-        while (number := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR_DESCRIPTOR:
             pass
         os.close(number)
     if sys.stderr is None:
-        # Standard output and input stay None: who needs them says so.
+        # Standard input and output stay None, so that a command that needs them can say so.
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - open until the program ends
 
 
 def commands() -> dict[str, EntryPoint]:
-    """Every command by name, including those of other installed packages; none of them is imported."""
-    own = _own_commands()
+    """Every command by name, including those of other installed packages, without importing any."""
     installed = {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
-    return dict(sorted({**installed, **own}.items()))
+    return dict(sorted({**installed, **_own_commands()}.items()))
 
 
 def _own_commands() -> dict[str, EntryPoint]:
@@ -137,12 +134,12 @@ def missing_extra(command: str, module: str, extra: str) -> MissingExtraError:
 
 def build_app(chosen: str | None) -> typer.Typer:
     """An app with the command `chosen` alone, or with a list of all commands if there is none of that name."""
-    # Looking for other packages' commands takes a look at every installed package: only where it matters.
+    # Entry points are searched in every installed package, which is slow.
     known = _own_commands() if chosen in _OWN else commands()
-    # Panels are for a command's groups of options. The plain list of commands comes in half the time without them.
+    # The list of commands has no panels, and prints in half the time without rich.
     style: dict[str, Any] = {} if chosen in known else {"rich_markup_mode": None}
     app = typer.Typer(add_completion=False, help="VoxCPM text-to-speech on Core ML.", **style)
-    # With a callback, the usage line has the command's name even if there is only one command.
+    # A callback keeps the command's name in the usage line even if there is only one command.
     app.callback()(_program)
     if chosen not in known:
         for name, entry in known.items():
@@ -161,16 +158,14 @@ def _run(arguments: list[str]) -> int:
     try:
         result = command.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
     except Exception as error:
-        # Usage errors; newer releases of typer carry their own copy of click, so the class has two homes.
+        # A usage error: of click's class, or of typer's own copy of click in newer releases.
         if not hasattr(error, "format_message"):
             raise
-        if (why := why_not_offered(getattr(error, "option_name", ""), arguments[0])) is not None:
-            return _complain(why, _USAGE_ERROR)
-        # The message is empty if a group was called without a verb: its help has been shown.
+        # Empty if a group was called without a subcommand: its help has been printed.
         message = error.format_message().strip()
         return _complain(f"{message} (see {PROGRAM} --help)", _USAGE_ERROR) if message else _USAGE_ERROR
     if result == INTERRUPTED:
-        # typer has turned Ctrl-C into an exit code.
+        # typer turns Ctrl-C into an exit code.
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 
@@ -198,7 +193,7 @@ def _program(
 
 
 def _summary(entry: EntryPoint) -> str:
-    """The first line of a command's docstring, or of a group's module, read from its source without importing it."""
+    """The first line of the docstring of a command, or of a group's module, read without importing it."""
     try:
         spec = importlib.util.find_spec(entry.module)
         if spec is None or spec.origin is None:

@@ -1,4 +1,4 @@
-"""From a command's arguments to an open bundle, and from that to its step models."""
+"""Opening a bundle, and loading its step models, from a command's arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from voxcpm_runtime.voxcpm import VoxCPM
 
 
 def opened(bundle: str | None, engine: Engine, *, checkpoint: CheckpointArguments | None = None) -> Bundle:
-    """The open bundle, without its step models; that of a checkpoint is converted when it is first used.
+    """The open bundle, without its step models; a checkpoint is converted when it is first used.
 
     Raises BundleError, DeviceError, InputError, and what a conversion raises.
     """

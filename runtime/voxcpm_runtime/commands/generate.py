@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import signal
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Protocol
+from types import FrameType
 
 import typer
 
@@ -16,7 +20,6 @@ from voxcpm_runtime.argument_types import shown
 from voxcpm_runtime.audio.files import check_output_path, write_audio
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.engine import loaded, opened
-from voxcpm_runtime.commands.interruption import interruptible
 from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.raw_pcm import STANDARD_OUTPUT, check_standard_output, write_raw_pcm
 from voxcpm_runtime.commands.shared_arguments import (
@@ -29,7 +32,7 @@ from voxcpm_runtime.commands.shared_arguments import (
     Words,
     input_file,
 )
-from voxcpm_runtime.commands.status_line import progress_text, status_line
+from voxcpm_runtime.commands.status_line import clipped_text, progress_text, speech_summary, status_line
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech.arguments import Arguments
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
@@ -38,15 +41,15 @@ from voxcpm_runtime.speech.randomness import randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.storage.whole_file import replaced_file
 
-_MAX_REPEATED = 200
-"""Characters of a text that an error repeats in full."""
-# `design` has these parameters only to refuse them by name.
+_MAX_QUOTED = 200
+"""Characters of a text that an error quotes in full."""
+# `design` takes these options only to refuse them by name.
 _OF_A_VOICE = ("voice", *(field.name for field in fields(RecordingArguments)))
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The arguments of `generate`, `design` and `clone`, beside the bundle."""
+    """The arguments of `generate`, `design` and `clone`, except for the bundle."""
 
     words: Words
     voice: VoiceArguments
@@ -64,29 +67,29 @@ def generate(*, bundle: BundleArgument = None, asked: Asked) -> None:
 
 @takes_groups(hidden=_OF_A_VOICE)
 def design(*, bundle: BundleArgument = None, asked: Asked) -> None:
-    """Speak in a voice that a description makes (VoxCPM2), or in the checkpoint's own without one."""
+    """Speak in a voice described in words (VoxCPM2), or without a description in the checkpoint's own."""
     given = [f"--{name.replace('_', '-')}" for name in _OF_A_VOICE if getattr(asked.voice, name) is not None]
     if given:
         raise InputError(
-            f"design makes a voice from words and takes no recording, got {', '.join(given)}; use clone"
+            f"design makes a voice from a description, not from a recording, got {', '.join(given)}; use clone"
         )
     _speak("design", bundle, asked)
 
 
 @takes_groups()
 def clone(*, bundle: BundleArgument = None, asked: Asked) -> None:
-    """Speak in the voice of a recording: a reference (VoxCPM2), a prompt to continue, or both; or in a saved voice."""
+    """Speak in the voice of a recording (a prompt to continue, with VoxCPM2 also a reference), or in a saved voice."""
     voice = asked.voice
     if (voice.voice, voice.prompt, voice.reference) == (None, None, None):
         raise InputError(
             "clone needs a recording: --reference, or --prompt with --prompt-text or --prompt-file, or a --voice; "
-            "use generate or design without one"
+            "without one, use generate or design"
         )
     _speak("clone", bundle, asked)
 
 
 def _speak(command: str, bundle: str | None, asked: Asked) -> None:
-    # What can be refused without the bundle is refused before it is opened, the rest before its models are loaded.
+    # Check as much as possible before the bundle is opened, and the rest before its models are loaded.
     if bundle is not None and asked.words == Words() and not is_hub_id(bundle):
         _refuse_text_as_bundle(command, bundle)
     delivery, voice = asked.delivery, asked.voice
@@ -112,13 +115,13 @@ def _speak(command: str, bundle: str | None, asked: Asked) -> None:
 
 
 def _refuse_text_as_bundle(command: str, bundle: str) -> None:
-    """Raises InputError for the only argument of a command if it is not a folder: it is probably what to say."""
-    # pathlib raises for text that is too long for a file name.
+    """Raises InputError if the only argument is not a folder: it is probably the text to speak."""
+    # pathlib raises for a text that is too long to be a file name.
     if not os.path.isdir(bundle):  # noqa: PTH112
         option = "--text-file" if os.path.isfile(bundle) else "--text"  # noqa: PTH113
-        words = shlex.quote(bundle) if len(bundle) <= _MAX_REPEATED else '"…"'
+        words = shlex.quote(bundle) if len(bundle) <= _MAX_QUOTED else '"…"'
         raise InputError(
-            f"{shown(bundle)} was taken as the bundle, and is not a folder; to speak it: "
+            f"{shown(bundle)} was taken as the bundle but is not a folder; to speak it: "
             f"voxcpm-coreml {command} {option} {words}"
         )
 
@@ -129,7 +132,7 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
     seed = randomness(arguments.seed, None).seed or 0
     digest = replace(arguments, seed=None).digest(bundle.digest)
     file = replaced_file(target, overwrite=asked.delivery.overwrite)
-    # Beside a pipe or a device, which is no file, nothing is saved.
+    # Segments are saved next to a file, not next to a pipe or a device.
     saved = None if file is None else SavedSegments(file, digest, seed, drawn=arguments.seed is None)
     with status_line("reading …", shown=shown) as note:
         planned = plan(
@@ -155,8 +158,8 @@ def _write(arguments: Arguments, target: Path, bundle: Bundle, asked: Asked) -> 
     if saved and not speech.cancelled:
         saved.discard()
     if shown and writes:
-        # A stream may be standard output itself.
-        typer.echo(spoken_line(target, speech, clipped), err=file is None)
+        # The output may be standard output itself.
+        typer.echo(f"{target}: {speech_summary(speech, clipped)}", err=file is None)
     if speech.cancelled:
         count = saved.count if saved else 0
         done = f"; {count} segments are saved: the same command resumes" if count else ""
@@ -175,38 +178,25 @@ def _stream(arguments: Arguments, bundle: Bundle, asked: Asked) -> None:
         )
     if not asked.delivery.quiet:
         seconds = written.samples / sample_rate
-        typer.echo(f"{seconds:.2f} s of speech{_clipped_text(written.clipped)}", err=True)
+        typer.echo(f"{seconds:.2f} s of speech{clipped_text(written.clipped)}", err=True)
     if token.cancelled:
         raise Cancelled("interrupted")
 
 
-class Spoken(Protocol):
-    """What is said of a speech when it is written."""
+@contextlib.contextmanager
+def interruptible(token: CancelToken) -> Iterator[None]:
+    """In this context the first Ctrl-C cancels the token, so that finished work is saved; a second one interrupts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-    @property
-    def seed(self) -> int | None:
-        """The seed that reproduces it."""
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if token.cancelled:
+            signal.default_int_handler(number, frame)
+        token.cancel()
 
-    @property
-    def audio_seconds(self) -> float:
-        """Seconds of speech."""
-
-    @property
-    def elapsed_seconds(self) -> float:
-        """Seconds of work."""
-
-    @property
-    def real_time_factor(self) -> float:
-        """Seconds of work for a second of speech."""
-
-
-def spoken_line(target: Path, speech: Spoken, clipped: int) -> str:
-    """The result of an utterance, on one line."""
-    return (
-        f"{target}: {speech.audio_seconds:.2f} s of speech in {speech.elapsed_seconds:.2f} s "
-        f"(real-time factor {speech.real_time_factor:.2f}), seed {speech.seed}{_clipped_text(clipped)}"
-    )
-
-
-def _clipped_text(clipped: int) -> str:
-    return f", {clipped} samples clipped" if clipped else ""
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,4 +1,4 @@
-"""`inspect`: what a bundle is, what it can do, and a table of its step models."""
+"""`inspect`: facts about a bundle, and a table of its step models."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _LEGEND = "Sizes in MB. An axis a|b takes either length; compute is float16, in 
 
 def inspect(
     bundle: BundleArgument = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The manifest's facts as JSON.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Hash every file as well.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Also hash every file.")] = False,
 ) -> None:
-    """Show what a bundle is: source, modes, precisions, and inputs, outputs and sizes of its step models."""
+    """Show a bundle: source, modes, precisions, and inputs, outputs and sizes of its step models."""
     folder = locate_bundle(bundle)
     manifest = Manifest.read(folder)
     check_files(folder, _files_here(bundle, folder, manifest), digests=verify)
@@ -75,13 +75,13 @@ def describe_manifest(manifest: Manifest) -> dict[str, Any]:
 
 
 def _files_here(bundle: str | None, folder: Path, manifest: Manifest) -> dict[str, FileRecord]:
-    """All files of the bundle; if it came from the hub, those of the precision that was downloaded."""
+    """All files of the bundle; of a bundle from the hub, those of the downloaded precision."""
     downloaded = bundle is not None and folder != user_path(bundle)
     return manifest.files_of(choose_precision(folder, manifest, None)) if downloaded else manifest.files
 
 
 def _bytes_by_precision(manifest: Manifest, step_model: str) -> dict[str, int]:
-    """Bytes of the package in each precision, without the compiled form beside it (.mlmodelc)."""
+    """Bytes of the package in each precision, without its compiled form (.mlmodelc)."""
     return {
         precision: sum(
             _bytes_below(manifest, str(manifest.package_path(precision, part.name)))
@@ -137,7 +137,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _spelled(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(
-            # A digest is recognised by its beginning; --json has all of it.
+            # The start of a digest is enough here; --json has all of it.
             f"{key} {item[:_DIGEST_SHOWN] + '…' if key == 'sha256' else _spelled(item)}"
             for key, item in value.items()
         )

@@ -1,4 +1,4 @@
-"""From declarations to command-line parameters: a command takes a dataclass, typer sees its fields.
+"""Dataclasses as groups of command-line parameters: a command takes a dataclass, and typer sees its fields.
 
 An option that several commands share is thus declared once, with flags, help and default: in `shared_arguments` or
 `options`. A field is annotated with typer's own `Option`, or with the runtime's, which Python and JSONL use as well.

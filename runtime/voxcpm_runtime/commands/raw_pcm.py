@@ -1,4 +1,4 @@
-"""`-o -`: speech on standard output as it is spoken, for a player at the other end of a pipe.
+"""`-o -`: speech on standard output as it is spoken, piped into a player.
 
 voxcpm-coreml generate --text "Hello." -o - | aplay -f S16_LE -c 1 -r 44100
 """
@@ -17,7 +17,7 @@ from voxcpm_runtime.audio.pcm import Audio, clipped_samples, pcm16
 
 STANDARD_OUTPUT = "-"
 PIPE_CLOSED = 141
-"""Exit code if the reader has closed the pipe: 128 + SIGPIPE, which a shell reports for a program ended by it."""
+"""Exit code if the reader has closed the pipe: 128 + SIGPIPE, as a shell reports it."""
 
 
 class Written(NamedTuple):
@@ -42,8 +42,8 @@ def check_standard_output(sample_rate: int) -> None:
 def write_raw_pcm(chunks: Iterable[Audio], sample_rate: int, *, quiet: bool = False) -> Written:
     """Write chunks (samples,) to standard output as 16-bit little-endian mono, each as soon as it is made.
 
-    Raw samples have no header, so a line on standard error gives their format, unless `quiet`. Ends the command with
-    PIPE_CLOSED (typer.Exit) if the reader has closed the pipe, and raises InputError for another failure to write.
+    Raw samples have no header, so a line on standard error gives their format, unless `quiet`. Raises typer.Exit with
+    PIPE_CLOSED if the reader has closed the pipe, and InputError if writing fails otherwise.
     """
     if not quiet:
         typer.echo(f"raw PCM: 16-bit little-endian, mono, {sample_rate} Hz", err=True)
@@ -67,7 +67,7 @@ def _write(content: bytes) -> None:
 
 
 def _discard_rest() -> None:
-    """Redirect standard output to nowhere: at exit Python writes the rest again, and would report the error again."""
+    """Redirect standard output to /dev/null: at exit Python flushes it, and would report the error again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Arguments and options that commands share: each is declared here, once, with its default and its help."""
+"""Arguments and options that commands share, declared once with their default and help."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and
 class Words:
     """The text to speak, given directly or in a file."""
 
-    text: Annotated[str | None, typer.Option("--text", "-t", help="What to say.")] = None
-    text_file: Annotated[
-        str | None, typer.Option(help="File with what to say, UTF-8; - is standard input.")
-    ] = None
+    text: Annotated[str | None, typer.Option("--text", "-t", help="Text to speak.")] = None
+    text_file: Annotated[str | None, typer.Option(help="UTF-8 file with the text; - is standard input.")] = (
+        None
+    )
 
     def read(self) -> str:
-        """The text with its paragraphs. Raises InputError for no text, for two, and for a file without UTF-8 text."""
+        """The text with its paragraphs. Raises InputError unless one is given, and for a file that is not UTF-8."""
         if (self.text is None) == (self.text_file is None):
             raise InputError("expected one of --text and --text-file")
         if self.text_file is None:
@@ -54,27 +54,29 @@ class Words:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The output file, and how the speech is made."""
+    """The output file, and options of one command run."""
 
     output: Annotated[
         str,
         typer.Option(
             "--output", "-o",
-            help="Audio file; its ending chooses the format. - is raw 16-bit PCM on standard output, as it is spoken.",
+            help="Audio file; its suffix selects the format. - streams raw 16-bit PCM to standard output.",
         ),
     ] = "out.wav"  # fmt: skip
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the output even if it is read-only.")
     ] = False
-    seed: Annotated[int | None, typer.Option(help="Same seed, same speech. Default: a fresh one.")] = None
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same speech. Default: random.")
+    ] = None
     parallel_segments: Annotated[
         int,
         typer.Option(
-            help="Segments of a long text to speak at the same time; needs a bundle converted with --batch."
+            help="Number of segments of a long text to speak at the same time; needs a bundle converted with --batch."
         ),
     ] = 1
     keep_partial: Annotated[
-        bool, typer.Option("--keep-partial", help="After Ctrl-C write what was spoken until then.")
+        bool, typer.Option("--keep-partial", help="After Ctrl-C, write the speech so far.")
     ] = False
     quiet: Quiet = False
 
@@ -89,10 +91,10 @@ class RecordingArguments:
     ] = None
     prompt_text: Annotated[
         str | None,
-        Option("What is said in the prompt, word for word.", flags=("--prompt-text", "-pt")),
+        Option("Transcript of the prompt, word for word.", flags=("--prompt-text", "-pt")),
     ] = None
     prompt_file: Annotated[
-        str | None, Option("File with what is said in the prompt, UTF-8; instead of --prompt-text.")
+        str | None, Option("UTF-8 file with the transcript of the prompt, instead of --prompt-text.")
     ] = None
     reference: Annotated[
         str | None,
@@ -104,34 +106,34 @@ class RecordingArguments:
     ] = None
 
     def transcript(self) -> str | None:
-        """What is said in the prompt. Raises InputError for two transcripts and for a file that is not UTF-8."""
+        """The prompt's transcript. Raises InputError for two transcripts and for a file that is not UTF-8."""
         if self.prompt_text is not None and self.prompt_file is not None:
             raise InputError("expected one of --prompt-text and --prompt-file, got both")
         return self.prompt_text if self.prompt_file is None else _utf8_file(self.prompt_file)
 
     def files(self) -> list[str | None]:
-        """The files that are read for the recordings; None in place of one that is not given."""
+        """The files of the recordings; None for one that is not given."""
         return [self.prompt, input_file(self.prompt_file), self.reference]
 
 
 @dataclass(frozen=True)
 class VoiceArguments(RecordingArguments):
-    """The voice to speak in; with none of these, the checkpoint's own."""
+    """The voice to speak in; without any of these, the checkpoint's own."""
 
     voice: Annotated[
         str | None,
-        Option("One of `voices list`, or the path of a voice's file.", flags=("--voice", "-v")),
+        Option("Name of a voice (see `voices list`), or path of a voice file.", flags=("--voice", "-v")),
     ] = None
     control: Annotated[
         str | None,
         Option(
-            'Voice or style in words, such as "warm, slow"; it goes before the text in parentheses.',
+            'Voice or style in words, such as "warm, slow"; prepended to the text in parentheses.',
             generations=WITH_REFERENCE,
         ),
     ] = None
 
     def recordings(self) -> Recordings:
-        """The recordings, or the voice that is given instead.
+        """The recordings, or the voice instead.
 
         Raises InputError for a prompt without a transcript or the reverse, for recordings together with a voice, and
         for a voice that does not exist.
@@ -140,41 +142,43 @@ class VoiceArguments(RecordingArguments):
         return given.in_voice(self.voice)
 
     def files(self) -> list[str | None]:
-        """The files that are read for the voice; None in place of one that is not given."""
+        """The files of the voice; None for one that is not given."""
         voice = None if self.voice is None else str(VoiceStore().located(self.voice))
         return [*super().files(), voice]
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Which step models to load, and where to run them: keyword arguments of `VoxCPM.from_bundle`."""
+    """The step models to load and where to run them: keyword arguments of `VoxCPM.from_bundle`."""
 
     precision: Annotated[
         str | None, _engine(help="int8, int4, fp16 or fp32. Default: the first of these that the bundle has.")
     ] = None
-    backend: Annotated[str, _engine(help="coreml, coreai, portable, or auto: what runs the bundle here.")] = (
-        "auto"
-    )
+    backend: Annotated[
+        str, _engine(help="coreml, coreai, portable, or auto: the best one that is available.")
+    ] = "auto"
     compute_units: Annotated[
         list[str] | None,
         _engine(
             metavar="[NAME=]UNIT",
-            help="Core ML: auto, all, cpu, cpu_and_gpu or cpu_and_ne; repeat with NAME= for single step models.",
+            help="Core ML: auto, all, cpu, cpu_and_gpu or cpu_and_ne; with NAME= for one step model (repeatable).",
         ),
     ] = None
-    threads: Annotated[int | None, _engine(help="Threads of one operation (portable).")] = None
+    threads: Annotated[int | None, _engine(help="Threads per operation (portable).")] = None
     device: Annotated[
         str,
-        _engine(metavar="DEVICE", help="auto, cpu, cuda[:N] or tensorrt[:N]: where it computes (portable)."),
+        _engine(metavar="DEVICE", help="auto, cpu, cuda[:N] or tensorrt[:N] (portable)."),
     ] = CPU_DEVICE
-    verify: Annotated[bool, _engine("--verify", help="Hash every file of the bundle first.")] = False
+    verify: Annotated[bool, _engine("--verify", help="Hash every file of the bundle before it is used.")] = (
+        False
+    )
 
     def units(self) -> ComputeUnits:
-        """The compute units. Raises InputError for two that contradict each other."""
+        """The compute units. Raises InputError for contradictions."""
         return read_compute_units(self.compute_units or ())
 
 
-_unchanged = functools.partial(typer.Option, hidden=True, help="Accepted; changes nothing.")
+_unchanged = functools.partial(typer.Option, hidden=True, help="Accepted without effect.")
 
 
 @dataclass(frozen=True)
@@ -188,45 +192,49 @@ class CheckpointArguments:
         str | None, _engine(help="Hub id of a checkpoint instead of BUNDLE; converted when it is first used.")
     ] = None
     lora_path: Annotated[
-        str | None, _engine(help="With one of these: a LoRA to merge, its folder or weight file.")
+        str | None, _engine(help="Folder or weight file of a LoRA to merge into the checkpoint.")
     ] = None
     cache_dir: Annotated[str | None, _engine(help="With --hf-model-id: folder for downloads.")] = None
     local_files_only: Annotated[
-        bool, _engine("--local-files-only", help="With --hf-model-id: take what was downloaded before.")
+        bool,
+        _engine(
+            "--local-files-only", help="With --hf-model-id: use earlier downloads only, without the network."
+        ),
     ] = False
     denoise: Annotated[
-        bool, typer.Option("--denoise", hidden=True, help="Not offered; says what to do instead.")
+        bool, typer.Option("--denoise", hidden=True, help="Not offered: clean the recording beforehand.")
     ] = False
     no_denoiser: Annotated[bool, _unchanged("--no-denoiser")] = False
     no_optimize: Annotated[bool, _unchanged("--no-optimize")] = False
     zipenhancer_path: Annotated[str | None, _unchanged()] = None
 
     def chosen(self, bundle: str | None) -> Pretrained | None:
-        """The checkpoint; None if there is none. Raises InputError for flags that do not go together."""
+        """The checkpoint; None without one. Raises InputError for contradictory flags."""
         checked_options({"denoise": self.denoise})
-        named = {"BUNDLE": bundle, "--model-path": self.model_path, "--hf-model-id": self.hf_model_id}
-        given = [name for name, value in named.items() if value is not None]
+        models = {"BUNDLE": bundle, "--model-path": self.model_path, "--hf-model-id": self.hf_model_id}
+        given = [name for name, value in models.items() if value is not None]
         if len(given) > 1:
             raise InputError(f"expected one of {' and '.join(given)}, got both")
         model = self.model_path or self.hf_model_id
         if model is None:
-            asked = {
-                "--lora-path": self.lora_path is not None,
-                "--cache-dir": self.cache_dir is not None,
-                "--local-files-only": self.local_files_only,
+            dependent = {
+                "--lora-path": self.lora_path,
+                "--cache-dir": self.cache_dir,
+                "--local-files-only": self.local_files_only or None,
             }
-            if lonely := [name for name, is_given in asked.items() if is_given]:
-                raise InputError(
-                    f"{lonely[0]} belongs to --model-path or --hf-model-id; give one of them, too"
-                )
+            for name, value in dependent.items():
+                if value is not None:
+                    raise InputError(f"{name} needs --model-path or --hf-model-id")
             return None
         if self.model_path is not None and not user_path(self.model_path).is_dir():
-            raise InputError(f"--model-path {self.model_path}: no such folder; a hub id is --hf-model-id's")
+            raise InputError(
+                f"--model-path {self.model_path}: no such folder; for a hub id use --hf-model-id"
+            )
         return Pretrained(model, self.cache_dir, self.local_files_only, self.lora_path)
 
 
 def input_file(path: str | None) -> str | None:
-    """The file that an argument of a command names, also for `-`."""
+    """The file of a path argument; /dev/stdin for `-`."""
     return "/dev/stdin" if path == STANDARD_INPUT else path
 
 
@@ -234,7 +242,7 @@ def standard_input() -> bytes:
     """All of standard input. Raises InputError if it is closed, OSError if it cannot be read or is too long."""
     stream = getattr(sys.stdin, "buffer", None)
     if stream is None or stream.closed:
-        raise InputError("-: standard input is closed; pipe something into the command, or name a file")
+        raise InputError("-: standard input is closed; pipe text into the command, or name a file")
     return bounded(stream, MAX_TEXT_BYTES)
 
 

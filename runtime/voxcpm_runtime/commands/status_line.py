@@ -1,4 +1,4 @@
-"""One line on standard error while a command works."""
+"""One line on standard error while a command works, and the line about finished speech."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 
 from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_runtime.speech.progress import Progress
+from voxcpm_runtime.speech.results import Speech
 
 Notes = Callable[[str], None]
 
 
 @contextlib.contextmanager
 def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
-    """Show a line on standard error, which the yielded function changes; where that is no terminal, a line at times."""
+    """Show one line on standard error, which the yielded function updates; without a terminal, print new lines."""
     if not shown:
         yield lambda _: None
         return
@@ -22,7 +23,7 @@ def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
         with progress_lines(message) as note:
             yield note
         return
-    # Takes time to import, which a command in a script need not wait for.
+    # Slow to import, and a script does not need it.
     from rich.console import Console
     from rich.markup import escape
 
@@ -31,7 +32,7 @@ def status_line(message: str, *, shown: bool = True) -> Iterator[Notes]:
 
 
 def progress_text(progress: Progress) -> str:
-    """The progress of a speech, on one line."""
+    """The progress of a call, in one line."""
     parts = [
         f"{progress.patches} patches",
         f"{progress.audio_seconds:.1f} s of speech",
@@ -47,3 +48,16 @@ def progress_text(progress: Progress) -> str:
         minutes, seconds = divmod(round(progress.remaining_seconds), 60)
         parts.append(f"{minutes}:{seconds:02d} left")
     return ", ".join(parts)
+
+
+def speech_summary(speech: Speech, clipped: int) -> str:
+    """Length, speed and seed of finished speech, in one line. clipped: number of clipped samples."""
+    return (
+        f"{speech.audio_seconds:.2f} s of speech in {speech.elapsed_seconds:.2f} s "
+        f"(real-time factor {speech.real_time_factor:.2f}), seed {speech.seed}{clipped_text(clipped)}"
+    )
+
+
+def clipped_text(clipped: int) -> str:
+    """The end of a summary: the number of clipped samples, if there are any."""
+    return f", {clipped} samples clipped" if clipped else ""

@@ -19,7 +19,7 @@ from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Voice
 
 voices = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="The voice's name, for --voice.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the voice, for --voice.")]
 
 
 @voices.command("add")
@@ -32,16 +32,16 @@ def add(
     trim_silence: Annotated[
         bool, typer.Option("--trim-silence", help="Cut silence from both ends of the audio.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a voice of that name.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing voice.")] = False,
     engine: Engine,
     quiet: Quiet = False,
 ) -> None:
-    """Make a voice from recordings. It works with bundles that have the same AudioVAE as BUNDLE."""
+    """Make a voice from recordings. It works with all bundles that have the same AudioVAE."""
     store = VoiceStore()
     refuse_inputs(store.free_path(name, overwrite=overwrite), given.files())
     if given.prompt is not None and given.transcript() is None:
         raise InputError(
-            "--prompt needs --prompt-text or --prompt-file, what is said in the recording; without a transcript, "
+            "--prompt needs --prompt-text or --prompt-file with the words of the recording; without a transcript, "
             "give the recording as --reference (VoxCPM2)"
         )
     recordings = Recordings.of_a_new_voice(given.prompt, given.transcript(), given.reference)
@@ -59,7 +59,7 @@ def add(
 
 @voices.command("list")
 def list_voices() -> None:
-    """List all voices, a line each: your own, then the built-in ones."""
+    """List all voices: your own, then the built-in ones."""
     store = VoiceStore()
     own = store.names()
     for name in own:
@@ -71,7 +71,7 @@ def list_voices() -> None:
 
 @voices.command("show")
 def show(name: _Name) -> None:
-    """Show what a voice is, as JSON."""
+    """Show a voice as JSON."""
     voice = VoiceStore().load(name)
     latents = {"prompt_patches": voice.prompt_patches, "reference_patches": voice.reference_patches}
     document = {"path": voice.path and str(voice.path), **voice.header.model_dump(mode="json"), **latents}
@@ -80,7 +80,7 @@ def show(name: _Name) -> None:
 
 @voices.command("remove")
 def remove(name: _Name) -> None:
-    """Delete a voice, and the files that were cached beside it."""
+    """Delete a voice, and the files that were cached next to it."""
     VoiceStore().remove(name)
 
 

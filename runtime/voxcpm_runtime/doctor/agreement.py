@@ -1,39 +1,40 @@
-"""The agreement of results with test vectors, and the least that counts as correct."""
+"""The agreement of a step model's results with the bundle's test vectors, and the time of a call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import statistics
+import time
+from collections.abc import Callable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-from voxcpm_constants.step_models import Precision
-
-Array = npt.NDArray[Any]
+from voxcpm_constants.step_models import Precision, StepModel, StepSizes
+from voxcpm_constants.vectors import CHAIN, Array, Stream, Vectors, filled_caches, left_by, streams
+from voxcpm_runtime.backends.step_function import StepFunction, StepState
 
 FLOORS: dict[Precision, float] = {"fp32": 0.9999, "fp16": 0.995, "int8": 0.99, "int4": 0.85}
-"""The lowest correlation with the test vectors, which are float32: at least three times as far from 1 as the worst that
-was measured on the portable backend, plain and with every result rounded to fp16 (TRIALS.md). The worst is the base LM,
-whose quantiser rounds to another level now and then, and in int4 its weights."""
+"""The lowest accepted correlation with the float32 test vectors: at least three times as far from 1 as the worst that
+was measured on the portable backend, also with every result rounded to fp16 (TRIALS.md). The worst is the base LM,
+because its quantiser sometimes rounds to another level, and in int4 because of its weights."""
+_TIMED_SECONDS, _TIMED_CALLS, _MIN_CALLS = 1.0, 30, 3
 
 
 class Agreement(BaseModel):
-    """Correlations of a step model's results with its test vectors, each the worst over the tensors that it covers."""
+    """Correlations of a step model's results with its test vectors: each is the minimum over several tensors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     streams: dict[str, float]
     """Outputs of each stream of `voxcpm_constants.vectors`: `chain`, and every length at either end of the cache."""
     chain: tuple[float, ...]
-    """Outputs of each call of `chain` in turn: the drift."""
+    """Outputs of each call of `chain` in order: the drift."""
     state: float | None
-    """State that the streams leave; None for a step model without state."""
+    """State after the streams; None for a step model without state."""
 
     @property
     def worst(self) -> float:
-        """The lowest of all."""
+        """The minimum of all."""
         return min((*self.streams.values(), *([] if self.state is None else [self.state])))
 
     def correct(self, precision: Precision) -> bool:
@@ -44,8 +45,8 @@ class Agreement(BaseModel):
 def correlation(values: Array, reference: Array) -> float:
     """1 - |v - r|² / (|v|² + |r|²), which is 2⟨v, r⟩ / (|v|² + |r|²), over all elements in float64.
 
-    It is the cosine of the angle between both, and lower if one is larger than the other: unlike Pearson's correlation
-    it sees a wrong scale or offset. 1 for two zeros, and 0 if a value is not finite or the shapes differ.
+    Unlike Pearson's correlation it is lower for a wrong scale or offset. 1 for two zeros; 0 for NaN, infinity and
+    different shapes.
     """
     v, r = (np.asarray(array, np.float64).ravel() for array in (values, reference))
     if values.shape != reference.shape or not np.isfinite(v).all():
@@ -55,5 +56,70 @@ def correlation(values: Array, reference: Array) -> float:
 
 
 def lowest_correlation(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
-    """The lowest correlation of the tensors of `expected` with those of the same name."""
+    """The lowest correlation of the expected tensors with those of the same name."""
     return min(correlation(found[name], array) for name, array in expected.items())
+
+
+def compared(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors) -> Agreement:
+    """The agreement of a step model with its test vectors."""
+    by_stream: dict[str, float] = {}
+    chain: list[float] = []
+    states: list[float] = []
+    for stream in streams(declared, sizes):
+        state = _state_before(model, stream, sizes, vectors)
+        calls = []
+        for call in range(stream.calls):
+            outputs = model(_inputs(stream, call, vectors), state)
+            expected = {t.name: vectors[stream.key("out", t.name)][call] for t in declared.outputs}
+            calls.append(lowest_correlation(outputs, expected))
+        by_stream[stream.name] = min(calls)
+        chain = chain or calls
+        if state is not None:
+            every_row = state.rows(0, max(t.shape_at(0)[2] for t in stream.declared.state))
+            expected = {t.name: vectors[stream.key("state", t.name)] for t in declared.state}
+            states.append(lowest_correlation(left_by(stream, every_row, sizes), expected))
+    return Agreement(streams=by_stream, chain=tuple(chain), state=min(states) if states else None)
+
+
+def median_seconds(
+    model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors | None
+) -> float:
+    """Median seconds of a call at the shortest length. Without vectors the inputs are zeros."""
+    call = repeated(model, declared, sizes, vectors)
+    call()
+    seconds: list[float] = []
+    while len(seconds) < _MIN_CALLS or (len(seconds) < _TIMED_CALLS and sum(seconds) < _TIMED_SECONDS):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def repeated(
+    model: StepFunction, declared: StepModel, sizes: StepSizes, vectors: Vectors | None
+) -> Callable[[], object]:
+    """A function that calls a step model at the shortest length, always with the same inputs and the same state."""
+    chain = streams(declared, sizes)[0]
+    given: Mapping[str, Array] = (
+        {t.name: np.zeros(t.shape_at(0), t.dtype) for t in chain.declared.inputs}
+        if vectors is None
+        else _inputs(chain, 0, vectors)
+    )
+    state = model.new_state() if declared.state else None
+    return lambda: model(given, state)
+
+
+def _inputs(stream: Stream, call: int, vectors: Vectors) -> dict[str, Array]:
+    return {t.name: vectors[stream.key("in", t.name)][call] for t in stream.declared.inputs}
+
+
+def _state_before(
+    model: StepFunction, stream: Stream, sizes: StepSizes, vectors: Vectors
+) -> StepState | None:
+    if not stream.declared.state:
+        return None
+    state = model.new_state()
+    if stream.filled:
+        left = {t.name: vectors[f"{CHAIN}/state/{t.name}"] for t in stream.declared.state}
+        state.set_rows(0, filled_caches(left, sizes))
+    return state

@@ -1,4 +1,4 @@
-"""Text without paths, and without the names of the user and the host: a report may be attached to a public issue."""
+"""Text without paths and without the names of user and host, as a report may be attached to a public issue."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from typing import Any
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.user_folders import cache_folder
 
-# An absolute path, or one in a home folder: of it only the last part is kept, which names a file of the bundle. A path
-# may stand in a file: URL. Spaces are part of it only where they are escaped.
+# An absolute path, one in a home folder, or a file: URL. Only its last part is kept, which names a file of the bundle.
+# Spaces belong to it only if they are escaped.
 _PATH = re.compile(r"(?:file:/*)?(?<![\w.…])~?/(?:[^\s/'\"()<>,;:]+/)+([^\s/'\"()<>,;:]*)")
 
-
-# Where words come that are not this project's own: Core ML's, and what a child process said last. All other texts are
-# of its vocabulary, in which a user's or a host's name may stand by chance.
+# Keys with text of Core ML or a child process. All other texts are this project's own words, which may equal the name
+# of a user or a host by chance.
 _FREE = {"message", "advice", "refusal", "no_plan"}
 
 
 def anonymous(document: Any, folders: Iterable[Path]) -> Any:
-    """A JSON value whose free texts have "…" for paths and names. folders: paths that may have spaces."""
+    """A JSON value with "…" for paths and names in its free texts. folders: paths that may contain spaces."""
     known = {folder for path in (*folders, *_folders()) for folder in {str(path), str(path.resolve())}}
     private = sorted((re.escape(folder) for folder in known if len(folder) > 1), key=len, reverse=True)
     node = platform.node()
@@ -58,13 +57,13 @@ def _folders() -> Iterator[Path]:
         tempfile.gettempdir,
         lambda: sys.prefix,
     ):
-        # There may be no home folder, and no folder to write into.
+        # There may be no home folder and no temp folder.
         with contextlib.suppress(KeyError, OSError, RuntimeError, InputError):
             yield Path(folder())
 
 
 def _user() -> str:
-    """The user's name; empty for a user whom the system does not know."""
+    """The user's name; empty if the system has none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, RuntimeError):
@@ -72,6 +71,6 @@ def _user() -> str:
 
 
 def _words(names: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern of whole words. Shorter names than three letters would be found everywhere."""
+    """A pattern of whole words. Names of one or two letters would match everywhere."""
     found = sorted((re.escape(name) for name in names if len(name) > 2), key=len, reverse=True)
     return re.compile(rf"(?<!\w)(?:{'|'.join(found)})(?!\w)") if found else None

@@ -1,4 +1,4 @@
-"""Child processes that may crash, hang or be killed: started, listened to, and always ended."""
+"""Child processes that may crash, hang or be killed: starting one, reading its events, and always ending it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from voxcpm_runtime.doctor.worker import Event, Request
 _PROGRAM = "voxcpm_runtime.doctor.worker"
 _TAIL_BYTES = 4096
 _START_SECONDS = 60.0
-"""Seconds beyond the limit that a child may take before its first event: importing coremltools takes some."""
+"""Extra seconds for a child before its first event: importing coremltools is slow."""
 
 
 class Ending(NamedTuple):
@@ -27,14 +27,12 @@ class Ending(NamedTuple):
 
     outcome: Literal["done", "crashed", "hung"]
     message: str = ""
-    """For a crash: the signal or the exit code, and the last words on standard error since the last event."""
+    """For a crash: the signal or the exit code, and the last line on standard error since the last event."""
 
 
 def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
-    """Run a child process and pass on its events. It is ended if a step model takes longer than `request.limit`, which
-    begins again with each event that says "running".
-
-    It is also ended with this function, however that ends: Ctrl-C does not reach it directly.
+    """Run a child process and pass on its events. It is killed if a step model takes longer than `request.limit`,
+    which starts again with each "running" event, and when this function ends: Ctrl-C does not reach it.
     """
     receiving, sending = os.pipe()
     with os.fdopen(receiving, "rb", buffering=0) as reported, tempfile.TemporaryFile() as errors:
@@ -44,9 +42,9 @@ def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
-            # A session of its own, so that what the child may have started ends with it.
+            # A session of its own, so that its children are killed with it.
             start_new_session=True,
-            # Python 3.11: a file of the user's working directory must not be taken for a module.
+            # A file in the working directory must not be imported as a module (Python 3.11).
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
         os.close(sending)
@@ -63,7 +61,7 @@ def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
         except subprocess.TimeoutExpired:
             return Ending("hung", f"did not end within {request.limit:g} s")
         finally:
-            # macOS refuses a signal to a group that has only a zombie left.
+            # macOS refuses a signal to a process group with only a zombie.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
@@ -71,7 +69,7 @@ def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
 
 
 def _events(reported: IO[bytes], limit: float) -> Iterator[Event | None]:
-    """Events until the child closes its end; None if a step model, or the first event, takes too long."""
+    """Events until the child closes the pipe; None if a step model, or the first event, takes too long."""
     deadline, rest = time.monotonic() + _START_SECONDS + limit, b""
     while True:
         readable, _, _ = select.select([reported], [], [], max(0.0, deadline - time.monotonic()))
@@ -90,7 +88,7 @@ def _events(reported: IO[bytes], limit: float) -> Iterator[Event | None]:
 
 
 def _last_words(code: int, errors: IO[bytes], said: int) -> str:
-    """How the child ended, and the last line behind the first `said` bytes on its standard error."""
+    """How the child ended, and the last line of its output after the first `said` bytes."""
     name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     errors.seek(max(said, errors.seek(0, os.SEEK_END) - _TAIL_BYTES))
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]

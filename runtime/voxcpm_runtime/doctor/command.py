@@ -29,13 +29,15 @@ UNHEALTHY = 1
 def doctor(
     bundle: BundleArgument = None,
     precision: Annotated[
-        str | None, typer.Option(help="int8, int4, fp16 or fp32; the first that is there by default.")
+        str | None,
+        typer.Option(help="int8, int4, fp16 or fp32. Default: the first of these that the bundle has."),
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="coreml, coreai, portable, or auto: every backend here that runs the bundle.")
+        str,
+        typer.Option(help="coreml, coreai, portable, or auto: every available backend that runs the bundle."),
     ] = "auto",
     as_json: Annotated[
-        bool, typer.Option("--json", help="JSON without names and paths, for an issue.")
+        bool, typer.Option("--json", help="Print JSON without names and paths, for an issue.")
     ] = False,
     timeout: Annotated[
         int, typer.Option(help="Seconds for one step model on one compute unit.", min=1)
@@ -43,11 +45,13 @@ def doctor(
     minutes: Annotated[
         float,
         typer.Option(
-            help="Then call all step models on their chosen units for so long (Core ML).", min=0, max=1440
+            help="Afterwards call all step models on their chosen units for this long (Core ML).",
+            min=0,
+            max=1440,
         ),
     ] = 0.0,
 ) -> None:
-    """Try every step model on every compute unit: is it correct, how fast, and which is best here."""
+    """Try every step model on every compute unit: whether it is correct, how fast it is, and which is best."""
     console = Console(highlight=False, markup=False, emoji=False)
     opened = open_bundle(bundle, precision) if units_here(backend) else None
     if opened is None or not units_here(backend, opened):
@@ -71,9 +75,8 @@ def doctor(
 
 
 def _saved(bundle: Bundle, report: Report) -> bool:
-    """Whether the choice was saved for `--compute-units auto`. A folder that cannot be written is a warning.
-
-    Only where Core ML was tried: elsewhere there is nothing to choose.
+    """Save the choice for `--compute-units auto`, if Core ML was tried. Returns whether it was saved; a folder that
+    cannot be written is a warning.
     """
     units = {name: trial.unit for name, trial in report.chosen.items()}
     if not units or not any(trial.unit in COMPUTE_UNITS for trial in report.trials):

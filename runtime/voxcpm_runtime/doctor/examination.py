@@ -1,4 +1,4 @@
-"""A whole examination: every step model on every compute unit of the backends that are here."""
+"""A whole examination: every step model on every compute unit of the available backends."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from voxcpm_runtime.backends.core_ml.loading import check_system
 from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle
-from voxcpm_runtime.doctor.endurance import endurance
 from voxcpm_runtime.doctor.report import Report, report_of
-from voxcpm_runtime.doctor.trials import Begun, placed, trials
+from voxcpm_runtime.doctor.trials import Begun, endurance, placed, trials
 
 UNITS = {
     "coreml": ("cpu", "cpu_and_gpu", "cpu_and_ne", "all"),
     "coreai": (COREAI,),
     "portable": (PORTABLE,),
 }
-"""Backend -> the units that are tried, the safest first."""
+"""Backend -> its units in order, the safest first."""
 
 
 def units_here(backend: str, bundle: Bundle | None = None) -> tuple[str, ...]:
-    """The units to try with a backend; with "auto", those of every backend that is here and runs the bundle.
+    """The units to try with a backend; with "auto", those of every available backend that runs the bundle.
 
-    bundle: None as long as it is not open. Raises InputError for an unknown backend, for one that does not run the
-    bundle, and for Core ML off the Mac.
+    bundle: None before it is open. Raises InputError for an unknown backend, for one that does not run the bundle, and
+    for Core ML without macOS.
     """
     choose_backend(backend, bundle)
     asked = [name for name in backends() if backend in ("auto", name)]
@@ -47,11 +46,11 @@ def examine(
     minutes: float = 0.0,
     begun: Begun = lambda name, unit: None,
 ) -> Report:
-    """Try every step model of an open bundle. limit: seconds for one step model on one unit. minutes: of a further
-    trial of the chosen units of Core ML; 0 for none.
+    """Try every step model of an open bundle. limit: seconds for one step model on one unit. minutes: length of a
+    further trial of the chosen units of Core ML; 0 for none.
 
-    Raises BundleError, naming the file, for test vectors that were altered, BundleError where Core ML alone is here and
-    needs a newer system, and InputError where no backend is here that runs the bundle.
+    Raises BundleError, naming the file, for altered test vectors, and if only Core ML is available and needs a newer
+    system; InputError if no available backend runs the bundle.
     """
     units = units_here(backend, bundle)
     check_files(bundle.folder, bundle.manifest.vector_files(), digests=True)
@@ -62,11 +61,11 @@ def examine(
         raise InputError(NO_BACKEND)
     if minutes and not set(units) & COMPUTE_UNITS.keys():
         raise InputError(
-            f"--minutes tries Core ML's compute units, and here are {', '.join(units)}: leave it out"
+            f"--minutes is for Core ML's compute units, and only {', '.join(units)} is available: leave it out"
         )
     refusal = ""
     try:
-        # Core AI brings a runtime for systems before macOS 27.
+        # Core AI has its own runtime for systems before macOS 27.
         if bundle.manifest.target != CORE_AI:
             check_system(bundle.folder, bundle.manifest.target, macos())
     except BundleError as error:
@@ -82,6 +81,6 @@ def examine(
 
 
 NO_BACKEND = (
-    "no backend is here: expected Core ML (macOS with coremltools) or ONNX Runtime; install it with: "
+    "no backend is installed: expected Core ML (macOS with coremltools) or ONNX Runtime; install it with: "
     f"{INSTALL_PORTABLE}"
 )

@@ -1,7 +1,7 @@
-"""The child process of a trial: it takes step models in turn and reports each stage, one JSON line an event.
+"""The child process of a trial: it runs the step models in order and reports each stage as a line of JSON.
 
-An event is a dictionary with `step_model`, the `stage` that begins now, and what the stage before it found; or an
-`outcome` and its message. Core ML may end this process at any time, so it reports each result as soon as it is known.
+An event is a dictionary with `step_model`, the `stage` that begins, and the results of the stage before it; or an
+`outcome` and its message. Core ML may end this process at any time, so each result is reported as soon as it is known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, COREAI, PORTABLE
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.doctor.comparison import compared, median_seconds, repeated
+from voxcpm_runtime.doctor.agreement import compared, median_seconds, repeated
 from voxcpm_runtime.doctor.placement import operations_by_device
 
 Event = dict[str, Any]
@@ -34,7 +34,7 @@ Task = Literal["trial", "placement", "endurance"]
 
 
 class Request(BaseModel):
-    """What a child process is asked for."""
+    """The work of a child process."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -65,10 +65,10 @@ def main() -> None:
 def _events(request: Request) -> Iterator[Event]:
     bundle = open_bundle(request.bundle, request.precision)
     work = _WORK[request.task]
-    # Imported first: its seconds are not part of a step model's loading time and limit.
+    # Imported first, so that this time does not count as a step model's loading time.
     importlib.import_module(_IMPORTED.get(request.unit, "coremltools"))
     for name in request.step_models:
-        # The parent ends what takes too long. Should it be gone, the system does: no handler in Python would be called.
+        # The parent kills what takes too long. If it is gone, the system does, as no Python handler would run.
         signal.alarm(int(request.limit) + 30)
         try:
             for event in work(bundle, name, request):
@@ -103,12 +103,12 @@ def _placement(bundle: Bundle, name: str, request: Request) -> Iterator[Event]:
 
 
 def _endurance(request: Request) -> Iterator[Event]:
-    """All step models of the request in turn, for its time. An event says which one is called for the next second."""
+    """All step models of the request in turn, for its time, with an event before each turn of a second."""
     bundle = open_bundle(request.bundle, request.precision)
     importlib.import_module("coremltools")
     names, sizes = request.step_models, bundle.manifest.sizes
     yield {"step_model": names[0], "stage": "load"}
-    # The models load together: a refusal is that of the whole trial.
+    # The models load together, so a refusal ends the whole trial.
     models = load_step_models(bundle, "coreml", names=names, compute_units=request.units, first_use=None)
     calls = {}
     for name in names:
@@ -132,7 +132,7 @@ _SECONDS_IN_TURN = 1.0
 
 _BACKENDS: dict[str, Backend] = {PORTABLE: "portable", COREAI: "coreai"}
 _IMPORTED = {PORTABLE: "voxcpm_runtime.backends.portable", COREAI: "coreai.runtime"}
-"""What a unit needs that takes seconds to import; the others are Core ML's."""
+"""Slow imports of a unit; the others need coremltools."""
 
 _WORK: dict[Task, Callable[[Bundle, str, Request], Iterator[Event]]] = {
     "trial": _trial,

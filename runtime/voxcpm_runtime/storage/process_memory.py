@@ -1,4 +1,4 @@
-"""Memory that goes back to the operating system when it is free."""
+"""Memory that is returned to the operating system when it is freed."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ import mmap
 import numpy as np
 from numpy.typing import DTypeLike
 
-# Of an array that gets a mapping of its own; a smaller one would waste a good part of its last page.
+# Of an array with its own mapping; smaller ones would waste much of their last page.
 _MIN_MAPPED_BYTES = 1 << 16
-# Without them a mapping would be shared with forked processes.
+# Not shared with forked processes.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the operating system; with another allocator than glibc's, do nothing.
+    """Return freed memory to the operating system; a no-op with other allocators than glibc's.
 
-    glibc would reserve it for later: 0.4 GB after loading VoxCPM 1.5 in int8, 1.4 GB after closing it.
+    glibc would keep it for later: 0.4 GB after loading VoxCPM 1.5 in int8, 1.4 GB after closing it.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def mapped_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """An array of zeros whose memory goes back as soon as nothing refers to it.
+    """An array of zeros whose memory is returned as soon as nothing refers to it.
 
-    KV caches live as long as a speech. On glibc's heap they leave holes between smaller blocks, and a server grows
-    whenever more speeches than ever before end at the same time.
+    KV caches live as long as a call. On glibc's heap they fragment the memory, so that a server keeps growing.
     """
     count = math.prod(shape)
     size = count * np.dtype(dtype).itemsize

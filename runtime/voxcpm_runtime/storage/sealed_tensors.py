@@ -1,4 +1,4 @@
-"""Tensors in the safetensors format with a digest of everything that is in the file, so that damage is noticed."""
+"""Tensors in the safetensors format with a digest of the whole content, so that damage is detected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tensors = Mapping[str, npt.NDArray[np.generic]]
 
 
 class Unsealed(NamedTuple):
-    """The content of a file whose digest was compared, if it has one."""
+    """The content of a file; its digest was verified, if it has one."""
 
     tensors: dict[str, npt.NDArray[Any]]
     metadata: dict[str, str]
@@ -31,19 +31,19 @@ class Unsealed(NamedTuple):
 
 
 def sealed(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes:
-    """A safetensors file of the tensors, whose metadata has the digest of both."""
+    """A safetensors file of the tensors and metadata, with the digest of both."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     own = dict(metadata or {})
     return tensor_file(contiguous, {**own, DIGEST_KEY: _digest(contiguous, own)})
 
 
 def unsealed(content: bytes) -> Unsealed:
-    """The tensors and metadata of a file. Raises ValueError for what is no such file, and if its digest differs."""
+    """The tensors and metadata of a file. Raises ValueError for any other file, and if the digest differs."""
     try:
         tensors = load(content)
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(first_line(error)) from None
-    # safetensors has read this header without an error; it does not give its metadata from memory.
+    # The header is valid, as safetensors has parsed it; but `load` does not return the metadata.
     metadata = dict(header_of(content)[0].get("__metadata__") or {})
     digest = metadata.pop(DIGEST_KEY, None)
     if digest is not None and digest != _digest(tensors, metadata):

@@ -1,10 +1,10 @@
-"""Files that a command writes: whole or not at all, through links, and never in place of what is not a file.
+"""Atomic writes: a file appears when it is complete, or not at all. Links are followed.
 
-what has the name                       what is done
-nothing, or a link to nothing           the file, or the link's target, appears when it is complete
-a file, or a link to one                it is replaced when the new one is complete, with its mode and owner;
-                                        one that is read-only is refused, unless `overwrite`
-a named pipe or a character device,     the complete content is written into it
+the path is                             what happens
+nothing, or a dangling link             the file, or the link's target, appears when it is complete
+a file, or a link to one                replaced when the new one is complete, which keeps mode and owner;
+                                        a read-only file is refused, unless `overwrite`
+a named pipe, a character device,       the complete content is written into it
 /dev/stdout, /dev/fd/N
 a folder, a socket, a block device      OSError
 """
@@ -30,22 +30,20 @@ from voxcpm_constants.user_folders import user_path
 _PART = "part"
 _TOKEN_BYTES = 8
 _PART_NAME = re.compile(rf"\.(.+)\.(?:\d|[0-9a-f]{{{2 * _TOKEN_BYTES}}}|\d+-\d+)\.{_PART}", re.DOTALL)
-"""What `whole_file` calls a file that it has not finished: the name with a token. Two numbers: an earlier release's."""
+"""The name of a temp file of `whole_file`: the final name with a token, or two numbers from an earlier release."""
 _LONGEST_NAME = 200
-"""Bytes of a name that is repeated in a hidden one; file systems take 255."""
-_LOOKED_AT = 4
-"""Parts of one file that a later write looks at: as many as were written at the same time, and more than usual."""
+"""Bytes of a name within a hidden name; file systems allow 255."""
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _MAX_LINKS = 40
-"""Links that lead to each other; the system follows as many."""
+"""Chained links; the system follows as many."""
 _REFUSED_KINDS = {stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket", stat.S_IFBLK: "block device"}
 
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, keep: bool = True, overwrite: bool | None = None) -> Iterator[BinaryIO]:
-    """Open a temp file beside what `path` leads to, renamed to it at the end; any error, or Ctrl-C, removes it.
+    """Open a temp file next to the target of `path`, renamed to it at the end; any error, or Ctrl-C, removes it.
 
-    While it is written it is locked. One that a killed process left has no lock, and is overwritten or removed.
+    It is locked while it is written. Without a lock it was left by a killed process, and is overwritten or removed.
 
     keep: False always removes it, to test whether `path` can be written. overwrite: see `replaced_file`. Raises OSError
     if it cannot be written.
@@ -68,20 +66,17 @@ def whole_file(path: Path, *, keep: bool = True, overwrite: bool | None = None) 
             part.replace(target)
             kept = True
     finally:
-        # Once it has been renamed, a file of this name is another process's.
+        # After the rename, a file of this name belongs to another process.
         if not kept:
             part.unlink(missing_ok=True)
         lock.release()
-        for number in range(_LOOKED_AT):
-            remove_leftover(_part(target, str(number)))
 
 
 def replaced_file(path: Path, *, overwrite: bool | None = None) -> Path | None:
-    """The file that is made or replaced when `path` is written, with all links followed; None for a stream.
+    """The file that is created or replaced when `path` is written, with all links followed; None for a stream.
 
-    overwrite: True replaces a read-only file, too; None where the caller's user has no such choice. Raises OSError for
-    what can be neither replaced nor written into, and for a file that is read-only: without the owner's permission to
-    write, which root needs here as well.
+    overwrite: True also replaces a read-only file; None if the user has no such option. Raises OSError for a path that
+    can be neither replaced nor written into, and for a file without the owner's write permission, also for root.
     """
     if (number := _descriptor(path)) is not None:
         os.fstat(number)
@@ -99,9 +94,9 @@ def replaced_file(path: Path, *, overwrite: bool | None = None) -> Path | None:
 
 
 def refuse_inputs(output: Path, inputs: Iterable[str | Path | None]) -> None:
-    """Raises InputError if an output is also one of the inputs, by whatever name or link.
+    """Raises InputError if an output is also one of the inputs, under any name or link.
 
-    inputs: files and folders that are read for this output; None for one that was not given. A pipe or a device may be
+    inputs: files and folders that are read for this output; None for one that is not given. A pipe or a device may be
     both.
     """
     for given in inputs:
@@ -112,9 +107,9 @@ def refuse_inputs(output: Path, inputs: Iterable[str | Path | None]) -> None:
 
 
 def report_folder(folder: Path, names: Iterable[str], inputs: Iterable[str | Path | None]) -> None:
-    """Make a report's folder before the work that is reported. names: of the files that are to be written there.
+    """Create a report's folder before the work begins. names: the files that will be written there.
 
-    Raises InputError and OSError if one of them could not be written, or is one of the `inputs`.
+    Raises InputError and OSError if one of them cannot be written, or is one of the `inputs`.
     """
     files = [folder / name for name in names]
     for path in (folder, *files):
@@ -125,7 +120,7 @@ def report_folder(folder: Path, names: Iterable[str], inputs: Iterable[str | Pat
 
 
 def hidden_beside(path: Path, kind: str) -> Path:
-    """The path of something hidden beside a file, such as `.out.wav.segments`. A long name is shortened."""
+    """A hidden path next to a file, such as `.out.wav.segments`. A long name is shortened."""
     name = path.name
     if len(os.fsencode(name)) > _LONGEST_NAME:
         start = os.fsencode(name)[: _LONGEST_NAME - 17].decode(errors="ignore")
@@ -134,28 +129,28 @@ def hidden_beside(path: Path, kind: str) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, if they are missing, or the target of a link to nothing. Raises InputError."""
+    """Create a folder and its parents, or the target of a dangling link, if missing. Raises InputError."""
     try:
         Path(os.path.realpath(path)).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{path}: the folder cannot be made ({os_reason(error)})") from None
+        raise InputError(f"{path}: the folder cannot be created ({os_reason(error)})") from None
 
 
 def remove_leftover(part: Path) -> None:
-    """Remove an unfinished file, unless a process is writing it. Raises nothing."""
+    """Remove a temp file, unless a process is writing it. Errors are ignored."""
     if not os.path.lexists(part):
         return
     with contextlib.suppress(OSError), part.open("rb") as file:
-        # It may have been renamed since it was opened, and the name may be another's.
+        # It may have been renamed since it was opened, and another file may have its name.
         if try_lock(file.fileno()) and is_at(file.fileno(), part):
             part.unlink()
 
 
 def remove_leftovers(folder: Path, written: re.Pattern[str]) -> None:
-    """Remove the unfinished files of a folder that no process is writing. Raises nothing.
+    """Remove the temp files of a folder that no process is writing. Errors are ignored.
 
-    written: matches the whole names of the files that this program writes there; what else looks unfinished, such as a
-    download, is somebody else's.
+    written: matches the names of the files that this program writes there; other files that look unfinished, such as
+    downloads, are not touched.
     """
     for part in folder.glob(f".*.{_PART}"):
         own = _PART_NAME.fullmatch(part.name)
@@ -168,41 +163,38 @@ def _part(path: Path, token: str) -> Path:
 
 
 def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
-    """A new temporary file, open and locked."""
-    number = 0
-    while True:
-        part = _part(path, str(number))
-        try:
-            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        except OSError:
-            if not os.path.lexists(part):
-                raise
-            # Another user's.
-            number += 1
-            continue
+    """A new temp file, open and locked. Its name is always the same, so that it replaces one of a killed process,
+    unless another process is writing to it, or it belongs to another user.
+    """
+    part = _part(path, "0")
+    try:
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError:
+        if not os.path.lexists(part):
+            raise
+        file = None
+    else:
         file = os.fdopen(descriptor, "wb+")
-        locked = try_lock(file.fileno())
-        if locked and is_at(file.fileno(), part):
-            try:
-                file.truncate()
-            except OSError:
-                part.unlink(missing_ok=True)
-                file.close()
-                raise
-            break
+        # It may have been renamed between these calls, and then it is a finished file.
+        if not (try_lock(descriptor) and is_at(descriptor, part)):
+            file.close()
+            file = None
+    if file is None:
+        part = _part(path, secrets.token_hex(_TOKEN_BYTES))
+        file = part.open("xb+")
+        try_lock(file.fileno())
+    try:
+        file.truncate()
+    except OSError:
+        part.unlink(missing_ok=True)
         file.close()
-        if locked is None:
-            part = _part(path, secrets.token_hex(_TOKEN_BYTES))
-            file = part.open("xb+")
-            break
-        # Another writes it; or it has been renamed since it was opened, so that its name is free again.
-        number += not locked
+        raise
     # The lock outlives `file`, which is closed before it is renamed.
     return part, file, Lock(os.dup(file.fileno()))
 
 
 def _take_mode_and_owner(descriptor: int, target: Path) -> None:
-    """Give a new file the mode of the file that it will replace, and its owner and group where the system allows it."""
+    """Give a new file the mode of the file that it replaces, and its owner and group if the system allows it."""
     try:
         earlier = target.stat()
     except FileNotFoundError:
@@ -217,7 +209,7 @@ def _take_mode_and_owner(descriptor: int, target: Path) -> None:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number of an open file that a path such as /dev/stdout stands for, also through links; None for others."""
+    """The file descriptor of a path such as /dev/stdout, also through links; None for other paths."""
     for _ in range(_MAX_LINKS):
         path = Path(os.path.abspath(path))  # noqa: PTH100 - without following links
         if found := _DESCRIPTOR.fullmatch(str(path)):
@@ -229,6 +221,6 @@ def _descriptor(path: Path) -> int | None:
 
 
 def _stream(path: Path) -> BinaryIO:
-    """A pipe or a device, open for writing: waits until a named pipe has a reader."""
+    """A pipe or a device, open for writing. Waits until a named pipe has a reader."""
     number = _descriptor(path)
     return path.open("wb") if number is None else os.fdopen(os.dup(number), "wb")

@@ -1,4 +1,4 @@
-"""A cache of what the language models compute for a voice: in memory, and beside the voice's file if it has one."""
+"""A cache of prefixes, the language models' states of a voice: in memory, and next to the voice's file."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.voices.voice import Voice
 
 KEPT_IN_MEMORY = 4
-"""Number of voices; for VoxCPM 1.5, ten seconds of prompt with its transcript take about 2 MB."""
+"""Number of voices; ten seconds of prompt with its transcript take about 2 MB for VoxCPM 1.5."""
 _SUFFIX = ".prefix"
 _DIGITS = 16
 PREFIX_NAME = rf"\.[0-9a-f]{{{_DIGITS}}}{re.escape(_SUFFIX)}"
-"""A pattern of what follows a voice's file name in the name of a prefix."""
+"""A pattern of the end of a prefix's file name, after the name of the voice's file."""
 _BASE, _RESIDUAL, _PROMPT = "base.", "residual.", "prompt_embeddings"
 
 
@@ -42,9 +42,8 @@ def cached_prefixes(
 ) -> Prefixes:
     """A function from a voice to its prefix that computes each prefix once.
 
-    make: computes a prefix. key: identifies all else that the prefix depends on: step models, backend. fits: whether a
-    prefix from a file has the shapes that `make` gives. A file that is damaged or does not fit is replaced; if it
-    cannot be written, the prefix is only in memory.
+    make: computes a prefix. key: identifies the step models and the backend. fits: whether a prefix from a file has the
+    right shapes. A file that is damaged or does not fit is replaced; if that fails, the prefix is kept in memory only.
     """
 
     @functools.lru_cache(maxsize=KEPT_IN_MEMORY)
@@ -63,7 +62,7 @@ def cached_prefixes(
 
 
 def prefix_files(voice_path: Path) -> Iterable[Path]:
-    """The prefix files that were saved beside a voice's file, and no others of similar names."""
+    """The prefix files next to a voice's file, without others of similar names."""
     own = re.compile(re.escape(voice_path.name) + PREFIX_NAME)
     return [
         path for path in voice_path.parent.glob(f"*{_SUFFIX}") if own.fullmatch(path.name) and path.is_file()
@@ -93,5 +92,5 @@ def _write(path: Path, prefix: Prefix) -> None:
         with whole_file(path) as file:
             file.write(sealed(tensors))
     except OSError:
-        # In a read-only folder, for example: the voice still works, but its first speech starts later.
+        # In a read-only folder, for example: the voice works, but its first speech starts later.
         return

@@ -1,4 +1,4 @@
-"""The voice of a call: recordings, which are read and then encoded, or a voice that was made before."""
+"""The voice of a call: recordings, which are decoded and then encoded, or a voice that was made before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Source
 from voxcpm_constants.user_folders import DEFAULT_VOICE, user_path
 from voxcpm_runtime.argument_types import text_argument, wrong_type
-from voxcpm_runtime.audio.files import AudioSource, audio_content, check_audio_exists, read_audio
+from voxcpm_runtime.audio.files import AudioSource, audio_content, read_audio
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.silence import trim_silence
 from voxcpm_runtime.model.driver import Driver
@@ -27,10 +27,10 @@ from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
 MIN_PEAK = 0.001
-"""The least peak of a recording, linear: 33 steps of 16 bits. Below it there is no speech to take a voice from."""
+"""The minimum peak of a recording, linear: 33 steps of 16 bits. Anything below is silence."""
 
 VoiceSource = Voice | str | Path
-"""A voice, its name among the stored and the built-in ones, or the path of its file."""
+"""A voice, the name of a stored or built-in one, or the path of a voice file."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,16 @@ class Recordings:
             )
         if self.prompt_text is not None:
             if not text_argument(self.prompt_text, "prompt_text").strip():
-                raise InputError(
-                    "the prompt's transcript is empty; it must say what is said in the prompt audio"
-                )
+                raise InputError("the prompt's transcript is empty; it must be the words of the prompt audio")
             checked_text(self.prompt_text, "prompt's transcript", "prompt_text")
         if self.voice is not None and (self.prompt is not None or self.reference is not None):
-            raise InputError("a voice takes the place of prompt and reference: give one of them")
+            raise InputError("a voice replaces prompt and reference: give one or the other")
 
     @classmethod
     def of_a_new_voice(
         cls, audio: AudioSource | None, transcript: str | None, reference: AudioSource | None
     ) -> Recordings:
-        """Recordings to make a voice from; audio without a transcript is a reference.
+        """Recordings for a new voice; audio without a transcript is a reference.
 
         Raises InputError without a recording, and for two references.
         """
@@ -82,10 +80,10 @@ class Recordings:
         return recordings
 
     def in_voice(self, source: VoiceSource | None) -> Recordings:
-        """This with a voice, if one is given: a Voice, a name that `VoiceStore.load` takes, or a path.
+        """This with a voice, if one is given: a Voice, a name for `VoiceStore.load`, or a path.
 
-        `default` is the checkpoint's own voice. Raises InputError for both kinds, for an unknown name, and for a file
-        that is no voice.
+        `default` is the checkpoint's own voice. Raises InputError for a voice together with recordings, an unknown
+        name, and a file that is not a voice.
         """
         if isinstance(source, str) and source == DEFAULT_VOICE:
             if hidden := VoiceStore().hidden():
@@ -105,15 +103,15 @@ class Recordings:
         return self.prompt is not None or (self.voice is not None and self.voice.prompt is not None)
 
     def files(self) -> list[str | Path]:
-        """The files that are read for the voice."""
+        """The files of the voice."""
         given = (self.prompt, self.reference, self.voice and self.voice.path)
         return [source for source in given if isinstance(source, str | Path)]
 
     def check_files(self) -> None:
-        """Raises InputError for a recording whose file does not exist; `read` checks everything else."""
+        """Raises InputError if the file of a recording does not exist; `read` checks everything else."""
         for what, source in (("prompt audio", self.prompt), ("reference audio", self.reference)):
-            if isinstance(source, str | Path):
-                check_audio_exists(source, f"{what} {source}")
+            if isinstance(source, str | Path) and not user_path(source).exists():
+                raise InputError(f"{what} {source}: no such file")
 
     def check_generation(self, a: Architecture) -> None:
         """Raises InputError for a reference on a generation before VoxCPM2."""
@@ -123,8 +121,8 @@ class Recordings:
     def read(self, a: Architecture, *, trimmed: bool) -> Voice | UnencodedVoice | None:
         """The voice; recordings are decoded and checked, but not yet encoded. None for the checkpoint's own voice.
 
-        trimmed: cut silence from both ends of the recordings. Raises InputError for a recording that is no audio, is
-        silent or too short or too long, and for a voice that was made for another AudioVAE.
+        trimmed: cut silence from both ends of the recordings. Raises InputError for a recording that is not audio, is
+        silent, too short or too long, and for a voice that was made for another AudioVAE.
         """
         if self.voice is not None:
             self.voice.check(a)
@@ -155,14 +153,14 @@ class Recordings:
         )
 
     def provenance(self, source: Source) -> dict[str, str]:
-        """File names and digests of the recordings, if known, today's date, and the checkpoint of the bundle."""
+        """File names and digests of the recordings, if known, today's date, and the bundle's checkpoint."""
         recorded = _provenance(self.prompt, "prompt") | _provenance(self.reference, "reference")
         return {"checkpoint": source.checkpoint, **recorded}
 
     def digests(self) -> dict[str, str | None]:
         """What identifies these recordings: SHA-256 of each file and of the voice, and the transcript.
 
-        Raises InputError for an audio file that cannot be read, and TypeError for audio that is no file.
+        Raises InputError for an audio file that cannot be read, and TypeError for audio that is not a file.
         """
         parts = {
             "prompt": _file_digest(self.prompt, "prompt audio"),
@@ -174,7 +172,7 @@ class Recordings:
 
 @dataclass(frozen=True)
 class UnencodedVoice:
-    """Decoded recordings from which a voice is made. Their size in patches is known before they are encoded."""
+    """Decoded recordings of a voice, whose size in patches is known before they are encoded."""
 
     architecture: Architecture
     transcript: str
@@ -221,7 +219,7 @@ def _provenance(source: AudioSource | None, what: str) -> dict[str, str]:
     if isinstance(source, str | Path):
         path = user_path(source)
         said[what] = path.name
-        # A pipe has been read already, and a second read would wait forever.
+        # A pipe was read before; a second read would wait forever.
         content = path.read_bytes() if path.is_file() else source
     if isinstance(content, bytes):
         said[f"{what}_sha256"] = hashlib.sha256(content).hexdigest()
@@ -244,13 +242,13 @@ def _read(source: AudioSource | None, a: Architecture, trimmed: bool, what: str)
     if source is None:
         return None
     audio = read_audio(source, a.input_sample_rate, min_samples=a.patch_input_samples, what=what)
-    # An offset is no sound.
+    # Ignore DC offset.
     peak = float(np.abs(audio - audio.mean()).max())
     if peak < MIN_PEAK:
-        level = f"{20 * math.log10(peak):.0f} dB" if peak else "no sound at all"
+        level = f"{20 * math.log10(peak):.0f} dB" if peak else "digital silence"
         raise InputError(
-            f"{what}: silence throughout: its peak is {peak:.2g} ({level}), and {MIN_PEAK:g} "
-            f"({20 * math.log10(MIN_PEAK):.0f} dB) is the least; expected speech"
+            f"{what}: silence throughout: its peak is {peak:.2g} ({level}), below the minimum of {MIN_PEAK:g} "
+            f"({20 * math.log10(MIN_PEAK):.0f} dB); expected speech"
         )
     return _trimmed(audio, a, what) if trimmed else audio
 
@@ -260,6 +258,6 @@ def _trimmed(audio: Audio, a: Architecture, what: str) -> Audio:
     if len(trimmed) < a.patch_input_samples:
         left, minimum = len(trimmed) / a.input_sample_rate, a.patch_input_samples / a.input_sample_rate
         raise InputError(
-            f"{what}: {left:.3f} s are left without its silence, but one patch, {minimum:.3f} s, is the least"
+            f"{what}: {left:.3f} s are left without its silence, but the minimum is one patch, {minimum:.3f} s"
         )
     return trimmed

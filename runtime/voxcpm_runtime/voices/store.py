@@ -1,4 +1,4 @@
-"""The user's own voices by name: one file for each, in one folder. Behind them stand the built-in ones."""
+"""The user's voices by name, a file each in one folder; and the built-in voices under names that the user lacks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class VoiceStore:
     def names(self) -> list[str]:
         """The names of the user's voices, sorted; none without a folder. Raises InputError if it cannot be read."""
         try:
-            # Not glob, to which a folder that cannot be read is empty.
+            # Not glob, which takes a folder that cannot be read as empty.
             return sorted(path.stem for path in self.folder.iterdir() if path.suffix == SUFFIX)
         except FileNotFoundError:
             return []
@@ -57,16 +57,16 @@ class VoiceStore:
         return voice.save(path, overwrite=overwrite)
 
     def free_path(self, name: str, *, overwrite: bool = False) -> Path:
-        """The path of a voice to be saved under a name. Raises InputError for what `add` refuses."""
+        """The path for a new voice of that name. Errors: `add`."""
         path = self.path(name)
         if name == DEFAULT_VOICE:
             raise InputError(f"voice name: {name} is the checkpoint's own voice; choose another name")
         if not switch(overwrite, "overwrite") and path.exists():
-            raise InputError(f"a voice {name} is there already; choose another name, or give --overwrite")
+            raise InputError(f"a voice {name} already exists; choose another name, or give --overwrite")
         return path
 
     def located(self, name: str) -> Path:
-        """The path of the file of a voice, given by its name or by that path itself. Raises InputError: see `path`."""
+        """The path of a voice's file, given its name or that path itself. Errors: `path`."""
         return path_argument(name, "name") if _is_path(name) else self.path(name)
 
     @system_errors_as(InputError)
@@ -81,14 +81,14 @@ class VoiceStore:
         if path.is_file() or _is_path(name):
             return Voice.load(path)
         if name == DEFAULT_VOICE:
-            raise InputError(f"{name} is the checkpoint's own voice, of which there is no file")
+            raise InputError(f"{name} is the checkpoint's own voice, which has no file")
         if name in built_in_voices():
             return built_in_voices()[name]
         present = ", ".join(dict.fromkeys([*self.names(), *built_in_voices()]))
         raise InputError(f"no voice {name} (there are: {present}); make one with `voxcpm-coreml voices add`")
 
     def hidden(self) -> str:
-        """A line about a file of an earlier release under the reserved name; empty if there is none."""
+        """A line about an earlier release's file under the reserved name; empty if there is none."""
         path = self.path(DEFAULT_VOICE)
         if not os.path.lexists(path):
             return ""
@@ -101,7 +101,7 @@ class VoiceStore:
         if not path.is_file():
             self.load(name)
             raise InputError(
-                f"voice {name} is built in and cannot be removed; a voice of yours with that name takes its place"
+                f"voice {name} is built in and cannot be removed; add a voice of that name to replace it"
             )
         _forget_prefixes(path)
         path.unlink()
@@ -112,7 +112,7 @@ class VoiceStore:
             raise InputError(f"voice name: expected letters, digits, spaces, dots and dashes, got {name!r}")
         if name.endswith(SUFFIX):
             raise InputError(
-                f"voice name: {name!r} would be taken for a file; leave {SUFFIX} out, which is added to it"
+                f"voice name: {name!r} looks like a file; leave out {SUFFIX}, which is added to the name"
             )
         return self.folder / f"{name}{SUFFIX}"
 

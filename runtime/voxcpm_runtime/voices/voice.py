@@ -1,8 +1,8 @@
-"""A voice that can be saved: the latents of its recordings and what is said in them, in one portable file.
+"""A voice that can be saved: the latents of its recordings and their transcript, in one portable file.
 
 The file is in the safetensors format: tensors `prompt` and `reference` (patches, frames, latent_dim), float32, and in
 its metadata a JSON document under `voice` and the digest of everything under `sha256`. It depends on the AudioVAE only,
-and so serves every bundle of a generation, in any precision and on any backend.
+so it works with every bundle of a generation, in any precision and on any backend.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from voxcpm_runtime.text.words import valid_unicode
 
 SUFFIX = ".voice"
 FORMAT = 2
-"""The format that is written: 2 has a digest. A file of format 1 has none and is read without that check."""
+"""The format of new files, which has a digest. Files of format 1 have none and are read without that check."""
 _METADATA_KEY = "voice"
 _PROMPT, _REFERENCE = "prompt", "reference"
 
 
 class Turn(BaseModel):
-    """One stretch of the prompt: what is said in it, and its length in patches."""
+    """One part of the prompt: its text, and its length in patches."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,7 +55,7 @@ class Turn(BaseModel):
 
 
 class VoiceHeader(BaseModel):
-    """The metadata of a voice: everything except for its latents."""
+    """The metadata of a voice: everything except its latents."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -64,24 +64,24 @@ class VoiceHeader(BaseModel):
     generation: str
     """`architecture.generation`"""
     latent_space: str
-    """Digest of the AudioVAE's configuration: equal where latents mean the same."""
+    """Digest of the AudioVAE's configuration: equal if latents are compatible."""
     sample_rate: int = Field(gt=0)
     """Hz of the audio that was encoded."""
     turns: tuple[Turn, ...] = ()
-    """Turns of the prompt: first the recording, then what was said since; empty without a prompt."""
+    """Turns of the prompt: first the recording, then later speech; empty without a prompt."""
     provenance: dict[str, str] = {}
     """Origin of the voice: file names and digests of the recordings, bundle, date."""
 
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """A voice to give as `voice` instead of recordings; make one with `VoxCPM.create_voice` or `Voice.load`."""
+    """A voice, passed as `voice` instead of recordings; from `VoxCPM.create_voice` or `Voice.load`."""
 
     header: VoiceHeader
     prompt: Latents | None = None
     """Patches to continue (patches, frames, latent_dim)."""
     reference: Latents | None = None
-    """Patches of a voice to speak with (patches, frames, latent_dim), VoxCPM2 only."""
+    """Patches of a reference recording (patches, frames, latent_dim), VoxCPM2 only."""
     path: Path | None = None
     """The file that the voice was read from or written to."""
 
@@ -105,7 +105,7 @@ class Voice:
 
     @property
     def transcript(self) -> str:
-        """What is said in the prompt."""
+        """The prompt's transcript."""
         return "".join(turn.text for turn in self.header.turns)
 
     @property
@@ -129,10 +129,10 @@ class Voice:
     def extended(self, text: str, latents: Latents, *, window_patches: int | None = None) -> Voice:
         """The voice with one more turn in its prompt: `text` and its patches (patches, frames, latent_dim).
 
-        As in upstream's `merge_prompt_cache`, the text is joined verbatim, so it must end with the space that separates
-        it from the next text. window_patches: largest length of the prompt; the oldest turns are dropped first, but the
-        original recording stays. If the new turn does not fit even then, the voice is returned unchanged. Raises
-        InputError for latents that are no patches of this voice.
+        As in upstream's `merge_prompt_cache`, texts are concatenated, so each must end with the space before the next
+        one. window_patches: maximum length of the prompt; the oldest turns are dropped first, but never the recording.
+        If the new turn does not fit even then, the voice is returned unchanged. Raises InputError for latents that are
+        not patches of this voice.
         """
         valid_unicode(text_argument(text, "text"), "text")
         self._check_turn(latents)
@@ -151,8 +151,8 @@ class Voice:
         return replace(self, header=header, prompt=prompt, path=None)
 
     def check(self, a: Architecture) -> None:
-        """Raises InputError if the voice was made for another AudioVAE than the bundle's, if it has patches of another
-        shape, and for a reference on a generation before VoxCPM2.
+        """Raises InputError if the voice was made for another AudioVAE than the bundle's, has patches of another shape,
+        or has a reference on a generation before VoxCPM2.
         """
         instance(a, Architecture, "a", "the architecture of a bundle")
         if self.header.latent_space != latent_space(a):
@@ -172,9 +172,9 @@ class Voice:
 
     @system_errors_as(InputError)
     def save(self, path: str | Path, *, overwrite: bool = False) -> Voice:
-        """Write the voice to a file, completely or not at all, and return it with its path.
+        """Write the voice to a file atomically, and return it with its path.
 
-        overwrite: replace a read-only file, too. Raises InputError, also for a recording that the voice was made from.
+        overwrite: also replace a read-only file. Raises InputError, also if the path is a recording of the voice.
         """
         path = file_argument(path, "path")
         switch(overwrite, "overwrite")
@@ -192,7 +192,7 @@ class Voice:
     @classmethod
     @system_errors_as(InputError)
     def load(cls, path: str | Path) -> Voice:
-        """Read a voice from its file. Raises InputError for a file that is missing, damaged or no voice."""
+        """Read a voice from its file. Raises InputError for a file that is missing, damaged or not a voice."""
         path = path_argument(path, "path")
         if not path.is_file():
             raise InputError(f"voice {path}: no such file")
@@ -226,7 +226,7 @@ class Voice:
 
 
 def checked_provenance(given: object) -> dict[str, str]:
-    """What a caller says about a voice's origin; nothing for None. Raises InputError for what is no text by name."""
+    """The origin of a voice from a caller; empty for None. Raises InputError unless it maps names to texts."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(part, str) for part in (*given, *given.values())):
@@ -237,7 +237,7 @@ def checked_provenance(given: object) -> dict[str, str]:
 
 
 def latent_space(a: Architecture) -> str:
-    """A digest that is equal for two architectures whose latents mean the same."""
+    """A digest that is equal for two architectures with compatible latents."""
     parts = f"{a.generation}|{a.patch_size}|{a.feat_dim}|{a.audio_vae_config.model_dump_json()}"
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 

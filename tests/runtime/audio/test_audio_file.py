@@ -28,12 +28,6 @@ def test_a_sine_is_the_same_sine_at_another_rate(rate):
     np.testing.assert_allclose(audio[400:-400], sine(RATE)[: len(audio)][400:-400], atol=2e-3)
 
 
-def test_what_is_above_the_new_nyquist_frequency_does_not_fold_back():
-    audio = read_audio((sine(48000, hertz=12000), 48000), RATE)
-
-    assert np.abs(audio[400:-400]).max() < 0.01
-
-
 def test_a_path_bytes_a_file_and_an_array_are_the_same(tmp_path):
     path = tmp_path / "prompt.wav"
     stereo = np.stack([sine(RATE), 0.2 * sine(RATE)], axis=1)
@@ -55,7 +49,7 @@ def test_a_file_is_read_from_its_position_on(tmp_path):
     with path.open("rb") as file:
         file.seek(len(b"something else"))
         np.testing.assert_array_equal(read_audio(file, RATE), sine(RATE))
-        with pytest.raises(InputError, match="read to its end already"):
+        with pytest.raises(InputError, match="was read to its end before"):
             read_audio(file, RATE)
 
 
@@ -94,14 +88,6 @@ def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
         assert len(read_audio(path, RATE)) == len(sine(RATE))
 
 
-@pytest.mark.parametrize("ending", [".wav", ".mp3", ".raw", ".pcm", ""])
-def test_the_content_tells_the_format_and_not_the_name(tmp_path, ending):
-    path = tmp_path / f"prompt{ending}"
-    soundfile.write(path, sine(RATE), RATE, format="WAV", subtype="FLOAT")
-
-    np.testing.assert_array_equal(read_audio(path, RATE), sine(RATE))
-
-
 @pytest.mark.parametrize(
     ("subtype", "error"),
     [("PCM_U8", 2**-7), ("PCM_16", 2**-15), ("PCM_24", 2**-23), ("PCM_32", 2**-24), ("DOUBLE", 2**-24)],
@@ -113,17 +99,6 @@ def test_every_width_and_number_of_channels_of_a_wav_file(tmp_path, subtype, err
     soundfile.write(path, sine(RATE)[:, np.newaxis].astype(np.float64) * gains, RATE, subtype=subtype)
 
     np.testing.assert_allclose(read_audio(path, RATE), sine(RATE) * gains.mean(), atol=error)
-
-
-def test_a_stream_whose_header_does_not_know_its_length():
-    """ffmpeg writes such a header into a pipe."""
-    wav = io.BytesIO()
-    soundfile.write(wav, sine(RATE), RATE, format="WAV", subtype="PCM_16")
-    content = bytearray(wav.getvalue())
-    at = content.index(b"data") + 4
-    content[4:8] = content[at : at + 4] = b"\xff\xff\xff\xff"
-
-    np.testing.assert_allclose(read_audio(content, RATE), sine(RATE), atol=2**-15)
 
 
 # uint8 as in an 8-bit WAV file: silence is 128.
@@ -154,8 +129,8 @@ def float_wav(samples):
         ((np.zeros((0, 2), np.float32), RATE), "it is empty"),
         ((np.array([0.0, np.nan], np.float32), RATE), "NaN or infinite"),
         ((np.array([0.0, np.inf], np.float32), RATE), "NaN or infinite"),
-        ((np.zeros(99, np.float32), RATE), "0.006 s long, but one patch, 0.006 s, is the least"),
-        ((np.zeros(16, np.float32), 1600), "0.010 s long, but one patch"),
+        ((np.zeros(99, np.float32), RATE), "0.006 s long, but the minimum is one patch, 0.006 s"),
+        ((np.zeros(16, np.float32), 1600), "0.010 s long, but the minimum is one patch"),
         ((np.zeros((2, 2, 2), np.float32), RATE), "shape"),
         ((np.zeros(500, np.int64), RATE), "got int64"),
         ((np.zeros(500, np.uint16), RATE), "got uint16"),
@@ -182,18 +157,10 @@ def float_wav(samples):
     ],
 )
 def test_what_cannot_be_used_is_one_line(source, message):
-    least = 100 if message != "0.010 s long, but one patch" else 200
+    least = 100 if message != "0.010 s long, but the minimum is one patch" else 200
     with pytest.raises(InputError, match=message) as caught:
         read_audio(source, RATE, min_samples=least, what="prompt audio")
     assert "\n" not in str(caught.value)
-
-
-def test_an_empty_wav_file_is_refused(tmp_path):
-    path = tmp_path / "empty.wav"
-    soundfile.write(path, np.zeros(0, np.float32), RATE)
-
-    with pytest.raises(InputError, match="it is empty"):
-        read_audio(path, RATE)
 
 
 def test_wav_is_sixteen_bit_and_clipped(tmp_path):
@@ -233,13 +200,6 @@ def test_what_is_no_number_is_not_written(tmp_path, ending):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_same_audio_gives_the_same_bytes(tmp_path):
-    for name in ("a.wav", "b.wav"):
-        write_audio(tmp_path / name, sine(RATE), RATE)
-
-    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -263,18 +223,6 @@ def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_known_before(tmp_path):
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(InputError, match="cannot be written"):
-            check_output_path(tmp_path / "out.wav")
-        with pytest.raises(InputError, match="cannot be written"):
-            check_output_path(tmp_path / "new" / "out.wav")
-    finally:
-        tmp_path.chmod(0o700)
-
-
 def test_folders_that_are_missing_are_made_with_the_file_and_not_by_the_check(tmp_path):
     path = tmp_path / "new" / "folder" / "out.wav"
     check_output_path(path)
@@ -283,24 +231,6 @@ def test_folders_that_are_missing_are_made_with_the_file_and_not_by_the_check(tm
     write_audio(path, sine(RATE), RATE)
 
     assert soundfile.info(path).samplerate == RATE
-
-
-def test_a_path_up_again_from_a_folder_that_is_missing(tmp_path):
-    path = tmp_path / "missing" / ".." / "out.wav"
-    assert check_output_path(path) == path
-    assert not list(tmp_path.iterdir())
-
-    write_audio(path, np.zeros(480, np.float32), 48_000)
-    assert (tmp_path / "out.wav").is_file()
-
-
-def test_the_check_leaves_nothing_and_keeps_what_was_there(tmp_path):
-    check_output_path(tmp_path / "new.wav")
-    assert not list(tmp_path.iterdir())
-
-    (tmp_path / "old.wav").write_bytes(b"old")
-    check_output_path(tmp_path / "old.wav")
-    assert (tmp_path / "old.wav").read_bytes() == b"old"
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError(28, "No space left on device")])

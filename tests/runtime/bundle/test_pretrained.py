@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from voxcpm_constants.errors import MissingExtraError
-from voxcpm_runtime import BundleError, InputError, VoxCPM
+from voxcpm_runtime import InputError, VoxCPM
 from voxcpm_runtime.bundle import pretrained
 from voxcpm_runtime.commands import cli
 
@@ -92,12 +92,6 @@ def test_what_cannot_be_opened_is_one_line(given, message):
         VoxCPM.from_pretrained(**given)
 
 
-def test_a_name_of_300_bytes(converted):
-    with pytest.raises(BundleError, match="too long"):
-        VoxCPM.from_pretrained("a" * 300)
-    assert not converted
-
-
 def test_without_the_extra_it_says_which_one(monkeypatch):
     def absent(name):
         raise PackageNotFoundError(name)
@@ -140,10 +134,10 @@ def test_upstreams_flags_name_a_checkpoint(converted, folder, checkpoint, capsys
     [
         (["bundle", "--model-path", "x"], "expected one of BUNDLE and --model-path, got both"),
         (["--hf-model-id", "a/b", "--model-path", "x"], "got both"),
-        (["--cache-dir", "x"], "--cache-dir belongs to --model-path or --hf-model-id"),
-        (["--lora-path", "x"], "--lora-path belongs to"),
-        (["--local-files-only"], "--local-files-only belongs to"),
-        (["--model-path", "a/b"], "no such folder; a hub id is --hf-model-id's"),
+        (["--cache-dir", "x"], "--cache-dir needs --model-path or --hf-model-id"),
+        (["--lora-path", "x"], "--lora-path needs"),
+        (["--local-files-only"], "--local-files-only needs"),
+        (["--model-path", "a/b"], "no such folder; for a hub id use --hf-model-id"),
         (["--denoise"], "clean the prompt audio beforehand"),
     ],
 )
@@ -161,21 +155,3 @@ def test_a_batch_takes_its_input_by_flag_or_by_place(speaking, folder, capsys):
     assert "expected a bundle and one input, got 3" in capsys.readouterr().err
     assert cli.main(["batch", "-o", "out"]) == 2
     assert "expected [BUNDLE] INPUT" in capsys.readouterr().err
-
-
-def test_design_without_a_control_speaks_in_every_generation(speaking, folder):
-    assert cli.main(["design", speaking, "--text", "hello.", "-o", "a.wav", "-q"]) == 0
-    assert (folder / "a.wav").is_file()
-
-
-def test_limits_that_upstream_does_not_have(tts):
-    given = {"seed": 1, "min_len": 1, "max_len": 3, "segment_tokens": 100}
-
-    weak, none = (tts.speak("hello.", cfg_value=value, **given).latents for value in (0, 1))
-    many = tts.speak("hello.", inference_timesteps=200, **given).latents
-    once = tts.speak("hello.", retry_badcase_max_times=0, **given)
-
-    assert np.isfinite(weak).all()
-    assert np.isfinite(many).all()
-    assert not np.array_equal(weak, none)
-    assert once.attempts == 1

@@ -1,9 +1,6 @@
 """Where a batch is spoken: executors of other packages, which take lines one after the other."""
 
-import json
-import os
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +9,8 @@ from voxcpm_runtime.commands import batch_execution, batch_lines
 from voxcpm_runtime.commands.batch_execution import SpokenFile
 
 SPOKEN = SpokenFile(
-    content=b"a file", seed=5, audio_seconds=1, elapsed_seconds=2, real_time_factor=2, samples=9, clipped=0,
-    suspicious={},
-)  # fmt: skip
+    content=b"a file", seed=5, audio_seconds=1, samples=9, suspicious={}, summary="1 s of speech"
+)
 
 
 @pytest.fixture
@@ -77,18 +73,6 @@ def test_without_ray_it_names_the_extra(batch, monkeypatch):
     code, _, err = batch(["one."], "--ray", "auto", name="lines.txt")
 
     assert (code, err) == (2, 'error: batch needs ray; install it with: pip install "voxcpm-coreml[ray]"\n')
-
-
-def test_a_pipe_is_read_once(batch, folder):
-    os.mkfifo(folder / "lines.jsonl")
-    content = json.dumps({"text": "one.", "output": "a.wav"})
-    writer = threading.Thread(target=lambda: (folder / "lines.jsonl").write_text(content))
-    writer.start()
-
-    code, out, _ = batch(None, name="lines.jsonl")
-    writer.join()
-
-    assert (code, out.splitlines()[-1]) == (0, "1 spoken, 0 skipped (already there), 0 failed")
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])

@@ -1,14 +1,13 @@
 """`voxcpm-coreml benchmark`: what a patch must read, how fast memory is read, and calls that end in time."""
 
 import json
-import time
 
 import numpy as np
 import pytest
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_runtime.backends import machine
-from voxcpm_runtime.commands import benchmark, cli, roofline
+from voxcpm_runtime.commands import benchmark, cli
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -37,7 +36,7 @@ def test_a_patch_takes_the_calls_that_are_counted_for_it(tiny_bundle):
     # The second utterance has the calls of the first one, and those of five more patches.
     of_five = {name: calls - 2 * after[0][name] for name, calls in after[1].items()}
     called = {name: calls for name, calls in of_five.items() if calls}
-    assert called == {name: 5 * calls for name, calls in roofline.calls_a_patch().items()}
+    assert called == {name: 5 * calls for name, calls in benchmark.calls_a_patch().items()}
 
 
 def test_bytes_a_patch_are_those_of_the_packages_by_their_calls(tiny_bundle):
@@ -49,25 +48,7 @@ def test_bytes_a_patch_are_those_of_the_packages_by_their_calls(tiny_bundle):
     once = ("audio_vae_decoder", "feat_encoder", "base_lm_step", "residual_lm_step")
     expected = 9 * sizes["locdit_step"] + sum(sizes[name] for name in once)
     assert GenerationOptions().inference_timesteps == 10
-    assert roofline.weight_bytes_a_patch(Manifest.read(tiny_bundle), "int8") == expected
-
-
-def test_the_bandwidth_is_the_buffer_by_the_fastest_pass_and_every_part_is_read(monkeypatch):
-    monkeypatch.setattr(roofline, "_BUFFER_BYTES", 8_000)
-    read, clock = [], iter([0.0, 4.0, 10.0, 12.0, 20.0, 28.0, 30.0, 34.0, 40.0, 44.0])
-    monkeypatch.setattr(roofline.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(roofline.np, "max", lambda part: read.append(part.nbytes))
-    assert roofline.memory_bandwidth(3) == 8_000 / 2.0
-    assert sum(read) == 5 * 8_000
-    assert len(read) == 5 * 3
-
-
-def test_slow_calls_are_timed_less_often():
-    calls = []
-    assert benchmark._timed(lambda: calls.append(time.sleep(0.03)), 20, 0.05) >= 0.03
-    assert len(calls) == 2
-    benchmark._timed(lambda: calls.append(None), 20, 0.05)
-    assert len(calls) == 2 + 20
+    assert benchmark.weight_bytes_a_patch(Manifest.read(tiny_bundle), "int8") == expected
 
 
 def test_json_has_the_machine_and_the_share_of_the_limit(tiny_bundle, capsys, monkeypatch):
@@ -79,7 +60,7 @@ def test_json_has_the_machine_and_the_share_of_the_limit(tiny_bundle, capsys, mo
     assert tuple(measured["cpu_features"]) == machine.cpu_features()
     assert (measured["cores"], measured["threads"]) == (machine.cores(), 1)
     assert measured["memory_bandwidth"] == 2e9
-    weights = roofline.weight_bytes_a_patch(Manifest.read(tiny_bundle), "int8")
+    weights = benchmark.weight_bytes_a_patch(Manifest.read(tiny_bundle), "int8")
     assert measured["min_patch_seconds"] == pytest.approx(weights / 2e9)
     share = measured["min_patch_seconds"] * measured["patches_per_second"]
     assert measured["roofline_share"] == pytest.approx(share)
@@ -123,5 +104,5 @@ def test_what_cannot_be_spoken_is_refused_before_anything_is_measured(
 
 def test_reading_memory_takes_the_time_that_it_takes():
     """A bandwidth beyond any memory would mean that nothing was read."""
-    assert np.isfinite(bandwidth := roofline.memory_bandwidth(1))
+    assert np.isfinite(bandwidth := benchmark.memory_bandwidth(1))
     assert 1e8 < bandwidth < 1e12

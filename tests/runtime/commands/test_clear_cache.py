@@ -60,27 +60,6 @@ def test_all_removes_the_built_in_voices_bundle_too(cache: Path) -> None:
     assert files(cache) == set(KEPT)
 
 
-def test_a_link_is_removed_and_not_followed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (elsewhere / "weight.bin").write_bytes(b"mine")
-    (cache / "compiled" / "1.mlmodelc").symlink_to(elsewhere)
-
-    assert cli.main(["clear-cache"]) == 0
-
-    assert not (cache / "compiled" / "1.mlmodelc").is_symlink()
-    assert (elsewhere / "weight.bin").exists()
-
-
-def test_nothing_cached_is_nothing_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "none"))
-
-    assert cli.main(["clear-cache", "--all"]) == 0
-
-    assert capsys.readouterr().out.count(" 0.0 MB removed") == 5
-
-
 def test_what_cannot_be_removed_is_named_and_the_rest_goes(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

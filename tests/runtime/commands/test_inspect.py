@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from edited_manifest import edit_manifest
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.manifest import FileRecord, Manifest, MergedLora, Source
 from voxcpm_constants.speech_profile import SpeechProfile
@@ -88,28 +87,6 @@ def test_a_real_bundle_fits_eighty_columns_without_losing_a_word(real_size, caps
     assert functions == (["decode", "prefill_16", "prefill_64"] * 2 if target == "macOS15" else [])
 
 
-def test_a_wide_terminal_changes_nothing_of_the_table(real_size, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    narrow = inspected(real_size, capsys)
-    monkeypatch.setenv("COLUMNS", "200")
-    wide = inspected(real_size, capsys)
-
-    def table(text):
-        return [
-            line.rstrip() for line in text[text.index("step model ") : text.index("Sizes in MB")].splitlines()
-        ]
-
-    assert table(narrow) == table(wide)
-
-
-def test_modes_are_those_of_the_generation(bundle_folder, capsys, architecture):
-    modes = json.loads(inspected(bundle_folder, capsys, "--json"))["modes"]
-
-    assert ("zero-shot" in modes, "continuation" in modes) == (True, True)
-    assert ("reference" in modes) == (architecture.generation == "voxcpm2")
-    assert ("voice design" in modes) == (architecture.generation == "voxcpm2")
-
-
 def test_inspect_tells_what_a_bundle_is(bundle_folder, capsys, architecture):
     text = inspected(bundle_folder, capsys)
     facts = json.loads(inspected(bundle_folder, capsys, "--json", "--verify"))
@@ -122,29 +99,6 @@ def test_inspect_tells_what_a_bundle_is(bundle_folder, capsys, architecture):
     # The package's only file contains its precision and its name.
     assert facts["step_models"]["locdit_step"]["bytes"] == {"fp16": 15, "int8": 15}
     assert set(facts["precisions"]) == {"fp16", "int8"}
-
-
-def test_a_checkpoints_name_is_not_markup(bundle_folder, capsys):
-    edit_manifest(
-        bundle_folder, lambda document: document["source"].update(checkpoint="my[bold]voice :smile:")
-    )
-
-    assert "from my[bold]voice :smile: (no licence named)" in inspected(bundle_folder, capsys)
-
-
-def test_inspect_tells_of_several_utterances_at_once(bundle_folder, capsys):
-    assert "at once" not in inspected(bundle_folder, capsys)
-    manifest = Manifest.read(bundle_folder)
-    sizes = StepSizes(kv_length=48, batch=3)
-    models = declare_step_models(manifest.architecture, sizes)
-    manifest.model_copy(update={"sizes": sizes, "step_models": models}).write(bundle_folder)
-
-    text = inspected(bundle_folder, capsys)
-
-    assert rows(text, "batch") == [["batch", "3", "utterances", "at", "once"]]
-    assert ["in", "patches"] in [row[:2] for row in rows(text, "in") if "×1|3|16×" in row[2]]
-    assert ["in", "position", "3", "int32"] in rows(text, "in")
-    assert json.loads(inspected(bundle_folder, capsys, "--json"))["sizes"]["batch"] == 3
 
 
 def test_inspect_looks_at_every_file(bundle_folder, capsys):

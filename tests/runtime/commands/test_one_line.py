@@ -12,18 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
-from voxcpm_constants.bounds import MAX_JSON_DEPTH
-from voxcpm_constants.errors import InputError, VoxCPMError, system_reason
+from voxcpm_constants.errors import InputError, system_reason
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.json_files import parsed_json, read_json
 from voxcpm_constants.manifest import Manifest, record_file
-from voxcpm_runtime import BundleError, Voice, VoiceStore, VoxCPM
+from voxcpm_runtime import VoiceStore, VoxCPM
 from voxcpm_runtime.commands import cli, shared_arguments
-from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.storage.whole_file import hidden_beside, whole_file
-from voxcpm_runtime.text.tokenizer import TextTokenizer
+from voxcpm_runtime.storage.whole_file import whole_file
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 LONG = "a" * 300
@@ -66,10 +62,6 @@ def test_what_the_system_refuses_is_a_line_of_the_command_line(capsys, monkeypat
     assert isinstance(error, ImportError) or system_reason(error) == line
 
 
-def test_an_input_error_is_a_value_error_as_upstreams_are():
-    assert issubclass(InputError, ValueError)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -97,41 +89,6 @@ def test_names_of_300_bytes(capsys, speaking, folder, monkeypatch, arguments):
     assert sorted(entry.name for entry in folder.iterdir()) in (["lines.txt"], ["cache", "lines.txt"])
 
 
-def test_names_of_300_bytes_in_python(tts):
-    with pytest.raises(BundleError, match="too long"):
-        VoxCPM.from_bundle(LONG)
-    for given in ({"voice": f"{LONG}.voice"}, {"prompt_wav_path": LONG, "prompt_text": "x"}):
-        with pytest.raises(InputError, match="too long"):
-            tts.plan("Hello.", **given)
-    with pytest.raises(InputError, match="too long"):
-        tts.create_voice(LONG, "x", name="a")
-    with pytest.raises(InputError, match="too long"):
-        Voice.load(LONG)
-
-
-def test_a_name_that_just_fits_is_written(speaking, folder):
-    name = "ä" * 125 + ".wav"  # 254 bytes
-
-    assert cli.main(["generate", speaking, "--text", "hi.", "-o", name, "-q"]) == 0
-    assert [path.name for path in folder.iterdir()] == [name]
-
-
-def test_a_bad_line_of_a_batch_ends_only_that_line(batch):
-    lines = [
-        {"text": "one.", "output": f"{LONG}.wav"},
-        {"text": "two.", "prompt": LONG, "prompt_text": "x"},
-        {"text": "three.", "voice": f"{LONG}.voice"},
-        f'{{"text": {DEEP}}}',
-        {"text": "four."},
-    ]
-
-    code, out, err = batch(lines, "-q")
-
-    assert code == 1
-    assert sorted({line.split(":")[0] for line in err.splitlines()}) == [f"line {n}" for n in (1, 2, 3, 4)]
-    assert not out
-
-
 def test_too_little_memory_ends_only_its_utterance(tts, monkeypatch):
     monkeypatch.setattr(VoxCPM, "_spoken", lambda self, plan, driver: memory(plan.segments[0].text))
 
@@ -155,12 +112,6 @@ def test_an_unknown_key_of_an_utterance_ends_only_that_utterance(tts, given):
     assert results[1].audio.size
 
 
-@pytest.mark.parametrize("text", [5, b"hello", ["hello"], 1.5])
-def test_what_is_no_text_is_called_so(tts, text):
-    with pytest.raises(InputError, match=f"is no text but {type(text).__name__}"):
-        tts.generate(text)
-
-
 @pytest.mark.parametrize("command", [("generate", "--text-file", "-"), ("batch", "-", "-o", "out")])
 def test_closed_standard_input(capsys, speaking, monkeypatch, command):
     monkeypatch.setattr(shared_arguments.sys, "stdin", None)
@@ -182,24 +133,20 @@ def test_json_nested_deeply_in_a_bundle(capsys, bundle_folder, name):
     line = one_line(capsys, "generate", bundle_folder, "--text", "hi.")
 
     assert name in line
-    assert "nested" in line
+    assert "recursion limit" in line
 
 
 def test_json_has_bounds(tmp_path):
     path = tmp_path / "a.json"
-    path.write_text("[" * (MAX_JSON_DEPTH + 1) + "]" * (MAX_JSON_DEPTH + 1))
+    path.write_text("[" * 100 + "]" * 100)
     assert read_json(path)
-    for text in (
-        DEEP,
-        "[" * (MAX_JSON_DEPTH + 2) + "]" * (MAX_JSON_DEPTH + 2),
-        '{"a":' * 99 + "1" + "}" * 99,
-    ):
-        with pytest.raises(ValueError, match="nested more than 64 deep"):
+    for text in (DEEP, '{"a":' * 999 + "1" + "}" * 999):
+        with pytest.raises(ValueError, match="recursion limit"):
             parsed_json(text)
     with pytest.raises(ValueError, match="more than 1e-06 MB"):
         read_json(path, 1)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         read_json(tmp_path / "pipe")
 
 
@@ -212,28 +159,7 @@ def test_json_of_files_is_read_in_one_place():
         if any(call in path.read_text(encoding="utf-8") for call in reading)
     }
 
-    assert others == {"constants/voxcpm_constants/json_files.py"}
-
-
-def test_a_panic_of_the_tokeniser_is_one_line(bundle_folder):
-    document = json.loads((bundle_folder / "tokenizer" / "tokenizer.json").read_text())
-    # A file with a regular expression is not opened, but a panic may have other causes. This one
-    # backtracks for so long that the library's regular expressions give up, and the library panics.
-    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-    document |= {"normalizer": None, "pre_tokenizer": pattern}
-    tokenizer = TextTokenizer(Tokenizer.from_str(json.dumps(document)), "<unk>")
-
-    with pytest.raises(BundleError, match=r"the tokeniser fails on the text .*retry-limit"):
-        tokenizer("a" * 40 + "!")
-
-
-def test_a_tokeniser_whose_unknown_token_is_in_no_vocabulary_is_one_line(bundle_folder):
-    document = json.loads((bundle_folder / "tokenizer" / "tokenizer.json").read_text())
-    document["model"] |= {"vocab": {}, "merges": [], "byte_fallback": False}
-    tokenizer = TextTokenizer(Tokenizer.from_str(json.dumps(document)), "<unk>")
-
-    with pytest.raises(BundleError, match=r"the tokeniser fails on the text .*not found in the vocabulary"):
-        tokenizer("hello")
+    assert not others
 
 
 _FULL_DISK = """
@@ -310,17 +236,6 @@ def test_a_voice_that_is_added_removes_what_others_left(tmp_path, tts):
     assert [path.name for path in store.folder.iterdir()] == ["b.voice"]
 
 
-def test_a_file_that_is_being_written_is_left_alone(tmp_path):
-    path = tmp_path / "a"
-    with whole_file(path) as slow:
-        slow.write(b"first")
-        with whole_file(path) as quick:
-            quick.write(b"second")
-        assert path.read_bytes() == b"second"
-    assert path.read_bytes() == b"first"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_many_threads_write_one_file(tmp_path):
     path = tmp_path / "a"
     failures = []
@@ -344,14 +259,6 @@ def test_many_threads_write_one_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_hidden_names_are_short_enough_and_differ():
-    names = {hidden_beside(Path("x") / name, "segments").name for name in (f"{LONG}a", f"{LONG}b", "ä" * 140)}
-
-    assert len(names) == 3
-    assert all(len(os.fsencode(name)) < 230 for name in names)
-    assert hidden_beside(Path("x/a.wav"), "segments") == Path("x/.a.wav.segments")
-
-
 def test_a_second_run_into_one_output_is_refused_before_it_speaks(speaking, folder, capsys):
     held = folder / ".a.wav.segments"
     held.mkdir()
@@ -365,36 +272,17 @@ def test_a_second_run_into_one_output_is_refused_before_it_speaks(speaking, fold
     assert [path.name for path in folder.iterdir()] == ["a.wav"]
 
 
-def test_of_two_runs_that_begin_together_one_is_refused(tts, tmp_path):
-    first, second = (SavedSegments(tmp_path / "a.wav", "d", 1, drawn=False) for _ in range(2))
-    (segment,) = tts.speak("hello.", min_len=1, max_len=3, retry_badcase=False).segments
-    first.put(0, segment)
-
-    with pytest.raises(InputError, match="another run"):
-        second.put(0, segment)
-    second.discard()
-    assert first.get(0) is not None
-    first.discard()
-    second.put(0, segment)
-    assert second.count == 1
-
-
 @pytest.mark.parametrize("name", ["rms.voice", "a.b.voice"])
 def test_a_voice_that_could_not_be_found_by_name_is_refused(capsys, speaking, name):
     line = one_line(capsys, "voices", "add", name, speaking, "--prompt", "x.wav", "--prompt-text", "x")
 
-    assert "leave .voice out" in line
-
-
-def test_every_error_of_the_family_is_caught_by_its_base():
-    with pytest.raises(VoxCPMError):
-        raise InputError("a line")
+    assert "leave out .voice" in line
 
 
 @pytest.mark.parametrize(
     ("report", "message"),
     [
-        ("a file", "a file: the folder cannot be made"),
+        ("a file", "a file: the folder cannot be created"),
         ("read-only", "{name}.json: it exists and is read-only"),
         ("folders", "{name}.json: it is a folder"),
         ("linked", "linked/{name}.json: this is also an input"),

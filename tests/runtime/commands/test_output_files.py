@@ -15,10 +15,9 @@ import pytest
 import soundfile
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime import Voice
 from voxcpm_runtime.audio.files import check_output_path, write_audio
 from voxcpm_runtime.commands import cli
-from voxcpm_runtime.storage.whole_file import make_folder, report_folder, whole_file
+from voxcpm_runtime.storage.whole_file import report_folder
 
 pytestmark = [
     pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True),
@@ -87,17 +86,6 @@ def test_a_link_is_written_through(run, folder, output, command, target):
     assert hidden(folder) == []
 
 
-def test_a_link_to_nothing_in_a_missing_folder(run, folder):
-    (folder / "there" / "a.wav").symlink_to("new/b.wav")
-    (folder / "linked").symlink_to("made")
-
-    assert run(COMMANDS["generate"][1])[0] == 0
-    make_folder(folder / "linked")
-
-    assert written((folder / "there" / "new" / "b.wav").read_bytes())
-    assert (folder / "made").is_dir()
-
-
 @each_command
 @pytest.mark.parametrize("mode", [0o600, 0o664])
 def test_a_file_that_is_replaced_keeps_its_mode_and_owner(run, folder, output, command, mode):
@@ -114,13 +102,6 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_owner(run, folder, output, c
     after = path.stat()
     assert written(path.read_bytes())
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
-
-
-def test_a_private_file_is_private_while_it_is_written(folder):
-    path = folder / "a"
-    path.touch(0o600)
-    with whole_file(path) as file:
-        assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
 
 
 def test_a_read_only_file_is_replaced_only_when_asked(run, folder):
@@ -142,20 +123,6 @@ def test_a_read_only_file_is_replaced_only_when_asked(run, folder):
     assert stat.S_IMODE(path.stat().st_mode) == 0o444
 
 
-def test_a_read_only_voice_and_a_read_only_line_of_a_batch(run, folder):
-    for output, command in (COMMANDS["batch"], COMMANDS["voices add"]):
-        assert run(command)[0] == 0
-        (folder / output).chmod(0o444)
-        assert run(command, "--overwrite")[0] == 0
-
-    (folder / "lines.jsonl").write_text('{"text": "abc", "output": "a.wav"}\n')
-    code, err = run(COMMANDS["batch"][1])
-    assert (code, "read-only; --overwrite" in err) == (1, True)
-    voice = Voice.load("voices/ada.voice")
-    with pytest.raises(InputError, match="read-only"):
-        voice.save("voices/ada.voice")
-
-
 @each_command
 def test_a_named_pipe_is_written_into(run, folder, output, command):
     path = folder / output
@@ -170,19 +137,6 @@ def test_a_named_pipe_is_written_into(run, folder, output, command):
     reader.join(20)
     assert written(*read)
     assert path.is_fifo()
-    assert hidden(folder) == []
-
-
-@as_root
-@each_command
-def test_a_character_device_is_written_into(run, folder, output, command):
-    path = folder / output
-    path.parent.mkdir(exist_ok=True)
-    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
-
-    assert run(command, "--overwrite")[0] == 0
-
-    assert path.is_char_device()
     assert hidden(folder) == []
 
 
@@ -290,17 +244,6 @@ def test_a_line_of_a_batch_whose_output_is_its_input(run, folder, tts, line, mes
     assert message in err
     assert err.count("\n") == 1
     assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
-
-
-def test_the_same_in_python(tts):
-    voice = tts.create_voice("me.wav", "so.", name="ada")
-    os.link("me.wav", "hard.wav")
-    for name in ("me.wav", "hard.wav"):
-        with pytest.raises(InputError, match="the voice was made from this recording"):
-            voice.save(name)
-        with pytest.raises(InputError, match="this is also an input"):
-            write_audio(name, np.zeros(48), 48_000, inputs=["me.wav"])
-    voice.save("ada.voice").save("ada.voice")
 
 
 def test_a_report_replaces_none_of_its_inputs(folder):

@@ -225,45 +225,6 @@ def test_a_machine_without_a_backend_is_told_what_to_install(
     assert json.loads(doctored(capsys, tiny_bundle, "--json")[1])["machine"]["backends"] == []
 
 
-def test_a_choice_that_cannot_be_saved_is_one_warning(
-    core_ml: StandIn,  # noqa: ARG001 - a Mac
-    tiny_bundle: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setitem(examination.UNITS, "coreml", ("cpu",))
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "measured").write_text("in the way")
-
-    code, out, err = doctored(capsys, tiny_bundle, "--precision", "fp16", "--backend", "coreml")
-
-    assert code == 0
-    assert "Every step model is correct" in out
-    assert err.count("\n") == 1
-    assert err.startswith("warning: the choice cannot be saved")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--backend", "gpu"], "backend must be one of auto, coreml, coreai, portable"),
-        (["--backend", "coreml"], "needs macOS"),
-        (["--precision", "fp8"], "precision must be one of"),
-        (["--timeout", "0"], "timeout"),
-        (["--timeout", "nan"], "timeout"),
-    ],
-)
-def test_wrong_arguments_are_one_line(
-    tiny_bundle: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = doctored(capsys, tiny_bundle, *arguments)
-
-    assert (code, out) == (2, "")
-    assert told in err
-    assert err.count("\n") == 1
-
-
 def test_wrong_vectors_lower_what_they_say_is_wrong(bundle: Bundle, edited: Callable[..., Path]) -> None:
     """Rows that a step should have left in a cache, and did not, are seen although its outputs are right."""
     from safetensors.numpy import load_file, save_file

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -21,12 +20,8 @@ from voxcpm_constants.step_models import (
     RESIDUAL_LM_STEP,
 )
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.doctor import trials as trials_module
-from voxcpm_runtime.doctor.children import Ending
-from voxcpm_runtime.doctor.endurance import endurance
 from voxcpm_runtime.doctor.placement import operations_by_device
-from voxcpm_runtime.doctor.trials import Trial, trials
-from voxcpm_runtime.doctor.worker import Event, Request
+from voxcpm_runtime.doctor.trials import Trial, endurance, trials
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
@@ -39,12 +34,6 @@ LIMIT = 8.0
 
 def tried(bundle: Bundle, *names: str, unit: str = "cpu_and_ne", limit: float = 60.0) -> list[Trial]:
     return trials(bundle, unit, names, limit=limit, begun=lambda name, unit: None)
-
-
-def test_several_utterances_are_tried_together(tiny_batch_bundle: Path) -> None:
-    found = tried(open_bundle(tiny_batch_bundle, "fp32"), FEAT_ENCODER, RESIDUAL_LM_STEP, unit="portable")
-
-    assert [t.agreement is not None and t.agreement.worst > 1 - 1e-6 for t in found] == [True, True]
 
 
 def test_every_optional_form_is_tried(tiny_parts_bundle: Path) -> None:
@@ -103,26 +92,11 @@ def test_a_child_that_hangs_is_ended_after_its_time(core_ml: StandIn, bundle: Bu
         os.kill(pid, 0)
 
 
-def test_a_group_of_zombies_is_no_error_on_a_mac(
-    core_ml: StandIn,  # noqa: ARG001 - in place
-    bundle: Bundle,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refused(*_: int) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "killpg", refused)
-
-    (found,) = tried(bundle, LOCDIT_STEP)
-
-    assert found.outcome == "correct"
-
-
 class MLCPUComputeDevice:
     pass
 
 
-def test_the_plan_counts_the_operations_of_every_function(
+def test_the_plan_counts_the_operations_of_the_default_function(
     core_ml: StandIn,  # noqa: ARG001 - in place
     tiny_bundle_15: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -146,42 +120,8 @@ def test_the_plan_counts_the_operations_of_every_function(
 
     monkeypatch.setattr(compute_plan, "MLComputePlan", SimpleNamespace(load_from_path=load_from_path))
     package = tiny_bundle_15 / "fp16" / f"{RESIDUAL_LM_STEP}.mlpackage"
-    before = (package / MODEL_FILE).read_bytes()
 
-    # decode, prefill_16 and prefill_64, of three operations each.
-    assert operations_by_device(package, "digest", "cpu") == {"cpu": 9}
-    assert (package / MODEL_FILE).read_bytes() == before
-
-
-def test_every_correct_trial_on_core_ml_has_its_plan_or_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child process that made plans crashed at the second step model; another goes on behind it."""
-    found = [Trial(step_model=name, unit="cpu", outcome="correct") for name in ("a", "b", "c")]
-    found += [Trial(step_model="a", unit="all", outcome="wrong")]
-    found += [Trial(step_model="a", unit="portable", outcome="correct")]
-    asked = []
-
-    def run_child(request: Request, heard: Callable[[Event], None]) -> Ending:
-        asked.append((request.task, request.unit, request.step_models))
-        for name in request.step_models:
-            heard({"step_model": name, "stage": "load"})
-            if name == "b":
-                return Ending("crashed", "SIGABRT")
-            heard({"step_model": name, "stage": "done", "operations": {"ne": 3}})
-        return Ending("done")
-
-    monkeypatch.setattr(trials_module, "run_child", run_child)
-    monkeypatch.setattr(
-        trials_module,
-        "_request",
-        lambda bundle, task, unit, names, limit: Request(
-            task=task, bundle="", precision="fp16", unit=unit, step_models=names, limit=limit, judged=True
-        ),
-    )
-
-    plans = [(t.operations, t.no_plan) for t in trials_module.placed(None, found, limit=1.0)]  # type: ignore[arg-type]
-
-    assert asked == [("placement", "cpu", ("a", "b", "c")), ("placement", "cpu", ("c",))]
-    assert plans == [({"ne": 3}, ""), (None, "SIGABRT"), ({"ne": 3}, ""), (None, ""), (None, "")]
+    assert operations_by_device(package, "digest", "cpu") == {"cpu": 3}
 
 
 @pytest.mark.parametrize("does", ["abort", "kill"])

@@ -125,7 +125,7 @@ def test_less_than_a_patch_of_sound_is_refused(tts, monkeypatch):
     monkeypatch.setattr(recordings, "trim_silence", lambda audio, rate: audio[:19])
 
     with pytest.raises(
-        InputError, match=r"^prompt audio: 0.019 s are left .* one patch, 0.020 s, is the least$"
+        InputError, match=r"^prompt audio: 0.019 s are left .* the minimum is one patch, 0.020 s$"
     ):
         tts.plan("a", sound(0), "b", trim_silence_vad=True)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import pre_tokenizers
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.manifest import Manifest, record_file
@@ -220,11 +219,11 @@ def sequence(*steps):
         (sequence(replace("l", "l" * 10), sequence(replace("l", "l" * 11))["normalizer"]), "got 110 times"),
         ({"normalizer": replace("ab", "l" * 202)}, "got 101 times"),
         ({"normalizer": prepend("l" * 100)}, "got 101 times"),
-        (sequence(*[{"type": "NFKD"}, replace("l", "\ufdfa")] * 2), "got 324 times"),
-        ({"normalizer": replace("", "l")}, "a pattern of at least one character in its step Replace"),
+        (sequence(*[{"type": "NFKD"}, replace("l", "\ufdfa")] * 2), "expected its step NFKD once"),
+        ({"normalizer": replace("", "l")}, "a text of at least one character in its step Replace"),
         ({"normalizer": {"type": "Replace", "pattern": "l", "content": "l"}}, "it has a regular expression"),
         ({"normalizer": {"type": "Replace", "pattern": {"String": "l"}}}, "a text as the content"),
-        (sequence(*[{"type": "Lowercase"}] * 4, *[{"type": "Strip"}] * 60), "at most 64 steps, got 65"),
+        (sequence(*[replace("l", "m")] * 65), "at most 64 steps, got 65"),
         (sequence("Lowercase"), "got 'None'"),
         ({"normalizer": {"normalizers": [{"type": "Lowercase"}]}}, "got 'None'"),
     ],
@@ -234,15 +233,6 @@ def test_a_normaliser_may_make_a_text_longer_only_within_a_bound(changed, part, 
         TextTokenizer.from_folder(changed(part))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
-
-
-def test_the_bytes_of_a_character_count_and_the_space_before_them(changed):
-    ((made, _),) = pre_tokenizers.ByteLevel(add_prefix_space=True).pre_tokenize_str("😀")
-    step = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    part = {"normalizer": None, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [step] * 3}}
-
-    with pytest.raises(BundleError, match=f"got {len(made) ** 3} times"):
-        TextTokenizer.from_folder(changed(part))
 
 
 def test_what_grows_up_to_the_bound_is_run(changed):
@@ -267,19 +257,6 @@ PANICS = {
         "expected no steps of its pre_tokenizer but Sequence, ByteLevel, .* got 'FixedLength'; leave it out",
     ),
     "empty Prepend": (sequence(prepend(""), {"type": "Lowercase"}), "at least one character in its step Prepend"),
-    "prefix of subwords": (
-        {"model": {"continuing_subword_prefix": "#" * 99}}, "expected a BPE without a continuing_subword_prefix"
-    ),
-    "merge out of vocabulary": (
-        {"model": {"vocab": {"<unk>": 0, "ab": 1, "cd": 2}, "merges": [["ab", "cd"]]}},
-        "expected 'abcd' in its vocabulary, which its merges make",
-    ),
-    "merge out of vocabulary, as text": (
-        {"model": {"vocab": {"<unk>": 0, "ab": 1, "cd": 2}, "merges": ["ab cd"]}}, "expected 'abcd' in its vocab"
-    ),
-    "empty when normalised": (
-        {"normalizer": replace("z", ""), **added("z")}, "nothing is left of the added token 'z' when it is normal"
-    ),
     "tokens that overlap": (added("l", lstrip=True), "added_tokens: lstrip: Input should be False"),
 }  # fmt: skip
 
@@ -300,7 +277,7 @@ def test_a_tokeniser_that_draws_its_tokens_is_refused(changed):
         TextTokenizer.from_folder(changed({"model": {"dropout": 0.5}}))
 
 
-@pytest.mark.parametrize("name", ["Precompiled", "FixedLength", "prefix of subwords"])
+@pytest.mark.parametrize("name", ["Precompiled", "FixedLength"])
 def test_at_the_command_line_such_a_tokeniser_is_one_line(speaking, folder, changed, capfd, name):
     bundle = Path(speaking)
     shutil.copyfile(changed(PANICS[name][0]) / "tokenizer.json", bundle / "tokenizer" / "tokenizer.json")

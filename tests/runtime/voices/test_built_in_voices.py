@@ -95,7 +95,7 @@ def test_a_built_in_voice_cannot_be_removed(capsys: pytest.CaptureFixture[str]) 
 
     said = capsys.readouterr().err
     assert said == (
-        "error: voice heart is built in and cannot be removed; a voice of yours with that name takes its place\n"
+        "error: voice heart is built in and cannot be removed; add a voice of that name to replace it\n"
     )
     assert (FOLDER / "heart.voice").is_file()
 
