@@ -1,7 +1,7 @@
-"""`speech.json`: the utterances that a checkpoint was made for, optional beside its `config.json`.
+"""`speech.json`: the lengths of utterances that a checkpoint was trained for, an optional file next to `config.json`.
 
-A bundle's manifest carries it, so that the runtime and an app cut texts, and judge speech, by the checkpoint's own
-figures. A checkpoint without one gets upstream's rules.
+A bundle's manifest contains it, so that the runtime and apps split texts and judge speech by the checkpoint's figures.
+Without it upstream's rules apply.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _MIN_TOKENS = 8
 
 
 class SpeechProfile(BaseModel):
-    """The contents of `speech.json`. Unknown fields are refused: nothing would read them."""
+    """The contents of `speech.json`. Unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     longest_seconds: float = Field(gt=0, le=600)
-    """Seconds of the longest utterance that is reliable; a text that should take longer is spoken in segments."""
+    """Seconds of the longest reliable utterance; a text that is expected to take longer is spoken in segments."""
     longest_tokens: int = Field(ge=_MIN_TOKENS, le=100_000)
-    """Text tokens of the longest utterance that is reliable; a longer text is spoken in segments."""
+    """Text tokens of the longest reliable utterance; a longer text is spoken in segments."""
     seconds_per_letter: float = Field(gt=0, le=10)
-    """Seconds of speech that a letter or digit of the text takes, measured on this checkpoint's own good speech."""
+    """Seconds of speech per letter or digit, measured on good speech of this checkpoint."""
     seconds_beside: float = Field(default=0.0, ge=0, le=10)
-    """Seconds of an utterance that do not depend on its text, such as silence at its ends."""
+    """Seconds of an utterance that do not depend on its text, such as silence at both ends."""
     language: str | None = None
     """Language of the texts, as a code of ISO 639 such as "en"."""
     licence: str = ""
-    """Licence of the weights, as an SPDX identifier; empty if it is not named here."""
+    """Licence of the weights, as an SPDX identifier; empty if unknown."""
     figures: dict[str, str] = {}
     """Measured figures by name, for the model card."""
 
@@ -48,7 +48,7 @@ class SpeechProfile(BaseModel):
 
     @classmethod
     def beside(cls, checkpoint: Path) -> SpeechProfile | None:
-        """The `speech.json` of a checkpoint's folder; None if there is none.
+        """The `speech.json` in a checkpoint's folder; None without one.
 
         Raises CheckpointError, one line that names the first wrong field.
         """
@@ -67,5 +67,5 @@ class SpeechProfile(BaseModel):
             ) from None
 
     def expected_seconds(self, letters: int) -> float:
-        """Seconds that a text of so many letters and digits is expected to take."""
+        """Expected seconds of a text with this many letters and digits."""
         return self.seconds_beside + self.seconds_per_letter * letters

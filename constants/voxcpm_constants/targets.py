@@ -6,7 +6,7 @@ macOS14   one function, `main`, that accepts every enumerated length; state is i
 macOS15   the caches of the LM steps are Core ML states, and these packages have one function for each length, which
           share the weights: `decode` for one embedding, `prefill_16` for 16, and so on. The other step models have
           the same form as for macOS14.
-macOS27   Core AI programs in place of Core ML packages. All state is Core AI's: the contexts of the AudioVAE, and the
+macOS27   Core AI programs instead of Core ML packages. All state is Core AI's: the contexts of the AudioVAE, and the
           KV caches of the LM steps as two tensors, the keys and the values of all layers. With the form "rows" these
           two are inputs, and two outputs are the rows of all layers. Each step model with several lengths has one
           function for each of them: those of the LM steps as for macOS15, else `patches_16`, named after the input.
@@ -66,7 +66,7 @@ def package_form(model: StepModel, target: Target, kv_cache: KVCache = "scatter"
 
 
 def with_stacked_caches(model: StepModel) -> StepModel:
-    """A language model with two caches in place of two a layer: (layers, 1, kv_heads, positions, head_dim) each."""
+    """A language model with two caches for all layers, (layers, 1, kv_heads, positions, head_dim) each."""
     layers = len(model.state) // 2
     stacked = (
         TensorSpec(

@@ -1,6 +1,6 @@
 """Silence before and after speech, cut to 200 ms, as upstream does (`_trim_audio_silence_vad`, model/voxcpm2.py).
 
-Upstream finds both ends with librosa 0.11 (`effects.trim`), and may then choose an earlier end by a test of its own.
+Upstream finds both ends with librosa 0.11 (`effects.trim`), and may then choose an earlier end by its own test.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Measurement(BaseModel):
     threads: int | None
     """Threads per operation; None for ONNX Runtime's default."""
     memory_bandwidth: float | None
-    """Read bandwidth in bytes/s; None unless the CPU computes, as its memory is no limit for other devices."""
+    """Read bandwidth in bytes/s; None if another device computes, which has its own memory."""
     weight_bytes_a_patch: int
     """Bytes of stored weights that one patch reads."""
     min_patch_seconds: float | None

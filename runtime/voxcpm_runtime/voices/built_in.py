@@ -14,7 +14,7 @@ FOLDER = Path(__file__).with_name("built_in_voices")
 
 @functools.cache
 def built_in_voices() -> dict[str, Voice]:
-    """All of them by name, sorted, without paths: what is cached beside a voice's file must not lie in the package."""
+    """All of them by name, sorted; without paths, so that no prefixes are cached in the package."""
     return {path.stem: replace(Voice.load(path), path=None) for path in sorted(FOLDER.glob(f"*{SUFFIX}"))}
 
 

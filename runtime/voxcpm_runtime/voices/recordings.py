@@ -80,7 +80,7 @@ class Recordings:
         return recordings
 
     def in_voice(self, source: VoiceSource | None) -> Recordings:
-        """This with a voice, if one is given: a Voice, a name for `VoiceStore.load`, or a path.
+        """The same with a voice, if one is given: a Voice, a name for `VoiceStore.load`, or a path.
 
         `default` is the checkpoint's own voice. Raises InputError for a voice together with recordings, an unknown
         name, and a file that is not a voice.
@@ -142,7 +142,7 @@ class Recordings:
         )
 
     def self_contained(self) -> Recordings:
-        """This with the content of each file in place of its path, for another machine.
+        """The same recordings with the content of each file instead of its path, for another machine.
 
         Raises InputError for a file that cannot be read.
         """
