@@ -183,7 +183,7 @@ REFUSALS = [
     ("generate", ["--text", "a", "--sway-sampling-coef", "9"], "sway_sampling_coef must be"),
     ("generate", ["--text", "a", "--retry-times", "-1"], "retry_badcase_max_times must be"),
     ("generate", ["--text", "a", "--retry-ratio", "0"], "retry_badcase_ratio_threshold must be"),
-    ("design", ["--text", "a", *REFERENCE], "takes no recording, got --reference; use clone"),
+    ("design", ["--text", "a", *REFERENCE], "not from a recording, got --reference; use clone"),
     ("design", ["--text", "a", "-pa", "prompt.wav", "-pt", "x"], "got --prompt, --prompt-text; use clone"),
     ("design", ["--text", "a", "--prompt-file", "prompt.txt"], "got --prompt-file; use clone"),
     ("clone", ["--text", "a"], "clone needs a recording: --reference, or --prompt"),
