@@ -26,9 +26,8 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import constant_shapes
 from voxcpm_constants.errors import BundleError, first_wrong_field, os_reason
 from voxcpm_constants.json_files import json_content, parsed_json
-from voxcpm_constants.parts import parts
 from voxcpm_constants.speech_profile import SpeechProfile
-from voxcpm_constants.step_models import AUDIO_VAE_DECODER, Precision, StepModel, StepSizes
+from voxcpm_constants.step_models import AUDIO_VAE_DECODER, Precision, StepModel, StepSizes, parts
 from voxcpm_constants.targets import (
     CORE_AI,
     PACKAGE_SUFFIXES,

@@ -43,6 +43,10 @@ LARGEST_BATCH = 32
 _MAX_ENCODED_PATCHES = 8
 _ZERO_VELOCITY_FRACTION = 0.04
 
+PASSED_ON = "hidden_states"
+"""The output of each part except the last: the `embeddings` of the next one."""
+_CACHES_OF_A_LAYER = 2
+
 ContextDtype = Literal["float32", "compute"]
 """The dtype of the AudioVAE's contexts, which is that of its arithmetic."""
 
@@ -133,7 +137,7 @@ class StepSizes(_Declared):
     """The possible numbers of patches in one call of the feat encoder, ascending; `batch` is always one of them."""
 
     base_lm_parts: int = Field(default=1, ge=1, le=MAX_LAYERS)
-    """Packages that hold the base LM's layers in turn (`voxcpm_constants.parts`)."""
+    """Packages that hold the base LM's layers in turn (`parts`)."""
     solver_steps: int = Field(default=0, ge=0, le=MAX_EULER_STEPS)
     """Euler steps that `locdit_solve` takes in one call; 0 for a bundle without it."""
 
@@ -348,3 +352,34 @@ def decoder_contexts(a: Architecture) -> Iterator[tuple[int, int]]:
 def _residual_unit_contexts(channels: int) -> Iterator[tuple[int, int]]:
     for dilation in (1, 3, 9):
         yield channels, 6 * dilation
+
+
+def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:
+    """The step models that run one after the other as `model`, each in its own package; usually `model` alone.
+
+    A base LM whose weights are too large for one package has several: each has some of the layers and their caches. The
+    first one takes the embeddings, each other one the previous part's hidden states, under the same name; the last one
+    returns the outputs of the step model.
+    """
+    count = sizes.base_lm_parts if model.name == BASE_LM_STEP else 1
+    if count == 1:
+        return (model,)
+    embeddings, total = model.inputs[0], len(model.state) // _CACHES_OF_A_LAYER
+    passed_on = TensorSpec(name=PASSED_ON, shape=embeddings.shape, meaning="after this part's layers")
+    bounds = [index * total // count * _CACHES_OF_A_LAYER for index in range(count + 1)]
+    return tuple(
+        model.model_copy(
+            update={
+                "name": f"{model.name}_{index + 1}",
+                "outputs": model.outputs if index + 1 == count else (passed_on,),
+                "state": model.state[bounds[index] : bounds[index + 1]],
+            }
+        )
+        for index in range(count)
+    )
+
+
+def layers(model: StepModel) -> range:
+    """The layers of a language model, or of a part of it, by the caches in its state."""
+    first = int(model.state[0].name.rpartition("_")[2])
+    return range(first, first + len(model.state) // _CACHES_OF_A_LAYER)

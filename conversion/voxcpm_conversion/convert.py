@@ -25,13 +25,13 @@ from voxcpm_constants.manifest import (
     package_path,
     schema_version,
 )
-from voxcpm_constants.parts import parts
 from voxcpm_constants.step_models import (
     PRECISIONS,
     Precision,
     StepModel,
     StepSizes,
     declare_step_models,
+    parts,
 )
 from voxcpm_constants.targets import CORE_AI, KVCache, Target, package_form
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE

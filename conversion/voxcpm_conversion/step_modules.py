@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture, Transformer
-from voxcpm_constants.parts import PASSED_ON, layers
-from voxcpm_constants.step_models import StepModel, StepSizes, TensorSpec
+from voxcpm_constants.step_models import PASSED_ON, StepModel, StepSizes, TensorSpec, layers
 from voxcpm_constants.targets import StateForm
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.modules.audio_vae import Contexts, Decoder, Encoder

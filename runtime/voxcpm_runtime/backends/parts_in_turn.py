@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from voxcpm_constants.parts import PASSED_ON
-from voxcpm_constants.step_models import StepModel
+from voxcpm_constants.step_models import PASSED_ON, StepModel
 from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
 
@@ -27,7 +26,7 @@ class StatesInTurn:
 
 
 class PartsInTurn:
-    """A step model whose parts (`voxcpm_constants.parts`) are loaded each by itself."""
+    """A step model whose parts (`voxcpm_constants.step_models.parts`) are loaded each by itself."""
 
     def __init__(self, declared: Sequence[StepModel], parts: Sequence[StepFunction]) -> None:
         self._declared = declared
