@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from voxcpm_server.errors import DOCUMENTED, ErrorDocument
 from voxcpm_server.middleware.authentication import PUBLIC_PATHS
-from voxcpm_server.middleware.bounded_requests import PROBES
+from voxcpm_server.middleware.bounds import PROBES
 
 SPEECH_HEADERS: dict[str, Any] = {
     "X-Seed": {"description": "The seed that speaks the same again.", "schema": {"type": "integer"}},

@@ -13,9 +13,8 @@ from voxcpm_server.middleware.authentication import PUBLIC_PATHS, Keys
 from voxcpm_server.middleware.metrics import Metrics
 from voxcpm_server.rooms import Room, doors
 from voxcpm_server.settings import Settings
-from voxcpm_server.speech.memory import bytes_of
 from voxcpm_server.speech.queueing import FairQueue
-from voxcpm_server.speech.served_bundles import Bundles, Source
+from voxcpm_server.speech.served_bundles import Bundles, Source, bytes_of
 from voxcpm_server.speech.speaking import Speeches
 from voxcpm_server.speech.stored_voices import StoredVoices, read_aliases
 from voxcpm_server.streams.conversations import OpenConversations
