@@ -1,4 +1,4 @@
-"""What the routes of one app share: its bundles, their queue, its stored voices, its limits."""
+"""What the routes of one app share: bundles, their queue, stored voices, limits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Service:
         self.needs_key = bool(len(keys))
         """Whether clients must send one of the server's keys."""
         self.draining = False
-        """Whether the server ends: it answers what it has begun."""
+        """Whether the server is shutting down: it finishes the requests in progress."""
         self.rooms: dict[str, Room] = {name: door(self) for name, door in doors().items()}
         """The optional rooms that are there, by name."""
 
@@ -73,12 +73,12 @@ class Service:
         return max(1, maximum // 2) if self._several_keys else maximum
 
     def _widen(self, speeches: Speeches) -> None:
-        """The default bundle alone decides: others are closed again, and the queue is never narrowed."""
+        """Only the default bundle widens the queue: others may be closed again, and the queue never shrinks."""
         if self.settings.concurrency is None:
             self.queue.widen(speeches.turns)
 
     def check_alone(self, what: str) -> None:
-        """Raises ApiError (501) for what only one app at its address can do. what: the subject of the message."""
+        """Raises ApiError (501) if other apps answer at the same address. what: the subject of the message."""
         if self.replicated:
             raise ApiError(501, f"{what}; not with --ray, where several answer at this address")
 
