@@ -83,21 +83,6 @@ class Service:
             raise ApiError(501, f"{what}; not with --ray, where several answer at this address")
 
     @property
-    def tts(self) -> VoxCPM:
-        """The default bundle. Raises ApiError (503) while it is being loaded."""
-        return self.bundles.default.tts
-
-    @property
-    def speeches(self) -> Speeches:
-        """What speaks with the default bundle. Raises as `tts`."""
-        return self.bundles.default.speeches
-
-    @property
-    def takes_instructions(self) -> bool:
-        """Whether the default bundle's generation has styles in words. Raises as `tts`."""
-        return self.bundles.default.takes_instructions
-
-    @property
     def model_names(self) -> tuple[str, ...]:
         """The names of all bundles, the default one's own first."""
         return self.bundles.names
