@@ -21,8 +21,7 @@ from voxcpm_server.api import about_route, openai_routes, probes, voice_routes
 from voxcpm_server.api.openapi import DescribedApp
 from voxcpm_server.errors import answer_in_openais_shape
 from voxcpm_server.middleware.authentication import Guard, Keys, check_exposure, read_keys
-from voxcpm_server.middleware.bounded_bodies import BoundedBody
-from voxcpm_server.middleware.bounded_requests import BoundedRequests
+from voxcpm_server.middleware.bounds import BoundedBody, BoundedRequests
 from voxcpm_server.middleware.errors_and_metrics import ErrorAndMetricsMiddleware
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.served_bundles import Source

@@ -54,7 +54,7 @@ def serve(
     for path in paths.values():
         _check_present(path)
     named = {name: _source(path, engine) for name, path in paths.items()}
-    # Before minutes of loading: two servers on one port.
+    # A port in use is refused before minutes of loading.
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(
             contextlib.closing(_listening(settings.host, settings.port, "--port or --host"))
@@ -109,7 +109,7 @@ def _serve_on_ray(
 
 
 def _source(path: str | None, engine: Engine) -> Source:
-    """Where a bundle of the command line comes from; None is the built-in voice."""
+    """Opens a bundle of the command line; None is the built-in voice."""
 
     def unloaded() -> Unloaded:
         bundle = opened(path, engine)
@@ -120,8 +120,8 @@ def _source(path: str | None, engine: Engine) -> Source:
 
 
 def _check_present(path: str) -> None:
-    """Raises InputError for a bundle that is neither a folder nor a hub id, at the start and not with a request."""
-    with contextlib.suppress(RuntimeError):  # ~somebody, whom there is not
+    """Raises InputError at startup for a bundle that is neither a folder nor a hub id."""
+    with contextlib.suppress(RuntimeError):  # ~NAME of an unknown user
         if is_hub_id(path) or user_path(path).is_dir():
             return
     raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
@@ -134,7 +134,7 @@ def _loading_text(bundle: str | None, listener: socket.socket) -> str:
 
 @contextlib.contextmanager
 def _sigterm_once() -> Iterator[None]:
-    """uvicorn sends itself the signal again when it has drained; that ends nothing a second time."""
+    """Ignore the signal that uvicorn sends itself again after draining."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         yield
@@ -143,9 +143,9 @@ def _sigterm_once() -> Iterator[None]:
 
 
 def _listening(host: str, port: int, options: str) -> socket.socket:
-    """A socket that listens. options: the command line's names for what chooses its address.
+    """A listening socket. options: the command-line options that chose its address.
 
-    Raises InputError for an address that is in use or not this machine's.
+    Raises InputError for an address that is in use, or not of this machine.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]

@@ -24,7 +24,7 @@ from voxcpm_runtime import BundleError, Cancelled, DeviceError, InputError, VoxC
 
 _log = logging.getLogger("voxcpm_server")
 CLIENT_GONE = 499
-"""Status of a request whose client has gone away, in metrics only: nobody receives it."""
+"""Status of a request whose client has gone away; in metrics only."""
 
 _STATUSES: dict[type[VoxCPMError], int] = {
     InputError: 400,
@@ -32,17 +32,17 @@ _STATUSES: dict[type[VoxCPMError], int] = {
     MissingExtraError: 501,
     VoxCPMError: 500,
 }
-"""The runtime's errors and their statuses; of several that fit, the first one counts."""
+"""Statuses of the runtime's errors; the first match wins."""
 MODEL_UNAVAILABLE = "model_unavailable"
 _UNAVAILABLE: dict[type[VoxCPMError], tuple[str, str]] = {
     BundleError: ("bundle", MODEL_UNAVAILABLE),
     DeviceError: ("device", "device_unavailable"),
 }
-"""What may be there again later, for the runtime's error: its name and a word for programs."""
+"""Transient errors of the runtime: what is unavailable, and the error's code."""
 RETRY_SECONDS = "5"
-"""Retry-After of what may work in a moment."""
+"""Retry-After of transient errors."""
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
-"""What a disk refuses that is full or broken."""
+"""Error numbers of a full or broken disk."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
     401: "invalid_api_key",
@@ -57,9 +57,9 @@ _CODES = {
 
 
 class ApiError(HTTPException):
-    """An error that is answered with a status. FastAPI lets this kind through wherever it is raised.
+    """An error with a status. FastAPI passes HTTPException through wherever it is raised.
 
-    param: the field of the request that it is about. code: a word for programs. headers: more headers of the answer.
+    param: the request's field that is wrong. code: a machine-readable reason. headers: more headers of the answer.
     """
 
     def __init__(
@@ -77,18 +77,18 @@ class ApiError(HTTPException):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The error as it is sent: `{"error": {"message", "type", "param", "code"}}`."""
+        """The body of the answer: `{"error": {"message", "type", "param", "code"}}`."""
         status = self.status_code
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        """The answer with this error."""
+        """The answer."""
         return JSONResponse(self.document, self.status_code, self.headers)
 
 
 def speech_too_long(max_seconds: float) -> ApiError:
-    """The error of a speech that becomes longer than a request may have."""
+    """The error of a speech that is longer than a request may be."""
     return ApiError(
         400,
         f"the speech is longer than {max_seconds:g} s, the most of a request here; send a part of the text",
@@ -145,43 +145,43 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
 
 
 _CLOSE_CODES = {413: 1009, 429: 1013, 503: 1013}
-"""Status of an error → code that a websocket is closed with (RFC 6455, 7.4, and IANA's registry)."""
+"""Status → close code of a websocket (RFC 6455, 7.4, and IANA's registry)."""
 _END_SECONDS = 1
 
 
 def close_code(error: ApiError) -> int:
-    """The code that a websocket is closed with after this error."""
+    """The close code of a websocket after this error."""
     return _CLOSE_CODES.get(error.status_code, 1008 if error.status_code < 500 else 1011)
 
 
 async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request, or a websocket's handshake, with an error; where the server can, in OpenAI's shape."""
+    """Answer a request or a websocket's handshake with an error, in OpenAI's shape if the server supports it."""
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": close_code(error), "reason": ""})
     else:
         await error.response()(scope, receive, send)
         if scope["type"] == "websocket":
-            # uvicorn takes a handshake for unanswered, and logs that, unless its connection has ended by now.
+            # uvicorn logs the handshake as unanswered unless the connection has ended by now.
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(_ended(receive), _END_SECONDS)
 
 
 async def _ended(receive: Receive) -> None:
     """Wait until the connection of a refused handshake has ended."""
-    # uvicorn says so when it has answered, and once more when that is true.
+    # uvicorn sends this once when it has answered, and again when the connection has ended.
     times = 0
     while times < 2:
         times += (await receive())["type"] == "websocket.disconnect"
 
 
 def as_api_error(error: BaseException, text: str = "input") -> ApiError:
-    """The answer to any error. One that nobody expected is logged by its place, and only its class is told.
+    """The answer to any error. For an unexpected one, the place is logged, and clients see only the class.
 
-    text: the name of the field that has the text to say.
+    text: the name of the field with the text.
     """
     if isinstance(error, ApiError):
         return error
-    # FastAPI takes a form that could not be spooled for a bad one.
+    # FastAPI reports a form that could not be spooled as malformed.
     cause = error.__cause__ if isinstance(error, HTTPException) else error
     if isinstance(cause, sqlite3.OperationalError) or (isinstance(cause, OSError) and cause.errno in _DISK):
         _log.error("storage: %s", cause)
@@ -196,7 +196,7 @@ def as_api_error(error: BaseException, text: str = "input") -> ApiError:
         return ApiError(503, "the server has ended; try again", headers={"Retry-After": RETRY_SECONDS})
     for kind, (what, code) in _UNAVAILABLE.items():
         if isinstance(error, kind):
-            # Clients need not know paths of this machine.
+            # Paths are logged, but not sent to clients.
             _log.error("%s: %s", what, error)
             return ApiError(
                 503,
@@ -213,16 +213,16 @@ def as_api_error(error: BaseException, text: str = "input") -> ApiError:
 
 
 def place_of(error: BaseException) -> str:
-    """An error's class and place. Its message is left out: it may quote the text that was to be spoken."""
+    """An error's class and place, without its message, which may quote the text."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
     return f"{type(error).__name__} at {where}"
 
 
 def answer_in_openais_shape(app: FastAPI) -> None:
-    """Have an app answer every expected error in OpenAI's shape; `ErrorAndMetricsMiddleware` does so for the others.
+    """Have an app answer expected errors in OpenAI's shape.
 
-    Others are those that nobody expected, and those of a websocket's handshake.
+    `ErrorAndMetricsMiddleware` answers unexpected ones, and those of a websocket's handshake.
     """
 
     async def answered(connection: HTTPConnection, error: Exception) -> JSONResponse:
@@ -231,7 +231,7 @@ def answer_in_openais_shape(app: FastAPI) -> None:
         return as_api_error(error).response()
 
     async def no_such_path(*_: object) -> None:
-        # Starlette's own answer to a websocket has neither a status of its own nor a body.
+        # Starlette's own answer to a websocket has no body.
         raise ApiError(404, "Not Found")
 
     app.router.default = no_such_path

@@ -1,4 +1,4 @@
-"""uvicorn, as this server runs it: the connections that it keeps, and how it ends."""
+"""uvicorn with a bound on idle connections, and with draining at shutdown."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from voxcpm_server.speech.service import Service
 
 
 class _Connection(H11Protocol):
-    """A connection that is closed if the head of a request does not come, or when its place is needed before that.
+    """A connection that is closed if no request arrives in time, or if it is idle and its place is needed.
 
-    Requests in progress are the app's to bound (`BoundedRequests`): uvicorn's own `limit_concurrency` counts silent
-    connections as well, so that they would shut everyone out, probes too.
+    `BoundedRequests` bounds the requests in progress: uvicorn's `limit_concurrency` also counts idle connections, which
+    would shut out everyone, probes included.
     """
 
     maximum: int
-    """Connections beyond which the one that has been silent for the longest is closed for a new one."""
+    """Connections beyond which the longest idle one is closed for a new one."""
     patience: float
-    """Seconds that the head of a request may take."""
+    """Timeout for the head of a request, in seconds."""
     waits_since = 0.0
-    """When it began to wait for a request (`time.monotonic`)."""
+    """Since when it has been idle (`time.monotonic`)."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called when it is open."""
+        """Start the timeout, and close an idle connection if there are too many."""
         super().connection_made(transport)
         self._wait()
         if len(self.connections) > self.maximum:
@@ -46,7 +46,7 @@ class _Connection(H11Protocol):
                 min(others, key=lambda c: c.waits_since).transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Called with a part of a request."""
+        """Stop the timeout once the head of a request is complete."""
         super().data_received(data)
         if not self.waits:
             self._stop_waiting()
@@ -54,17 +54,17 @@ class _Connection(H11Protocol):
             self._wait()
 
     def on_response_complete(self) -> None:
-        """Called when a request is answered."""
+        """Note since when it is idle."""
         self.waits_since = time.monotonic()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called when it is closed."""
+        """Stop the timeout."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Called when what came is no HTTP, of which the app learns nothing."""
+        """Answer malformed HTTP, which never reaches the app, in OpenAI's shape."""
         body = json.dumps(ApiError(400, msg).document).encode()
         headers = [
             ("Content-Type", "application/json"),
@@ -81,7 +81,7 @@ class _Connection(H11Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether no request is being answered, and it is no websocket."""
+        """Whether it is idle, and not a websocket."""
         is_answered = self.cycle is None or self.cycle.response_complete
         return is_answered and not self.transport.is_closing() and self.transport.get_protocol() is self
 
@@ -101,12 +101,12 @@ class _Connection(H11Protocol):
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a record says more than that a second Ctrl-C has ended all: Starlette has a traceback of that."""
+    """False for the traceback that Starlette logs after a second Ctrl-C."""
     return not record.getMessage().rstrip().endswith("asyncio.exceptions.CancelledError")
 
 
 class Server(uvicorn.Server):
-    """uvicorn for an app of `create_app`. The first signal drains, a second Ctrl-C ends at once.
+    """uvicorn for an app of `create_app`. The first signal drains, a second Ctrl-C stops at once.
 
     listeners: sockets that optional rooms take connections from, by the name of the room.
     """
@@ -132,7 +132,7 @@ class Server(uvicorn.Server):
                 {"maximum": settings.max_connections, "patience": settings.client_timeout},
             ),
             server_header=False,
-            # Refused by its header. Audio does not become smaller by deflating, and what is deflated can hide its size.
+            # Checked by the header. Audio does not compress, and a compressed message can hide its size.
             ws_max_size=settings.max_message_bytes,
             ws_per_message_deflate=False,
             **options,
@@ -141,18 +141,18 @@ class Server(uvicorn.Server):
         logging.getLogger("uvicorn.error").addFilter(_is_news)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Called by a signal."""
+        """Start draining on a signal."""
         self._service.draining = True
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take connections."""
+        """Start to take connections, those of optional rooms included."""
         await super().startup(sockets)
         for name, listener in self._listeners.items():
             await self._service.rooms[name].listen(listener)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let conversations end before uvicorn, which would close their websockets at once, ends the rest."""
+        """Drain conversations first: uvicorn would close their websockets at once."""
         self._service.draining = True
         for name in self._listeners:
             self._service.rooms[name].stop_listening()
@@ -161,6 +161,6 @@ class Server(uvicorn.Server):
         began = time.monotonic()
         patience = self.config.timeout_graceful_shutdown or 0
         await self._service.conversations.drain(patience, lambda: self.force_exit)
-        # A second for connections that have just been closed.
+        # At least a second for connections that have just been closed.
         self.config.timeout_graceful_shutdown = max(1, round(patience - (time.monotonic() - began)))
         await super().shutdown(sockets)

@@ -1,4 +1,4 @@
-"""What a server offers, for pages and programs that adapt to it."""
+"""What a server offers, for web pages and programs that adapt to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what the routes say of themselves, and what the layers around them may answer."""
+"""The OpenAPI document: that of the routes, with the answers of the middleware."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from voxcpm_server.errors import DOCUMENTED, ErrorDocument
 from voxcpm_server.middleware.authentication import PUBLIC_PATHS
-from voxcpm_server.middleware.bounded_requests import PROBES
+from voxcpm_server.middleware.bounds import PROBES
 
 SPEECH_HEADERS: dict[str, Any] = {
     "X-Seed": {"description": "The seed that speaks the same again.", "schema": {"type": "integer"}},
@@ -36,13 +36,13 @@ _NO_KEY: dict[str, list[str]] = {}
 
 
 class DescribedApp(FastAPI):
-    """An app whose OpenAPI document has the answers of its layers and the keys, which FastAPI does not know.
+    """An app whose OpenAPI document includes the middleware's answers and the keys, which FastAPI does not know.
 
-    It has no 422, which FastAPI answers to wrong fields: here that is a 400. `needs_key` is in its state.
+    FastAPI's 422 for wrong fields is left out: here it is a 400. `needs_key` is in the app's state.
     """
 
     def openapi(self) -> dict[str, Any]:
-        """The document, which /openapi.json answers."""
+        """The document at /openapi.json."""
         document = super().openapi()
         components = document["components"]
         for unused in ("HTTPValidationError", "ValidationError"):
@@ -61,7 +61,7 @@ class DescribedApp(FastAPI):
 
 
 def _describe(answers: dict[str, Any], statuses: list[int]) -> None:
-    """Add the answers of these statuses that the route has not described itself."""
+    """Add these statuses, unless the route describes them itself."""
     reference = f"#/components/schemas/{ErrorDocument.__name__}"
     for status in statuses:
         described = {name: value for name, value in DOCUMENTED[status].items() if name != "model"}

@@ -1,4 +1,4 @@
-"""What a supervisor asks: whether the server lives, whether it takes requests, and its metrics."""
+"""Probes for a supervisor: liveness, readiness and metrics."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from voxcpm_runtime import Voice
 from voxcpm_server.api.openapi import SPEECH_HEADERS
 from voxcpm_server.errors import DOCUMENTED, ApiError
 from voxcpm_server.speech.encoding import Encoder
-from voxcpm_server.speech.recordings import decoded_recording
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service, service_of
 from voxcpm_server.speech.speech_answers import speak
+from voxcpm_server.speech.speech_requests import decoded_recording
 from voxcpm_server.speech.streaming import unless_gone
 
 router = APIRouter(tags=["voices"])

@@ -1,21 +1,21 @@
-"""Which characters are spoken when, estimated: the characters of a sentence, spread over its audio as it comes."""
+"""Estimated times of characters: those of a sentence, spread over its audio as it is made."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# English as it is usually read, until the first sentence has told how fast this voice is.
+# Typical for English, until the first sentence shows the pace of this voice.
 _USUAL_CHARACTERS_A_SECOND = 15.0
 _MILLISECONDS = 1000
 
 
 class Alignment:
-    """Spreads the characters of each sentence over its pieces of audio, at the pace of the sentences before.
+    """Spreads the characters of each sentence over its pieces of audio, at the pace of the sentence before.
 
-    How long a sentence will be is not known when its first piece is sent. So a sentence that is slower than the ones
-    before runs out of characters early, and what is left of a faster one stands at its end.
+    The length of a sentence is unknown when its first piece is sent. So a slower sentence runs out of characters early,
+    and the rest of a faster one is placed at its end.
 
-    restarts: whether times count from the last `taken`, and not from the beginning.
+    restarts: whether times count from the last `taken`, not from the beginning.
     """
 
     def __init__(self, *, restarts: bool = True) -> None:
@@ -31,7 +31,7 @@ class Alignment:
         self._since = 0.0
 
     def add(self, sentence: int, text: str, seconds: float) -> None:
-        """Place what is probably said in a piece of audio. sentence, text: which sentence it is a part of."""
+        """Place the characters of a piece of audio. sentence, text: the sentence's index and text."""
         if sentence != self._sentence:
             self.finish()
             self._sentence, self._text, self._placed, self._seconds = sentence, text, 0, 0.0
@@ -44,7 +44,7 @@ class Alignment:
         self._since += seconds
 
     def finish(self) -> None:
-        """Place what is left of the sentence at its end, and learn its pace."""
+        """Place the rest of the sentence at its end, and learn its pace."""
         self._begun += [(character, self._since) for character in self._text[self._placed :]]
         if self._seconds and self._text:
             self._pace = len(self._text) / self._seconds

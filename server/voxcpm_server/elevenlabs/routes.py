@@ -23,9 +23,9 @@ from voxcpm_server.streams.sessions import SessionStream, Spoken
 
 router = APIRouter()
 MAX_CONTEXTS = 5
-"""Contexts that a connection may have open, as ElevenLabs has it. One that its client has closed is not open."""
+"""Open contexts of a connection, as ElevenLabs limits them. Contexts that the client has closed do not count."""
 _MAX_CLOSED = 5
-"""Closed contexts that may still be spoken. An agent that is interrupted closes one, and hears no more of it."""
+"""Closed contexts that may still be spoken. An interrupted agent closes one, and ignores the rest of it."""
 _DEFAULT_CONTEXT = "default"
 _MAX_ID = 200
 _DEFAULT_FORMAT = "mp3_44100_128"
@@ -46,12 +46,12 @@ class _Context:
     stream: SessionStream
     alignment: Alignment
     closed: bool = False
-    """Whether its client has said that no more text comes."""
+    """Whether the client has said that no more text follows."""
 
 
 @dataclass(frozen=True)
 class _Wishes:
-    """What the URL of a connection asks for, for all of its contexts."""
+    """The options in a connection's URL, for all of its contexts."""
 
     model: str
     given: dict[str, Any]
@@ -59,7 +59,7 @@ class _Wishes:
     codec: str
     sample_rate: int
     times_restart: bool
-    """Whether times of characters count from the beginning of their message, and not of their context."""
+    """Whether characters' times count from the start of their message, not of their context."""
     idle_seconds: float
 
 
@@ -84,7 +84,7 @@ class _Contexts(JsonSocket):
     def __init__(self, websocket: WebSocket, service: Service, wishes: _Wishes) -> None:
         super().__init__(websocket, service, wishes.idle_seconds)
         self._wishes = wishes
-        # By name: those that are spoken, closed ones too, in the order in which they were opened or closed.
+        # Contexts that are spoken, by name, in the order in which they were opened or closed.
         self._contexts: dict[str, _Context] = {}
 
     @property
@@ -97,7 +97,7 @@ class _Contexts(JsonSocket):
         name = _named(message)
         try:
             await self._handle(name, message)
-        except Exception as raised:  # noqa: BLE001 - an error of one context leaves the others as they are
+        except Exception as raised:  # noqa: BLE001 - an error of one context leaves the others alone
             await self._failed(name, as_api_error(raised, "text"))
         return True
 
@@ -106,7 +106,7 @@ class _Contexts(JsonSocket):
         if not isinstance(text, str):
             raise ApiError(400, "text: expected a string", param="text")
         context = self._contexts.get(name)
-        # An empty text keeps the connection alive, and opens nothing.
+        # An empty text only keeps the connection alive.
         if context is None and text:
             context = await self._begin(name, message.get("voice_settings"))
         if context is None or context.closed:
@@ -137,7 +137,7 @@ class _Contexts(JsonSocket):
         return context
 
     async def _cancel_oldest_closed(self) -> None:
-        """End the context that was closed first, if too many closed ones are still spoken."""
+        """Cancel the context that was closed first, if too many closed ones are still spoken."""
         closed = [context for context in self._contexts.values() if context.closed]
         if len(closed) > _MAX_CLOSED:
             del self._contexts[closed[0].id]
@@ -145,7 +145,7 @@ class _Contexts(JsonSocket):
             await self.send({"isFinal": True, "contextId": closed[0].id})
 
     async def _speech(self, context: _Context) -> None:
-        """Send a context's speech to its end; its error ends it alone, unless the client has gone."""
+        """Send a context's speech. An error ends only this context, unless the client has gone."""
         alignment, header = context.alignment, context.stream.encoder.header()
         try:
             async for piece in context.stream:
@@ -161,7 +161,7 @@ class _Contexts(JsonSocket):
                 if data or not isinstance(piece, Spoken):
                     await self._send_audio(context, data)
         except Exception as raised:  # noqa: BLE001 - see above
-            # The end of one that was cancelled has been told.
+            # A cancelled context has already been reported as ended.
             if self._contexts.get(context.id) is context:
                 await self._failed(context.id, as_api_error(raised, "text"))
         else:
@@ -173,7 +173,7 @@ class _Contexts(JsonSocket):
                 del self._contexts[context.id]
 
     async def _send_audio(self, context: _Context, data: bytes) -> None:
-        """A message of audio with its characters; nothing where there is neither."""
+        """Send audio with the times of its characters, if there are any."""
         aligned = context.alignment.taken()
         if data or aligned:
             await self.send(
@@ -186,7 +186,7 @@ class _Contexts(JsonSocket):
             )
 
     async def _failed(self, name: str, error: ApiError) -> None:
-        """Tell the error of a context, and that it has ended; raises one that nobody is there to read."""
+        """Report a context's error and end. Raises ApiError if the client has gone."""
         context = self._contexts.pop(name, None)
         if context is not None:
             context.closed = True
@@ -195,7 +195,7 @@ class _Contexts(JsonSocket):
         await self.send({"isFinal": True, "contextId": name})
 
     def last_words(self, error: ApiError) -> dict[str, Any]:
-        """ElevenLabs' errors are a line; beside it stands what OpenAI's have."""
+        """ElevenLabs' errors are a line; OpenAI's fields are added to it."""
         details = error.document["error"]
         return {"error": error.detail, **details}
 
@@ -210,7 +210,7 @@ def _named(message: dict[str, Any]) -> str:
 
 
 def _wishes(websocket: WebSocket, service: Service, served: Served, voice: str) -> _Wishes:
-    """What the URL asks for. Raises ApiError for a voice, a format or a number that does not exist."""
+    """The options in the URL. Raises ApiError for an unknown voice, or an invalid format or number."""
     query = websocket.query_params
     asked = query.get("output_format", _DEFAULT_FORMAT)
     form = _FORMAT.fullmatch(asked)
@@ -229,7 +229,7 @@ def _wishes(websocket: WebSocket, service: Service, served: Served, voice: str) 
     if (wanted := query.get("inactivity_timeout")) is not None:
         idle = min(idle, max(1.0, _number(wanted, "inactivity_timeout")))
     codec, rate = form[1], int(form[2])
-    # Refused now, and not with the first context.
+    # An invalid rate is refused now, not with the first context.
     Encoder(codec, served.tts.sample_rate, rate)
     # Pipecat adds up the times of messages; LiveKit takes them as they are, and asks for them with this.
     times_restart = query.get("sync_alignment") != "true"

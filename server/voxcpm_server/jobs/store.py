@@ -1,11 +1,11 @@
-"""The jobs of a server on disk: a row of SQLite for each, and a folder of files beside it.
+"""The jobs of a server on disk: a row in SQLite and a folder of files for each.
 
-    jobs.sqlite     rows; a job exists if and only if it has one
+    jobs.sqlite     a job exists if and only if it has a row
     jobs.lock       held by the server that uses the folder
     ID/             recordings and voice as they were sent, finished segments, and at the end the speech
 
-Files come before the row when a job is made, and go after it when it is deleted. So whatever kills the server leaves no
-job without its files; folders without a row are removed at the next start.
+Files are written before the row, and deleted after it. So no job is ever without its files, even if the server is
+killed; folders without a row are removed at the next start.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from voxcpm_runtime import InputError
 QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
 _SCHEMA = 1
 _PART = ".part"
-# Whoever names a folder for jobs may have files of their own in it.
+# The folder may contain files of its user.
 _OWN_FOLDER = re.compile(r"job_[0-9a-f]{24}")
 MAX_STARTS = 3
-"""Starts without a finished segment after which a job is given up: it may be what ends the server."""
+"""Starts without a finished segment after which a job is given up: it may be what crashes the server."""
 
 
 class FolderInUseError(InputError):
@@ -97,12 +97,12 @@ class JobStore:
         self.folder = folder
         self._lock = threading.RLock()
         try:
-            # Texts and recordings are nobody else's business.
+            # Texts and recordings are private.
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Whichever thread closes it.
+            # It may be closed by another thread.
             self._used = filelock.FileLock(folder / "jobs.lock", timeout=0, thread_local=False)
             self._used.acquire()
-            # The folder may have been there, open to everyone. SQLite gives its other files the mode of this one.
+            # The folder may have existed, readable by everyone. SQLite gives its other files the mode of this one.
             for name in ("jobs.sqlite", "jobs.sqlite-wal", "jobs.sqlite-shm"):
                 _private(folder / name, made=name == "jobs.sqlite")
             self._rows = sqlite3.connect(
@@ -134,7 +134,7 @@ class JobStore:
         return self.folder / id_
 
     def new_folder(self) -> Path:
-        """A folder for a new job's files, whose name is the job's. It is nothing until `add`."""
+        """A folder for a new job's files, named after the job. The job exists only after `add`."""
         folder = self.path(f"job_{secrets.token_hex(12)}")
         folder.mkdir(mode=0o700)
         return folder
@@ -185,10 +185,10 @@ class JobStore:
         return every, own
 
     def next(self, models: Collection[str], but: Collection[str] = ()) -> Job | None:
-        """The job of one of these models whose turn it is, which is begun by that; None if none waits.
+        """Begin the next job of these models, and return it; None if none waits.
 
-        but: names of jobs to leave alone. First comes one that was interrupted; then that of the owner whose latest job
-        began the longest ago. Call it while none is spoken: what runs by its row has ended, which could not be stored.
+        but: names of jobs to skip. Interrupted jobs come first, then that of the owner whose latest job began the
+        longest ago. Call it while no job is spoken: a row that says "running" is then one whose end was not stored.
         """
         with self._lock:
             job = self._one(
@@ -203,7 +203,7 @@ class JobStore:
             )
             if job is None:
                 return None
-            # Not read again: if that were refused, it would count as begun, though it is not spoken.
+            # Not read again: if that failed, the job would count as begun without being spoken.
             begun = replace(
                 job, state=RUNNING, started=job.started or time.time(), starts=job.starts + 1, error=None
             )
@@ -221,7 +221,7 @@ class JobStore:
         try:
             self._execute(statement, id_)
         except sqlite3.OperationalError:
-            # A full disk has no room even for that, unless the job's files make some.
+            # A full disk may need the job's files deleted first.
             shutil.rmtree(self.path(id_), ignore_errors=True)
             self._execute(statement, id_)
 
@@ -239,7 +239,7 @@ class JobStore:
         total = 0
         for folder, _, names in os.walk(self.folder):
             for name in names:
-                # It may have been deleted since it was listed.
+                # Deleted since it was listed.
                 with contextlib.suppress(FileNotFoundError):
                     total += (Path(folder) / name).lstat().st_size
         return total
@@ -253,7 +253,7 @@ class JobStore:
         columns = {name for _, name, *_ in self._rows.execute("PRAGMA table_info(jobs)").fetchall()}
         if columns and columns != {field.name for field in fields(Job)}:
             raise sqlite3.DatabaseError("another release wrote it")
-        # SQLite reads what a damaged disk has made of a row, without a name, say.
+        # SQLite itself would read damaged rows.
         ((said,), *_) = self._rows.execute("PRAGMA quick_check(1)").fetchall()
         if said != "ok":
             raise sqlite3.DatabaseError(said.splitlines()[-1])
@@ -264,7 +264,7 @@ class JobStore:
         self._rows.execute(f"PRAGMA user_version = {_SCHEMA}")
 
     def _clean_up(self) -> None:
-        """After whatever has ended the last server."""
+        """Recover from whatever ended the last server."""
         self._execute("UPDATE jobs SET state = ? WHERE state = ?", QUEUED, RUNNING)
         names = {id_ for (id_,) in self._execute("SELECT id FROM jobs")}
         for id_ in names:
@@ -290,7 +290,7 @@ class JobStore:
 
 
 def _private(path: Path, *, made: bool) -> None:
-    """Have only this user read a file. made: whether an empty one is made where there is none."""
+    """Make a file readable by this user only. made: whether to create it if it is missing."""
     if made:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
     with contextlib.suppress(FileNotFoundError):
@@ -299,7 +299,7 @@ def _private(path: Path, *, made: bool) -> None:
 
 @contextlib.contextmanager
 def appearing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that appears under its name when it is complete and on the disk; any error removes it."""
+    """Write a file atomically: it gets its name when it is complete and synced; an error removes it."""
     partial = path.with_name(path.name + _PART)
     try:
         with partial.open("wb+") as file:

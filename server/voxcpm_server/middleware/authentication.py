@@ -1,4 +1,4 @@
-"""Who may call: API keys, compared in constant time; without a key, programs of this machine only."""
+"""API keys, compared in constant time; without a key, only programs on this machine are served."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ KEYS_VARIABLE = "VOXCPM_COREML_API_KEYS"
 PUBLIC_PATHS = frozenset({"/healthz", "/ready", "/openapi.json", "/about", "/v1/about"})
 """Paths that need no key: probes, and what the server offers."""
 ANYONE = ""
-"""The key of those who need none."""
+"""The owner of requests to a server without keys."""
 KEY_PROTOCOL = "openai-insecure-api-key."
-"""What a key follows in a subprotocol that a web page offers for its websocket: it can send no headers."""
-# Of a key's digest in its owner's name: jobs on disk keep that, not the key.
+"""Prefix of a key in a websocket's subprotocol: web pages cannot send headers."""
+# Hex digits of a key's digest in its owner's name, which is stored with jobs in place of the key.
 _NAME_DIGITS = 16
 _WORLD = "--insecure-serve-without-key"
 
 
 class Keys:
-    """The keys of a server; with none of them, everyone is let in."""
+    """The keys of a server; without any, every request is accepted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key) for key in keys]
@@ -40,17 +40,17 @@ class Keys:
         return len(self._digests)
 
     def owner(self, given: str | None) -> str | None:
-        """Whose key this is: a name for it, the same in every run and order of keys. None for a wrong key."""
+        """The owner's name for a key, stable between runs; None for a wrong key."""
         if not self._digests:
             return ANYONE
-        # All keys are compared, so that the time tells neither which one fits nor how much of it.
+        # Compare all keys, so that timing reveals neither which one matches nor how much of it.
         digest = _digest(given or "")
         fits = [hmac.compare_digest(digest, known) for known in self._digests]
         return f"key-{digest.hex()[:_NAME_DIGITS]}" if any(fits) else None
 
 
 def read_keys(settings: Settings) -> Keys:
-    """The keys of the command line, of the file and of the environment.
+    """The keys from the command line, the file and the environment.
 
     Raises InputError for a file that cannot be read or has no key, and for a blank key.
     """
@@ -72,7 +72,7 @@ def read_keys(settings: Settings) -> Keys:
 
 
 def check_exposure(settings: Settings, keys: Keys) -> None:
-    """Raises InputError for a server without a key on an address that other machines can reach."""
+    """Raises InputError if other machines could reach a server without a key."""
     if not len(keys) and not settings.insecure_serve_without_key and not is_loopback(settings.host):
         raise InputError(
             f"{settings.host} can be reached from other machines: give a key (--api-key-file, or "
@@ -81,7 +81,7 @@ def check_exposure(settings: Settings, keys: Keys) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address, without a port, is this machine for itself."""
+    """Whether a host name or address, without a port, is loopback."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -89,11 +89,11 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """The door of an app: keys, and what a web page that the user happens to look at could do on loopback.
+    """Checks keys, and protects a server on loopback from web pages that its user visits.
 
-    Such a page can send simple requests anywhere, and can give its own name this machine's address. So a request with
-    the Origin of another site is refused, or one that the browser says comes from another site, as it does for images
-    and sounds, which have no Origin; and without a key the Host must be this machine's.
+    Such a page can send simple requests anywhere, and can resolve its own name to this machine (DNS rebinding). So
+    requests with a foreign Origin are refused, and those that the browser marks as cross-site, as it does for images
+    and sounds, which have no Origin. Without a key, the Host must be loopback.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Guard:
         self._only_loopback = not len(keys) and not settings.insecure_serve_without_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, with its owner in `scope["state"]["owner"]`, or answer 401 or 403."""
+        """Pass a request on, with its owner in `scope["state"]["owner"]`, or answer 401 or 403."""
         if scope["type"] in ("http", "websocket") and not self._is_public(scope["path"]):
             try:
                 scope.setdefault("state", {})["owner"] = self._owner(
@@ -138,7 +138,7 @@ class Guard:
         return owner
 
     def _is_foreign(self, headers: Headers, host: str) -> bool:
-        """Whether a web page asks that is neither this server's nor one of those that are allowed."""
+        """Whether a web page of another origin asks that is not allowed."""
         origin = headers.get("origin")
         if origin in self._origins:
             return False
@@ -151,7 +151,7 @@ class Guard:
 
 
 def _given(headers: Headers, protocols: Iterable[str]) -> str | None:
-    """The key of a request: OpenAI's header, ElevenLabs', or what a web page offers for its websocket."""
+    """The key of a request: from OpenAI's header, ElevenLabs', or a websocket's subprotocol."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return token.strip()

@@ -1,4 +1,4 @@
-"""The outermost layer of the app: each request and websocket is counted by its outcome, and no error gets past it."""
+"""The outermost middleware: counts each request and websocket by its outcome, and answers every error."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from voxcpm_server.errors import CLIENT_GONE, as_api_error, close_code, refuse
 from voxcpm_server.middleware.metrics import Metrics
 
 SWITCHED = 101
-"""Status of a websocket that was accepted and has ended in order."""
+"""Status of a websocket that was accepted and closed without an error."""
 
 
 class ErrorAndMetricsMiddleware:
-    """An app whose errors are answered in one line, and whose requests are counted by route and status.
+    """Answers errors in one line, and counts requests by route and status.
 
-    When a request came (`time.perf_counter`) is in `scope["state"]["began"]`.
-
-    A websocket that has ended in order counts as 101, one that was refused or failed as the status of its error.
+    Sets `scope["state"]["began"]` to the time of the request (`time.perf_counter`). A websocket counts as 101 if it
+    was closed without an error, otherwise as the status of its error.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
@@ -28,7 +27,7 @@ class ErrorAndMetricsMiddleware:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. After an error in the middle of an answer the connection ends without the answer's end."""
+        """Serve a request. After an error within an answer, the connection is closed before the answer's end."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -45,7 +44,7 @@ class ErrorAndMetricsMiddleware:
 
         try:
             await self._app(scope, receive, noted)
-        # Whatever it is, the server goes on. Nothing but its own end cancels a request as a whole.
+        # No error may reach the server. A request as a whole is cancelled only at shutdown.
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
             answer = as_api_error(error)
             if status is None and answer.status_code != CLIENT_GONE:
@@ -55,7 +54,7 @@ class ErrorAndMetricsMiddleware:
                     await send({"type": "websocket.close", "code": close_code(answer), "reason": ""})
             status = answer.status_code
         finally:
-            # An answer that was broken off has begun with 200, a websocket with 101.
+            # An answer that was cut off began with 200, a websocket with 101.
             status = scope.get("state", {}).get("broken_off", status)
             # The route's pattern, not the path: a path may be anything.
             route = getattr(scope.get("route"), "path", "other").removeprefix("/v1")

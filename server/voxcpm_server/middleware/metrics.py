@@ -1,4 +1,4 @@
-"""What Prometheus asks for: requests by outcome, the queue, first audio, real-time factor, memory."""
+"""Metrics for Prometheus: requests by outcome, the queue, first audio, real-time factor, memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FACTORS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
 
 
 class Metrics:
-    """The counters of one app, in a registry of their own: two apps of one process do not share them."""
+    """The metrics of one app, in its own registry: two apps in one process do not share them."""
 
     def __init__(self, queue: FairQueue) -> None:
         self.registry = CollectorRegistry()
@@ -77,7 +77,7 @@ class Metrics:
         )
         peak = Gauge("voxcpm_peak_memory_bytes", "Largest resident memory so far.", registry=self.registry)
         peak.set_function(_peak_memory)
-        # On Linux it knows the memory of now as well, and open files.
+        # On Linux it also has current memory and open files.
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
@@ -89,7 +89,7 @@ class Metrics:
             self.real_time_factor.observe(work / seconds)
 
     def exposition(self) -> bytes:
-        """All of them in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -100,7 +100,7 @@ def _peak_memory() -> float:
 
 @contextlib.contextmanager
 def suspicious_warnings_counted(metrics: Metrics) -> Iterator[None]:
-    """Count warnings about speech; shown they might quote a text."""
+    """Count warnings about speech instead of printing them: they may quote a text."""
 
     def count(_message: Warning | str, category: type[Warning], *_: Any) -> None:
         if issubclass(category, SuspiciousWarning):

@@ -1,4 +1,4 @@
-"""The page that a browser is shown: the files of the folder `assets`, as they are."""
+"""The web page: the files of the folder `assets`, unchanged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from voxcpm_server.speech.service import Service
 
 _FOLDER = "/page/"
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-# The page loads its own files and asks its own server; it runs no inline script, and nobody can frame it. With trusted
-# types no text becomes HTML, whatever a script does.
+# The page loads only its own files and calls only its own server; inline scripts and framing are forbidden. With
+# trusted types, no script can turn text into HTML.
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -35,7 +35,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
     "Cross-Origin-Opener-Policy": "same-origin",
-    # A browser keeps the files, but asks each time whether they are still those of this server.
+    # Browsers may cache the files, but must revalidate them.
     "Cache-Control": "no-cache",
 }
 
@@ -53,7 +53,7 @@ class Page(Room):
 
 
 def _router() -> APIRouter:
-    """The routes of the page. Its files are read here, once, so that no path leads to any other file."""
+    """The routes of the page. Its files are read once, here, so that no path leads to any other file."""
     router = APIRouter(include_in_schema=False)
     for file in (resources.files(__package__) / "assets").iterdir():
         path = "/" if file.name == "index.html" else f"{_FOLDER}{file.name}"

@@ -1,7 +1,6 @@
-"""Audio in the formats of the protocol, encoded while it is made: stretched, resampled, then packed.
+"""Streaming encoders of the protocol's formats: time stretching, resampling, then a codec.
 
-FFmpeg's libraries (PyAV) do the work. Their resampler and their `atempo` filter give the same samples however a stream
-is cut into pieces.
+They use FFmpeg's libraries (PyAV), whose resampler and `atempo` filter give the same samples however a stream is cut.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from voxcpm_server.errors import ApiError
 
 MIN_RATE, MAX_RATE = 8_000, 48_000
 PCM_RATE = 24_000
-"""Hz of raw samples, unless the request says otherwise: clients take them for that, since OpenAI's are."""
-# A length that is not known yet; readers take what comes.
+"""Default rate of raw samples in Hz, as OpenAI's clients assume."""
+# A length that is not known yet; players read to the end.
 _UNKNOWN = 0xFFFF_FFFF
 _HEADER_BYTES = 36
 # FFmpeg's 16-bit samples have 32768 steps to 1, the command line's 32767.
 _PEAK_OF_INTEGERS = np.float32(32767 / 32768)
-# `atempo` takes 0.5 to 100, so slower speech passes through two of them.
+# `atempo` takes 0.5 to 100, so slower speech passes through two filters.
 _SLOWEST_AT_ONCE = 0.5
 
 
 class Format(NamedTuple):
-    """How a format is made: FFmpeg's container and codec (none for plain samples), and the rates of the codec."""
+    """A response format: FFmpeg's container and codec (none for plain samples), and the codec's rates."""
 
     content_type: str
     container: str = ""
@@ -45,11 +44,11 @@ class Format(NamedTuple):
 
 _MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 FORMATS = {
-    # Without the frame that would have the length, which is not known when it is sent.
+    # Without the Xing frame: the length is unknown when it would be sent.
     "mp3": Format(
         "audio/mpeg", "mp3", "libmp3lame", _MPEG_RATES, 96_000, {"write_xing": "0", "id3v2_version": "0"}
     ),
-    # A page of Ogg has one second unless it is told otherwise (in microseconds).
+    # Pages of 20,000 µs; the default is one second.
     "opus": Format(
         "audio/ogg", "ogg", "libopus", (8000, 12000, 16000, 24000, 48000), 64_000, {"page_duration": "20000"}
     ),
@@ -64,10 +63,10 @@ FORMATS = {
 class Encoder:
     """Encodes one speech in pieces: `header`, then `encode` for each piece, then `finish`.
 
-    name: of `FORMATS`. voice_rate: Hz of the speech. wanted_rate: Hz that the request asks for, or None. speed: how
-    many times faster it is played, at the same pitch.
+    name: of `FORMATS`. voice_rate: Hz of the speech. wanted_rate: requested Hz, or None. speed: how many times faster
+    it is played, at the same pitch.
 
-    Raises ApiError (400) for a rate that the format does not have or that is out of bounds.
+    Raises ApiError (400) for a rate that is out of bounds, or that the format does not have.
     """
 
     def __init__(
@@ -77,9 +76,9 @@ class Encoder:
         self._name = name
         self._voice_rate = voice_rate
         self.sample_rate = _rate(name, self.format, voice_rate, wanted_rate)
-        """Hz of what comes out."""
+        """Output rate in Hz."""
         self.samples = 0
-        """Number of samples at `sample_rate` so far."""
+        """Output samples so far."""
         self.speed = speed
         """How many times faster the speech is played."""
         self._tempo = None if speed == 1.0 else _Tempo(voice_rate, speed)
@@ -90,7 +89,7 @@ class Encoder:
         self._pushed = 0
 
     def header(self, samples: int | None = None) -> bytes:
-        """What comes before the first piece. samples: their number at `sample_rate`, if it is known already."""
+        """The bytes before the first piece. samples: number of output samples, if known already."""
         if self._name != "wav":
             return b""
         size = _UNKNOWN if samples is None else 2 * samples
@@ -100,12 +99,12 @@ class Encoder:
         return struct.pack("<4sI4s", b"RIFF", whole, b"WAVE") + form + struct.pack("<4sI", b"data", size)
 
     def encode(self, audio: Audio) -> bytes:
-        """The bytes that a piece (samples,) adds; there may be none, as codecs collect some samples first."""
+        """The bytes of a piece (samples,); may be empty, as codecs collect samples first."""
         pieces = [audio] if self._tempo is None else list(self._tempo.stretched(audio))
         return b"".join(self._packed(piece) for piece in pieces)
 
     def finish(self) -> bytes:
-        """The bytes of what was collected, and of the end of the file."""
+        """The remaining bytes."""
         last = b"" if self._tempo is None else b"".join(map(self._packed, self._tempo.rest()))
         if self._packer is None:
             return last + b"".join(map(self._plain, self._resampled(None)))
@@ -116,7 +115,7 @@ class Encoder:
     def _packed(self, audio: Audio) -> bytes:
         if self._packer is None:
             if self._voice_rate == self.sample_rate:
-                # As it is: the very samples that the command line writes.
+                # Unchanged: the same samples as the command line writes.
                 self.samples += len(audio)
                 return pcm16(audio).astype("<i2").tobytes()
             return b"".join(map(self._plain, self._resampled(audio)))
@@ -138,7 +137,7 @@ class Encoder:
 
 
 class _Packer:
-    """A codec and its container, which write into memory that is emptied after every piece."""
+    """A codec and its container, which write into memory."""
 
     def __init__(self, form: Format, sample_rate: int) -> None:
         self._written = bytearray()
@@ -150,10 +149,10 @@ class _Packer:
         if form.bit_rate:
             self._stream.bit_rate = form.bit_rate
         self.sample_format = self._stream.format.name
-        """The form of samples that the codec takes."""
+        """The codec's sample format."""
 
     def write(self, data: bytes) -> int:
-        """Called by FFmpeg; without `seek` it knows that it cannot go back."""
+        """Called by FFmpeg, which does not seek, as there is no method for it."""
         self._written += data
         return len(data)
 
@@ -192,7 +191,7 @@ class _Tempo:
         )
         self._sink = _linked(graph, last, "abuffersink")
         graph.configure()
-        # It owns the filters.
+        # Keeps the filters alive.
         self._graph = graph
 
     def stretched(self, audio: Audio) -> Iterator[Audio]:

@@ -1,7 +1,7 @@
-"""The bundles of a server by name, each loaded by the first request that names it.
+"""The bundles of a server by name, each loaded by the first request for it.
 
-A loaded bundle stays until another one needs its memory: then the least recently used ones that nobody uses are closed.
-The default bundle is loaded at once, and stays.
+When another bundle needs memory, the least recently used idle ones are closed. The default bundle is loaded at startup,
+and stays.
 """
 
 from __future__ import annotations
@@ -11,53 +11,60 @@ import concurrent.futures
 import contextlib
 import itertools
 import logging
+import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import psutil
+
 from voxcpm_runtime import CancelToken, InputError, Voice, VoxCPM, VoxCPMError
 from voxcpm_server.errors import MODEL_UNAVAILABLE, RETRY_SECONDS, ApiError, place_of
 from voxcpm_server.settings import OPENAI_MODELS
-from voxcpm_server.speech.memory import resident_bytes
 from voxcpm_server.speech.speaking import Speeches
 
 Result = TypeVar("Result")
 _log = logging.getLogger("voxcpm_server")
+_UNITS = {
+    f"{prefix}{form}": factor
+    for form, base in (("B", 1000), ("iB", 1024))
+    for prefix, factor in zip("KMGT", (base, base**2, base**3, base**4), strict=True)
+}
 
 
 @dataclass(frozen=True)
 class Unloaded:
-    """A bundle that was opened and checked, without its step models."""
+    """A bundle that has been opened and checked, without its step models."""
 
     size: int
-    """Bytes of the files that its step models are loaded from, which tell about how much memory it needs."""
+    """Bytes of its step models' files, an estimate of the memory that it needs."""
     generation: str
     load: Callable[[], VoxCPM]
     """Loads its step models."""
 
 
 class NoRoomError(ApiError):
-    """The error of a bundle that has no memory now, because others that are in use have it."""
+    """There is no memory for a bundle while others are in use."""
 
 
 Source = Callable[[], Unloaded]
-"""Opens and checks a bundle. It and `Unloaded.load` run on a thread, and raise VoxCPMError."""
+"""Opens and checks a bundle. It and `Unloaded.load` run on a thread and raise VoxCPMError."""
 
 
 @dataclass(eq=False)
 class Served:
-    """A bundle of the server; `with` gives back what `Bundles.lease` has lent."""
+    """A bundle of the server. `with` ends the lease of `Bundles.lease`."""
 
     name: str
     source: Source
     speeches_of: Callable[[VoxCPM], Speeches]
     opened: tuple[VoxCPM, Speeches] | None = None
-    """With its step models, and what speaks with them; None while they are not loaded."""
+    """The bundle with its step models, and what speaks with it; None while they are not loaded."""
     users: int = 0
-    """Number of requests and speeches that use it."""
+    """Requests and speeches that use it."""
     used: int = 0
-    """When it was last asked for, as a number that grows."""
+    """When it was last requested, on a logical clock."""
     loading: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
@@ -92,7 +99,7 @@ class Served:
         return self.opened
 
     def hold(self) -> Callable[[], None]:
-        """Keep it open until the function that this returns is called; calling that again does nothing."""
+        """Keep it open until the returned function is called; further calls are no-ops."""
         self.users += 1
         held = [None]
 
@@ -110,17 +117,22 @@ class Served:
         self.users -= 1
 
     def put(self, tts: VoxCPM) -> None:
-        """Have it speak with loaded step models."""
+        """Use these loaded step models."""
         self.opened = (tts, self.speeches_of(tts))
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process in bytes, including pages of mapped bundle files."""
+    return int(psutil.Process().memory_info().rss)
 
 
 class Bundles:
     """All bundles of a server. It belongs to one event loop.
 
-    default: the bundle of OpenAI's names for models, open or to be loaded; one that is given open is never closed.
-    default_name: its own name; None for its generation. named: more of them. speeches_of: makes what speaks with a
-    loaded one. when_default: called with what speaks with the default bundle, when that is loaded. max_bytes: resident
-    memory of this process that loading a bundle must not exceed; None for no limit. memory: how it is measured.
+    default: the bundle that OpenAI's model names mean; if it is given open, it is never closed. default_name: its own
+    name; None for its generation. named: the others. speeches_of: makes what speaks with a loaded bundle. when_default:
+    called with that of the default bundle. max_bytes: limit on resident memory when loading; None for no limit.
+    memory: measures it.
     """
 
     def __init__(
@@ -156,7 +168,7 @@ class Bundles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names of models: the default bundle's own first, unless it is still unknown, then the others."""
+        """All model names: the default bundle's own first, if it is known yet, then the others."""
         own = (self.default.name,) if self.default.name else ()
         return tuple(dict.fromkeys((*own, *self._named, *OPENAI_MODELS)))
 
@@ -167,29 +179,29 @@ class Bundles:
 
     @property
     def every(self) -> tuple[Served, ...]:
-        """All of them, the default one first."""
+        """All bundles, the default one first."""
         return (self.default, *self._named.values())
 
     @property
     def loaded(self) -> list[Served]:
-        """Those that are loaded now."""
+        """The loaded bundles."""
         return [served for served in self.every if served.opened is not None]
 
     def may_serve(self, name: str) -> bool:
-        """Whether a bundle has that name, or may have it while the default one's own is still unknown."""
+        """Whether a bundle has this name, or may have it while the default one's own is unknown."""
         return not self.default.name or name in self.names
 
     async def named(self) -> tuple[str, ...]:
-        """`names`, once the default bundle's own is known."""
+        """All model names, once the default bundle's own is known."""
         if not self.default.name:
             with await self.lease():
                 pass
         return self.names
 
     async def lease(self, name: str | None = None) -> Served:
-        """The bundle of that name, loaded; None for the default one. Leave it with `with`.
+        """The bundle of this name, loaded, as a context manager; None for the default one.
 
-        Raises ApiError: 404 for a name that is not served, 503 for a bundle that cannot be loaded, or not now.
+        Raises ApiError: 404 for an unknown name, 503 if the bundle cannot be loaded now.
         """
         served = await self._find(name)
         served.users += 1
@@ -198,9 +210,9 @@ class Bundles:
             while served.opened is None:
                 if served.loading is None:
                     served.loading = asyncio.ensure_future(self._load(served))
-                    # Asked for, so that asyncio does not report it if everyone has gone away.
+                    # Retrieve the error: asyncio would report it if every client has gone away.
                     served.loading.add_done_callback(lambda done: done.cancelled() or done.exception())
-                # Whoever goes away leaves the loading to the others.
+                # A client that goes away must not cancel loading for the others.
                 await asyncio.shield(served.loading)
         except BaseException:
             served.users -= 1
@@ -214,7 +226,7 @@ class Bundles:
         return (same or [self.default.tts.bundle.architecture])[0].patch_seconds
 
     async def begin(self) -> Exception | None:
-        """Load the default bundle, and return why that failed."""
+        """Load the default bundle; returns the error if that fails."""
         try:
             with await self.lease():
                 return None
@@ -222,11 +234,11 @@ class Bundles:
             return self.failure
 
     async def check(self, name: str) -> None:
-        """Raises ApiError (404) for a name that is not served."""
+        """Raises ApiError (404) for an unknown name."""
         await self._find(name)
 
     async def close(self) -> None:
-        """Cancel what is being spoken, and close all bundles that are not somebody else's."""
+        """Cancel all speech, and close all bundles that this server has opened."""
         for served in self.loaded:
             await served.speeches.close()
             if served is not self.default or self._owned:
@@ -239,7 +251,7 @@ class Bundles:
             return self._named[name]
         if name in OPENAI_MODELS:
             return self.default
-        # It may be the name of the default bundle, which is not known before it is opened.
+        # The default bundle's own name is unknown before it has been opened.
         served = ", ".join(await self.named())
         if name == self.default.name:
             return self.default
@@ -260,7 +272,7 @@ class Bundles:
         except Exception as error:  # noqa: BLE001 - a damaged file may cause any
             if served is self.default:
                 self.failure = error
-            # Clients need not know paths of this machine.
+            # Paths are logged, but not sent to clients.
             reason = str(error) if isinstance(error, VoxCPMError) else place_of(error)
             name = served.name or "by default"
             _log.error("bundle %s: %s", name, reason)
@@ -275,7 +287,7 @@ class Bundles:
             served.loading = None
 
     async def _make_room(self, wanted: Served, size: int) -> None:
-        """Close bundles until another one of that many bytes has room. Raises ApiError (503) if it has none."""
+        """Close idle bundles until this one has room. Raises NoRoomError if it has none."""
         if self._max_bytes is None:
             return
         while self._memory() + size > self._max_bytes:
@@ -316,20 +328,20 @@ async def on_a_thread(function: Callable[[], Result]) -> Result:
 
 
 async def cancelled_with(token: CancelToken, function: Callable[[], Result]) -> Result:
-    """The result of `on_a_thread`. Whoever is cancelled while it waits cancels the token, and waits for the thread."""
+    """The result of `on_a_thread`. Cancellation cancels the token, and waits for the thread."""
     working = asyncio.ensure_future(on_a_thread(function))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         token.cancel()
-        # What the thread uses must stay until it has ended.
+        # The thread may still use the caller's resources.
         with contextlib.suppress(Exception):
             await to_its_end(working)
         raise
 
 
 async def to_its_end(work: Awaitable[Result]) -> Result:
-    """The result of work that goes on however often whoever waits for it is cancelled."""
+    """The result of work that is not cancelled with its caller."""
     working = asyncio.ensure_future(work)
     while not working.done():
         with contextlib.suppress(asyncio.CancelledError):
@@ -348,3 +360,12 @@ def read_named(given: list[str] | None) -> dict[str, str]:
             raise InputError(f"--bundle: {name.strip()} is given twice; give each bundle a name of its own")
         named[name.strip()] = path.strip()
     return named
+
+
+def bytes_of(text: str, option: str) -> int:
+    """The bytes that an amount such as "8GB" or "7.5 GiB" means. Raises InputError, which names the option."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    if found is None or found[2].lower() not in units or not float(found[1]):
+        raise InputError(f"{option}: expected an amount with its unit, such as 8GB or 512MiB, got {text!r}")
+    return round(float(found[1]) * units[found[2].lower()])

@@ -1,4 +1,4 @@
-"""What the routes of one app share: its bundles, their queue, its stored voices, its limits."""
+"""What the routes of one app share: bundles, their queue, stored voices, limits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from voxcpm_server.middleware.authentication import PUBLIC_PATHS, Keys
 from voxcpm_server.middleware.metrics import Metrics
 from voxcpm_server.rooms import Room, doors
 from voxcpm_server.settings import Settings
-from voxcpm_server.speech.memory import bytes_of
 from voxcpm_server.speech.queueing import FairQueue
-from voxcpm_server.speech.served_bundles import Bundles, Source
+from voxcpm_server.speech.served_bundles import Bundles, Source, bytes_of
 from voxcpm_server.speech.speaking import Speeches
 from voxcpm_server.speech.stored_voices import StoredVoices, read_aliases
 from voxcpm_server.streams.conversations import OpenConversations
@@ -61,7 +60,7 @@ class Service:
         self.needs_key = bool(len(keys))
         """Whether clients must send one of the server's keys."""
         self.draining = False
-        """Whether the server ends: it answers what it has begun."""
+        """Whether the server is shutting down: it finishes the requests in progress."""
         self.rooms: dict[str, Room] = {name: door(self) for name, door in doors().items()}
         """The optional rooms that are there, by name."""
 
@@ -74,29 +73,14 @@ class Service:
         return max(1, maximum // 2) if self._several_keys else maximum
 
     def _widen(self, speeches: Speeches) -> None:
-        """The default bundle alone decides: others are closed again, and the queue is never narrowed."""
+        """Only the default bundle widens the queue: others may be closed again, and the queue never shrinks."""
         if self.settings.concurrency is None:
             self.queue.widen(speeches.turns)
 
     def check_alone(self, what: str) -> None:
-        """Raises ApiError (501) for what only one app at its address can do. what: the subject of the message."""
+        """Raises ApiError (501) if other apps answer at the same address. what: the subject of the message."""
         if self.replicated:
             raise ApiError(501, f"{what}; not with --ray, where several answer at this address")
-
-    @property
-    def tts(self) -> VoxCPM:
-        """The default bundle. Raises ApiError (503) while it is being loaded."""
-        return self.bundles.default.tts
-
-    @property
-    def speeches(self) -> Speeches:
-        """What speaks with the default bundle. Raises as `tts`."""
-        return self.bundles.default.speeches
-
-    @property
-    def takes_instructions(self) -> bool:
-        """Whether the default bundle's generation has styles in words. Raises as `tts`."""
-        return self.bundles.default.takes_instructions
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The answers that speak: audio while it is made, the same as server-sent events, or all of it at once."""
+"""Answers with speech: streamed audio, server-sent events, or the whole audio at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from voxcpm_server.speech.speaking import SpeechStream
 from voxcpm_server.speech.streaming import StreamedResponse, ended, unless_gone
 
 _EVENTS = "text/event-stream"
-# Clients of voice agents give up when nothing comes for 5 seconds.
+# Voice agents' clients time out after 5 seconds without data.
 _SILENT_SECONDS = 3.0
 
 
@@ -35,10 +35,10 @@ async def speak(
     events: bool = False,
     whole: bool = False,
 ) -> Response:
-    """The answer that speaks, as server-sent events, or as the audio itself; `whole`: when all is spoken.
+    """The speech as audio, streamed or whole, or as server-sent events.
 
     served: the bundle, which stays open until all is spoken. given: arguments of `VoxCPM.speak`.
-    Raises ApiError and what `VoxCPM.speak` raises, as long as nothing was sent.
+    Raises ApiError and what `VoxCPM.speak` raises, as long as nothing has been sent.
     """
     service = service_of(request)
     planned = await unless_gone(request, served.speeches.planned(given))
@@ -58,7 +58,7 @@ async def speak(
     try:
         await unless_gone(request, asyncio.wait({beginning}, timeout=_SILENT_SECONDS if events else None))
         if events and not beginning.done():
-            # What is wrong with the request would have been found by now.
+            # A request that cannot be spoken has failed by now, with a status.
             return StreamedResponse(_events(beginning, encoder), _EVENTS, headers, patience, end)
         stream = beginning.result()
     except BaseException:
@@ -88,14 +88,14 @@ def _hold(served: Served, beginning: asyncio.Task[SpeechStream]) -> None:
 
 
 async def _end(beginning: asyncio.Task[SpeechStream]) -> None:
-    """End a speech, wherever it is."""
+    """Cancel a speech, whether it has begun or not."""
     await ended(beginning)
     if not beginning.cancelled() and beginning.exception() is None:
         await beginning.result().aclose()
 
 
 async def _encoded(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes, None]:
-    """The encoded speech without a header; it closes the stream. Codecs work on threads: a long piece takes seconds."""
+    """The encoded speech without a header. Closes the stream. Encoding a long piece takes seconds, hence threads."""
     try:
         async for piece in stream:
             if data := await run_in_threadpool(encoder.encode, piece):
@@ -107,9 +107,9 @@ async def _encoded(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[byt
 
 
 async def _audio(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes, None]:
-    # The generator within is closed when this one is, and not when it is collected.
+    # Close the inner generator with this one, not when it is garbage collected.
     async with aclosing(_encoded(stream, encoder)) as parts:
-        # Not with the first audio, which comes later than the first patch at other speeds than 1.
+        # At once: with a speed other than 1, the first audio comes later than the first patch.
         if header := encoder.header():
             yield header
         async for data in parts:
@@ -117,9 +117,9 @@ async def _audio(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes
 
 
 async def _events(beginning: asyncio.Task[SpeechStream], encoder: Encoder) -> AsyncGenerator[bytes, None]:
-    """Server-sent events as OpenAI's: deltas of audio in base64, then `done` with what was used and the length.
+    """Server-sent events like OpenAI's: deltas of audio in base64, then `done` with usage and length.
 
-    Until the speech has begun there are comments. An error is told as an event, and then raised.
+    Comments keep the connection alive until the speech has begun. An error is sent as an event, then raised.
     """
     try:
         while not beginning.done():
@@ -129,10 +129,10 @@ async def _events(beginning: asyncio.Task[SpeechStream], encoder: Encoder) -> As
         async with aclosing(_audio(stream, encoder)) as parts:
             async for data in parts:
                 yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
-    except Exception as error:  # noqa: BLE001 - the status is sent already, so it is told as an event
+    except Exception as error:  # noqa: BLE001 - the status has been sent, so the error is an event
         answer = as_api_error(error)
         yield _event({"type": "error", **answer.document})
-        # Clients that ignore events they do not know must not take a part for the whole.
+        # A client that ignores error events must not take a part for the whole.
         raise answer from None
     tokens = stream.text_tokens
     usage = {"input_tokens": tokens, "output_tokens": stream.patches, "total_tokens": tokens + stream.patches}

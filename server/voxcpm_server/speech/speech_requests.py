@@ -1,7 +1,9 @@
-"""What a client asks to be said, as JSON or as a form with files, and the arguments of the runtime that it means."""
+"""Speech requests, as JSON or as a form with files, and the runtime's arguments for them."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -24,11 +26,10 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 
 from voxcpm_constants.user_folders import DEFAULT_VOICE
-from voxcpm_runtime import Voice
+from voxcpm_runtime import Audio, InputError, Voice, decode_audio
 from voxcpm_server.errors import CLIENT_GONE, ApiError
 from voxcpm_server.settings import OPENAI_VOICES, Settings
 from voxcpm_server.speech.encoding import MAX_RATE, MIN_RATE
-from voxcpm_server.speech.recordings import decoded_base64, decoded_recording
 from voxcpm_server.speech.served_bundles import Served
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
@@ -37,6 +38,9 @@ RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_w
 _MAX_FIELDS = 64
 _SHORT_BYTES = 65_536
 _FORM = "multipart/form-data"
+_RECORDING_RATES = (8_000, 192_000)
+Recording = tuple[Audio, int]
+"""Samples (samples,) in [-1, 1], and their rate in Hz."""
 
 
 class VoiceId(BaseModel):
@@ -115,11 +119,11 @@ class SpeechRequest(BaseModel):
         return self.voice if isinstance(self.voice, str) else self.voice.id
 
     def attach(self, files: dict[str, bytes]) -> None:
-        """Have these files, by field, in place of audio in base64."""
+        """Use these files, by field, in place of audio in base64."""
         self._files = files
 
     def recordings(self) -> Iterator[tuple[str, bytes]]:
-        """Each audio file that came with it: the field's name, and the file's bytes. Raises ApiError (400)."""
+        """Each audio file of the request: the field's name, and the file's bytes. Raises ApiError (400)."""
         for field in RECORDINGS:
             encoded = getattr(self, field)
             if field in self._files:
@@ -150,15 +154,36 @@ class SpeechRequest(BaseModel):
             given[RECORDINGS[field]] = decoded_recording(content, field, settings.max_recording_seconds)
         if self.instructions and served.takes_instructions:
             given["control"] = self.instructions
-        # OpenAI's clients must name a voice: a recording takes the place of one of theirs.
+        # OpenAI's clients must name a voice; a recording replaces one of theirs.
         is_replaced = self.voice_name in OPENAI_VOICES and not given.keys().isdisjoint(RECORDINGS.values())
         return given if voice is None or is_replaced else {**given, "voice": voice}
 
 
-async def speech_request(request: Request) -> SpeechRequest:
-    """The speech that a request asks for: JSON, or a form whose audio files are files.
+def decoded_base64(text: str, field: str) -> bytes:
+    """The bytes of a field in base64, with or without a `data:…;base64,` prefix. Raises ApiError (400)."""
+    encoded = text.partition(",")[2] if text.startswith("data:") else text
+    try:
+        return base64.b64decode("".join(encoded.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise ApiError(400, f"{field}: expected an audio file in base64", param=field) from None
 
-    Raises RequestValidationError for a wrong field and a body of another kind, ApiError for a form that is none.
+
+def decoded_recording(content: bytes, field: str, max_seconds: float) -> Recording:
+    """The samples of an audio file.
+
+    Raises ApiError (400) if it is not audio or too long: by its header before it is decoded, and if the header is
+    wrong, as soon as that is known.
+    """
+    try:
+        return decode_audio(content, field, max_seconds=max_seconds, rates=_RECORDING_RATES)
+    except InputError as error:
+        raise ApiError(400, str(error), param=field) from None
+
+
+async def speech_request(request: Request) -> SpeechRequest:
+    """The speech that a request asks for, as JSON or as a form.
+
+    Raises RequestValidationError for a wrong field or a malformed body, and ApiError if the client has gone.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == _FORM:
@@ -169,7 +194,7 @@ async def speech_request(request: Request) -> SpeechRequest:
         raise ApiError(CLIENT_GONE, "the client has gone away") from None
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise _invalid((), f"expected application/json or {_FORM}, got {kind or 'no content type'}")
-    # Megabytes take so long that other requests would notice.
+    # Parsing megabytes would delay other requests.
     return _from_json(body) if len(body) <= _SHORT_BYTES else await run_in_threadpool(_from_json, body)
 
 
@@ -200,7 +225,7 @@ async def _from_form(request: Request) -> SpeechRequest:
         files: dict[str, bytes] = {}
         for name, value in form.multi_items():
             if not isinstance(value, UploadFile):
-                # A form sends what was not filled in as nothing.
+                # A form sends empty fields as empty texts.
                 if value or name == "input":
                     fields[name] = value
             elif name in RECORDINGS:

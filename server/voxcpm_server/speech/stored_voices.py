@@ -1,4 +1,4 @@
-"""The voices of a server by name: those stored as the runtime's files, built-in ones, aliases, the checkpoint's own."""
+"""The voices of a server by name: stored files, built-in ones, aliases, and the checkpoint's own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Voices = Mapping[str, Voice]
 
 
 class StoredVoices:
-    """Voices by name. An alias of the configuration comes first, then a stored voice, a built-in one, OpenAI's names.
+    """Voices by name: first configured aliases, then stored voices, built-in ones, and OpenAI's names.
 
-    Built-in voices are offered only with bundles that they fit, so methods take a bundle's (`VoxCPM.built_in_voices`).
-    aliases: names and the voices they mean, `default` among them. Raises InputError for a folder that is none.
+    Built-in voices depend on the bundle, so methods take `VoxCPM.built_in_voices`. aliases: name → voice, which may be
+    `default`. Raises InputError if the store's path is not a folder.
     """
 
     def __init__(self, store: VoiceStore, aliases: Mapping[str, str]) -> None:
@@ -56,7 +56,7 @@ class StoredVoices:
     def shown(self, name: str, built_in: Voices) -> Voice:
         """The stored or built-in voice of that name.
 
-        Raises ApiError: 404 for an unknown one, 400 for what cannot be a name, 409 for a file that is damaged.
+        Raises ApiError: 404 for an unknown voice, 400 for an invalid name, 409 for a damaged file.
         """
         if self.is_built_in(name, built_in):
             return built_in[name]
@@ -64,7 +64,7 @@ class StoredVoices:
         try:
             return Voice.load(path)
         except (InputError, OSError) as error:
-            # Clients need not know the server's paths.
+            # Paths are logged, but not sent to clients.
             _log.error("voice %s: %s", name, error)
             raise ApiError(
                 409,
@@ -74,11 +74,11 @@ class StoredVoices:
             ) from None
 
     def is_built_in(self, name: str, built_in: Voices) -> bool:
-        """Whether the name means a built-in voice: none is stored under it. Raises ApiError (400) as `shown`."""
+        """Whether the name means a built-in voice, not a stored one. Raises ApiError (400) as `shown`."""
         return name in built_in and not self._path(name, "voice").is_file()
 
     def check_new(self, name: str, maximum: int) -> None:
-        """Raises ApiError for a name that is taken, reserved or cannot be a file's, and if `most` voices are stored."""
+        """Raises ApiError for a taken, reserved or invalid name, and if `maximum` voices are stored."""
         if name == DEFAULT_VOICE or name in self._aliases:
             raise ApiError(409, f"name: {name} is reserved; choose another", param="name")
         if self._path(name, "name").exists():
@@ -95,12 +95,12 @@ class StoredVoices:
             with _disk():
                 return self._store.add(voice)
         except ApiError:
-            # Another server of the same folder may have stored one of that name meanwhile.
+            # Another server may have stored a voice of this name in the same folder.
             self.check_new(voice.name, maximum)
             raise
 
     def remove(self, name: str, built_in: Voices) -> None:
-        """Delete a stored voice, also a damaged one.
+        """Delete a stored voice, even a damaged one.
 
         Raises ApiError: 404 for an unknown one, 409 for a built-in one, 507 as `add`.
         """
@@ -134,7 +134,7 @@ class StoredVoices:
 
 @contextmanager
 def _disk() -> Iterator[None]:
-    """A context in which what the disk refuses is a 507, and its paths are in the log alone."""
+    """A context that turns disk errors into 507. Paths are logged, but not sent to clients."""
     try:
         yield
     except (InputError, OSError) as error:
@@ -143,14 +143,14 @@ def _disk() -> Iterator[None]:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raises InputError if a file stands where the folder is or would be made."""
+    """Raises InputError if there is a file at the folder's path, or at one of its parents."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not nearest.is_dir():
         raise InputError(f"{nearest}: expected a folder, for voices; name another one with --voices-folder")
 
 
 def read_aliases(path: Path | None) -> dict[str, str]:
-    """The aliases of a JSON file. Raises InputError for anything but an object of names."""
+    """The aliases of a JSON file. Raises InputError if it is not an object of strings."""
     if path is None:
         return {}
     try:

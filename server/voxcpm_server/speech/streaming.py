@@ -1,4 +1,4 @@
-"""Answers that are sent while they are made, and that end their work when the client goes away or stalls."""
+"""Streamed answers, which cancel their work when the client goes away or stalls."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Result = TypeVar("Result")
 
 
 async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of work, which is cancelled if the client goes away; its body must have been read.
+    """The result of work, which is cancelled if the client goes away. The request's body must have been read.
 
-    Raises what the work raises, and ApiError (499) without a client.
+    Raises what the work raises, and ApiError (499) if the client goes away.
     """
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request.receive))
@@ -34,11 +34,11 @@ async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
 
 
 class StreamedResponse(Response):
-    """An answer of parts as they are made. The parts' generator is closed in any case.
+    """An answer whose parts are sent as they are made.
 
-    A client that goes away, or takes nothing for `patience` seconds, ends it. After an error the connection ends
-    without the end of the body, so that the client does not take a part for the whole. end: called in any case, too,
-    since a generator that was never asked for a part does nothing when it is closed.
+    It ends if the client goes away or takes nothing for `patience` seconds. After an error the connection is closed
+    before the end of the body, so that the client does not take a part for the whole. The generator of the parts is
+    always closed, and `end` called: a generator that was never started does nothing when it is closed.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class StreamedResponse(Response):
 
     async def _send(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        # An earlier answer over the same connection may still wait for its reader.
+        # An earlier answer on this connection may still be unread.
         await self._taken(send(start))
         async for part in self._parts:
             await self._taken(send({"type": "http.response.body", "body": part, "more_body": True}))
@@ -94,7 +94,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def ended(task: asyncio.Future[Result]) -> None:
-    """Cancel a task unless it is done, and wait until it has ended."""
+    """Cancel a task, if it is not done, and wait until it has ended."""
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):

@@ -1,4 +1,4 @@
-"""Text in fragments over a websocket, `/v1/audio/stream`: a small protocol of this server's own (docs/server.md)."""
+"""Text in fragments over a websocket, `/v1/audio/stream`, in this server's own protocol (docs/server.md)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from voxcpm_server.streams.json_sockets import JsonSocket, serve_websocket
 from voxcpm_server.streams.sessions import CaughtUp, SessionStream
 
 router = APIRouter()
-# Fields of a request over HTTP that mean nothing here.
+# Fields of an HTTP request that have no effect here.
 _WITHOUT_EFFECT = ("input", "stream", "stream_format", "prompt_audio", "prompt_text", "reference_audio")
 
 
 class StartMessage(SpeechRequest):
-    """The first message of a speech: the fields of a request over HTTP, as far as they mean something here."""
+    """The first message of a speech: the fields of an HTTP request, as far as they apply."""
 
     type: Literal["start"]
     model: str | None = None  # type: ignore[assignment]
@@ -117,7 +117,7 @@ class _Speaker(JsonSocket):
         await self.send(started)
 
     async def _cancel(self) -> None:
-        """End the speech at its next Euler step. One that has just ended has said so."""
+        """End the speech at its next Euler step. One that has just ended has already been reported."""
         if self._stream is not None and self._task is not None:
             await self.hush(self._task)
             if self._stream is not None:

@@ -1,4 +1,4 @@
-"""Wyoming's events on a stream: a line of JSON, then data and payload. What comes in is bounded in size and time."""
+"""Wyoming's events on a stream: a line of JSON, then data and payload, bounded in size and time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from wyoming.event import Event, async_write_event
 from voxcpm_server.errors import ApiError
 
 MAX_LINE_BYTES = 65_536
-"""The longest line before an event's data."""
+"""Maximum length of the line before an event's data."""
 
 
 class EventStream:
     """The events of one connection.
 
-    max_bytes: of the data of an event, and of its payload, which nothing here needs. patience: seconds for the rest of
+    max_bytes: of an event's data, and of its payload, which is ignored. patience: timeout in seconds for the rest of
     an event that has begun.
     """
 
@@ -30,7 +30,7 @@ class EventStream:
         self._patience = patience
 
     async def receive(self) -> Event | None:
-        """The next event; None at the end. Raises ApiError for what is none, is too large, or does not end."""
+        """The next event; None at the end. Raises ApiError if it is malformed, too large or incomplete."""
         try:
             first = await self._reader.read(1)
             return await asyncio.wait_for(self._rest(first), self._patience) if first else None
@@ -69,18 +69,18 @@ class EventStream:
         return size
 
     async def send(self, event: Event) -> None:
-        """Send an event, when what was sent before has left. Raises OSError if the client has gone."""
+        """Send an event, after those before it. Raises OSError if the client has gone."""
         if self._writer.is_closing():
             raise ConnectionResetError
         await async_write_event(event, self._writer)
 
     def close(self) -> None:
-        """Close the connection once what was sent has left, which a client that does not read may not hold up."""
+        """Close the connection after pending data is sent; a client that does not read is cut off."""
         self._writer.close()
         asyncio.get_running_loop().call_later(self._patience, self.abort)
 
     def abort(self) -> None:
-        """Close the connection at once, and drop what nobody reads."""
+        """Close the connection at once, and drop pending data."""
         self._writer.transport.abort()
 
 

@@ -34,7 +34,7 @@ _ATTRIBUTION = Attribution("OpenBMB", "https://github.com/OpenBMB/VoxCPM")
 
 
 def languages_of(manifest: Manifest) -> list[str]:
-    """The languages of a bundle: the one that its checkpoint was made for, or those of its generation."""
+    """The languages of a bundle: the one of its checkpoint, or those of its generation."""
     own = manifest.speech.language if manifest.speech is not None else None
     return [own] if own else list(manifest.architecture.traits.languages)
 
@@ -73,7 +73,7 @@ class _Talk(Conversation):
     def __init__(self, service: Service, owner: str, events: EventStream) -> None:
         super().__init__(service, owner)
         self._events = events
-        # The speech that is not over, and whether it takes text.
+        # The current speech, and whether it takes text.
         self._stream: SessionStream | None = None
         self._takes_text = False
 
@@ -106,8 +106,8 @@ class _Talk(Conversation):
             stream.push(text)
             stream.finish()
             self._takes_text = False
-        # Between start and stop, synthesize repeats the whole text for servers without fragments. Other events, such as
-        # those of a microphone, are none of a voice's business.
+        # Between start and stop, synthesize repeats the whole text, for servers without fragments. Other events, such
+        # as those of a microphone, are ignored.
         return True
 
     def _require_silence(self, kind: str) -> None:
@@ -171,7 +171,7 @@ class _Talk(Conversation):
 
 
 def _owner(writer: asyncio.StreamWriter) -> str:
-    """Whose turns and connections its are. Clients have no keys, so each machine counts as one."""
+    """The owner of a connection. Clients have no keys, so each address counts as one."""
     peer = writer.get_extra_info("peername")
     return f"{_OWNER}{peer[0]}" if peer else _OWNER
 

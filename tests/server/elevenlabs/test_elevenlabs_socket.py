@@ -217,27 +217,6 @@ def test_handshakes_that_wait_for_a_bundle_are_bounded(
     assert refused.value.response.status_code == 503
 
 
-def test_its_key_is_asked_for(serve: Callable[..., Any]) -> None:
-    running = serve(keys=("secret",))
-    with pytest.raises(InvalidStatus) as refused, socket_to(running):
-        pass
-    assert refused.value.response.status_code == 401
-    with socket_to(running, additional_headers={"xi-api-key": "secret"}) as connection:
-        sends(connection, {"text": "Hi.", "context_id": "a"}, {"context_id": "a", "close_context": True})
-        assert audio_of(received(connection), "a")
-
-
-@pytest.mark.parametrize("wrong", ["{", "[]", b"\x00", '{"text": "a", "context_id": 5}'])
-def test_what_is_no_message_ends_the_connection(wrong: str | bytes, server: Any) -> None:
-    with socket_to(server) as connection:
-        connection.send(wrong)
-        error = json.loads(connection.recv(timeout=10))
-        with pytest.raises(ConnectionClosed) as closed:
-            connection.recv(timeout=10)
-    assert "expected" in error["error"]
-    assert closed.value.rcvd.code == 1008
-
-
 def test_characters_are_spread_over_the_audio_of_their_sentence() -> None:
     alignment = Alignment()
     for _ in range(4):

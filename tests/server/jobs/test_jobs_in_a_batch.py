@@ -31,7 +31,9 @@ def test_a_job_gives_its_turn_up_without_keeping_a_slot_and_sounds_as_it_does_al
     async def entered() -> Any:
         end = time.monotonic() + 10
         while crowded.is_set() and spoken_to[0] < 3 and time.monotonic() < end:
-            spoken_to[0] = max(spoken_to[0], sum(stream.patches > 0 for stream in service.speeches._running))
+            spoken_to[0] = max(
+                spoken_to[0], sum(stream.patches > 0 for stream in service.bundles.default.speeches._running)
+            )
             await asyncio.sleep(0.005)
         return await enter_last()
 

@@ -15,7 +15,7 @@ import pytest
 
 from voxcpm_runtime import InputError
 from voxcpm_server.errors import ApiError
-from voxcpm_server.middleware.bounded_bodies import BoundedBody
+from voxcpm_server.middleware.bounds import BoundedBody
 from voxcpm_server.settings import Settings
 from waiting import until
 

@@ -20,7 +20,7 @@ from starlette.datastructures import UploadFile
 
 from voxcpm_runtime import BundleError, DeviceError
 from voxcpm_server.errors import ApiError, as_api_error
-from voxcpm_server.speech.recordings import decoded_recording
+from voxcpm_server.speech.speech_requests import decoded_recording
 from waiting import until
 
 SAID = {"model": "tts-1", "voice": "alloy", "input": "Hello."}

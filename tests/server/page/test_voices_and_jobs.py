@@ -41,7 +41,9 @@ def test_a_voice_is_recorded_previewed_used_and_deleted(
     expect(page.locator("#voice-hint")).to_contain_text("with the speaker’s consent")
     assert '"voice":"ada"' in page.inner_text("#curl")
     voice = running.service.voices.shown("ada", {})
-    assert 1.5 < voice.prompt_patches * running.service.tts.bundle.architecture.patch_seconds < 4
+    assert (
+        1.5 < voice.prompt_patches * running.service.bundles.default.tts.bundle.architecture.patch_seconds < 4
+    )
 
     page.click("#preview")
     expect(page.locator("#preview")).to_contain_text("Stop", timeout=30_000)

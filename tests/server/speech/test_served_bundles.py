@@ -24,8 +24,7 @@ from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
 from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.settings import Settings
-from voxcpm_server.speech.memory import bytes_of
-from voxcpm_server.speech.served_bundles import Bundles, Unloaded, read_named
+from voxcpm_server.speech.served_bundles import Bundles, Unloaded, bytes_of, read_named
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import struct
 import time
 from collections.abc import Callable
@@ -177,29 +176,6 @@ def test_a_refused_handshake_has_an_answer_and_leaves_the_log_empty(
     # It is logged after the answer, if at all.
     time.sleep(0.2)
     assert not caplog.records
-
-
-def test_web_pages_of_others_are_refused(serve: Callable[..., Any]) -> None:
-    def status(running: Any, **options: Any) -> int:
-        try:
-            with socket_to(running, **options):
-                return 101
-        except InvalidStatus as refused:
-            return refused.response.status_code
-
-    running = serve()
-    assert status(running, origin=running.url) == 101
-    assert status(running, origin="https://example.org") == 403
-    assert status(running, origin="http://[") == 403
-    allowing = serve(cors_origin=["https://example.org"])
-    assert status(allowing, origin="https://example.org") == 101
-    # A name of the page's own that it has given this machine's address.
-    with socket.create_connection(running.address) as renamed:
-        renamed.sendall(
-            b"GET /v1/audio/stream HTTP/1.1\r\nHost: example.org\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-        )
-        assert renamed.recv(100).startswith(b"HTTP/1.1 403")
 
 
 def test_an_error_that_nobody_expected_is_one_line_without_the_text(

@@ -1,4 +1,4 @@
-"""Bodies of requests: not too large, alone or together, in UTF-8 as their URLs, and not waited for without end."""
+"""Limits on requests: their number, and the size, duration and charset of their bodies."""
 
 from __future__ import annotations
 
@@ -18,20 +18,48 @@ from voxcpm_server.errors import RETRY_SECONDS, ApiError, refuse
 from voxcpm_server.settings import MEGABYTE, Settings
 
 MIN_BYTES_PER_SECOND = 10_000
-"""How fast a body must come, beyond the patience that every client has once."""
+"""Minimum rate of a body, after the client timeout."""
 UNCOUNTED_BYTES = 65_536
-"""What each body may have beside the sum of all: whoever sends a text is not refused because others send recordings."""
+"""Bytes of each body that do not count towards the sum, so that texts pass while others upload recordings."""
 _CHARSETS = (b"utf-8", b"utf8")
-# As python-multipart has it, which refuses longer ones.
+# python-multipart's own limit.
 _MAX_BOUNDARY = 256
+PROBES = frozenset({"/healthz", "/ready", "/metrics"})
+"""Paths that are always answered."""
+
+
+class BoundedRequests:
+    """Bounds the number of requests and websockets in progress; probes do not count."""
+
+    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
+        self._app = app
+        self._maximum = settings.max_connections
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 503 when there are too many."""
+        if scope["type"] not in ("http", "websocket") or scope["path"] in PROBES:
+            await self._app(scope, receive, send)
+        elif self._running >= self._maximum:
+            error = ApiError(
+                503,
+                f"{self._running} connections are open already, the most that may be; try again in {RETRY_SECONDS} s",
+                headers={"Retry-After": RETRY_SECONDS},
+            )
+            await refuse(error, scope, receive, send)
+        else:
+            self._running += 1
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._running -= 1
 
 
 class BoundedBody:
-    """An app whose requests' bodies are bounded in size, in sum and in time; the texts of forms and URLs are UTF-8.
+    """Bounds the bodies of requests in size, in sum and in time, and requires UTF-8 in forms and URLs.
 
-    A body counts until its request is answered, as long as files of a form or the recordings read from it may be held.
-
-    A websocket's messages are bounded in size; the time between them is its conversation's business.
+    A body counts until its request is answered, since files of a form or recordings in it may be held that long.
+    Messages of websockets are bounded in size; their conversation has its own timeouts.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
@@ -43,10 +71,10 @@ class BoundedBody:
         self._patience = settings.client_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 413 for a body that is too large, unread if its header says so, and 408 for one that comes too slowly.
+        """Answer 413 for a body that is too large (unread if its header says so), and 408 for one that is too slow.
 
-        One that is too much with those of the other requests is answered with 503. A body with another charset than
-        UTF-8 is answered with 400, unread; so are a URL and a form whose bytes are no UTF-8.
+        503 if it is too large together with the bodies of other requests; 400 if the body, a form's text or the URL is
+        not UTF-8.
         """
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
@@ -65,14 +93,14 @@ class BoundedBody:
             return
         texts = _FormTexts(parameters.get(b"boundary", b"")) if kind == b"multipart/form-data" else None
         taken = held = 0
-        # Only what the client takes counts, and not the time in which the server does something with it.
+        # Only time spent waiting for the client counts.
         waited = 0.0
         complete = False
 
         async def bounded() -> Message:
             nonlocal taken, held, waited, complete
             if complete:
-                # What may still come is the end of the connection, which nobody needs to hurry.
+                # Only the end of the connection can follow, for which there is no timeout.
                 return await receive()
             began = time.monotonic()
             try:
@@ -114,7 +142,7 @@ class BoundedBody:
         return ApiError(408, reason, headers={"Connection": "close"})
 
     def _too_large(self, size: str) -> ApiError:
-        # The connection ends, since what is left of the body is not read.
+        # The rest of the body is not read.
         return ApiError(
             413,
             f"expected a body of at most {self._maximum / MEGABYTE:g} MB, got {size} bytes",
@@ -131,7 +159,7 @@ class BoundedBody:
 
 
 class _FormTexts:
-    """The names and texts of a form while it comes, which must be UTF-8. Starlette reads any other as Latin-1."""
+    """Checks that the names and texts of a form are UTF-8, while it arrives. Starlette falls back to Latin-1."""
 
     def __init__(self, boundary: bytes) -> None:
         self._header = self._value = b""
@@ -149,8 +177,8 @@ class _FormTexts:
         )
 
     def check(self, data: bytes) -> None:
-        """Take the next bytes. Raises ApiError (400), naming the field, for what is no UTF-8."""
-        # Starlette's own parser answers what is no form at all.
+        """Check the next bytes. Raises ApiError (400), naming the field, if they are not UTF-8."""
+        # A malformed form is answered by Starlette's own parser.
         with contextlib.suppress(FormParserError):
             try:
                 self._parser.write(data)
@@ -185,9 +213,9 @@ class _FormTexts:
 
 
 def _not_utf8(scope: Scope, charset: bytes) -> ApiError | None:
-    """The error of a charset that a request names, or of a URL, that is not UTF-8; None if both are."""
+    """The error of a charset or URL that is not UTF-8; None if both are."""
     close = {"Connection": "close"}
-    # Starlette decodes a form's fields with any codec of Python that the client names; some take quadratic time.
+    # Starlette would decode with any Python codec that the client names; some take quadratic time.
     if charset.lower() not in _CHARSETS:
         named = charset[:40].decode("latin-1")
         return ApiError(400, f"Content-Type: expected the charset utf-8, got {named!r}", headers=close)
