@@ -9,11 +9,8 @@ from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.english.names import cardinal, in_pairs, letter_by_letter, minutes, ordinal, plural
 from voxcpm_runtime.text.substitutions import Substitution, any_of, rules
 
-_MONTHS = (
-    "January", "February", "March", "April", "May", "June",
-    "July", "August", "September", "October", "November", "December",
-)  # fmt: skip
-_MONTH_OF = {name[:3]: name for name in _MONTHS}
+_MONTH_OF = TABLES.pairs("months")
+_MONTHS = tuple(_MONTH_OF.values())
 DAYS = TABLES.pairs("days of the week")
 _MONTH = rf"(?P<month>{any_of(_MONTHS)}|(?:{'|'.join(_MONTH_OF)}|Sept)\b\.?)"
 _DAY = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"

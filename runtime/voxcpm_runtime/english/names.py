@@ -8,15 +8,12 @@ from __future__ import annotations
 import functools
 import re
 
+from voxcpm_runtime.english import TABLES
+
 _MAX_DIGITS = 36
 """Longer numbers are read digit by digit: few people know names beyond decillions."""
 _HALVES = {"2": ("half", "halves"), "4": ("quarter", "quarters")}
-LETTER_NAMES = {
-    "a": "ay", "b": "bee", "c": "see", "d": "dee", "e": "ee", "f": "eff", "g": "jee", "h": "aitch", "i": "eye",
-    "j": "jay", "k": "kay", "l": "ell", "m": "em", "n": "en", "o": "oh", "p": "pee", "q": "cue", "r": "are",
-    "s": "ess", "t": "tee", "u": "you", "v": "vee", "w": "double you", "x": "ex", "y": "why", "z": "zee",
-}  # fmt: skip
-"""Written as they sound: voices with a vocabulary of letters are trained on these spellings."""
+_LETTER_NAMES = TABLES.pairs("letters")
 
 
 @functools.lru_cache(4096)
@@ -86,5 +83,5 @@ def plural(words: str) -> str:
 
 def letter_by_letter(letters: str, ending: str = "") -> str:
     """The names of ASCII letters, with spaces: "eff bee eye". ending: "", "s" for a plural, or "'s"."""
-    names = " ".join(LETTER_NAMES[letter] for letter in letters.lower())
+    names = " ".join(_LETTER_NAMES[letter] for letter in letters.lower())
     return plural(names) if ending == "s" else names + ending

@@ -70,7 +70,10 @@ def test_markup_is_removed_before_a_text_is_spelled(tts):
 
     said = [
         tts.plan(text, normalize=True).segments[0].target_tokens
-        for text in ("$2.50 [“now”](https://a.b/5)", "two dollars and fifty cents now.")
+        for text in (
+            "$2.50 [“now”](https://a.b/5), A4 paper",
+            "two dollars and fifty cents now, ay four paper.",
+        )
     ]
 
     assert said[0] == said[1]
