@@ -42,7 +42,16 @@ GROUPS = {
     *("torture", "wheel"),
 }
 """Markers of what has a command of its own; tests with none of them are marked `default`."""
-CORE_AI_CONVERSIONS = {"core_ai_conversion", "second_bundle_27"}
+GROUP_OF_BUNDLE = {
+    "core_ai_conversion": "core_ai",
+    "tiny_bundle_27": "core_ai",
+    "second_bundle_27": "core_ai",
+    "tiny_parts_bundle": "long",
+    "tiny_solver_bundle": "long",
+    "second_solver_bundle": "long",
+    "mixed_bundle": "long",
+}
+"""Bundles that `make test` does not convert. A test has one as a fixture, or its name as a parameter."""
 
 
 def pytest_configure() -> None:
@@ -141,15 +150,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    """The group of a test: that of its mark, that of its folder or file, or `default`."""
+    """The group of a test: that of its mark, of its folder or file, of the bundle that it needs, or `default`."""
     marks = GROUPS & {mark.name for mark in item.iter_markers()}
     path = item.path.relative_to(REPOSITORY / "tests")
     if marks:
         return min(marks)
     if path.parts[0] == "robustness":
         return "robustness"
-    converts_for_core_ai = CORE_AI_CONVERSIONS & set(_fixtures(item))
-    return "core_ai" if "core_ai" in path.as_posix() or converts_for_core_ai else "default"
+    if "core_ai" in path.as_posix():
+        return "core_ai"
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    named = [each for value in given for each in (value if isinstance(value, tuple) else (value,))]
+    strings = {each for each in named if isinstance(each, str)}
+    needed = strings.union(_fixtures(item)) & GROUP_OF_BUNDLE.keys()
+    return min((GROUP_OF_BUNDLE[name] for name in needed), default="default")
 
 
 def _converts(item: pytest.Item) -> bool:
