@@ -20,14 +20,7 @@ pytest_plugins = ["shared_bundles"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# Fixtures that everything needing a conversion comes from, and folders whose every test needs coremltools or torch.
-CONVERSIONS = {
-    "any_checkpoint",
-    "tiny_checkpoint",
-    "second_checkpoint",
-    "speaking_bundle",
-    "some_packages",
-}
+# Folders whose every test needs coremltools or torch.
 CONVERTING_FOLDERS = (
     "conversion/",
     "runtime/backends/gpu/",
@@ -172,7 +165,7 @@ def _converts(item: pytest.Item) -> bool:
 
 
 def _makes_bundles(item: pytest.Item) -> bool:
-    return bool(CONVERSIONS & set(_fixtures(item))) or item.get_closest_marker("converts") is not None
+    return "conversion" in _fixtures(item) or item.get_closest_marker("converts") is not None
 
 
 def _fixtures(item: pytest.Item) -> Iterable[str]:
