@@ -127,19 +127,36 @@ def write_lora() -> Callable[..., Path]:
     return write_lora
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark the group, and what converts; skip what needs a Mac; and put files that convert first: no worker has a long
     conversion left at the end. A test that asks for its bundle by name while it runs carries the mark itself.
     """
-    converting = {item.path for item in items if _makes_bundles(item)}
     for item in items:
         item.add_marker(_group(item))
         if _converts(item):
             item.add_marker(pytest.mark.converts)
         if item.get_closest_marker("coreml") and sys.platform != "darwin":
             item.add_marker(pytest.mark.skip(reason="Core ML runs on a Mac only"))
-    items.sort(key=lambda item: item.path not in converting)
+    # Only what -m has left is to be put in order.
+    yield
+    order = _order({item.path: _bundles_of(item.path, items) for item in items if _makes_bundles(item)})
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def _bundles_of(path: Path, items: Iterable[pytest.Item]) -> set[str]:
+    return {name for item in items if item.path == path for name in _fixtures(item) if "_bundle" in name}
+
+
+def _order(bundles: dict[Path, set[str]]) -> dict[Path, int]:
+    """The place of each file that converts: first those with no bundle in common, for which no worker waits."""
+    seen: set[str] = set()
+    first = []
+    for path, names in bundles.items():
+        if names and names.isdisjoint(seen):
+            first.append(path)
+            seen |= names
+    return {path: place for place, path in enumerate(dict.fromkeys([*first, *bundles]))}
 
 
 def _group(item: pytest.Item) -> str:
