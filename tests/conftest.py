@@ -20,14 +20,7 @@ pytest_plugins = ["shared_bundles"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# Fixtures that everything needing a conversion comes from, and folders whose every test needs coremltools or torch.
-CONVERSIONS = {
-    "any_checkpoint",
-    "tiny_checkpoint",
-    "second_checkpoint",
-    "speaking_bundle",
-    "some_packages",
-}
+# Folders whose every test needs coremltools or torch.
 CONVERTING_FOLDERS = (
     "conversion/",
     "runtime/backends/gpu/",
@@ -42,7 +35,16 @@ GROUPS = {
     *("torture", "wheel"),
 }
 """Markers of what has a command of its own; tests with none of them are marked `default`."""
-CORE_AI_CONVERSIONS = {"core_ai_conversion", "second_bundle_27"}
+GROUP_OF_BUNDLE = {
+    "core_ai_conversion": "core_ai",
+    "tiny_bundle_27": "core_ai",
+    "second_bundle_27": "core_ai",
+    "tiny_parts_bundle": "long",
+    "tiny_solver_bundle": "long",
+    "second_solver_bundle": "long",
+    "mixed_bundle": "long",
+}
+"""Bundles that `make test` does not convert. A test has one as a fixture, or its name as a parameter."""
 
 
 def pytest_configure() -> None:
@@ -125,31 +127,53 @@ def write_lora() -> Callable[..., Path]:
     return write_lora
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark the group, and what converts; skip what needs a Mac; and put files that convert first: no worker has a long
     conversion left at the end. A test that asks for its bundle by name while it runs carries the mark itself.
     """
-    converting = {item.path for item in items if _makes_bundles(item)}
     for item in items:
         item.add_marker(_group(item))
         if _converts(item):
             item.add_marker(pytest.mark.converts)
         if item.get_closest_marker("coreml") and sys.platform != "darwin":
             item.add_marker(pytest.mark.skip(reason="Core ML runs on a Mac only"))
-    items.sort(key=lambda item: item.path not in converting)
+    # Only what -m has left is to be put in order.
+    yield
+    order = _order({item.path: _bundles_of(item.path, items) for item in items if _makes_bundles(item)})
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def _bundles_of(path: Path, items: Iterable[pytest.Item]) -> set[str]:
+    return {name for item in items if item.path == path for name in _fixtures(item) if "_bundle" in name}
+
+
+def _order(bundles: dict[Path, set[str]]) -> dict[Path, int]:
+    """The place of each file that converts: first those with no bundle in common, for which no worker waits."""
+    seen: set[str] = set()
+    first = []
+    for path, names in bundles.items():
+        if names and names.isdisjoint(seen):
+            first.append(path)
+            seen |= names
+    return {path: place for place, path in enumerate(dict.fromkeys([*first, *bundles]))}
 
 
 def _group(item: pytest.Item) -> str:
-    """The group of a test: that of its mark, that of its folder or file, or `default`."""
+    """The group of a test: that of its mark, of its folder or file, of the bundle that it needs, or `default`."""
     marks = GROUPS & {mark.name for mark in item.iter_markers()}
     path = item.path.relative_to(REPOSITORY / "tests")
     if marks:
         return min(marks)
     if path.parts[0] == "robustness":
         return "robustness"
-    converts_for_core_ai = CORE_AI_CONVERSIONS & set(_fixtures(item))
-    return "core_ai" if "core_ai" in path.as_posix() or converts_for_core_ai else "default"
+    if "core_ai" in path.as_posix():
+        return "core_ai"
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    named = [each for value in given for each in (value if isinstance(value, tuple) else (value,))]
+    strings = {each for each in named if isinstance(each, str)}
+    needed = strings.union(_fixtures(item)) & GROUP_OF_BUNDLE.keys()
+    return min((GROUP_OF_BUNDLE[name] for name in needed), default="default")
 
 
 def _converts(item: pytest.Item) -> bool:
@@ -158,7 +182,7 @@ def _converts(item: pytest.Item) -> bool:
 
 
 def _makes_bundles(item: pytest.Item) -> bool:
-    return bool(CONVERSIONS & set(_fixtures(item))) or item.get_closest_marker("converts") is not None
+    return "conversion" in _fixtures(item) or item.get_closest_marker("converts") is not None
 
 
 def _fixtures(item: pytest.Item) -> Iterable[str]:
