@@ -1,9 +1,8 @@
-"""Attention as one node for a GPU, with as little as ONNX Runtime's kernels need around it.
+"""Attention within a patch as one node for a GPU, with as little as ONNX Runtime's kernel needs around it.
 
-Queries, keys and values are one product. Over a KV cache in fp16, `GroupQueryAttention` rotates them, writes the cache
-and reads what is in use. Within a patch, `MultiHeadAttention` takes them as three parts of the rotated product: the
+Queries, keys and values are one product. `MultiHeadAttention` takes them as three parts of the rotated product: the
 heads that share a key head become rows of a sequence, for which weights are put into another order when the graph is
-loaded. Both nodes add up in float32 on CUDA.
+loaded. The node adds up in float32 on CUDA.
 """
 
 from __future__ import annotations
@@ -14,51 +13,21 @@ import numpy as np
 from onnx import NodeProto
 
 from voxcpm_runtime.backends.gpu.attention_form import (
-    Attention,
-    CachedAttention,
     Part,
     attention_within,
-    cached_attention,
 )
-from voxcpm_runtime.backends.gpu.rotary import first_halves, fixed_tables
+from voxcpm_runtime.backends.gpu.rotary import fixed_tables
 from voxcpm_runtime.backends.gpu.view import View, is_product
 from voxcpm_runtime.backends.portable.graph import CONTRIB
 
 
 def attention(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """What stands for a product of attention's result with a weight, with all that led to it; None for another node.
-
-    The scatters of a cached one get another output name, and stay unread.
-    """
+    """What stands for a product of attention's result with a weight, with all that led to it; None for another node."""
     if not is_product(node) or not view.is_fixed(node.input[1]):
         return None
-    if (cached := cached_attention(view, node.input[0])) is not None:
-        return _cached(view, node, cached)
-    within = attention_within(view, node.input[0])
-    return None if within is None else _within(view, node, within)
-
-
-def _cached(view: View, node: NodeProto, found: CachedAttention) -> list[NodeProto]:
-    start, graph = len(view.graph.nodes), view.graph
-    tables = ("", "") if found.tables is None else first_halves(view, found.tables)
-    (product,) = _products(view, [found.queries, found.keys, found.values], split=False)
-    rows, keys, values = graph.emit_many(
-        "GroupQueryAttention", product, "", "", *found.caches,
-        _last(view, found.positions), graph.constant([found.length], np.int32), *tables, outputs=3, domain=CONTRIB,
-        num_heads=found.queries.heads, kv_num_heads=found.keys.heads, scale=found.scale,
-        do_rotary=int(found.tables is not None),
-    )  # fmt: skip
-    result = graph.emit("FusedMatMul", rows, node.input[1], domain=CONTRIB, transB=1)
-    new = view.appended(start, result, node.output[0])
-    for written, old in zip((keys, values), found.written, strict=True):
-        scatter = view.producers[old]
-        scatter.output[:] = [graph.name("unread")]
-        for made in new:
-            made.output[:] = [old if name == written else name for name in made.output]
-    return new
-
-
-def _within(view: View, node: NodeProto, found: Attention) -> list[NodeProto]:
+    found = attention_within(view, node.input[0])
+    if found is None:
+        return None
     q, k, v = found.queries, found.keys, found.values
     start, graph, integers = len(view.graph.nodes), view.graph, view.graph.integers
     groups = q.heads // k.heads
@@ -79,8 +48,8 @@ def _within(view: View, node: NodeProto, found: Attention) -> list[NodeProto]:
     return view.appended(start, result, node.output[0])
 
 
-def _products(view: View, parts: Sequence[Part], *, split: bool = True) -> list[str]:
-    """Parts of one value, each (B, S, heads · width) and rotated where they are; not split: one value, not rotated."""
+def _products(view: View, parts: Sequence[Part]) -> list[str]:
+    """Parts of one value, each (B, S, heads · width) and rotated where they are."""
     graph, integers = view.graph, view.graph.integers
     weights = tuple(part.weight for part in parts)
     weight = weights[0]
@@ -88,8 +57,6 @@ def _products(view: View, parts: Sequence[Part], *, split: bool = True) -> list[
         # One for all Euler steps.
         weight = view.shared(("weights", *weights), lambda: graph.emit("Concat", *weights, axis=0))
     product = graph.emit("FusedMatMul", parts[0].x, weight, domain=CONTRIB, transB=1)
-    if not split:
-        return [product]
     widths = [part.heads * part.width for part in parts]
     if any(part.rotary for part in parts):
         positions, heads = parts[0].positions, sum(part.heads for part in parts)
@@ -130,10 +97,3 @@ def _reordered(
         return graph.emit("Reshape", graph.emit("Transpose", axes, perm=list(order)), integers(shape))
 
     return view.shared(("reordered", weight, str(order)), turned)
-
-
-def _last(view: View, positions: str) -> str:
-    """The last of the positions (S,), int32 (1,): one less than how many are then in use."""
-    integers = view.graph.integers
-    bounds = (integers([-1]), integers([1 << 31]), integers([0]))
-    return view.shared(("last", positions), lambda: view.graph.emit("Slice", positions, *bounds))
