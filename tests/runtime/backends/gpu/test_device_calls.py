@@ -99,6 +99,17 @@ def test_fp16_stays_fp16(tiny_bundle: Path) -> None:
     assert {ref.dtype for ref in lowered.weights} == {"float16"}
 
 
+@pytest.mark.parametrize("name", [BASE_LM_STEP, LOCDIT_STEP])
+def test_rewrites_find_the_form_that_the_conversion_writes(tiny_bundle: Path, name: str) -> None:
+    """Otherwise they would be skipped in silence: the graph computes the same without them."""
+    import onnx
+
+    path = tiny_bundle / open_bundle(tiny_bundle, "fp16").manifest.package_path("fp16", name)
+    kinds = {node.op_type for node in onnx.load_from_string(lower(path, mode="half").model).graph.node}
+    assert kinds >= {"RotaryEmbedding", "SkipSimplifiedLayerNormalization"}
+    assert ("MultiHeadAttention" in kinds) == (name == LOCDIT_STEP)
+
+
 @pytest.fixture
 def base_lm(tiny_bundle: Path) -> tuple[Bundle, Any]:
     bundle = open_bundle(tiny_bundle, "fp16")
