@@ -13,7 +13,7 @@ from voxcpm_runtime.backends.gpu.device_calls import DeviceCalls
 from voxcpm_runtime.backends.gpu.device_checks import check_provider
 from voxcpm_runtime.backends.gpu.device_state import DeviceState
 from voxcpm_runtime.backends.gpu.device_worker import DeviceWorker
-from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
+from voxcpm_runtime.backends.portable.lowered import Mode
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
 from voxcpm_runtime.backends.portable.sessions import mapped_weights, open_session, session_options
 from voxcpm_runtime.backends.portable.step_model import PortableStepModel
@@ -30,11 +30,6 @@ class GPUStepModel(PortableStepModel):
         self._device = device
         self.scatters_in_place = device.scatters_in_place
         super().__init__(package, **{"mode": "half", **options})
-
-    @property
-    def lowered(self) -> Lowered:
-        """The graph and its interface."""
-        return self._lowered
 
     @property
     def weights(self) -> list[ort.OrtValue]:
