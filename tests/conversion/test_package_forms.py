@@ -15,9 +15,8 @@ from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import BASE_LM_STEP, LOCDIT_SOLVE, LOCDIT_STEP, RESIDUAL_LM_STEP, StepSizes
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.splitting import base_lm_parts
-from voxcpm_runtime.backends.cache_rows import write_rows
 from voxcpm_runtime.backends.loading import load_portable_step_model
-from voxcpm_runtime.backends.step_function import StepFunction
+from voxcpm_runtime.backends.step_function import StepFunction, write_rows
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.model.flow_matching import solve, solve_at_once
 from voxcpm_runtime.voxcpm import VoxCPM

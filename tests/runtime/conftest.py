@@ -30,7 +30,7 @@ from voxcpm_constants.arrays import constant_shapes, write_constant
 from voxcpm_constants.manifest import Manifest, Source, record_folder
 from voxcpm_constants.step_models import StepSizes, declare_step_models
 from voxcpm_runtime import voxcpm
-from voxcpm_runtime.backends.fallback import Placed
+from voxcpm_runtime.backends.loading import Placed
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.model.driver import Driver

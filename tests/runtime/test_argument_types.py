@@ -30,7 +30,7 @@ from voxcpm_runtime import (
 from voxcpm_runtime.argument_types import shown
 from voxcpm_runtime.audio.files import write_audio
 from voxcpm_runtime.backends.choice import check_engine
-from voxcpm_runtime.backends.fallback import Placed
+from voxcpm_runtime.backends.loading import Placed
 from voxcpm_runtime.bundle import opening
 from voxcpm_runtime.options import UPSTREAM_ORDER
 from voxcpm_runtime.speech.arguments import Keywords

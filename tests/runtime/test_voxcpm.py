@@ -8,7 +8,7 @@ import soundfile
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime import voxcpm
-from voxcpm_runtime.backends.fallback import Placed
+from voxcpm_runtime.backends.loading import Placed
 from voxcpm_runtime.speech.results import TooLongWarning
 from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.text.words import checked_text, one_line

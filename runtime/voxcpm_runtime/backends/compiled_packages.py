@@ -8,7 +8,6 @@ loads.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 import warnings
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from voxcpm_constants.errors import os_reason
-from voxcpm_constants.file_locks import Lock, is_at, lock_folder, try_lock
 from voxcpm_constants.macos import macos
 from voxcpm_constants.user_folders import CACHE_VARIABLE, cache_folder
 
@@ -29,8 +27,6 @@ LOCK = ".lock"
 _LOADED = ".loaded"
 # Longer than any compilation that is known of. Whoever waits longer compiles for itself.
 LOCK_SECONDS = 1800
-_OWN = "voxcpm-coreml-compiled-"
-"""Begin of the names of temporary folders that are one process's alone."""
 
 Compile = Callable[[Path, Path], None]
 """compile(package, folder to make). It raises OSError if the folder cannot be made, and what the compiler raises."""
@@ -40,8 +36,7 @@ class CompiledPackage:
     """The compiled form of a package: shipped beside it, or in the user's cache, or compiled for this process alone.
 
     digest: identifies the package's content. compiler: identifies what compiles; by default the system's build. suffix:
-    the end of a compiled form's name. A folder for this process alone is removed with this object; if the process is
-    killed, by the next one that needs such a folder.
+    the end of a compiled form's name. A folder for this process alone is removed with this object.
     """
 
     def __init__(
@@ -58,7 +53,6 @@ class CompiledPackage:
         self._compile = compile_with
         self._compiler, self._suffix = compiler, suffix
         self._own: Path | None = None
-        self._lock: Lock | None = None
 
     @property
     def shipped(self) -> Path | None:
@@ -136,36 +130,12 @@ class CompiledPackage:
         return entry, True
 
     def _temporary(self) -> Path:
-        folder, self._lock = _own_folder()
+        folder = Path(tempfile.mkdtemp(prefix="voxcpm-coreml-compiled-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         compiled = folder / f"{self._package.stem}{self._suffix}"
         self._compile(self._package, compiled)
         self._own = compiled
         return compiled
-
-
-def _own_folder() -> tuple[Path, Lock]:
-    """A new temporary folder, which is locked while its process lives. Those of killed processes are removed."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_OWN}*"):
-        _remove_unlocked(left)
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_OWN))
-        # Another start may have removed it already.
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            return folder, lock_folder(folder)
-
-
-def _remove_unlocked(folder: Path) -> None:
-    """Remove a folder that no process has locked. Raises nothing."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return
-    try:
-        if try_lock(descriptor) and is_at(descriptor, folder):
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
 
 
 def mark(compiled: Path) -> int:

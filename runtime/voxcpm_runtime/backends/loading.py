@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.macos import macos
@@ -17,6 +17,7 @@ from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import BASE_LM_STEP, Precision, StepModel
 from voxcpm_constants.targets import StateForm, updated_name
 from voxcpm_runtime.backends.choice import Backend, check_engine
+from voxcpm_runtime.backends.composed_step_models import FunctionsByLength, by_length, in_turn
 from voxcpm_runtime.backends.core_ml.compute_units import (
     AUTO,
     COREAI,
@@ -28,13 +29,20 @@ from voxcpm_runtime.backends.core_ml.compute_units import (
 )
 from voxcpm_runtime.backends.core_ml.loading import Note, RefusedError, check_system, load_functions
 from voxcpm_runtime.backends.devices import CPU_DEVICE, Device, read_device
-from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE, Placed, first_that_loads
-from voxcpm_runtime.backends.functions_by_length import FunctionsByLength, by_length
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.backends.package_functions import PackageFunction, package_functions
-from voxcpm_runtime.backends.parts_in_turn import in_turn
 from voxcpm_runtime.backends.step_function import NextPatch, StepFunction
 from voxcpm_runtime.bundle.opening import Bundle
+
+INSTALL_PORTABLE = 'pip install "onnx>=1.17" "onnxruntime>=1.22"'
+"""What brings the portable backend; on a Mac the runtime does not require it."""
+
+
+class Placed(NamedTuple):
+    """A step model, and the compute unit that took it; PORTABLE for the portable backend."""
+
+    model: StepFunction
+    unit: str
 
 
 def load_step_models(bundle: Bundle, backend: Backend = "auto", **options: Any) -> dict[str, StepFunction]:
@@ -115,11 +123,37 @@ def place_step_models(
     advice = "" if last else f"install the portable backend: {INSTALL_PORTABLE}"
     advice = advice if backend == "auto" else "try --backend portable"
     return {
-        name: first_that_loads(name, dict.fromkeys((units[name], CPU, *last)), partial(load, name), advice)
+        name: _first_that_loads(name, dict.fromkeys((units[name], CPU, *last)), partial(load, name), advice)
         if is_auto(compute_units, name)
         else load_where_asked(name, units[name])
         for name in wanted
     }
+
+
+def _first_that_loads(
+    name: str, units: Iterable[str], load: Callable[[str], StepFunction], advice: str = ""
+) -> Placed:
+    """A step model on the first unit that takes it, with a warning where that is not the first one.
+
+    load(unit) loads it. Raises a BundleError if none takes it: the first unit's, the units that were tried, and the
+    advice, if there is some.
+    """
+    names = tuple(units)
+    refusals: list[BundleError] = []
+    for unit in names:
+        try:
+            model = load(unit)
+        except BundleError as error:
+            refusals.append(error)
+            continue
+        if refusals:
+            warnings.warn(
+                f"{name} runs on {unit} and not on {' or '.join(names[: len(refusals)])} ({refusals[0]}); "
+                "voxcpm-coreml doctor finds what is best on this machine",
+                stacklevel=2,
+            )
+        return Placed(model, unit)
+    raise BundleError("; ".join(filter(None, (f"{refusals[0]}", f"tried {', '.join(names)}", advice))))
 
 
 def load_next_patch(bundle: Bundle, models: Mapping[str, StepFunction], device: str) -> NextPatch | None:

@@ -72,3 +72,14 @@ class NextPatch(Protocol):
         the patch before. Raises ValueError for wrong inputs, and for states that were not made together by
         `new_states`.
         """
+
+
+def write_rows(cache: Array, rows: Array, positions: Array) -> None:
+    """Write rows (1, kv_heads, B · S, head_dim) into a cache (1, kv_heads, B · positions, head_dim).
+
+    positions (B,): of the first of each utterance's S rows, within the utterance's part of the cache.
+    """
+    length, count = cache.shape[2] // len(positions), rows.shape[2] // len(positions)
+    for utterance, position in enumerate(positions):
+        start = utterance * length + int(position)
+        cache[:, :, start : start + count] = rows[:, :, utterance * count : (utterance + 1) * count]

@@ -10,7 +10,7 @@ from voxcpm_constants.vectors import read_vectors
 from voxcpm_runtime.backends.choice import choose_backend
 from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, COREAI, PORTABLE
 from voxcpm_runtime.backends.core_ml.loading import check_system
-from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE
+from voxcpm_runtime.backends.loading import INSTALL_PORTABLE
 from voxcpm_runtime.backends.machine import backends
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.report import Report, report_of

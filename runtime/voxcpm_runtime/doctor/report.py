@@ -13,7 +13,7 @@ from voxcpm_constants.macos import MacOS, macos
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER, AUDIO_VAE_ENCODER, Precision
 from voxcpm_constants.targets import CORE_AI
 from voxcpm_runtime.backends.core_ml.compute_units import COMPUTE_UNITS, COREAI, CPU, PORTABLE
-from voxcpm_runtime.backends.fallback import INSTALL_PORTABLE
+from voxcpm_runtime.backends.loading import INSTALL_PORTABLE
 from voxcpm_runtime.backends.machine import backends, build, chip, system
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.doctor.agreement import FLOORS

@@ -15,7 +15,6 @@ from edited_manifest import edit_manifest
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.backends.choice import check_engine, choose_backend
 from voxcpm_runtime.backends.core_ai import step_model as core_ai
-from voxcpm_runtime.backends.loading import arithmetic_key
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands import cli
 
@@ -123,17 +122,6 @@ def test_a_bundle_of_another_target_is_refused(
         choose_backend(asked, bundle_of(target))
 
 
-@pytest.mark.usefixtures("without_core_ai")
-@pytest.mark.parametrize("asked", ["auto", "coreai"])
-def test_without_core_ais_runtime_it_is_said_what_to_install(
-    machine: Callable[[str], None], bundle_of: Callable[[str], Bundle], asked: str
-) -> None:
-    machine("on_linux")
-
-    with pytest.raises(InputError, match=r"pip install 'voxcpm-coreml\[coreai\]' \(Python 3.11 or newer"):
-        choose_backend(asked, bundle_of("macOS27"))
-
-
 @pytest.mark.usefixtures("with_core_ai")
 def test_compute_units_are_core_mls_and_threads_do_no_harm(bundle_of: Callable[[str], Bundle]) -> None:
     """Threads are a hint for ONNX Runtime, which Core ML does not take either."""
@@ -218,25 +206,3 @@ def test_a_command_without_core_ais_runtime_ends_with_one_line(
     assert (code, error.count("\n")) == (2, 1)
     assert "pip install 'voxcpm-coreml[coreai]'" in error
     assert not list(folder.iterdir())
-
-
-def test_a_manifest_for_macos_27_beside_core_mls_packages_is_refused(
-    bundle_of: Callable[[str], Bundle], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("coreai", exc_type=ImportError)
-    bundle = bundle_of("macOS27")
-
-    code = cli.main(["generate", str(bundle.folder), "--text", "hello.", "-o", "hello.wav"])
-
-    error = capsys.readouterr().err
-    assert (code, error.count("\n")) == (2, 1)
-    assert ".aimodel/main.mlirb: missing from the Core AI program" in error
-    assert not list(folder.iterdir())
-
-
-def test_core_ais_arithmetic_has_a_key_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("voxcpm_runtime.backends.loading.package_version", lambda name: f"{name}'s version")
-
-    assert (
-        arithmetic_key({"feat_encoder": "coreai", "locdit_step": "coreai"}) == "coreai coreai-core's version"
-    )

@@ -1,8 +1,6 @@
 """Choosing a backend, and what every backend checks."""
 
-import os
 import plistlib
-import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +12,6 @@ from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP
 from voxcpm_runtime.backends.choice import choose_backend
 from voxcpm_runtime.backends.core_ml.step_model import CoreMLStepModel
 from voxcpm_runtime.backends.loading import arithmetic_key, load_step_models
-from voxcpm_runtime.backends.package_functions import PackageFunction
 from voxcpm_runtime.bundle.opening import open_bundle
 
 
@@ -47,21 +44,6 @@ def on_mac(monkeypatch, tmp_path):
 @pytest.fixture
 def on_linux(monkeypatch, tmp_path):
     monkeypatch.setattr("voxcpm_constants.macos.SYSTEM_VERSION_FILE", tmp_path / "missing.plist")
-
-
-@pytest.mark.parametrize(
-    ("system", "backend", "chosen"),
-    [
-        ("on_mac", "auto", "coreml"),
-        ("on_linux", "auto", "portable"),
-        ("on_mac", "portable", "portable"),
-        ("on_mac", "coreml", "coreml"),
-    ],
-)
-def test_auto_is_core_ml_on_a_mac(request, system, backend, chosen):
-    request.getfixturevalue(system)
-
-    assert choose_backend(backend) == chosen
 
 
 @pytest.mark.usefixtures("on_linux")
@@ -138,62 +120,11 @@ def test_of_a_printed_dictionary_the_sentence_is_told(said, reason):
     assert core_ml_reason(RuntimeError(said)) == reason
 
 
-def test_a_missing_input_or_state_is_told(declared):
-    model = CoreMLStepModel(declared[BASE_LM_STEP], Predictor(declared[BASE_LM_STEP]))
-
-    with pytest.raises(ValueError, match="needs an input position"):
-        model({"embeddings": np.ones((1, 1, 8))}, model.new_state())
-    with pytest.raises(ValueError, match="has a state"):
-        model({"embeddings": np.ones((1, 1, 8)), "position": np.array([0])})
-
-
 def test_a_package_that_cannot_be_run_is_one_line(bundle_folder):
     pytest.importorskip("voxcpm_runtime.backends.portable")
 
     with pytest.raises(BundleError, match=r"feat_encoder.mlpackage: cannot be run here"):
         load_step_models(open_bundle(bundle_folder), "portable", names=(FEAT_ENCODER,))
-
-
-def test_portable_step_models_are_opened_at_the_same_time(bundle_folder, monkeypatch):
-    bundle = open_bundle(bundle_folder)
-    two_at_once = threading.Barrier(2)
-
-    def load(*given, **_):
-        two_at_once.wait(timeout=30)
-        return given[-1]
-
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr("voxcpm_runtime.backends.loading.load_portable_step_model", load)
-    opened = load_step_models(bundle, "portable")
-    assert list(opened.items()) == [(name, name) for name in bundle.manifest.step_models]
-
-
-def test_options_of_the_backends_are_checked(bundle_folder):
-    bundle = open_bundle(bundle_folder)
-
-    with pytest.raises(InputError, match="threads must be a whole number from 1 to"):
-        load_step_models(bundle, "portable", threads=0)
-    with pytest.raises(
-        InputError,
-        match=r"threads must be a whole number from 1 to \d+ \(the cores that this process may use\), got 100000",
-    ):
-        load_step_models(bundle, "portable", threads=100_000)
-    with pytest.raises(InputError, match="compute units must be one of auto, all, cpu"):
-        load_step_models(bundle, "portable", compute_units="gpu")
-
-
-def test_an_interface_of_other_names_is_refused(declared, tmp_path):
-    model = declared[LOCDIT_STEP]
-    inputs = [tensor.name for tensor in model.inputs]
-
-    def check(inputs: list[str], outputs: list[str]) -> None:
-        PackageFunction(tmp_path, "main", model, "passed").check(inputs, outputs, [])
-
-    check(inputs, ["velocity"])
-    with pytest.raises(BundleError, match=r"inputs are not those of locdit_step .cond is missing."):
-        check([name for name in inputs if name != "cond"], ["velocity"])
-    with pytest.raises(BundleError, match=r"outputs are not those of locdit_step .extra is unknown."):
-        check(inputs, ["velocity", "extra"])
 
 
 @pytest.mark.parametrize("form", ["passed", "rows", "native"])

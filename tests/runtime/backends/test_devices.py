@@ -21,7 +21,6 @@ from voxcpm_runtime.backends.gpu import device_checks
 from voxcpm_runtime.backends.gpu.device_checks import check_device, check_provider, gpu_count
 from voxcpm_runtime.backends.loading import arithmetic_key
 from voxcpm_runtime.commands import cli
-from voxcpm_runtime.voxcpm import VoxCPM
 
 
 @pytest.fixture
@@ -72,12 +71,6 @@ def test_a_name_without_meaning_is_one_line_that_offers_the_choices(name: str) -
     )
 
 
-@pytest.mark.parametrize("name", [None, 0, "cuda:٣"])
-def test_what_is_no_name_is_refused_too(name: object) -> None:
-    with pytest.raises(InputError, match="device must be"):
-        check_engine("portable", None, "auto", device=name)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(("version", "platform"), [((3, 10), "linux"), ((3, 12), "darwin")])
 def test_where_the_extra_brings_nothing_it_is_not_offered(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], platform: str
@@ -114,31 +107,6 @@ def test_auto_is_the_first_gpu_that_can_be_used_otherwise_the_processor(
     assert chosen_device("cpu", "portable") == "cpu"
     assert chosen_device("cuda:7", "portable") == "cuda:7"
     assert (chosen_device("auto", "coreml"), chosen_device("auto", "coreai")) == ("cpu", "cpu")
-
-
-def test_auto_is_the_processor_where_onnx_runtime_has_no_gpu() -> None:
-    assert chosen_device("auto", "portable") == "cpu"
-
-
-def test_a_voice_that_is_opened_with_auto_has_the_device_that_it_stands_for(
-    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The GPU that is here is asked for by its name; where there is none, the samples are the processor's."""
-    asked = []
-
-    class Asked(Exception):
-        """The device is known."""
-
-    def placed(*_: Any, device: str, **__: Any) -> None:
-        asked.append(device)
-        raise Asked
-
-    monkeypatch.setattr("voxcpm_runtime.voxcpm.place_step_models", placed)
-    for gpu in (Device("cuda"), None):
-        monkeypatch.setattr(device_checks, "usable_gpu", lambda gpu=gpu: gpu)
-        with pytest.raises(Asked):
-            VoxCPM.from_bundle(bundle_folder, device="auto")
-    assert asked == ["cuda:0", "cpu"]
 
 
 def test_a_command_takes_auto(speaking: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -206,11 +174,6 @@ def test_a_driver_that_does_not_answer_is_one_line(driver: Callable[..., None]) 
     driver(1, status=999)
     with pytest.raises(DeviceError, match=r"driver does not answer \(CUDA error 999\)"):
         check_device(Device("cuda"))
-
-
-def test_a_driver_without_a_gpu_shows_none(driver: Callable[..., None]) -> None:
-    driver(1, status=device_checks._NO_DEVICE)
-    assert gpu_count() == 0
 
 
 def test_without_a_driver_the_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

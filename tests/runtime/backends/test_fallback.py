@@ -9,7 +9,7 @@ import pytest
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP
-from voxcpm_runtime.backends import loading, machine
+from voxcpm_runtime.backends import machine
 from voxcpm_runtime.backends.core_ml.compute_units import USUAL
 from voxcpm_runtime.backends.core_ml.measured_units import save_measured_units
 from voxcpm_runtime.backends.core_ml.step_model import CoreMLStepModel
@@ -47,12 +47,6 @@ def test_the_saved_choice_comes_before_the_usual_unit(core_ml: StandIn, tiny_bun
         assert isinstance(tts.batch_driver.models[FEAT_ENCODER], PortableStepModel)
     with VoxCPM.from_bundle(bundle, backend="coreml") as tts:
         assert isinstance(tts.batch_driver.models[FEAT_ENCODER], CoreMLStepModel)
-
-
-def test_the_callers_unit_comes_before_the_saved_choice(core_ml: StandIn, tiny_bundle: Path) -> None:
-    loaded(tiny_bundle, compute_units="cpu", measured={LOCDIT_STEP: "all"})
-
-    assert units(core_ml) == {LOCDIT_STEP: "CPU_ONLY"}
 
 
 def test_the_cpu_takes_the_place_of_a_unit_that_refuses(core_ml: StandIn, tiny_bundle: Path) -> None:
@@ -98,27 +92,6 @@ def test_without_the_portable_backend_the_error_says_what_to_install(
     with pytest.raises(BundleError) as refused:
         loaded(tiny_bundle, backend="coreml")
     assert "pip install" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("backend", "tried"), [("auto", "cpu_and_ne, cpu, portable"), ("coreml", "cpu_and_ne, cpu")]
-)
-def test_what_no_unit_takes_names_the_units_that_were_tried(
-    core_ml: StandIn, tiny_bundle: Path, backend: str, tried: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    core_ml.fault(package=LOCDIT_STEP, message="ANECCompile() FAILED")
-
-    def refuse(*_: object, **__: object) -> None:
-        raise BundleError("cannot be run here")
-
-    monkeypatch.setattr(loading, "load_portable_step_model", refuse)
-
-    with pytest.raises(
-        BundleError, match=rf"cpu_and_ne \(ANECCompile\(\) FAILED\); tried {tried}(;|$)"
-    ) as refused:
-        loaded(tiny_bundle, backend=backend)
-
-    assert "--compute-units" not in str(refused.value)
 
 
 def test_numbers_of_the_unit_that_loaded_are_told_apart(core_ml: StandIn, tiny_bundle: Path) -> None:

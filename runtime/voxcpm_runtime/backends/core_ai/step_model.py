@@ -17,13 +17,11 @@ import numpy as np
 from voxcpm_constants.errors import BundleError, InputError, first_line
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision, StepModel, TensorSpec
-from voxcpm_runtime.backends.cache_rows import write_rows
+from voxcpm_runtime.backends.composed_step_models import by_length, in_turn
 from voxcpm_runtime.backends.core_ai.calls import awaited
 from voxcpm_runtime.backends.core_ai.programs import check_program, compiled_program, whole_path
-from voxcpm_runtime.backends.functions_by_length import by_length
 from voxcpm_runtime.backends.package_functions import PackageFunction, package_functions
-from voxcpm_runtime.backends.parts_in_turn import in_turn
-from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
+from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState, write_rows
 
 INSTALL_CORE_AI = "pip install 'voxcpm-coreml[coreai]'"
 _STANDARD_ERROR = 2

@@ -12,9 +12,8 @@ import numpy.typing as npt
 from voxcpm_constants.errors import BundleError, core_ml_reason
 from voxcpm_constants.step_models import StepModel
 from voxcpm_constants.targets import StateForm, updated_name
-from voxcpm_runtime.backends.cache_rows import write_rows
 from voxcpm_runtime.backends.core_ml.buffers import InputBuffers
-from voxcpm_runtime.backends.step_function import Array, StepState
+from voxcpm_runtime.backends.step_function import Array, StepState, write_rows
 
 
 class PassedState:

@@ -20,7 +20,7 @@ INSTALL_CUDA = (
 )
 """What brings the CUDA provider."""
 
-# The first that has nodes for silu(a) · b and for a convolution with its context.
+# The first that was tried.
 _OLDEST = (1, 31)
 
 _LIBRARIES = {

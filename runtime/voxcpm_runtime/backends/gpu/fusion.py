@@ -5,30 +5,16 @@ Nodes that nothing reads any more stay in the list; they are dropped later.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from onnx import NodeProto, TensorProto
 
 from voxcpm_runtime.backends.gpu.attention import attention
-from voxcpm_runtime.backends.gpu.convolution import causal_convolution
 from voxcpm_runtime.backends.gpu.rotary import first_halves, fixed_tables, gathered_tables, rotary
-from voxcpm_runtime.backends.gpu.solver import solver_step
 from voxcpm_runtime.backends.gpu.view import HEADS_FIRST, Shapes, View, attribute, is_product
-from voxcpm_runtime.backends.portable.formulas import Formula
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Graph
 from voxcpm_runtime.backends.portable.lowered import WeightRef
-
-# What a layer's last product reads.
-_GATED: Formula = {
-    "gated": ("Mul", "silu", "x"),
-    "silu": ("Mul", "gate", "sigmoid"),
-    "sigmoid": ("Sigmoid", "gate"),
-}
-
-# Elements of a row over which GatedRMSNorm takes a mean, for a block of threads each.
-_GROUP, _MIN_GROUP = 1024, 128
 
 
 def fuse_for_gpu(
@@ -40,16 +26,12 @@ def fuse_for_gpu(
 ) -> list[NodeProto]:
     """The nodes, with fewer of them for the same results. read, shapes, dtypes: see `View`.
 
-    Attention becomes one node, with one product for queries, keys and values. Where its form is another one, as in a
-    batch, products are joined all the same, a rotary embedding and a scaled product become one node each, and scatters
-    share indices. A sum and its RMSNorm become one node, as do silu and its product, and a causal convolution with its
-    contexts. Weights lie as ONNX Runtime's kernels for few rows read them.
+    Attention within a patch becomes one node, with one product for queries, keys and values. In other attention
+    products are joined, a rotary embedding and a scaled product become one node each, and scatters share indices. A sum
+    and its RMSNorm become one node.
     """
     view = View(nodes, graph, read, shapes, dtypes)
-    rewrites = (
-        solver_step, attention, causal_convolution, _merged, _replaced, _gated, _sum_and_norm, _plain_product
-    )  # fmt: skip
-    for rewrite in rewrites:
+    for rewrite in (attention, _merged, _replaced, _sum_and_norm):
         nodes = [new for node in nodes for new in rewrite(view, node) or [node]]
         view.look_at(nodes)
     return list(nodes)
@@ -177,28 +159,6 @@ def _scaled_product(view: View, node: NodeProto) -> list[NodeProto] | None:
     return None
 
 
-def _gated(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """silu(gate) · x as one node: an RMSNorm times silu(gate), whose epsilon leaves nothing of the norm.
-
-    x / sqrt(mean(x²) + 2^30) · 2^15 is x to less than half a step of fp16 while the mean square is below 2^19.
-    One large number does not reach that in a wide group. The node computes in float32.
-    """
-    names = view.match(_GATED, "gated", node.output[0]) if node.op_type == "Mul" else None
-    if names is None or view.dtypes.get(node.output[0]) != np.float16:
-        return None
-    if not _same_shape(view, names["gate"], names["x"]):
-        return None
-    group = math.gcd((view.shapes.get(names["x"]) or (None,))[-1] or 1, _GROUP)
-    if group < _MIN_GROUP:
-        return None
-    start, graph = len(view.graph.nodes), view.graph
-    scale = graph.constant(np.full(group, 2.0**15), np.float16)
-    result = graph.emit(
-        "GatedRMSNorm", names["x"], scale, names["gate"], domain=CONTRIB, activation="silu", epsilon=2.0**30
-    )
-    return view.appended(start, result, node.output[0])
-
-
 def _sum_and_norm(view: View, node: NodeProto) -> list[NodeProto] | None:
     """A sum on the residual path with the RMSNorm that reads it.
 
@@ -230,14 +190,3 @@ def _sum_and_norm(view: View, node: NodeProto) -> list[NodeProto] | None:
 def _same_shape(view: View, *names: str) -> bool:
     first, second = (view.shapes.get(name) for name in names)
     return first is not None and first == second and len(first) in (2, 3)
-
-
-def _plain_product(view: View, node: NodeProto) -> list[NodeProto] | None:
-    """A product with a fixed weight, which is transposed when the graph is loaded: kernels for few rows read it so."""
-    if not is_product(node) or not view.is_fixed(node.input[1]) or not view.is_matrix(node.input[1]):
-        return None
-    start, graph = len(view.graph.nodes), view.graph
-    turned = ("turned", view.recipe(node.input[1]))
-    weight = view.shared(turned, lambda: graph.emit("Transpose", node.input[1], perm=[1, 0]))
-    result = graph.emit("MatMul", node.input[0], weight)
-    return view.appended(start, result, node.output[0])

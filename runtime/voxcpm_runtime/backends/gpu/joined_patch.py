@@ -26,10 +26,8 @@ from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.gpu.device_calls import DeviceCalls
 from voxcpm_runtime.backends.gpu.device_state import DeviceState
 from voxcpm_runtime.backends.gpu.device_worker import DeviceWorker
-from voxcpm_runtime.backends.gpu.sessions import open_on_device
-from voxcpm_runtime.backends.gpu.step_model import GPUStepModel
-from voxcpm_runtime.backends.portable.checked_inputs import checked_inputs
-from voxcpm_runtime.backends.portable.lowered import Interface, Lowered
+from voxcpm_runtime.backends.gpu.step_model import GPUStepModel, open_on_device
+from voxcpm_runtime.backends.portable.lowered import Interface, Lowered, checked_inputs
 from voxcpm_runtime.backends.step_function import Array, PendingPatch, StepFunction, StepState
 
 PARTS = (FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_SOLVE)

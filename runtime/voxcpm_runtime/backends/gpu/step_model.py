@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.gpu.device_calls import DeviceCalls
+from voxcpm_runtime.backends.gpu.device_checks import check_provider
 from voxcpm_runtime.backends.gpu.device_state import DeviceState
 from voxcpm_runtime.backends.gpu.device_worker import DeviceWorker
-from voxcpm_runtime.backends.gpu.sessions import open_on_device
-from voxcpm_runtime.backends.portable.lowered import Lowered
+from voxcpm_runtime.backends.portable.lowered import Mode
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
-from voxcpm_runtime.backends.portable.sessions import mapped_weights
+from voxcpm_runtime.backends.portable.sessions import mapped_weights, open_session, session_options
 from voxcpm_runtime.backends.portable.step_model import PortableStepModel
 from voxcpm_runtime.backends.step_function import StepState
 
@@ -30,11 +30,6 @@ class GPUStepModel(PortableStepModel):
         self._device = device
         self.scatters_in_place = device.scatters_in_place
         super().__init__(package, **{"mode": "half", **options})
-
-    @property
-    def lowered(self) -> Lowered:
-        """The graph and its interface."""
-        return self._lowered
 
     @property
     def weights(self) -> list[ort.OrtValue]:
@@ -72,3 +67,27 @@ class GPUStepModel(PortableStepModel):
         if state is not None and (not isinstance(state, DeviceState) or state.in_place != self._in_place):
             raise ValueError(f"{self._name}: the state is not of this step model")
         return self._calls.call(feeds, state)
+
+
+def open_on_device(
+    model: bytes,
+    names: Sequence[str],
+    weights: Sequence[ort.OrtValue],
+    device: Device,
+    mode: Mode = "half",
+    threads: int | None = None,
+) -> tuple[ort.InferenceSession, bool]:
+    """A session on the device, and whether its calls can be captured. names: of the weights in the graph."""
+
+    def session(providers: Sequence[tuple[str, dict[str, str]]]) -> ort.InferenceSession:
+        return open_session(model, session_options(mode, threads), mode, names, weights, providers)
+
+    try:
+        opened, captured = session(device.providers(captured=True)), device.captures
+    except Exception as error:
+        if "graph capture" not in str(error):
+            raise
+        # A node that only the processor has: the graph is launched node by node.
+        opened, captured = session(device.providers()), False
+    check_provider(device, opened)
+    return opened, captured

@@ -37,7 +37,6 @@ class View:
         self.dtypes = dtypes
         self.made: dict[tuple[str, ...], str] = {}
         """Values that several replacements share, by what they are made of."""
-        self._parts: dict[tuple[str, ...], Sequence[str]] = {}
         self._read = read
         self.look_at(nodes)
 
@@ -79,26 +78,6 @@ class View:
         node = self.producers.get(value)
         return node is not None and all(self.is_fixed(name) for name in node.input if name)
 
-    def is_matrix(self, value: str) -> bool:
-        """Whether a fixed value is known to have two axes."""
-        if value in self.graph.initializers:
-            return len(self.graph.initializers[value].dims) == 2
-        if value in self.graph.weights:
-            return len(self.graph.weights[value].shape) == 2
-        node = self.producers[value]
-        if node.op_type == "Reshape":
-            shape = self.constant(node.input[1])
-            return shape is not None and shape.size == 2
-        return self.is_matrix(node.input[0])
-
-    def recipe(self, value: str) -> str:
-        """How a fixed value is computed: equal for equal values."""
-        node = self.producers.get(value)
-        if node is None:
-            return value
-        attributes = sorted(a.SerializeToString() for a in node.attribute)
-        return f"{node.op_type}{attributes}({', '.join(map(self.recipe, node.input))})"
-
     def factors(self, value: str) -> list[tuple[str, str]]:
         """Both orders of a product's factors; none for another value."""
         product = self.producer(value, "Mul")
@@ -119,12 +98,6 @@ class View:
         if key not in self.made:
             self.made[key] = emit()
         return self.made[key]
-
-    def all_shared(self, key: tuple[str, ...], emit: Callable[[], Sequence[str]]) -> Sequence[str]:
-        """Several values that replacements share, like `shared`."""
-        if key not in self._parts:
-            self._parts[key] = emit()
-        return self._parts[key]
 
     def appended(self, start: int, result: str, output: str) -> list[NodeProto]:
         """The nodes emitted since `start`, taken out of the graph, of which the last one gets another output name."""

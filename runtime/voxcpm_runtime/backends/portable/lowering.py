@@ -42,7 +42,7 @@ OPSETS = (("", 20), ("com.microsoft", 1))
 IR_VERSION = 9
 
 # Nodes that write into a copy of an input, and may write into that input itself: index of the input -> of the output.
-SCATTERS = {"ScatterElements": {0: 0}, "ScatterND": {0: 0}, "GroupQueryAttention": {3: 1, 4: 2}}
+SCATTERS = {"ScatterElements": {0: 0}, "ScatterND": {0: 0}}
 
 
 def lower(

@@ -23,7 +23,7 @@ SPIN_MICROSECONDS = "50"
 
 OPTIMIZATION = {
     "plain": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    # What comes after that is for processors, and crashes where a feat encoder has GatedRMSNorm nodes.
+    # What comes after that is for processors.
     "half": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     # Folds constants, so that fp16 weights are unpacked once; merges nothing across a rounding.
     "faithful": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,

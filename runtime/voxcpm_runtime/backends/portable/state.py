@@ -6,16 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from voxcpm_runtime.backends.cache_rows import write_rows
-from voxcpm_runtime.backends.portable.lowered import Interface, Mode, graph_dtype
+from voxcpm_runtime.backends.portable.lowered import Interface, Mode, graph_dtype, rounded_to_fp16
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
+from voxcpm_runtime.backends.step_function import write_rows
 from voxcpm_runtime.storage.process_memory import mapped_zeros
-
-
-def rounded_to_fp16(array: np.ndarray) -> np.ndarray:
-    """float32 values rounded to fp16 and back; above 65504 they become infinite."""
-    with np.errstate(over="ignore"):
-        return array.astype(np.float16).astype(np.float32)
 
 
 class State:

@@ -11,8 +11,7 @@ from voxcpm_constants.targets import MAIN
 from voxcpm_runtime.backends.fair_lock import FairLock
 from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.backends.portable.cache import load_lowered
-from voxcpm_runtime.backends.portable.checked_inputs import checked_inputs
-from voxcpm_runtime.backends.portable.lowered import PROBE_OUTPUT, Lowered, Mode
+from voxcpm_runtime.backends.portable.lowered import PROBE_OUTPUT, Lowered, Mode, checked_inputs
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
 from voxcpm_runtime.backends.portable.sessions import (
     open_on_processor,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +22,6 @@ from voxcpm_constants.step_models import (
 )
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.voxcpm import VoxCPM
 
 pytest.importorskip("coreai", exc_type=ImportError)
@@ -78,19 +74,6 @@ def test_speech_equals_its_stream_and_that_of_the_portable_backend(tts: VoxCPM, 
     np.testing.assert_allclose(whole.latents, expected.latents, atol=1e-4)
     np.testing.assert_allclose(whole.audio, expected.audio, atol=1e-4)
     assert np.abs(whole.audio).max() > 1e-3
-
-
-def test_a_session_speaks_as_on_the_portable_backend(tts: VoxCPM, portable: VoxCPM) -> None:
-    heard = []
-    for each in (tts, portable):
-        with each.session(**GIVEN) as session:
-            session.push_text("the you and. ")
-            session.push_text(TEXT)
-            session.flush()
-            heard.append(np.concatenate([chunk.pcm for chunk in session]).astype(np.float64) / 32767)
-
-    assert len(heard[0])
-    np.testing.assert_allclose(*heard, atol=1e-4)
 
 
 def test_a_voice_is_saved_and_continued_from_its_cached_prefix(
@@ -169,35 +152,12 @@ def test_threads_speak_at_the_same_time_each_with_its_own_state(tts: VoxCPM) -> 
         np.testing.assert_array_equal(one, job.result())
 
 
-def test_a_cancelled_speech_ends_and_the_next_one_is_whole(tts: VoxCPM) -> None:
-    token = CancelToken()
-    pieces = tts.generate_streaming(TEXT, chunk_patches=1, cancel=token, **{**GIVEN, "max_len": 40})
-    next(pieces)
-    token.cancel()
-    with pytest.raises(Cancelled):
-        list(pieces)
-
-    again = [tts.generate(TEXT, **GIVEN) for _ in "12"]
-    np.testing.assert_array_equal(*again)
-
-
 def test_half_arithmetic_speaks_too(tiny_bundle_27: Path, tts: VoxCPM) -> None:
     with VoxCPM.from_bundle(tiny_bundle_27, precision="fp16", backend="coreai") as half:
         spoken = half.speak(TEXT, **{**GIVEN, "min_len": 2, "max_len": 2})
     expected = tts.speak(TEXT, **{**GIVEN, "min_len": 2, "max_len": 2})
 
     assert np.corrcoef(spoken.latents.ravel(), expected.latents.ravel())[0, 1] > 0.99
-
-
-def test_a_closed_voice_speaks_no_more(tiny_bundle_27: Path, cache: Path) -> None:
-    opened = VoxCPM.from_bundle(tiny_bundle_27, precision="fp32")
-    opened.close()
-
-    with pytest.raises(Exception, match="closed"):
-        opened.generate(TEXT, **GIVEN)
-    # All of both precisions, and nothing else.
-    assert len(list((cache / "compiled").glob("*.aimodelx"))) == 12
-    assert not list((cache / "compiled").glob(".*.aimodelx"))
 
 
 def test_wrong_inputs_and_states_are_told(bundle: Bundle) -> None:
@@ -307,31 +267,6 @@ time.sleep(0.1)
     assert done.stdout == "ended\n"
 
 
-def test_a_process_that_is_killed_while_it_compiles_leaves_nothing_for_good(
-    tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    compiled = tmp_path / "cache" / "compiled"
-    program = f"""
-from voxcpm_runtime.bundle.opening import open_bundle
-from voxcpm_runtime.backends.loading import load_step_models
-load_step_models(open_bundle({str(tiny_bundle_27)!r}, "fp32"), names=["feat_encoder"])
-"""
-    with subprocess.Popen([sys.executable, "-c", program]) as process:
-        deadline = time.monotonic() + 60
-        while not list(compiled.glob(".*.aimodelx")) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-    assert list(compiled.glob(".*.aimodelx"))
-
-    load_step_models(open_bundle(tiny_bundle_27, "fp32"), names=[FEAT_ENCODER])
-    assert not list(compiled.glob(".*.aimodelx"))
-    assert len(list(compiled.glob("*.aimodelx"))) == 1
-    # Folders alone: Python tries a temporary folder by a file of its own, which a kill may leave there, empty.
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["cache"]
-
-
 def truncated(content: bytes) -> bytes:
     return content[: len(content) // 2]
 
@@ -362,21 +297,3 @@ def test_a_damaged_compiled_form_is_made_again(
     assert code.read_bytes() != damaged
     for name, values in model(inputs).items():
         np.testing.assert_array_equal(values, expected[name])
-
-
-def test_where_the_cache_cannot_be_written_it_speaks_with_a_warning(
-    tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "compiled").write_text("a file")
-    monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
-    bundle = open_bundle(tiny_bundle_27, "fp32")
-
-    with pytest.warns(UserWarning, match="compiled step models cannot be saved there"):
-        models = load_step_models(bundle, names=[FEAT_ENCODER])
-    assert models[FEAT_ENCODER](inputs_of(bundle.manifest.step_models[FEAT_ENCODER].at(0)))
-
-
-def test_one_event_loop_serves_all_threads(tts: VoxCPM) -> None:
-    tts.generate(TEXT, **GIVEN)
-    assert [thread.name for thread in threading.enumerate()].count("core-ai") == 1

@@ -157,17 +157,6 @@ def test_what_ends_apples_compiler_is_one_line(
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.usefixtures("own_compiled_27")
-def test_the_command_survives_the_end_of_the_compiler(damaged: Path, refused: Callable[[], str]) -> None:
-    newer(damaged / PROGRAM)
-    hashed(damaged / PROGRAM)
-    recorded(damaged)
-
-    error = refused()
-    assert "bytecode version 62 is newer than the current version 6); convert again, or update" in error
-    assert not list(damaged.parent.glob("cache/compiled/.*.aimodelx"))
-
-
 def test_a_full_disk_is_one_line(damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler writes by way of a mapped file, so a full disk is a SIGBUS: here of a child that sends it itself."""
     child = tmp_path / "child.sh"

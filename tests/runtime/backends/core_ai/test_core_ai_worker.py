@@ -118,12 +118,6 @@ def _no_memory(*_: object) -> None:
     raise BundleError("no memory")
 
 
-def test_a_state_of_another_worker_is_refused(bundle: Bundle) -> None:
-    worker, other = (CoreAIWorker(bundle.folder, "fp32", NAMES[:1]) for _ in "12")
-    with pytest.raises(ValueError, match="audio_vae_decoder: the state is not of this step model"):
-        worker.step_models[AUDIO_VAE_DECODER]({}, other.step_models[AUDIO_VAE_DECODER].new_state())
-
-
 def test_a_program_that_cannot_be_loaded_is_an_error_of_the_parent(
     tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

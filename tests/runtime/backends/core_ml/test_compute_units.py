@@ -87,12 +87,6 @@ def test_a_wrong_one_is_one_line_before_anything_is_opened(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("asked", [None, ["cpu"], {LOCDIT_STEP: None}])
-def test_what_is_no_unit_is_one_line_in_python_too(asked: object) -> None:
-    with pytest.raises(InputError, match="compute units must be one of auto, all"):
-        chosen_units(asked, NAMES)  # type: ignore[arg-type]
-
-
 def test_a_step_model_that_the_bundle_lacks_is_named() -> None:
     with pytest.raises(
         InputError, match=r"unknown step model locdit_solve .*: expected one of audio_vae_decoder, base"

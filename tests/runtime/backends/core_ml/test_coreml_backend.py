@@ -111,19 +111,6 @@ def test_a_bundle_with_a_solver_speaks_in_one_call_a_patch(
     assert predicted.count(LOCDIT_SOLVE) == GIVEN["max_len"]
 
 
-def test_a_session_speaks_on_core_ml(both: tuple[VoxCPM, VoxCPM]) -> None:
-    heard = []
-    for tts in both:
-        with tts.session(**GIVEN) as session:
-            session.push_text("the you and. ")
-            session.push_text(TEXT)
-            session.flush()
-            heard.append(np.concatenate([chunk.pcm for chunk in session]))
-
-    np.testing.assert_array_equal(*heard)
-    assert len(heard[0])
-
-
 def test_utterances_of_a_batch_are_the_portable_executors(core_ml: StandIn, tiny_batch_bundle: Path) -> None:
     given = [{**GIVEN, "text": text, "seed": seed} for seed, text in enumerate((TEXT, "four.", "five six."))]
 

@@ -19,12 +19,9 @@ import pytest
 
 from voxcpm_constants.errors import BundleError
 from voxcpm_constants.step_models import BASE_LM_STEP, FEAT_ENCODER, LOCDIT_STEP, RESIDUAL_LM_STEP
-from voxcpm_runtime.backends.compiled_packages import CompiledPackage
-from voxcpm_runtime.backends.core_ml.child import in_child
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.commands import cli
-from voxcpm_runtime.voxcpm import VoxCPM
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
@@ -81,18 +78,6 @@ def test_it_is_compiled_again_for_another_system_and_the_old_form_is_removed(
     assert [entry.name.partition("-")[2] for entry in cache.glob("*.mlmodelc")] == ["24G84.mlmodelc"]
 
 
-def test_step_models_run_where_the_table_says_or_the_caller(load: Load, core_ml: StandIn) -> None:
-    load(FEAT_ENCODER)
-    load(LOCDIT_STEP, compute_units={LOCDIT_STEP: "cpu_and_gpu"})
-    load(LOCDIT_STEP, measured={LOCDIT_STEP: "all"})
-
-    assert [event["unit"] for event in core_ml.events("load", here=True)] == [
-        "CPU_AND_NE",
-        "CPU_AND_GPU",
-        "ALL",
-    ]
-
-
 def test_a_damaged_compiled_package_is_made_again_once(load: Load, core_ml: StandIn, cache: Path) -> None:
     load()
     (entry,) = cache.glob("*.mlmodelc")
@@ -136,20 +121,6 @@ def test_a_package_that_a_unit_refuses_is_not_compiled_again(load: Load, core_ml
         load(compute_units="cpu_and_ne")
 
     assert len(core_ml.events("compile")) == 1
-
-
-def test_what_no_unit_takes_is_tried_twice_at_most(load: Load, core_ml: StandIn) -> None:
-    load()
-    core_ml.fault(package=LOCDIT_STEP)
-
-    with pytest.raises(
-        BundleError, match=r"\(Failed to build .* error code: -14\.\); try --compute-units locdit_step=cpu or"
-    ):
-        load(compute_units="cpu_and_ne")
-    with pytest.raises(BundleError, match=r"refuses it on cpu \(.*\); try --backend portable"):
-        load(compute_units="cpu")
-
-    assert len(core_ml.events("compile")) == 3
 
 
 @pytest.mark.parametrize("form", ["tiny_bundle", "tiny_bundle_15"])
@@ -291,20 +262,6 @@ def test_every_function_is_loaded_when_the_bundle_is_opened(
         load(BASE_LM_STEP, tiny_bundle_15)
 
 
-def test_a_bundle_for_a_newer_system_is_refused_before_anything_is_loaded(
-    load: Load, core_ml: StandIn, tiny_bundle_15: Path
-) -> None:
-    core_ml.system("14.6.1", "23G93")
-
-    with pytest.raises(
-        BundleError, match=r"this bundle needs macOS 15 or newer, and this is macOS 14\.6\.1; convert it with"
-    ):
-        load(LOCDIT_STEP, tiny_bundle_15)
-
-    assert not core_ml.events("compile")
-    assert load(LOCDIT_STEP) is not None
-
-
 def test_a_shipped_compiled_package_is_used(load: Load, core_ml: StandIn, shipping_bundle: Path) -> None:
     load(folder=shipping_bundle)
 
@@ -339,46 +296,6 @@ def test_without_a_cache_step_models_are_compiled_for_this_process(
     assert not list(tmp_path.glob("voxcpm-coreml-compiled-*"))
 
 
-KILLED = """
-import os, signal
-from pathlib import Path
-from voxcpm_runtime.backends.compiled_packages import CompiledPackage
-package = CompiledPackage(Path("a.mlpackage"), "d" * 64, lambda package, to: to.mkdir(), compiler="1")
-print(package.path()[0], flush=True)
-input()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_what_a_killed_process_compiled_for_itself_goes_with_the_next_that_does(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """What a living one has stays."""
-    cache.parent.mkdir()
-    cache.write_text("a file where the folder would be")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    killed, living = (
-        subprocess.Popen([sys.executable, "-W", "ignore", "-c", KILLED], stdin=-1, stdout=-1, text=True)
-        for _ in range(2)
-    )
-    forms = [Path(process.stdout.readline().strip()) for process in (killed, living)]
-    assert all(form.is_dir() for form in forms)
-    killed.communicate("\n")
-    assert killed.returncode == -9
-    assert forms[0].is_dir()
-
-    package = CompiledPackage(Path("b.mlpackage"), "e" * 64, lambda _, to: to.mkdir(), compiler="1")
-    with pytest.warns(UserWarning, match="compiled step models cannot be saved there"):
-        own, _ = package.path()
-
-    assert not forms[0].parent.exists()
-    assert forms[1].is_dir()
-    assert own.is_dir()
-    living.kill()
-    living.communicate()
-
-
 def test_a_cache_that_cannot_be_written_is_still_read(
     load: Load, core_ml: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,15 +325,6 @@ def test_a_package_of_other_tensors_is_refused_before_it_is_compiled(
         load_step_models(bundle, "coreml", names=[FEAT_ENCODER])
 
     assert not core_ml.events("compile")
-
-
-def test_a_full_disk_is_told_from_a_refusal(core_ml: StandIn, tiny_bundle: Path, tmp_path: Path) -> None:
-    core_ml.fault(at="compile", does="full")
-
-    with pytest.raises(OSError, match="No space left on device"):
-        in_child(
-            "compile", str(tiny_bundle / "fp16" / f"{LOCDIT_STEP}.mlpackage"), str(tmp_path / "x.mlmodelc")
-        )
 
 
 def test_a_full_disk_leaves_nothing_half_made(
@@ -496,12 +404,3 @@ def test_core_ml_failing_in_the_middle_of_speech_is_one_line(
     assert code == 2
     assert "Core ML failed in locdit_step (Unable to compute the prediction" in error
     assert not (tmp_path / "o.wav").exists()
-
-
-def test_speech_tells_the_numbers_of_other_units_apart(core_ml: StandIn, tiny_bundle: Path) -> None:  # noqa: ARG001
-    keys = {
-        VoxCPM.from_bundle(tiny_bundle, "fp16", compute_units=units)._key
-        for units in ("auto", "cpu", {LOCDIT_STEP: "cpu"}, {LOCDIT_STEP: "cpu_and_ne"})
-    }
-
-    assert len(keys) == 3  # the last is what "auto" says

@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, shape_inference
 
 from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.gpu.fusion import fuse_for_gpu
-from voxcpm_runtime.backends.gpu.sessions import open_on_device
+from voxcpm_runtime.backends.gpu.step_model import open_on_device
 from voxcpm_runtime.backends.portable.graph import CONTRIB, Graph
 from voxcpm_runtime.backends.portable.lowered import WeightRef
 from voxcpm_runtime.backends.portable.lowering import IR_VERSION, OPSETS
@@ -22,18 +22,12 @@ from voxcpm_runtime.backends.portable.onnx_runtime import ort
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="a GPU needs Python 3.11 or newer")
 
 ROWS, WIDTH = 3, 256
-# Channels first: a convolution of 5 taps, with a dilation of 2.
-CHANNELS, TAPS, DILATION = 4, 5, 2
-CONTEXT = (TAPS - 1) * DILATION
 SHAPES = {
     "x": (1, ROWS, WIDTH),
     "y": (1, ROWS, WIDTH),
     "row": (1, 1, WIDTH),
-    "samples": (1, CHANNELS, 12),
-    "context": (1, CHANNELS, CONTEXT),
 }
 HALF = np.float16
-WHOLE = int(np.iinfo(np.int64).max)
 NORM, SUM_AND_NORM = "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"
 
 
@@ -63,22 +57,6 @@ def two_norms(graph: Graph) -> list[str]:
 def computed_weight(graph: Graph) -> list[str]:
     total = graph.emit("Add", "x", "y")
     return [norm(graph, total, graph.emit("Neg", graph.constant(np.ones(WIDTH), HALF)))]
-
-
-def products(graph: Graph) -> list[str]:
-    weight = graph.constant(np.arange(2.0 * WIDTH).reshape(2, WIDTH), HALF)
-    return [graph.emit("FusedMatMul", x, weight, domain=CONTRIB, transB=1) for x in ("x", "y")]
-
-
-def products_of_other_axes(graph: Graph) -> list[str]:
-    weight = graph.constant(np.ones((1, 2, WIDTH)), HALF)
-    return [graph.emit("FusedMatMul", "x", weight, domain=CONTRIB, transB=1)]
-
-
-def other_products(graph: Graph) -> list[str]:
-    weight = graph.constant(np.arange(2.0 * WIDTH).reshape(2, WIDTH), HALF)
-    scaled = graph.emit("FusedMatMul", "x", weight, domain=CONTRIB, transB=1, alpha=0.5)
-    return [scaled, graph.emit("FusedMatMul", "x", "y", domain=CONTRIB, transB=1)]
 
 
 def fused(drawing: Callable[[Graph], list[str]]) -> tuple[list[str], list[np.ndarray], list[np.ndarray]]:
@@ -147,124 +125,3 @@ def test_another_sum_stays(drawing: Callable[[Graph], list[str]]) -> None:
     assert SUM_AND_NORM not in nodes
     for result, wanted in zip(results, expected, strict=True):
         np.testing.assert_array_equal(result, wanted)
-
-
-def test_a_fixed_weight_is_turned_once() -> None:
-    nodes, expected, results = fused(products)
-    assert nodes == ["MatMul", "MatMul", "Transpose"]
-    for result, wanted in zip(results, expected, strict=True):
-        np.testing.assert_allclose(result, wanted, rtol=0.01)
-
-
-def test_other_products_stay() -> None:
-    assert fused(products_of_other_axes)[0] == ["FusedMatMul"]
-    assert fused(other_products)[0] == ["FusedMatMul", "FusedMatMul"]
-
-
-def silu(graph: Graph, x: str) -> str:
-    return graph.emit("Mul", x, graph.emit("Sigmoid", x))
-
-
-def gated(graph: Graph) -> list[str]:
-    # Large ones, too: the mean square is far from what could be seen beside the epsilon.
-    large = graph.emit("Mul", "y", graph.constant([100], HALF))
-    return [graph.emit("Mul", silu(graph, "x"), "y"), graph.emit("Mul", large, silu(graph, large))]
-
-
-def gated_by_a_row(graph: Graph) -> list[str]:
-    return [graph.emit("Mul", silu(graph, "x"), "row")]
-
-
-def gated_by_another(graph: Graph) -> list[str]:
-    return [graph.emit("Mul", graph.emit("Mul", "x", graph.emit("Sigmoid", "y")), "y")]
-
-
-def gated_narrowly(graph: Graph) -> list[str]:
-    """One large number would fill the group, and be made smaller."""
-    x, y = (graph.emit("Slice", name, *map(graph.integers, ([0], [96], [-1]))) for name in ("x", "y"))
-    return [graph.emit("Mul", silu(graph, x), y)]
-
-
-def gated_in_float32(graph: Graph) -> list[str]:
-    x, y = (graph.emit("Cast", name, to=TensorProto.FLOAT) for name in ("x", "y"))
-    return [graph.emit("Cast", graph.emit("Mul", silu(graph, x), y), to=TensorProto.FLOAT16)]
-
-
-def test_silu_and_its_product_are_one_node() -> None:
-    nodes, expected, results = fused(gated)
-    assert nodes == ["GatedRMSNorm", "GatedRMSNorm", "Mul"]
-    for result, wanted in zip(results, expected, strict=True):
-        np.testing.assert_allclose(result, wanted, rtol=0.003, atol=1e-4)
-
-
-@pytest.mark.parametrize("drawing", [gated_by_a_row, gated_by_another, gated_narrowly, gated_in_float32])
-def test_another_product_stays(drawing: Callable[[Graph], list[str]]) -> None:
-    assert "GatedRMSNorm" not in fused(drawing)[0]
-
-
-def convolved(
-    graph: Graph, *, channels_in: int = 1, start: int = 12, end: int = WHOLE, steps: bool = True, **more: Any
-) -> list[str]:
-    rng = np.random.default_rng(1)
-    weight = graph.constant(rng.standard_normal((CHANNELS, channels_in, TAPS)), HALF)
-    bias = graph.constant(rng.standard_normal(CHANNELS), HALF)
-    joined = graph.emit("Concat", "context", "samples", axis=-1)
-    given = {
-        "group": CHANNELS // channels_in,
-        "dilations": [DILATION],
-        "pads": [0, 0],
-        "strides": [1],
-        **more,
-    }
-    bounds = [
-        graph.integers(numbers) for numbers in ([0, 0, start], [WHOLE, end, WHOLE], [0, 1, 2], [1, 1, 1])
-    ]
-    bounds = bounds if steps else bounds[:-1]
-    return [graph.emit("Conv", joined, weight, bias, **given), graph.emit("Slice", joined, *bounds)]
-
-
-@pytest.mark.parametrize("steps", [True, False])
-def test_a_causal_convolution_and_its_contexts_are_one_node(steps: bool) -> None:
-    nodes, (samples, left), results = fused(lambda graph: convolved(graph, steps=steps))
-    assert nodes == ["CausalConvWithState"]
-    np.testing.assert_allclose(results[0], samples, rtol=0.01, atol=0.01)
-    np.testing.assert_array_equal(results[1], left)
-    assert left.shape == SHAPES["context"]
-
-
-def test_a_last_convolution_leaves_no_context() -> None:
-    nodes, (samples,), (result,) = fused(lambda graph: convolved(graph)[:1])
-    assert nodes == ["CausalConvWithState"]
-    np.testing.assert_allclose(result, samples, rtol=0.01, atol=0.01)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"channels_in": CHANNELS},
-        {"start": 11},
-        {"end": 1},
-        {"strides": [2]},
-        {"pads": [1, 1]},
-        {"dilations": [1]},
-    ],
-    ids=str,
-)
-def test_another_convolution_stays(other: dict[str, Any]) -> None:
-    nodes, expected, results = fused(lambda graph: convolved(graph, **other))
-    assert nodes == ["Concat", "Conv", "Slice"]
-    for result, wanted in zip(results, expected, strict=True):
-        np.testing.assert_array_equal(result, wanted)
-
-
-def test_on_cuda_squares_are_added_up_in_float32() -> None:
-    """ONNX Runtime 1.31 does so without that option, too, which asks for it all the same."""
-    for kind in ("cuda", "tensorrt"):
-        options = dict(Device(kind).providers())["CUDAExecutionProvider"]
-        assert options["enable_skip_layer_norm_strict_mode"] == "1"
-
-
-def test_a_session_for_a_gpu_times_its_products() -> None:
-    graph = Graph()
-    session = opened(graph, graph.nodes, products(graph))
-    assert session.get_session_options().get_session_config_entry("ep.cuda.enable_gemm_auto_tune") == "1"

@@ -104,13 +104,6 @@ def test_an_entry_for_a_package_of_another_size_is_not_used(lab: Any, package: P
     assert value[0, 0] == 256
 
 
-def test_modes_have_entries_of_their_own(package: Path, private_cache: Path) -> None:
-    for mode in ("plain", "faithful"):
-        for probe in (False, True):
-            load_lowered(package, cache_key="model", mode=mode, probe=probe)
-    assert len(list((private_cache / "lowered").iterdir())) == 4
-
-
 def test_a_cache_that_cannot_be_written_is_no_error(package: Path, private_cache: Path) -> None:
     private_cache.mkdir()
     (private_cache / "lowered").write_text("a file where the directory should be")

@@ -242,16 +242,6 @@ def test_int8_matmul_of_an_untransposed_weight(
     assert product in load_lowered(package).model
 
 
-@pytest.mark.parametrize("processor", ["saturating"], indirect=True)
-@pytest.mark.usefixtures("processor")
-def test_int8_weights_of_an_odd_row_length_are_unpacked(lab: Any, rng: np.random.Generator) -> None:
-    weight = rng.standard_normal((90, 50)).astype(np.float32)
-    x = rng.standard_normal((1, 50)).astype(np.float32)
-    package = lab.save(quantized(lab.convert(lambda x: lab.mb.linear(x=x, weight=weight), {"x": x})))
-    (result,) = PortableStepModel(package, threads=1)({"x": x}).values()
-    np.testing.assert_allclose(result, x @ int8_rows(weight).T, rtol=1e-4, atol=1e-4)
-
-
 def test_int8_convolution_weights_are_unpacked(lab: Any, rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
     weight = rng.standard_normal((32, 16, 3)).astype(np.float32)

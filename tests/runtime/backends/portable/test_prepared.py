@@ -58,14 +58,6 @@ def test_a_second_start_opens_what_the_first_has_saved(
     assert opened == [str(entry / prepared.MODEL)]
 
 
-def test_a_small_one_is_not_saved(
-    package: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prepared, "_MIN_BYTES", 1 << 20)
-    result(package)
-    assert not entries(private_cache)
-
-
 def truncated(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
@@ -91,19 +83,6 @@ def test_an_altered_weight_is_found(package: Path, private_cache: Path) -> None:
     (entry,) = entries(private_cache)
     weights = entry / prepared.WEIGHTS
     weights.write_bytes(bytes(byte ^ 0x10 for byte in weights.read_bytes()))
-    np.testing.assert_array_equal(result(package), plain)
-
-
-def test_the_form_of_another_graph_is_made_again(package: Path, private_cache: Path, lab: Any) -> None:
-    plain = result(package)
-    (entry,) = entries(private_cache)
-    build: Callable[[Any], Any] = lambda z: lab.mb.linear(x=z, weight=np.ones((64, 96), np.float32))  # noqa: E731
-    other = quantized(lab.convert(build, {"z": ("float32", (1, 5, 96))}))
-    PortableStepModel(lab.save(other, "other"), cache_key="other", threads=1)
-    (another,) = set(entries(private_cache)) - {entry}
-    for file in another.iterdir():
-        shutil.copy(file, entry / file.name)
-
     np.testing.assert_array_equal(result(package), plain)
 
 

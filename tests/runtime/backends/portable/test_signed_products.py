@@ -45,25 +45,6 @@ def model(graph: onnx.GraphProto) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
 
 
-def test_the_product_that_decides_is_this_one() -> None:
-    inner, columns = signed_products.INNER, signed_products.COLUMNS
-    signed = numpy_helper.from_array(np.array([signed_products.SIGNED], np.int8))
-    graph = helper.make_graph(
-        [
-            helper.make_node("ConstantOfShape", ["shape"], ["weights"], value=signed),
-            helper.make_node("MatMulIntegerToFloat", ["rows", "weights", "one", "one"], ["product"], domain=CONTRIB),
-        ],
-        "",
-        [helper.make_tensor_value_info("rows", TensorProto.UINT8, [signed_products.ROWS, inner])],
-        [helper.make_tensor_value_info("product", TensorProto.FLOAT, [signed_products.ROWS, columns])],
-        [
-            numpy_helper.from_array(np.array([inner, columns]), "shape"),
-            numpy_helper.from_array(np.float32(1), "one"),
-        ],
-    )  # fmt: skip
-    assert onnx.load_from_string(signed_products.PRODUCT) == model(graph)
-
-
 @pytest.mark.skipif(not signed_products.exact(), reason="this processor has no exact signed product")
 def test_both_forms_are_the_same_integers() -> None:
     generator = np.random.default_rng(0)

@@ -107,23 +107,6 @@ def test_a_cache_that_is_only_written_by_its_scatter_is_one_buffer(ct: Any, tmp_
     assert state.in_place == {"cache"}
 
 
-def test_a_program_tells_its_states_apart_from_its_inputs(package: Path) -> None:
-    program = read_package(package, "prefill_2")
-    assert [i.name for i in program.inputs] == ["x", "position"]
-    assert [(s.name, s.dtype, s.fixed_shape) for s in program.states] == [
-        ("cache", "FLOAT16", (POSITIONS, 4))
-    ]
-
-
 def test_a_function_that_is_not_there_is_named(package: Path) -> None:
     with pytest.raises(PackageError, match="has no function main; it has decode, prefill_2"):
         read_package(package)
-
-
-def test_a_state_of_another_step_model_is_refused(package: Path, ct: Any, tmp_path: Path) -> None:
-    _cache_program(ct, 1).save(str(tmp_path / "other.mlpackage"))
-    other = PortableStepModel(tmp_path / "other.mlpackage", threads=1, state={"cache": "cache_out"})
-    state = other.new_state()
-    state.in_place = frozenset({"another"})
-    with pytest.raises(ValueError, match="the state is not of this step model"):
-        _call(_function(package, "decode"), state, 1.0, 1, 0)
