@@ -124,6 +124,7 @@ def test_the_plan_counts_the_operations_of_the_default_function(
     assert operations_by_device(package, "digest", "cpu") == {"cpu": 3}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("does", ["abort", "kill"])
 def test_a_unit_that_ends_the_process_after_a_while_is_replaced(
     core_ml: StandIn, bundle: Bundle, does: str

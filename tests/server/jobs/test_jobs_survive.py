@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 import numpy as np
+import pytest
 import soundfile
 
 from voxcpm_runtime import pcm16
@@ -67,6 +68,7 @@ def test_a_job_goes_on_behind_its_finished_segments_after_a_kill(
     until(lambda: [path.name for path in folder.iterdir()] == ["speech.wav"])
 
 
+@pytest.mark.long
 def test_without_room_for_a_segment_the_job_fails_and_the_server_goes_on(
     started: Callable[..., Any], tmp_path: Path
 ) -> None:
