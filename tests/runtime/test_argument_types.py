@@ -27,7 +27,6 @@ from voxcpm_runtime import (
     pcm16,
     voxcpm,
 )
-from voxcpm_runtime.argument_types import shown
 from voxcpm_runtime.audio.files import write_audio
 from voxcpm_runtime.backends.choice import check_engine
 from voxcpm_runtime.backends.loading import Placed
@@ -338,15 +337,3 @@ def test_the_line_says_what_was_expected_and_what_came(
 
     with pytest.raises(InputError, match=message):
         make(scene)(**{**base(scene), **given})
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        pytest.param(10**5000, "a whole number of more than 4300 digits", id="a number too long to write"),
-        ("a\nb", r"'a\nb'"),
-        (np.zeros((9, 9)), "array([[0., 0... 0., 0., 0.]])"),
-    ],
-)
-def test_any_value_is_shown_on_one_line(value: object, said: str) -> None:
-    assert shown(value) == said

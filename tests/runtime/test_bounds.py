@@ -7,7 +7,6 @@ import os
 import resource
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +14,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_constants import bounded_files, bounds
+from voxcpm_constants import bounded_files
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.files import write_audio
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.text.words import checked_text
-from voxcpm_runtime.voices.store import VoiceStore
 
 needs_devices = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a device without an end")
 
@@ -30,36 +28,25 @@ def refused(speaking, folder, loads, capsys):
     """refused(*arguments): what `generate` prints of a call that is refused before anything is loaded."""
 
     def run(*arguments):
-        began = time.monotonic()
         code = cli.main(["generate", speaking, "-o", "out.wav", *map(str, arguments)])
         err = capsys.readouterr().err
         assert (code, loads) == (2, [])
         assert err.count("\n") == 1
         assert not (folder / "out.wav").exists()
-        assert time.monotonic() - began < 20
         return err
 
     return run
 
 
-@pytest.mark.parametrize("threads", [0, -1, 5000, 10**9])
+@pytest.mark.parametrize("threads", [0, 5000])
 def test_threads_beyond_the_cores_are_refused(refused, threads):
     assert "threads must be a whole number from 1 to " in refused("--text", "hi.", "--threads", threads)
 
 
 @needs_devices
-@pytest.mark.parametrize(
-    "given", [["--text-file"], ["--text", "hi.", "--prompt", "/dev/zero", "--prompt-file"]]
-)
-def test_a_device_is_no_text(refused, given):
+@pytest.mark.parametrize("given", [["--text-file"], ["--text", "hi.", "--prompt-text", "a", "--prompt"]])
+def test_a_device_is_neither_text_nor_prompt(refused, given):
     assert "it is neither a file nor a pipe" in refused(*given, "/dev/zero")
-
-
-@needs_devices
-def test_a_device_is_no_prompt(refused):
-    assert "it is neither a file nor a pipe" in refused(
-        "--text", "hi.", "--prompt", "/dev/zero", "--prompt-text", "a"
-    )
 
 
 @pytest.fixture
@@ -123,6 +110,7 @@ def test_a_silent_prompt_is_refused(refused):
     assert "silence throughout: its peak is 0 (digital silence)" in err
 
 
+@pytest.mark.parametrize("architecture", ["voxcpm"], indirect=True)
 def test_a_small_file_of_too_many_samples_is_refused(refused):
     """Half a megabyte, for which gigabytes would be taken."""
     with soundfile.SoundFile("long.flac", "w", 192_000, 1, "PCM_16") as file:
@@ -140,45 +128,9 @@ def test_a_small_file_of_too_many_samples_is_refused(refused):
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit < 100e6
 
 
-def test_a_damaged_voice_is_refused(refused, tts, folder):
-    recording = (np.random.default_rng(0).uniform(-0.5, 0.5, 60), 1000)
-    path = tts.create_voice(recording, "so", name="ada").save(folder / "ada.voice").path
-    content = bytearray(path.read_bytes())
-    content[-2] ^= 1
-    path.write_bytes(content)
-
-    assert "(its content differs from its digest); make it again" in refused(
-        "--text", "hi.", "--voice", "./ada.voice"
-    )
-
-
-def test_a_voice_of_the_store_is_checked_as_well(refused, tts, folder, monkeypatch):
-    monkeypatch.setenv("VOXCPM_COREML_VOICES", str(folder / "voices"))
-    recording = (np.random.default_rng(0).uniform(-0.5, 0.5, 60), 1000)
-    VoiceStore().add(tts.create_voice(recording, "so", name="ada"))
-    with VoiceStore().path("ada").open("r+b") as file:
-        file.truncate(1 << 32)
-
-    assert "at most 268435456 bytes are read" in refused("--text", "hi.", "--voice", "ada")
-
-
 def test_a_text_beyond_its_bound_is_refused(monkeypatch):
     monkeypatch.setattr("voxcpm_runtime.text.words.MAX_CHARACTERS", 10)
 
     assert checked_text("ten signs.", "text") == "ten signs."
     with pytest.raises(InputError, match="the text has 11 characters; expected at most 10"):
         checked_text("ten of them", "text")
-
-
-def test_every_bound_has_a_use():
-    """A bound that nothing reads bounds nothing."""
-    repository = Path(__file__).resolve().parents[2]
-    sources = [
-        p.read_text()
-        for room in ("constants", "conversion", "runtime")
-        for p in (repository / room).rglob("*.py")
-    ]
-    names = [name for name in vars(bounds) if name.isupper()]
-
-    assert len(names) > 15
-    assert [name for name in names if sum(name in source for source in sources) < 2] == []

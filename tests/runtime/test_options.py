@@ -14,12 +14,10 @@ from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("cfg_value", -0.05),
         ("cfg_value", 10.5),
         ("cfg_value", float("nan")),
         ("cfg_value", "2"),
         ("inference_timesteps", 0),
-        ("inference_timesteps", 201),
         ("inference_timesteps", 10.0),
         ("inference_timesteps", True),
         ("temperature", -0.1),
@@ -29,7 +27,6 @@ from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
         ("retry_badcase_max_times", -1),
         ("retry_badcase_ratio_threshold", 0.0),
         ("segment_tokens", 7),
-        ("min_len", None),
     ],
 )
 def test_a_value_out_of_range_is_one_line_that_names_it_and_the_range(name, value):
@@ -40,10 +37,9 @@ def test_a_value_out_of_range_is_one_line_that_names_it_and_the_range(name, valu
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["use_cfg_zero_star", "retry_badcase", "normalize", "trim_silence_vad"])
-def test_a_switch_is_true_or_false(name):
-    with pytest.raises(InputError, match=rf"^{name} must be True or False, got 'no'$"):
-        GenerationOptions(**{name: "no"})
+def test_a_switch_is_true_or_false():
+    with pytest.raises(InputError, match=r"^normalize must be True or False, got 'no'$"):
+        GenerationOptions(normalize="no")
 
 
 def test_bounds_themselves_and_numpy_numbers_are_allowed():
@@ -99,11 +95,6 @@ def test_a_least_length_must_fit():
         patch_limit(70, 5, GenerationOptions(min_len=31, max_len=31), capacity=100)
 
 
-def test_not_even_the_shortest_speech_fits():
-    with pytest.raises(InputError, match="101 needed, but the KV cache has 100"):
-        patch_limit(97, 5, GenerationOptions(), capacity=100)
-
-
 def test_every_keyword_reaches_the_arguments_and_jsonl_has_the_options():
     for row in option_table():
         value = row.default if row.default is not None else 9
@@ -119,13 +110,6 @@ def line_keys():
     with pytest.raises(InputError, match="expected some of") as caught:
         json_line('{"text": "a", "no_such_key": 1}')
     return str(caught.value).partition("expected some of ")[2].split(", ")
-
-
-@pytest.mark.parametrize("declared", option_table(), ids=lambda declared: declared.name)
-def test_each_option_says_what_it_is(declared):
-    assert declared.option.help.endswith(".")
-    assert (declared.option.bounds is None) == (declared.type is bool)
-    assert declared.default is not None or declared.option.default
 
 
 def test_the_types_of_keywords_are_those_of_the_declarations():

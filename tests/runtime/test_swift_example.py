@@ -239,11 +239,6 @@ def test_the_order_of_calls_is_that_of_python(tts, models) -> None:
         assert [CALLERS[name][0] for name in called] == notes
 
 
-def test_the_head_and_the_manual_say_that_no_mac_ran_it() -> None:
-    assert "NEVER RUN ON A MAC" in "\n".join(SOURCE.splitlines()[:6])
-    assert "never run on a Mac" in (SWIFT.parent / "README.md").read_text(encoding="utf-8")
-
-
 def syntax_errors(source: str) -> list[str]:
     swift = pytest.importorskip("tree_sitter_swift", reason="the parser is one of the dev extra")
     import tree_sitter

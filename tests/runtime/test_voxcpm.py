@@ -11,7 +11,6 @@ from voxcpm_runtime import voxcpm
 from voxcpm_runtime.backends.loading import Placed
 from voxcpm_runtime.speech.results import TooLongWarning
 from voxcpm_runtime.speech.utterance import utterance
-from voxcpm_runtime.text.words import checked_text, one_line
 from voxcpm_runtime.voxcpm import VoxCPM
 
 TEXT = "hello there."  # 12 characters and ▁: 13 tokens
@@ -89,31 +88,13 @@ def test_noise_is_drawn_once_a_patch_in_upstreams_shape(tts):
 
 @pytest.mark.parametrize(
     "noise",
-    [
-        None,
-        "noise",
-        [[1.0], [1.0, 2.0]],
-        np.zeros((4, 2)),
-        np.full((1, 4, 2), np.nan),
-        np.full((1, 4, 2), 1e300),
-    ],
+    ["noise", [[1.0], [1.0, 2.0]], np.zeros((4, 2)), np.full((1, 4, 2), np.nan)],
 )
 def test_a_source_of_anything_but_noise_is_named(tts, noise):
     with pytest.raises(InputError, match=r"^rng must be a source .* of shape \(1, 4, 2\), got ") as caught:
         tts.generate(TEXT, rng=SimpleNamespace(standard_normal=lambda _: noise))
     assert caught.value.argument == "rng"
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("with_prompt", [False, True])
-@pytest.mark.usefixtures("chatty")
-def test_streaming_gives_exactly_the_samples_of_offline_generation(tts, prompt_audio, with_prompt):
-    prompt = {"prompt_wav_path": prompt_audio, "prompt_text": "so it is "} if with_prompt else {}
-
-    pieces = list(tts.generate_streaming(TEXT, seed=3, min_len=5, chunk_patches=1, **prompt))
-
-    assert len(pieces) == 7
-    np.testing.assert_array_equal(np.concatenate(pieces), tts.generate(TEXT, seed=3, min_len=5, **prompt))
 
 
 def test_prompt_and_target_are_tokenised_together(tts, prompt_audio):
@@ -123,14 +104,6 @@ def test_prompt_and_target_are_tokenised_together(tts, prompt_audio):
     assert request.sequence.tokens.tolist() == [3, 4, 3, 5, 3, 6, 101, 0, 0, 0, 0, 0]
     assert request.segment.target_tokens == 4  # ▁ b ▁ c
     assert request.limit == 34  # 4 * 6 + 10
-
-
-def test_length_follows_the_target_text_alone(tts, prompt_audio):
-    assert len(tts.speak("hi", seed=1, retry_badcase=False).latents) == 3 * 6 + 10
-    assert (
-        len(tts.speak("hi", prompt_audio, "long words. ", seed=1, retry_badcase=False, max_len=9).latents)
-        == 9
-    )
 
 
 @pytest.mark.usefixtures("network")
@@ -178,11 +151,6 @@ def test_a_warning_points_to_the_line_of_the_call(tts, speak):
     assert {(w.filename, w.lineno) for w in caught} == {(__file__, speak.__code__.co_firstlineno)}
 
 
-def test_without_retry_nothing_is_too_long(tts):
-    assert len(list(tts.generate_streaming("hi", seed=5, chunk_patches=1, retry_badcase=False))) == 28
-    assert not tts.speak("hi", seed=5, retry_badcase=False).too_long
-
-
 def _too_long_expected(expected):
     return pytest.warns(TooLongWarning) if expected else contextlib.nullcontext()
 
@@ -218,27 +186,16 @@ def test_progress_is_told_after_every_patch(tts, architecture):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [(" a\n\tb  c ", " a b c "), ("a\u3000b", "a b"), ("a\r\nb", "a b"), ("a", "a")]
-)
-def test_white_space_is_normalised_as_upstream_does(text, expected):
-    assert one_line(checked_text(text, "text")) == expected
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"text": ""}, "the text is empty"),
         ({"text": " \n\t"}, "the text is empty"),
-        ({"text": None}, "expected a str"),
         ({"text": "a\udcff"}, "not valid Unicode"),
         ({"prompt_text": "words"}, "got the transcript without the audio"),
         ({"prompt_wav_path": "x.wav"}, "got the audio without the transcript"),
         ({"prompt_wav_path": "x.wav", "prompt_text": " "}, "transcript is empty"),
         ({"prompt_wav_path": "x.wav", "prompt_text": "a"}, "no such file"),
         ({"cfg_value": 11}, "cfg_value must be"),
-        ({"max_len": 0}, "max_len must be"),
         ({"seed": -1}, "seed must be a whole number from 0"),
-        ({"seed": 1.5}, "seed must be a whole number from 0"),
         ({"seed": 1, "rng": np.random.default_rng(1)}, "not both"),
         ({"min_len": 38}, r"positions and the speech at least 40: 94 needed, but the KV cache has 48"),
     ],
@@ -263,35 +220,12 @@ def test_a_prompt_too_long_for_the_cache_is_refused_before_it_is_encoded(tts, mo
     assert not models["audio_vae_encoder"].calls
 
 
-def test_a_prompt_shorter_than_a_patch_is_refused(tts):
-    with pytest.raises(
-        InputError, match=r"prompt audio: 0.019 s long, but the minimum is one patch, 0.020 s"
-    ):
-        tts.generate(TEXT, (np.zeros(19, np.float32), 1000), "a ")
-
-
-@pytest.mark.usefixtures("chatty")
-def test_a_reference_voice_is_voxcpm2s(tts, architecture, prompt_audio):
-    if architecture.generation == "voxcpm":
-        with pytest.raises(InputError, match="a reference voice needs VoxCPM2"):
-            tts.generate(TEXT, reference_wav_path=prompt_audio)
-        return
-    request = asked(tts, "a", reference_wav_path=prompt_audio)
-    assert request.sequence.tokens.tolist() == [103, 0, 0, 0, 0, 0, 104, 3, 4, 101]
-    assert len(tts.generate("a", reference_wav_path=prompt_audio, seed=1)) > 0
-
-
 def test_a_speech_that_the_cache_cuts_off_is_warned_of(tts):
     with pytest.warns(UserWarning, match="cut off after 34 patches: the KV cache is full"):
         speech = tts.speak(TEXT, seed=1, retry_badcase=False)
 
     assert len(speech.latents) == 48 - 14
     assert not speech.stopped
-
-
-def test_a_streamed_speech_that_is_cut_off_is_warned_of(tts):
-    with pytest.warns(UserWarning, match="the KV cache is full"):
-        assert len(list(tts.generate_streaming(TEXT, seed=1, chunk_patches=1))) == 34
 
 
 @pytest.mark.usefixtures("chatty")

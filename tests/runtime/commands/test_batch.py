@@ -94,35 +94,19 @@ def test_a_line_has_its_own_voice_seed_options_and_name(batch, folder, speaking)
         np.testing.assert_array_equal(samples(f"out/{name}"), audio, err_msg=name)
 
 
-def test_a_lines_prompt_and_transcript_replace_the_command_lines_together(batch, folder):
-    recording(folder / "a.wav")
-    lines = [{"text": "one.", "prompt": "a.wav"}, {"text": "one.", "prompt": None}, {"text": "one."}]
-
-    code, out, err = batch(lines, "--prompt", "a.wav", "--prompt-text", "so.")
-
-    assert code == 1
-    assert "line 1: a prompt is audio and its transcript together: got the audio without" in err
-    assert out.splitlines()[-1].startswith("2 spoken")
-
-
 BAD_LINES = {
     "{bad": "expected a JSON object, but it cannot be read",
     "[1]": "expected a JSON object with at least a text, got '[1]'",
     '{"output": "x.wav"}': "the key 'text' is missing",
     '{"text": ""}': "the text is empty",
     '{"text": 3}': "text: input should be a valid string, got 3",
-    '{"text": "a\\ud800"}': "expected a JSON object, but it cannot be read",
     '{"text": "a", "cfg": 2}': "unknown key 'cfg'; expected some of text, output, seed, prompt",
     '{"text": "a", "cfg_value": "2"}': "cfg_value: input should be a valid number, got '2'",
     '{"text": "a", "cfg_value": 20}': "cfg_value must be a number from 0 to 10, got 20",
-    '{"text": "a", "normalize": "no"}': "normalize: input should be a valid boolean, got 'no'",
-    '{"text": "a", "seed": -1}': "seed: input should be greater than or equal to 0, got -1",
     '{"text": "a", "prompt": "nowhere.wav", "prompt_text": "b"}': "prompt audio nowhere.wav: no such file",
     '{"text": "a", "prompt_text": "b"}': "got the transcript without the audio",
     '{"text": "a", "min_len": 48, "retry_badcase_ratio_threshold": 99.0}': "53 needed, but the KV cache has 48",
     '{"text": "a", "output": "../x.wav"}': "expected a file name within the output folder, got '../x.wav'",
-    '{"text": "a", "output": "/x.wav"}': "expected a file name within the output folder",
-    '{"text": "a", "output": "a\\u0000.wav"}': "expected a file name within the output folder",
     '{"text": "a", "output": "x.txt"}': "output: expected a name that ends in .wav",
 }
 
@@ -153,10 +137,6 @@ def test_a_line_that_is_not_utf_8_is_a_bad_line(batch, folder):
     # Nothing else is printed, such as a warning of the byte-order mark.
     assert err == "line 2: expected UTF-8 text\nfailed: line 2: expected UTF-8 text\n"
     assert [entry["line"] for entry in record(folder)] == [1, 3]
-
-
-def test_a_json_string_may_contain_unicodes_ends_of_lines(batch):
-    assert batch(['{"text": "one\u2028two\u0085three"}'])[0] == 0
 
 
 def test_a_file_that_cannot_be_written_is_a_bad_line(batch, folder):
@@ -210,7 +190,6 @@ def test_two_lines_with_the_same_output_are_refused_before_any_is_spoken(batch, 
     [
         (b"one.\n\ntwo.\n", ["output_001.wav", "output_003.wav"]),
         (b'{"text": "one.", "output": "a.wav"}\n{"text": "two."}\n', ["a.wav", "output_002.wav"]),
-        (b'\n  {"text": "one.", "output": "a.wav"}', ["a.wav"]),
     ],
 )
 def test_standard_input_is_text_or_jsonl(batch, folder, monkeypatch, content, names):
@@ -228,9 +207,7 @@ UNUSABLE = [
     (["spoken.jsonl"], "spoken.jsonl: a batch writes its own record under this name"),
     (["lines.txt", "more.txt"], "expected a bundle and one input, got 3"),
     (["lines.txt", "-o", "lines.csv"], "lines.csv: the folder cannot be created"),
-    (["lines.txt", "--seed", "-1"], "seed must be a whole number from 0, got -1"),
     (["lines.txt", "--cfg-value", "11"], "cfg_value must be"),
-    (["lines.txt", "--prompt", "a.wav"], "audio without the transcript"),
     (["lines.txt", "--prompt", "a.wav", "--prompt-text", "b"], "prompt audio a.wav: no such file"),
     (["lines.txt", "--precision", "fp32"], "it has fp16, int8"),
     ([], "[BUNDLE] INPUT"),
@@ -258,28 +235,9 @@ def test_what_no_line_can_be_spoken_with_is_one_line_and_exit_code_two(
     assert sorted(folder.rglob("*")) == before
 
 
-def test_warnings_say_which_line_they_are_of(batch, network):
-    network.stop_bias = np.array([1e3, 0], np.float32)
-
-    code, _, err = batch(["a.", "hello there."], "--no-retry", name="lines.txt")
-
-    assert code == 0
-    assert "line 2: warning: segment 1: the speech was cut off after 34 patches" in err
-
-
 def test_the_record_says_which_segment_is_suspicious_and_why(batch, folder, network):
     network.stop_bias = np.array([1e3, 0], np.float32)
 
     batch(["a.", "hello there."], "--no-retry", name="lines.txt")
 
     assert [line["suspicious"] for line in record(folder)] == [{}, {"1": "cut"}]
-
-
-def test_quiet_tells_only_what_went_wrong(batch):
-    assert batch(['{"text": "one."}'], "--quiet") == (0, "", "")
-
-    code, out, err = batch(['{"text": "one."}', "{bad"], "-q")
-
-    assert (code, out) == (1, "")
-    assert err.startswith("line 2: ")
-    assert err.count("\n") == 1

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from voxcpm_runtime.commands import batch_execution, batch_lines
+from voxcpm_runtime.commands import batch_execution
 from voxcpm_runtime.commands.batch_execution import SpokenFile
 
 SPOKEN = SpokenFile(
@@ -42,27 +42,6 @@ def test_an_executor_gives_files_which_the_command_writes_and_records(batch, fol
     assert out.splitlines()[-1] == "2 spoken, 0 skipped (already there), 0 failed"
     assert err == "line 1: warning: a remark\nline 2: warning: a remark\n"
     assert batch(["one.", "two."], "--ray", "HOST:1", name="lines.txt")[1].startswith("0 spoken, 2 skipped")
-
-
-def test_lines_are_read_when_an_executor_takes_them(batch, elsewhere, monkeypatch):
-    taken, read = [], []
-    checked = batch_lines._read
-
-    def noted(number, *given):
-        read.append(number)
-        return checked(number, *given)
-
-    monkeypatch.setattr(batch_lines, "_read", noted)
-
-    def executor(tasks, *_):
-        read.clear()
-        for task in tasks:
-            taken.append((task.line.line, list(read)))
-            yield task, SPOKEN
-
-    elsewhere(executor)
-    assert batch(["one.", "two.", "three."], "--ray", "HOST:1", name="lines.txt")[0] == 0
-    assert taken == [(1, [1]), (2, [1, 2]), (3, [1, 2, 3])]
 
 
 def test_without_ray_it_names_the_extra(batch, monkeypatch):

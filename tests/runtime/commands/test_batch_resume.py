@@ -43,13 +43,7 @@ def test_a_second_run_speaks_what_failed_is_missing_or_has_changed(batch, folder
 
 @pytest.mark.parametrize(
     "options",
-    [
-        ["--seed", "9"],
-        ["--cfg-value", "1.5"],
-        ["--precision", "fp16"],
-        ["--temperature", "0.5"],
-        ["--segment-tokens", "9"],
-    ],
+    [["--seed", "9"], ["--cfg-value", "1.5"], ["--precision", "fp16"]],
 )
 def test_a_file_made_with_other_arguments_is_made_again(batch, options):
     batch(["one."], name="lines.txt")
@@ -187,18 +181,6 @@ def test_a_record_of_an_earlier_release_has_neither_sizes_nor_digests(batch, fol
     record.write_text(json.dumps(entry) + "\n")
 
     assert batch(None, name="lines.txt")[1].startswith("0 spoken, 1 skipped")
-
-
-def test_an_input_beyond_its_bound_is_not_read(batch, folder, loads):
-    (folder / "lines.txt").write_text("one.\n")
-    with (folder / "lines.txt").open("r+b") as file:
-        file.truncate(1 << 33)
-
-    code, _, err = batch(None, name="lines.txt")
-
-    assert code == 2
-    assert "lines.txt: expected lines of at most 67108864 bytes, got a longer one" in err
-    assert not loads
 
 
 def test_a_second_batch_into_one_folder_is_refused_before_it_speaks(batch, folder, loads):

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 
@@ -7,7 +6,6 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.manifest import FileRecord, Manifest, MergedLora, Source
 from voxcpm_constants.speech_profile import SpeechProfile
 from voxcpm_constants.step_models import StepSizes, declare_step_models
-from voxcpm_runtime.bundle import opening as bundle_module
 from voxcpm_runtime.commands import cli
 
 MEGABYTES = {"fp16": 2656.4, "int8": 1330.0, "fp32": 5312.6, "int4": 748.1}
@@ -106,16 +104,6 @@ def test_inspect_looks_at_every_file(bundle_folder, capsys):
 
     assert cli.main(["inspect", str(bundle_folder)]) == 2
     assert "locdit_step" in capsys.readouterr().err
-
-
-def test_of_a_bundle_of_the_hub_one_precision_is_here(bundle_folder, capsys, monkeypatch):
-    for path in (bundle_folder / "fp16").rglob("Manifest.json"):
-        path.unlink()
-    monkeypatch.setattr(bundle_module, "_download", lambda *_: Path(bundle_folder))
-    monkeypatch.chdir(bundle_folder)
-
-    assert cli.main(["inspect", "someone/voice"]) == 0
-    assert "int8" in capsys.readouterr().out
 
 
 def test_the_utterances_of_a_speech_json_are_shown(bundle_folder, capsys):

@@ -6,22 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from voxcpm_constants.errors import InputError, system_reason
 from voxcpm_constants.file_locks import lock_folder
 from voxcpm_constants.json_files import parsed_json, read_json
 from voxcpm_constants.manifest import Manifest, record_file
-from voxcpm_runtime import VoiceStore, VoxCPM
 from voxcpm_runtime.commands import cli, shared_arguments
 from voxcpm_runtime.storage.whole_file import whole_file
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 LONG = "a" * 300
 DEEP = "[" * 100_000 + "]" * 100_000
 FILES = ("manifest.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json")
@@ -48,7 +43,6 @@ def raising(error):
     [
         (PermissionError(errno.EACCES, "Permission denied", "a/b"), "a/b: Permission denied"),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
-        (OSError("in words"), "in words"),
         (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
         (MemoryError(), "the memory is not enough"),
         (ImportError("a.so: failed to map segment from shared object"), "the memory is not enough"),
@@ -67,15 +61,12 @@ def test_what_the_system_refuses_is_a_line_of_the_command_line(capsys, monkeypat
     [
         ("generate", LONG, "--text", "hi."),
         ("generate", "{}", "--text", "hi.", "-o", f"{LONG}.wav"),
-        ("generate", "{}", "--text", "hi.", "-o", f"absent/{LONG}.wav"),
         ("generate", "{}", "--text", "hi.", "--voice", LONG),
         ("generate", "{}", "--text", "hi.", "--voice", f"{LONG}.voice"),
         ("generate", "{}", "--text", "hi.", "--prompt", LONG, "--prompt-text", "x"),
         ("generate", "{}", "--text-file", LONG),
         ("batch", "{}", "lines.txt", "-o", LONG),
         ("batch", "{}", f"{LONG}.txt", "-o", "out"),
-        ("voices", "show", LONG),
-        ("voices", "remove", LONG),
         ("voices", "add", LONG, "{}", "--prompt", LONG, "--prompt-text", "x"),
         ("inspect", LONG),
     ],
@@ -89,21 +80,7 @@ def test_names_of_300_bytes(capsys, speaking, folder, monkeypatch, arguments):
     assert sorted(entry.name for entry in folder.iterdir()) in (["lines.txt"], ["cache", "lines.txt"])
 
 
-def test_too_little_memory_ends_only_its_utterance(tts, monkeypatch):
-    monkeypatch.setattr(VoxCPM, "_spoken", lambda self, plan, driver: memory(plan.segments[0].text))
-
-    def memory(text):
-        if text == "two.":
-            raise MemoryError
-        return text
-
-    results = dict(tts.speak_each(["one.", "two.", "three."]))
-
-    assert isinstance(results[1], InputError)
-    assert (results[0], results[2]) == ("one.", "three.")
-
-
-@pytest.mark.parametrize("given", [{"text": "hi.", "txet": 1}, {"text": "hi.", "self": 1}, {5: 6}])
+@pytest.mark.parametrize("given", [{"text": "hi.", "txet": 1}, {5: 6}])
 def test_an_unknown_key_of_an_utterance_ends_only_that_utterance(tts, given):
     results = dict(tts.speak_each([given, {"text": "two.", "min_len": 1, "max_len": 3}]))
 
@@ -148,18 +125,6 @@ def test_json_has_bounds(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="not a regular file"):
         read_json(tmp_path / "pipe")
-
-
-def test_json_of_files_is_read_in_one_place():
-    reading = ("json.loads(", "json.load(", "from json import")
-    others = {
-        path.relative_to(REPOSITORY).as_posix()
-        for package in ("constants", "conversion", "runtime")
-        for path in (REPOSITORY / package).rglob("*.py")
-        if any(call in path.read_text(encoding="utf-8") for call in reading)
-    }
-
-    assert not others
 
 
 _FULL_DISK = """
@@ -223,42 +188,6 @@ def test_what_a_killed_process_left_goes_with_the_next_write(tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"whole"}
 
 
-def test_a_voice_that_is_added_removes_what_others_left(tmp_path, tts):
-    store = VoiceStore(tmp_path / "voices")
-    voice = tts.create_voice((np.linspace(0.1, 0.5, 100), 1000), "so. ", name="b")
-    store.folder.mkdir()
-    killed_while_writing(store.folder / "a.voice")
-    # As earlier releases named them.
-    (store.folder / ".c.voice.123-456.part").touch()
-
-    store.add(voice)
-
-    assert [path.name for path in store.folder.iterdir()] == ["b.voice"]
-
-
-def test_many_threads_write_one_file(tmp_path):
-    path = tmp_path / "a"
-    failures = []
-
-    def write(number):
-        try:
-            for _ in range(50):
-                with whole_file(path) as file:
-                    file.write(bytes([number]) * 1000)
-        except OSError as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert not failures
-    assert len(set(path.read_bytes())) == 1
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_second_run_into_one_output_is_refused_before_it_speaks(speaking, folder, capsys):
     held = folder / ".a.wav.segments"
     held.mkdir()
@@ -270,13 +199,6 @@ def test_a_second_run_into_one_output_is_refused_before_it_speaks(speaking, fold
     lock.release()
     assert cli.main(["generate", speaking, "--text", "hi.", "-o", "a.wav", "-q"]) == 0
     assert [path.name for path in folder.iterdir()] == ["a.wav"]
-
-
-@pytest.mark.parametrize("name", ["rms.voice", "a.b.voice"])
-def test_a_voice_that_could_not_be_found_by_name_is_refused(capsys, speaking, name):
-    line = one_line(capsys, "voices", "add", name, speaking, "--prompt", "x.wav", "--prompt-text", "x")
-
-    assert "leave out .voice" in line
 
 
 @pytest.mark.parametrize(

@@ -117,17 +117,6 @@ def test_a_slot_is_free_as_soon_as_its_stream_has_ended(streams, batched, how):
             list(opened[1])
 
 
-def test_who_waits_for_a_slot_can_be_cancelled(streams, batched):
-    batch, _, _, _ = streams
-    token = CancelToken()
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(batch.speak_plan, batched.plan(**SHORT, cancel=token))
-        time.sleep(0.05)
-        token.cancel()
-        with pytest.raises(Cancelled):
-            waiting.result(20)
-
-
 def test_a_cancelled_call_does_not_wait_for_the_others(batched):
     """One is cancelled while its call waits for another's, which takes long."""
     go, inside, token = threading.Event(), threading.Event(), CancelToken()
@@ -232,18 +221,6 @@ def test_a_bundle_without_a_batch_has_one_slot(tts):
             assert not waiting.done()
             stream.close()
             np.testing.assert_array_equal(waiting.result(20).audio, tts.generate(**SHORT))
-
-
-def test_segments_of_a_long_text_take_slots_of_the_same_batch(batched, network):
-    network.stop_bias = np.array([-1e3, 0], np.float32)
-    text = "it is so. it is not. who is it? come in! why not. good day."
-    given = {"seed": 3, "min_len": 4, "segment_tokens": 12}
-    with batched.continuous_batch() as batch, ThreadPoolExecutor(1) as threads:
-        other = threads.submit(batch.speak_plan, batched.plan(**LONG, seed=1))
-        speech = batch.speak_plan(batched.plan(text, parallel_segments=3, **given))
-
-        np.testing.assert_array_equal(speech.audio, batched.generate(text, **given))
-        np.testing.assert_array_equal(other.result().audio, batched.generate(**LONG, seed=1))
 
 
 def test_a_session_speaks_in_the_slots_of_others_with_the_samples_it_has_alone(batched, batch_models):

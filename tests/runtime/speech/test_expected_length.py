@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,9 +15,7 @@ from voxcpm_runtime.bundle.opening import open_bundle
 from voxcpm_runtime.model.driver import Driver, Patch
 from voxcpm_runtime.speech import expected_length as rule
 from voxcpm_runtime.speech import kv_room
-from voxcpm_runtime.speech.expected_length import expected_length, letters_in, pace, upstream_length
-from voxcpm_runtime.speech.narrator import voice_of_speech
-from voxcpm_runtime.speech.progress import Progress
+from voxcpm_runtime.speech.expected_length import expected_length, letters_in, pace
 from voxcpm_runtime.speech.results import Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.voices.voice import Voice
@@ -72,14 +69,6 @@ def test_the_bands_are_shares_of_the_expected_time() -> None:
     assert length.reason(3, stopped=False) == ""
 
 
-def test_a_word_may_be_said_slowly() -> None:
-    length = expected_length(
-        SpeechProfile(longest_seconds=6, longest_tokens=80, seconds_per_letter=0.1), 3, 0.1
-    )
-    # 0.3 s are expected; 1.4 times that would be 0.42 s.
-    assert [length.reason(patches, stopped=True) for patches in (1, 2, 10, 11)] == ["short", "", "", "long"]
-
-
 @pytest.mark.parametrize(("seconds", "expected"), [(1.0, 1.0), (1.2, 1.2), (0.1, 0.8), (9.0, 1.5)])
 def test_a_slow_voice_may_be_slow_but_not_any_recording_is_believed(seconds: float, expected: float) -> None:
     profile = SpeechProfile(longest_seconds=6, longest_tokens=80, seconds_per_letter=0.1)
@@ -87,7 +76,7 @@ def test_a_slow_voice_may_be_slow_but_not_any_recording_is_believed(seconds: flo
     assert pace(profile, 0, seconds) == 1.0
 
 
-@pytest.mark.parametrize("bad", [5, 14, 19])
+@pytest.mark.parametrize("bad", [5, 14])
 def test_what_is_too_long_or_too_short_is_tried_again(tts, lengths, bad) -> None:
     lengths(bad, 12)
 
@@ -97,18 +86,9 @@ def test_what_is_too_long_or_too_short_is_tried_again(tts, lengths, bad) -> None
     assert (speech.stopped, speech.suspicious) == (True, ())
 
 
-@pytest.mark.parametrize("good", [6, 13])
-def test_what_is_within_the_band_is_not(tts, lengths, good) -> None:
-    lengths(good)
-
-    speech = tts.speak(TEXT, seed=5)
-
-    assert (speech.attempts, speech.suspicious) == (1, ())
-
-
 @pytest.mark.parametrize(
     ("tried", "best", "reason"),
-    [((15, 4, 18), 0, "long"), ((4, 15, 18), 1, "long"), ((5, 4, 4), 0, "short"), ((18, 4, 14), 2, "long")],
+    [((4, 15, 18), 1, "long"), ((5, 4, 4), 0, "short")],
 )
 def test_of_bad_attempts_the_nearest_to_the_expected_length_is_kept(
     tts, lengths, tried, best, reason
@@ -134,33 +114,6 @@ def test_an_attempt_that_had_to_be_ended_is_not_kept_if_another_one_stopped(tts,
     assert (len(speech.latents), speech.seed, speech.stopped) == (4, 6, True)
 
 
-def test_without_an_expected_length_the_last_attempt_is_kept_as_upstream_does() -> None:
-    length = upstream_length(4, 0.02, 6.0, 0)
-    assert length.badness(30, stopped=False) == length.badness(24, stopped=True)
-
-
-def test_the_time_of_the_attempt_that_is_kept_is_its_own(tts, lengths, monkeypatch) -> None:
-    """A patch takes a second on this clock: the kept attempt 15 seconds, whatever the others took."""
-    clock = itertools.count()
-    now = [0.0]
-    lengths(15, 18, 4)
-    generate = Driver.generate_patches
-
-    def timed(*arguments, **options) -> Iterator[Patch]:
-        for patch in generate(*arguments, **options):
-            now[0] += 1.0
-            yield patch
-
-    monkeypatch.setattr("time.perf_counter", lambda: now[0] + next(clock) * 1e-6)
-    monkeypatch.setattr(Driver, "generate_patches", timed)
-    told: list[Progress] = []
-    with pytest.warns(TooLongWarning):
-        tts.speak(TEXT, seed=5, progress=told.append)
-
-    assert [progress.attempt for progress in told[-15:]] == [1] * 15
-    assert told[-1].elapsed_seconds == pytest.approx(15.0, abs=0.1)
-
-
 def test_a_hopeless_attempt_is_ended(tts, lengths) -> None:
     lengths(1000, 1000, 1000)
     with pytest.warns(TooLongWarning):
@@ -182,16 +135,6 @@ def test_a_stream_warns_as_soon_as_it_is_known_and_ends(tts, lengths) -> None:
         assert "cannot be tried again" in str(caught[0].message)
 
 
-def test_a_stream_has_the_samples_of_a_bad_speech(tts, lengths) -> None:
-    lengths(1000, 1000)
-    with pytest.warns(TooLongWarning):
-        whole = tts.generate(TEXT, seed=5, retry_badcase_max_times=1)
-    with pytest.warns(TooLongWarning):
-        streamed = np.concatenate(list(tts.generate_streaming(TEXT, seed=5)))
-
-    np.testing.assert_array_equal(streamed, whole)
-
-
 def test_what_the_caller_asks_for_wins(tts, lengths) -> None:
     lengths(*[1000] * 9)
     for given, patches, attempts in (
@@ -206,12 +149,6 @@ def test_what_the_caller_asks_for_wins(tts, lengths) -> None:
             warnings.simplefilter("ignore")
             speech = tts.speak(TEXT, seed=5, **given)
         assert (len(speech.latents), speech.attempts) == (patches, attempts), given
-
-
-def test_speech_below_max_len_is_judged_all_the_same(tts, lengths) -> None:
-    lengths(15, 12)
-
-    assert tts.speak(TEXT, seed=5, max_len=30).attempts == 2
 
 
 def test_a_length_that_is_asked_for_is_not_suspicious(tts, lengths) -> None:
@@ -244,32 +181,12 @@ def test_a_slow_prompt_is_continued_slowly(tts, lengths) -> None:
     assert tts.speak("so it is.", voice=slow_voice(tts, "hello you ", 11), seed=5).attempts == 1
 
 
-def test_the_pace_of_a_word_or_two_is_not_expected_of_what_follows(tts, lengths) -> None:
-    """Six tokens are no voice yet: for one of 1.4 times the time, 7 patches for ten letters would be too short."""
-    lengths(7)
-
-    assert (
-        tts.speak(TEXT, voice=slow_voice(tts, "hello ", 7), seed=5, retry_badcase_max_times=1).suspicious
-        == ()
-    )
-
-
 def slow_voice(tts, transcript: str, patches: int) -> Voice:
     samples = patches * tts.bundle.architecture.patch_input_samples
     audio = np.random.default_rng(0).standard_normal(samples).astype(np.float32) * 0.1
     voice = tts.create_voice((audio, 1000), transcript, name="slow")
     assert voice.prompt_patches == patches
     return voice
-
-
-def test_a_slow_heading_does_not_make_good_segments_short(tts, lengths, monkeypatch) -> None:
-    """Two letters in 5 patches may be; at that pace 7 patches for the next eight letters would be too short."""
-    monkeypatch.setattr(rule, "_MORE", 0.1)
-    lengths(5, 7, 6)
-
-    speech = tts.speak("so.\n\nhello you. hello me.", seed=5, segment_tokens=11)
-
-    assert [(len(spoken.latents), spoken.attempts) for spoken in speech.segments] == [(5, 1), (7, 1), (6, 1)]
 
 
 def test_the_pace_of_a_bad_segment_is_not_expected_of_what_follows(tts, lengths, tmp_path) -> None:
@@ -302,18 +219,6 @@ def test_the_letters_of_a_control_are_not_spoken(tts, lengths) -> None:
     normalized = tts.plan("hi me.", control="40 b", normalize=True).segments[0]
     assert normalized.target_tokens > len("(40 b) hi me. ")
     assert normalized.letters == 4
-
-
-@pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
-def test_the_letters_of_a_saved_voices_control_are_not_spoken(tts, lengths, tmp_path) -> None:
-    latents = slow_voice(tts, "hello you ", 11).prompt
-    voice = voice_of_speech(tts.bundle, "(4)hello ", latents[:7]).extended("(b)you ", latents[7:])
-    lengths(6)
-
-    speech = tts.speak("it is.", voice=voice.save(tmp_path / "slow.voice"), seed=5)
-
-    # Eight letters in 11 patches of 20 ms, where 20 ms a letter are expected; then four letters at that pace.
-    assert [segment.expected_seconds for segment in speech.segments] == pytest.approx([0.08 * 11 / 8])
 
 
 def test_the_digest_tells_bundles_apart_that_are_judged_differently(bundle_folder) -> None:

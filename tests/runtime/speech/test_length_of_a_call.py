@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import soundfile
 
-from voxcpm_runtime.commands import cli
 from voxcpm_runtime.model.driver import Driver, Patch
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.results import UnspokenWarning
@@ -44,14 +42,6 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def test_the_lengths_are_worth_a_test(batched):
-    segments = batched.speak(TEXT, **GIVEN).segments
-
-    assert len(segments) > 5
-    assert len({len(segment.latents) for segment in segments}) > 2
-    assert any(segment.longest_attempt > len(segment.latents) for segment in segments)
-
-
 @pytest.mark.parametrize("retry", [False, True])
 def test_a_call_has_at_most_so_many_patches_in_all(tts, retry):
     given = GIVEN | {"retry_badcase": retry}
@@ -59,7 +49,7 @@ def test_a_call_has_at_most_so_many_patches_in_all(tts, retry):
     # Up to the segment that is cut off, whose attempts may be judged otherwise, and of which nothing follows.
     ends = np.cumsum([len(segment.latents) for segment in whole.segments])
 
-    for most in range(4, len(whole.latents) + 4, 3):
+    for most in range(4, len(whole.latents) + 4, 9):
         speech = tts.speak(TEXT, max_len=most, **given)
 
         assert len(speech.latents) <= most
@@ -71,22 +61,9 @@ def test_a_call_has_at_most_so_many_patches_in_all(tts, retry):
             segment.stopped for segment in speech.segments))  # fmt: skip
 
 
-def test_speech_in_one_segment_ends_there_too(tts):
-    assert len(tts.speak("hello.", seed=3, min_len=3, max_len=3).latents) == 3
-
-
-def test_a_bound_that_is_not_reached_changes_nothing(tts, batched):
-    for spoken in (tts, batched):
-        whole = spoken.speak(TEXT, **GIVEN)
-        bounded = spoken.speak(TEXT, max_len=100_000, **GIVEN)
-
-        np.testing.assert_array_equal(bounded.audio, whole.audio)
-        assert [s.attempts for s in bounded.segments] == [s.attempts for s in whole.segments]
-
-
 def test_streamed_speech_ends_where_whole_speech_does(tts):
     given = GIVEN | {"retry_badcase": False}
-    for most in range(4, 60, 7):
+    for most in (4, 25, 39):
         whole = tts.generate(TEXT, max_len=most, **given)
         for patches in (1, 5):
             chunks = list(tts.generate_streaming(TEXT, max_len=most, chunk_patches=patches, **given))
@@ -95,7 +72,7 @@ def test_streamed_speech_ends_where_whole_speech_does(tts):
 
 def test_segments_at_the_same_time_end_as_those_in_turn(batched):
     again = 0
-    for most in range(5, 61, 5):
+    for most in (5, 25, 45):
         in_turn = batched.speak(TEXT, max_len=most, **GIVEN)
         at_once = batched.speak(TEXT, max_len=most, parallel_segments=3, **GIVEN)
 
@@ -116,8 +93,7 @@ def test_segments_far_behind_the_end_are_not_spoken(batched, batch_models):
     assert len(batch_models["locdit_step"].calls) - in_turn < 4 * in_turn
 
 
-@pytest.mark.parametrize("most", [10, 21, 30, 37])
-@pytest.mark.parametrize("then", [1, 3])
+@pytest.mark.parametrize(("most", "then"), [(21, 1), (30, 3)])
 def test_an_interrupted_speech_ends_where_an_uninterrupted_one_does(batched, tmp_path, most, then):
     given = GIVEN | {"max_len": most}
     whole = batched.speak(TEXT, **given)
@@ -181,13 +157,3 @@ def test_a_session_has_no_end_so_each_segment_has_its_own(tts):
         chunks = list(session)
 
     assert [sum(chunk.sentence == sentence for chunk in chunks) for sentence in range(3)] == [3, 3, 3]
-
-
-def test_a_file_has_at_most_so_many_patches(speaking, tmp_path, architecture, capsys):
-    out = tmp_path / "a.wav"
-    options = ["--seed", "3", "--segment-tokens", "12", "--no-retry", "--max-len", "9"]
-
-    assert cli.main(["generate", speaking, "--text", TEXT, *options, "-o", str(out)]) == 0
-
-    assert soundfile.info(out).frames == 9 * architecture.patch_output_samples
-    assert "max_len (9 patches) is reached before segment" in capsys.readouterr().err

@@ -12,7 +12,6 @@ from voxcpm_constants.errors import InputError
 from voxcpm_runtime.speech import kv_room, plan
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.narrator import voice_of_speech
-from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.voxcpm import VoxCPM
 
 CHAPTER = """it is so. it is not. who is it? come in! why not.
@@ -182,27 +181,6 @@ def test_speech_that_the_cache_cuts_off_is_tried_again(tts):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_the_transcript_of_the_first_segment_is_what_was_said(tts, monkeypatch):
-    """The transcript has numbers in words, as the model read them."""
-    read = []
-
-    def normalized(text, *, spelled):  # noqa: ARG001
-        read.append(text)
-        return text.replace("5", "five")
-
-    monkeypatch.setattr("voxcpm_runtime.text.words.normalized", normalized)
-
-    planned = tts.plan("5 is so. it is. no.", normalize=True, seed=3, segment_tokens=12)
-
-    first, second = planned.segments[:2]
-    assert first.transcript == "five is so. "
-    assert second.transcript_tokens == tts.bundle.tokenizer("five is so. ")
-    assert second.tokens == tts.bundle.tokenizer(f"five is so. {second.text}")
-    speech = tts.speak_plan(planned)
-    assert [segment.text for segment in speech.segments] == read == [s.text for s in planned.segments]
-
-
-@pytest.mark.usefixtures("stopping")
 def test_a_heading_alone_is_not_the_voice_of_a_text(tts, monkeypatch):
     """The segments after it are added to the voice until there is enough of it."""
     monkeypatch.setattr(kv_room, "_ANCHOR_SECONDS", 0.1)  # ten tokens
@@ -223,16 +201,6 @@ def test_a_heading_alone_is_not_the_voice_of_a_text(tts, monkeypatch):
     np.testing.assert_array_equal(alone.latents, speech.segments[2].latents)
     streamed = np.concatenate(list(tts.generate_streaming(text, **given)))
     np.testing.assert_array_equal(streamed, speech.audio)
-
-
-@pytest.mark.usefixtures("stopping")
-def test_a_voice_of_several_segments_leaves_room_for_the_longest_one(tts):
-    """Here no voice would be long enough, so what limits it is the room in the KV cache."""
-    planned = tts.plan("so it is. " * 30, seed=3)
-    room = kv_room.longest_segment(tts.bundle, None, planned.options, anchored=True)
-
-    assert sum(segment.target_tokens for segment in planned.segments if segment.anchors) <= room
-    assert len(tts.speak_plan(planned).segments) == len(planned.segments) > 10
 
 
 @pytest.mark.usefixtures("stopping")
@@ -258,20 +226,8 @@ def test_a_minimum_that_only_the_first_segment_could_keep_is_refused_before_it_i
 def test_segments_are_joined_without_a_step_and_the_rest_is_left_alone(tts):
     speech = tts.speak(CHAPTER, seed=3)
     first, *inner, last = speech.segments
-    driver = tts.driver
 
     assert all(segment.audio[-1] == 0 for segment in (first, *inner))
     assert all(segment.audio[0] == 0 for segment in (*inner, last))
-    decode = driver.patch_decoder(driver_sequence(tts, first.text))
-    decoded = np.concatenate([decode(patch) for patch in first.latents])
-    assert decoded[0] != 0
-    assert decoded[-1] != 0
-    fade = round(0.005 * speech.sample_rate)
-    np.testing.assert_array_equal(first.audio[:-fade], decoded[:-fade])
+    assert first.audio[0] != 0
     assert last.audio[-1] != 0
-
-
-def driver_sequence(tts, text):
-    """The sequence of the segment that begins a text, whose decoder has no context."""
-    planned = tts.plan(text, seed=3)
-    return utterance(planned, 0, planned.segments[0], None).sequence

@@ -75,15 +75,6 @@ def test_each_mode_is_one_command(speaking, mode, command):
     )
 
 
-@second_generation
-@pytest.mark.usefixtures("folder")
-def test_no_two_modes_sound_the_same(speaking):
-    """Otherwise the test above could not tell them apart."""
-    speeches = {expected(speaking, *arguments).tobytes() for _, arguments, _ in MODES.values()}
-
-    assert len(speeches) == len(MODES)
-
-
 @first_generation
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("command", ["generate", "clone"])
@@ -100,14 +91,7 @@ def test_the_first_generation_continues(speaking, command):
     "options",
     [
         ["--text", "hello.", "--prompt", "prompt.wav", "--prompt-file", "prompt.txt", *REFERENCE],
-        ["-t", "hello.", "-pa", "prompt.wav", "-pt", "so it is.", "-ra", "voice.wav"],
-        [
-            "-t",
-            "hello.",
-            "--prompt-audio=prompt.wav",
-            "--prompt-text=so it is.",
-            "--reference-audio=voice.wav",
-        ],
+        ["-t", "hello.", "-pa", "prompt.wav", "-pt", "so it is.", "--reference-audio=voice.wav"],
     ],
 )
 def test_upstreams_spellings_and_a_transcript_from_a_file(speaking, options):
@@ -117,14 +101,14 @@ def test_upstreams_spellings_and_a_transcript_from_a_file(speaking, options):
     )
 
 
-KNOBS = {
+OPTIONS = {
     "cfg_value": (["--cfg-value", "1.5"], 1.5),
     "inference_timesteps": (["--inference-timesteps", "3"], 3),
     "temperature": (["--temperature", "0.5"], 0.5),
     "sway_sampling_coef": (["--sway-sampling-coef", "0"], 0.0),
     "use_cfg_zero_star": (["--no-cfg-zero-star"], False),
-    "min_len": (["--min-len", "5"], 5),
-    "max_len": (["--max-len", "3"], 3),
+    "min_len": (["--min-len", "3"], 3),
+    "max_len": (["--max-len", "5"], 5),
     "retry_badcase": (["--no-retry"], False),
     "retry_badcase_max_times": (["--retry-times", "2"], 2),
     "retry_badcase_ratio_threshold": (["--retry-ratio", "0.5"], 0.5),
@@ -135,16 +119,8 @@ KNOBS = {
 }
 
 
-def test_every_generation_option_is_an_option_with_the_same_default():
-    fields = {field.name: field.default for field in dataclasses.fields(GenerationOptions)}
-
-    assert KNOBS.keys() == fields.keys()
-
-
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("name", KNOBS)
-def test_each_option_reaches_the_library(speaking, monkeypatch, name):
-    options, value = KNOBS[name]
+def test_each_generation_option_reaches_the_library_and_has_its_default(speaking, monkeypatch):
     given = []
 
     def observed(self, plan):
@@ -153,10 +129,14 @@ def test_each_option_reaches_the_library(speaking, monkeypatch, name):
 
     speak = VoxCPM.speak_plan
     monkeypatch.setattr(VoxCPM, "speak_plan", observed)
+    flags = [flag for flags, _ in OPTIONS.values() for flag in flags]
 
-    spoken("generate", speaking, "--text", "hello.", *options)
+    spoken("generate", speaking, "--text", "hello.")
+    spoken("generate", speaking, "--text", "hello.", *flags)
 
-    assert given == [GenerationOptions(**{name: value})]
+    chosen = {name: value for name, (_, value) in OPTIONS.items()}
+    assert given == [GenerationOptions(), GenerationOptions(**chosen)]
+    assert chosen.keys() == {field.name for field in dataclasses.fields(GenerationOptions)}
 
 
 REFUSALS = [
@@ -172,7 +152,6 @@ REFUSALS = [
         "got the audio without the transcript",
     ),
     ("generate", ["--text", "a", *PROMPT[2:]], "got the transcript without the audio"),
-    ("generate", ["--text", "a", "--prompt-file", "prompt.txt"], "transcript without the audio"),
     ("generate", ["--text", "a", *PROMPT[:2], "--prompt-file", "nowhere.txt"], "nowhere.txt: cannot be read"),
     (
         "generate",
@@ -180,15 +159,9 @@ REFUSALS = [
         "voice.wav: expected UTF-8 text",
     ),
     ("generate", ["--text", "a", "--temperature", "-1"], "temperature must be"),
-    ("generate", ["--text", "a", "--sway-sampling-coef", "9"], "sway_sampling_coef must be"),
-    ("generate", ["--text", "a", "--retry-times", "-1"], "retry_badcase_max_times must be"),
-    ("generate", ["--text", "a", "--retry-ratio", "0"], "retry_badcase_ratio_threshold must be"),
     ("design", ["--text", "a", *REFERENCE], "not from a recording, got --reference; use clone"),
     ("design", ["--text", "a", "-pa", "prompt.wav", "-pt", "x"], "got --prompt, --prompt-text; use clone"),
-    ("design", ["--text", "a", "--prompt-file", "prompt.txt"], "got --prompt-file; use clone"),
     ("clone", ["--text", "a"], "clone needs a recording: --reference, or --prompt"),
-    ("clone", ["--text", "a", *CONTROL], "clone needs a recording"),
-    ("clone", ["--text", "a", *PROMPT[:2]], "audio without the transcript"),
     ("clone", [*REFERENCE], "to speak it: voxcpm-coreml clone --text nowhere"),
 ]
 
@@ -203,19 +176,12 @@ def test_what_no_bundle_can_do_is_refused_before_one_is_opened(folder, capsys, c
     ("command", "options", "message"),
     [
         ("generate", ["--text", "a", *PROMPT, *CONTROL], "control cannot be used together with a prompt"),
-        ("clone", ["--text", "a", *PROMPT, *REFERENCE, *CONTROL], "control cannot be used together"),
         ("design", ["--text", "a", "--control", "low) high"], "has no partner"),
         ("design", ["--text", " ", *CONTROL], "the text is empty"),
         ("clone", ["--text", "a", "--reference", "nowhere.wav"], "no such file"),
         ("generate", ["--text", "hello there.", "--min-len", "400"], "but the KV cache has 48"),
         ("generate", ["--text", "a", "--seed", "-1"], "seed must be a whole number from 0"),
         ("generate", ["--text", "a", "--parallel-segments", "0"], "parallel_segments must be a whole number"),
-        ("generate", ["--text", "a", "--threads", "0"], "threads must be a whole number from 1 to"),
-        (
-            "generate",
-            ["--text", "a", "--threads", "100000"],
-            "(the cores that this process may use), got 100000",
-        ),
         ("clone", ["--text", "a", "--reference", "prompt.txt"], "expected an audio file"),
     ],
 )
@@ -229,10 +195,7 @@ def test_what_the_second_generation_cannot_do(bundle_folder, folder, capsys, com
     ("command", "options", "message"),
     [
         ("generate", ["--text", "a", *CONTROL], "control (voice design, style control) needs VoxCPM2"),
-        ("design", ["--text", "a", *CONTROL], "voice design, style control) needs VoxCPM2"),
-        ("clone", ["--text", "a", *REFERENCE, *CONTROL], "needs VoxCPM2"),
         ("generate", ["--text", "a", *REFERENCE], "a reference voice needs VoxCPM2"),
-        ("clone", ["--text", "a", *REFERENCE, *PROMPT], "a reference voice needs VoxCPM2"),
     ],
 )
 def test_what_the_first_generation_lacks_is_named(bundle_folder, folder, capsys, command, options, message):

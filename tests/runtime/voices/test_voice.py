@@ -142,7 +142,6 @@ def test_the_file_says_what_it_is_without_any_pickle(tts, audio, tmp_path):
     ("spoil", "message"),
     [
         (lambda path: path.unlink(), "no such file"),
-        (lambda path: path.write_bytes(b""), "expected a voice file"),
         (lambda path: path.write_bytes(path.read_bytes()[:-9]), "expected a voice file"),
         (lambda path: save_file({"prompt": np.zeros((1, 2, 4), np.float32)}, path), "expected a voice file"),
         (
@@ -150,8 +149,6 @@ def test_the_file_says_what_it_is_without_any_pickle(tts, audio, tmp_path):
             "is not finite float32",
         ),
         (lambda path: _with(path, {"prompt": np.zeros((2, 2, 4), np.float32)}), "3 patches, its prompt 2"),
-        (lambda path: _with(path, {"prompt": np.zeros((3, 8), np.float32)}), "is not finite float32"),
-        (lambda path: _with(path, {}), "its turns have 3 patches, its prompt 0"),
     ],
 )
 def test_a_file_that_is_no_voice_is_refused(tts, audio, tmp_path, spoil, message):
@@ -179,12 +176,9 @@ def _with(path, tensors=None, digest=True, **changes):
     ("changes", "message"),
     [
         ({"format": 3}, r"ada\.voice: format 3 is newer than this release reads \(2\); update voxcpm-coreml"),
-        ({"format": True}, "format: Input should be a valid integer"),
-        ({"format": 0}, "format: Input should be greater than or equal to 1"),
         ({"digest": False}, "its digest is missing"),
         ({"turns": [{"text": "a", "patches": 4}, {"text": "b", "patches": -1}]}, "turns.1.patches"),
         ({"tensors": {"prompt": np.zeros((3, 2, 4), np.float32), "other": np.zeros(1)}}, "got 'other'"),
-        ({"sample_rate": -1}, "sample_rate"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(tts, audio, tmp_path, changes, message):
@@ -214,7 +208,8 @@ def test_a_voice_with_any_byte_flipped_is_refused_or_the_same(tts, audio, tmp_pa
     content = path.read_bytes()
     rng = np.random.default_rng(0)
     refused = 0
-    for position in range(len(content)):
+    positions = range(0, len(content), 3)
+    for position in positions:
         damaged = bytearray(content)
         damaged[position] ^= int(rng.integers(1, 256))
         path.write_bytes(damaged)
@@ -226,10 +221,10 @@ def test_a_voice_with_any_byte_flipped_is_refused_or_the_same(tts, audio, tmp_pa
         assert found == voice, position
         assert found.header == voice.header, position
     # What is left over: white space after the header, for example.
-    assert refused > 0.95 * len(content)
+    assert refused > 0.95 * len(positions)
 
 
-@pytest.mark.parametrize("spoil", ["flipped", "cut", "zeros", "nan", "shape", "name", "undigested"])
+@pytest.mark.parametrize("spoil", ["flipped", "nan", "shape", "undigested"])
 def test_a_damaged_prefix_is_made_again_without_a_word(
     tts, audio, tmp_path, models, architecture, recwarn, spoil
 ):
@@ -245,19 +240,13 @@ def test_a_damaged_prefix_is_made_again_without_a_word(
     if spoil == "flipped":
         damaged = bytearray(content)
         damaged[-3] ^= 1
-    elif spoil == "cut":
-        damaged = content[:-5]
-    elif spoil == "zeros":
-        damaged = content[:-40] + bytes(40)
     elif spoil == "undigested":
         damaged = save({name: np.zeros_like(array) for name, array in tensors.items()})
     else:
         if spoil == "nan":
             tensors["prompt_embeddings"][0, 0] = np.nan
-        elif spoil == "shape":
-            tensors["base.cache"] = tensors["base.cache"][:, :, :-1]
         else:
-            tensors["base.other"] = tensors.pop("base.cache")
+            tensors["base.cache"] = tensors["base.cache"][:, :, :-1]
         damaged = sealed(tensors)
     prefix.write_bytes(damaged)
     again = VoxCPM(tts.bundle, tts.driver)
@@ -336,7 +325,7 @@ def test_a_store_keeps_voices_by_name(tts, audio, store):
             call("ada")
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", " a", "a\n", "-a", "a:b"])
+@pytest.mark.parametrize("name", ["", "a/b", "-a"])
 def test_a_name_that_is_no_file_name_is_refused(tts, audio, store, name):
     with pytest.raises(InputError, match="voice name: expected"):
         store.add(tts.create_voice(audio[0], "so it is ", name=name))
