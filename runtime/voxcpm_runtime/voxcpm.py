@@ -36,7 +36,7 @@ from voxcpm_runtime.speech.results import Piece, Speech
 from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, checked_chunking, chunked, speak, stream
 from voxcpm_runtime.speech.utterance import voice_lead
 from voxcpm_runtime.storage.process_memory import return_freed_memory
-from voxcpm_runtime.text.letters import is_of_letters, spelled
+from voxcpm_runtime.text.letters import spelled
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.text.words import checked_text, valid_unicode
 from voxcpm_runtime.upstream_names import UpstreamNames
@@ -125,7 +125,7 @@ class VoxCPM(UpstreamNames):
         next_patch = load_next_patch(bundle, models, device)
         driver = Driver(bundle.architecture, bundle.manifest.sizes, bundle.constants, models, next_patch)
         return_freed_memory()
-        if is_of_letters(bundle.tokenizer):
+        if bundle.tokenizer.has_letters_only:
             # Builds the tables of English, 80 ms that the first text need not wait for.
             spelled("a", bundle.tokenizer)
         return cls(bundle, driver, arithmetic_key({name: p.unit for name, p in placed.items()}, device))
@@ -218,7 +218,9 @@ class VoxCPM(UpstreamNames):
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         # Without a text there would be nothing to refuse: that is a session's plan.
-        return self._checked(checked_text(text, "text"), recordings, named_options(options, given))
+        return self._checked(
+            checked_text(text, "text"), recordings, named_options(options, given) if options else given
+        )
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""

@@ -20,6 +20,8 @@ Reason = Literal["", "long", "short", "cut"]
 _LONG, _SHORT, _ENDED = 1.4, 0.6, 2.0
 # Seconds that any text may take beyond the expected time: a word or two may be said slowly.
 _MORE = 0.8
+_MORE_THAN_MIN_LEN = 3
+"""Patches that the shortest speech, which has min_len + 2, is exceeded with."""
 _PACES = (0.8, 1.5)
 """Least and greatest pace that is believed; a prompt with long silence, or a wrong transcript, has another."""
 
@@ -58,7 +60,7 @@ class ExpectedLength:
 
 def letters_in(text: str) -> int:
     """Number of letters and digits of a text, by which its expected time is counted."""
-    return sum(char.isalnum() for char in text)
+    return sum(map(str.isalnum, text))
 
 
 def pace(profile: SpeechProfile, letters: int, seconds: float) -> float:
@@ -74,7 +76,7 @@ def expected_length(
 ) -> ExpectedLength:
     """The length of a text of so many letters. pace: see `pace`. min_len: the option; its length is not too long."""
     seconds = profile.expected_seconds(max(letters, 1)) * pace
-    longest = max(max(_LONG * seconds, seconds + _MORE) / patch_seconds, _longer_than(min_len))
+    longest = max(max(_LONG * seconds, seconds + _MORE) / patch_seconds, min_len + _MORE_THAN_MIN_LEN)
     return ExpectedLength(
         seconds=seconds,
         patch_seconds=patch_seconds,
@@ -91,9 +93,4 @@ def upstream_length(
 
     min_len: the option; unlike upstream's, its length is not too long.
     """
-    return ExpectedLength(None, patch_seconds, max(tokens * ratio - context, _longer_than(min_len)))
-
-
-def _longer_than(min_len: int) -> int:
-    """One patch more than the shortest speech, which has min_len + 2."""
-    return min_len + 3
+    return ExpectedLength(None, patch_seconds, max(tokens * ratio - context, min_len + _MORE_THAN_MIN_LEN))

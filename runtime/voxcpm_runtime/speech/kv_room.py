@@ -7,7 +7,6 @@ from typing import Protocol
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.options import DEFAULT_MAX_LEN, SEGMENT_TOKENS, GenerationOptions
-from voxcpm_runtime.text.letters import is_of_letters
 
 SECONDS_PER_TOKEN = 0.5
 """Upper estimate of the time that a token takes to say, slow speech included; it gives the room that a text needs."""
@@ -37,17 +36,15 @@ class VoiceSize(Protocol):
         """Number of patches of the reference."""
 
 
-def reference_positions(voice: VoiceSize | None) -> int:
+def reference_positions(voice: VoiceSize) -> int:
     """Positions that a voice's reference takes, its two markers included."""
-    if voice is None or not voice.reference_patches:
-        return 0
-    return voice.reference_patches + _REFERENCE_MARKERS
+    return voice.reference_patches + _REFERENCE_MARKERS if voice.reference_patches else 0
 
 
 def positions(text_tokens: int, voice: VoiceSize | None) -> int:
     """Positions before the first generated patch: text tokens, audio start, and the voice's audio with its markers."""
-    prompt = 0 if voice is None else voice.prompt_patches
-    return text_tokens + _AUDIO_START_POSITIONS + prompt + reference_positions(voice)
+    before = text_tokens + _AUDIO_START_POSITIONS
+    return before if voice is None else before + voice.prompt_patches + reference_positions(voice)
 
 
 def patch_bound(target_tokens: int, options: GenerationOptions) -> int:
@@ -108,4 +105,4 @@ def min_anchor(bundle: Bundle) -> float:
 
 
 def _seconds_per_token(bundle: Bundle) -> float:
-    return SECONDS_PER_LETTER if is_of_letters(bundle.tokenizer) else SECONDS_PER_TOKEN
+    return SECONDS_PER_LETTER if bundle.tokenizer.has_letters_only else SECONDS_PER_TOKEN

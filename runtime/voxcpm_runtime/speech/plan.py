@@ -37,7 +37,6 @@ from voxcpm_runtime.text.control import checked_control, controlled
 from voxcpm_runtime.text.letters import (
     check_sayable,
     continued_transcript,
-    is_of_letters,
     listed,
     spelled,
     spelled_transcript,
@@ -275,7 +274,9 @@ class Plan:
         return spelled(self._said(segment.text), self.bundle.tokenizer)
 
     def _said(self, text: str) -> str:
-        return said_text(text, normalize=self.options.normalize, spelled=is_of_letters(self.bundle.tokenizer))
+        return said_text(
+            text, normalize=self.options.normalize, spelled=self.bundle.tokenizer.has_letters_only
+        )
 
     def _count(self, text: str, target: int) -> int:
         """Number of tokens of a text; more than `target` also if it is expected to take more than `longest_seconds`."""

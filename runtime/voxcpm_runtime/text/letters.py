@@ -35,12 +35,6 @@ _TIDYING = rules(
 )
 
 
-# A text is read again for each way of cutting it that is tried.
-@functools.lru_cache(maxsize=256)
-def _read_aloud(sentence: str) -> str:
-    return sentence if (english := english_room()) is None else english.read_aloud(sentence)
-
-
 def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
     """The text as it is read aloud, for a vocabulary of letters; unchanged if the vocabulary has digits.
 
@@ -48,10 +42,13 @@ def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
     that told the name Max from an abbreviation. Raises InputError for letters of other alphabets, and if nothing is
     left to say.
     """
-    if not is_of_letters(tokenizer):
+    if not tokenizer.has_letters_only:
         return text
+    said: list[str] = []
     # By sentences, so that the stop after an abbreviation is not lost where it also ends a sentence.
-    said = [_tidy(_known(_read_aloud(sentence.text), tokenizer)) for sentence in sentences(text)]
+    for sentence in sentences(text):
+        read = _known(_read_aloud(sentence.text), tokenizer)
+        said.append(_tidy(read))
     whole = " ".join(filter(None, said))
     if left := tokenizer.unknown_characters("".join(dict.fromkeys(whole))):
         raise InputError(
@@ -69,7 +66,7 @@ def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
 
 def check_sayable(text: str, tokenizer: TextTokenizer) -> None:
     """Raises InputError, as `spelled` does, for a text with letters of other alphabets, without reading it aloud."""
-    if is_of_letters(tokenizer):
+    if tokenizer.has_letters_only:
         for char in dict.fromkeys(text):
             if char.isalpha() and not char.isascii():
                 spelled(f"a {char} a", tokenizer)
@@ -83,7 +80,7 @@ def listed(characters: str) -> str:
 
 def spelled_transcript(transcript: str, tokenizer: TextTokenizer) -> str:
     """The transcript as `spelled` rewrites it, with a space to separate it from the text; empty if it was empty."""
-    if not transcript or not is_of_letters(tokenizer):
+    if not transcript or not tokenizer.has_letters_only:
         return transcript
     return f"{spelled(transcript, tokenizer, 'prompt_text')} "
 
@@ -94,12 +91,13 @@ def continued_transcript(said: str, tokenizer: TextTokenizer) -> str:
     A blank line ends the sentence for a voice of letters, so that each text of a joined transcript is spelled as it
     was alone, also if it ended in the middle of a sentence.
     """
-    return f"{said}\n\n" if is_of_letters(tokenizer) else parted(said)
+    return f"{said}\n\n" if tokenizer.has_letters_only else parted(said)
 
 
-def is_of_letters(tokenizer: TextTokenizer) -> bool:
-    """Whether the vocabulary is letters and a few marks, without digits."""
-    return bool(tokenizer.unknown_characters("0123456789"))
+# A text is read again for each way of cutting it that is tried.
+@functools.lru_cache(maxsize=256)
+def _read_aloud(sentence: str) -> str:
+    return sentence if (english := english_room()) is None else english.read_aloud(sentence)
 
 
 def _known(text: str, tokenizer: TextTokenizer) -> str:
@@ -107,7 +105,7 @@ def _known(text: str, tokenizer: TextTokenizer) -> str:
     text = text.lower()
     # Each character once: whether a vocabulary has it does not depend on its neighbours.
     unknown = tokenizer.unknown_characters("".join(dict.fromkeys(text)))
-    return text.translate({ord(char): _replacement(char) for char in unknown})
+    return text.translate({ord(char): _replacement(char) for char in unknown}) if unknown else text
 
 
 def _replacement(char: str) -> str:
@@ -121,7 +119,7 @@ def _replacement(char: str) -> str:
 def _tidy(text: str) -> str:
     """The sentence with one space between words and one mark between clauses; empty if it has no word."""
     tidy = substituted(text, _TIDYING).strip(" ,")
-    if not any(char.isalpha() for char in tidy):
+    if not any(map(str.isalpha, tidy)):
         return ""
     tidy = tidy.lstrip(" ,.!?-'") if tidy[0] in ".!?,-" else tidy
     return tidy if tidy[-1] in _STOPS else f"{tidy}."
