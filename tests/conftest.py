@@ -165,6 +165,8 @@ def _group(item: pytest.Item) -> str:
     path = item.path.relative_to(REPOSITORY / "tests")
     if marks:
         return min(marks)
+    if "cluster" in path.parts:
+        return "ray"
     if path.parts[0] == "robustness":
         return "robustness"
     if "core_ai" in path.as_posix():

@@ -63,7 +63,6 @@ class VoxCPM(UpstreamNames):
         **named: object,
     ) -> None:
         """Make one from loaded step models. driver: over them. arithmetic: `arithmetic_key` of their units.
-
         Raises InputError for anything else: upstream's constructor takes a folder, as `from_pretrained` does here.
         """
         if of_upstream or named or not isinstance(bundle, Bundle) or not isinstance(driver, Driver):
@@ -300,14 +299,11 @@ class VoxCPM(UpstreamNames):
     ) -> Iterator[Audio]:
         """The speech of a plan in chunks (samples,). Arguments, errors and warnings: see `generate_streaming`."""
         chunking = checked_chunking(chunk_patches, first_chunk_patches)
-        instance(plan, Plan, "plan", "a Plan")
-        return chunked(stream(plan, self._narrator(plan), plan.segments), *chunking)
+        pieces = stream(instance(plan, Plan, "plan", "a Plan"), self._narrator(plan), plan.segments)
+        return chunked(pieces, *chunking)
 
     def continuous_batch(self) -> ContinuousBatch:
-        """The slots of the batch that the bundle was converted for, for speeches that come and go at any time.
-
-        Raises InputError after `close`.
-        """
+        """The slots of the bundle's batch, for speeches that come and go. Raises InputError after `close`."""
         return ContinuousBatch(BatchSlots(self.batch_driver), self._narrator)
 
     def session(
@@ -329,6 +325,8 @@ class VoxCPM(UpstreamNames):
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         planned = self._checked(None, recordings, given)
+        if batch is not None:
+            instance(batch, ContinuousBatch, "batch", "a ContinuousBatch")
         voice = planned.encoded_voice(self.batch_driver)
 
         def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:

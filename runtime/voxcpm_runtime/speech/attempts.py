@@ -52,6 +52,7 @@ def attempts(
     with system_errors_as(InputError):
         began = time.perf_counter()
         ending = ending or CancelToken(plan.cancel)
+        beside = releases_gil(driver.models[AUDIO_VAE_DECODER])
         driver = driver.over(polling(driver.models, ending), polling_patch(driver.next_patch, ending))
         prefilled = driver.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
         judged = plan.options.retry_badcase
@@ -72,7 +73,7 @@ def attempts(
                 # A caller's own source of noise is not drawn from for a patch that nobody asks for.
                 ahead=plan.randomness.rng is None,
             )
-            if releases_gil(driver.models[AUDIO_VAE_DECODER]):
+            if beside:
                 # A patch is decoded while the next one is predicted.
                 patches = one_ahead(patches)
             finished = False

@@ -14,12 +14,6 @@ import pytest
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.ray)
-
-
 @pytest.fixture(scope="session")
 def bundle() -> Path:
     """The built-in voice."""

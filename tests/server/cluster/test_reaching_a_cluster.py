@@ -6,8 +6,6 @@ import pytest
 
 from voxcpm_runtime import InputError
 
-pytestmark = pytest.mark.ray
-
 
 def test_a_node_that_does_not_start_in_time_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray", reason="needs the extra ray: make test-ray", exc_type=ImportError)
