@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -64,8 +63,10 @@ def test_a_refusal_has_core_mls_words_and_the_trials_go_on(core_ml: StandIn, bun
     assert "ANECCompile() FAILED" in refused.message
 
 
-@pytest.mark.parametrize(("does", "word"), [("abort", "SIGABRT"), ("kill", "SIGKILL")])
-@pytest.mark.parametrize(("at", "stage"), [("load", "load"), ("predict", "check")])
+@pytest.mark.parametrize(
+    ("does", "word", "at", "stage"),
+    [("abort", "SIGABRT", "load", "load"), ("kill", "SIGKILL", "predict", "check")],
+)
 def test_a_crash_is_a_row_and_the_trials_go_on_in_another_child(
     core_ml: StandIn, bundle: Bundle, does: str, word: str, at: str, stage: str
 ) -> None:
@@ -81,12 +82,10 @@ def test_a_crash_is_a_row_and_the_trials_go_on_in_another_child(
 
 def test_a_child_that_hangs_is_ended_after_its_time(core_ml: StandIn, bundle: Bundle) -> None:
     core_ml.fault(package=LOCDIT_STEP, does="hang")
-    began = time.monotonic()
 
     hung, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER, limit=LIMIT)
 
     assert (hung.outcome, hung.stage, correct.outcome) == ("hung", "load", "correct")
-    assert time.monotonic() - began < 60
     (pid,) = {event["pid"] for event in core_ml.events("load") if event["package"] == LOCDIT_STEP}
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -124,19 +123,16 @@ def test_the_plan_counts_the_operations_of_the_default_function(
     assert operations_by_device(package, "digest", "cpu") == {"cpu": 3}
 
 
-@pytest.mark.parametrize("does", ["abort", "kill"])
-def test_a_unit_that_ends_the_process_after_a_while_is_replaced(
-    core_ml: StandIn, bundle: Bundle, does: str
-) -> None:
+def test_a_unit_that_ends_the_process_after_a_while_is_replaced(core_ml: StandIn, bundle: Bundle) -> None:
     """Also tried is the fp32 AudioVAE, which the bundle has."""
-    core_ml.fault(package=AUDIO_VAE_DECODER, unit="CPU_ONLY", at="predict", does=does, after=20)
+    core_ml.fault(package=AUDIO_VAE_DECODER, unit="CPU_ONLY", at="predict", does="abort", after=20)
     found = [Trial(step_model=AUDIO_VAE_DECODER, unit=u, outcome="correct") for u in ("cpu", "cpu_and_gpu")]
     found += [Trial(step_model=AUDIO_VAE_ENCODER, unit="cpu", outcome="correct", call_seconds=1.0)]
 
     first, *others = endurance(bundle, found, 3 / 60, limit=60, begun=lambda name, unit: None)
 
     assert (first.outcome, first.step_model, first.precision) == ("crashed", AUDIO_VAE_DECODER, "fp16")
-    assert first.message.startswith({"abort": "SIGABRT", "kill": "SIGKILL"}[does])
+    assert first.message.startswith("SIGABRT")
     assert first.units == {AUDIO_VAE_DECODER: "cpu", AUDIO_VAE_ENCODER: "cpu"}
     assert [(o.precision, o.units[AUDIO_VAE_DECODER]) for o in others] == [
         ("fp32", "cpu"),
