@@ -8,7 +8,6 @@ import pytest
 from voxcpm_constants.macos import MacOS
 from voxcpm_runtime.backends.core_ml import measured_units as saved
 from voxcpm_runtime.doctor.agreement import FLOORS, Agreement, correlation
-from voxcpm_runtime.doctor.anonymous import anonymous
 from voxcpm_runtime.doctor.report import Described, Machine, Report, known_crash
 from voxcpm_runtime.doctor.trials import Endurance, Trial, fastest_correct
 
@@ -131,21 +130,6 @@ def test_a_damaged_choice_counts_as_none(content):
     path.write_text(content)
 
     assert saved.measured_units("digest") == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("cannot open /Users/ada/b/fp16/x.mlpackage.", "cannot open …/x.mlpackage."),
-        ("file:///private/var/folders/a/b/model.mil: bad", "…/model.mil: bad"),
-        ("in '~/voices/ada.voice'", "in '…/ada.voice'"),
-        ("2 m/s, and/or 3/4", "2 m/s, and/or 3/4"),
-    ],
-)
-def test_of_a_path_the_last_part_is_left(text, left, monkeypatch):
-    monkeypatch.setattr("getpass.getuser", lambda: "nobody-here")
-
-    assert anonymous({"advice": [text, 1, None]}, []) == {"advice": [left, 1, None]}
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from coremltools.proto import Model_pb2
 
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
@@ -19,13 +17,11 @@ from voxcpm_constants.step_models import (
     RESIDUAL_LM_STEP,
 )
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.doctor.placement import operations_by_device
 from voxcpm_runtime.doctor.trials import Trial, endurance, trials
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
 
-MODEL_FILE = "Data/com.apple.CoreML/model.mlmodel"
 
 # A child has a minute more to start.
 LIMIT = 8.0
@@ -89,38 +85,6 @@ def test_a_child_that_hangs_is_ended_after_its_time(core_ml: StandIn, bundle: Bu
     (pid,) = {event["pid"] for event in core_ml.events("load") if event["package"] == LOCDIT_STEP}
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-class MLCPUComputeDevice:
-    pass
-
-
-def test_the_plan_counts_the_operations_of_the_default_function(
-    core_ml: StandIn,  # noqa: ARG001 - in place
-    tiny_bundle_15: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Core ML plans the default function of a package only."""
-    from coremltools.models import compute_plan
-
-    def load_from_path(path: str, _unit: object) -> SimpleNamespace:
-        spec = Model_pb2.Model()
-        spec.ParseFromString((Path(path) / MODEL_FILE).read_bytes())
-        blocks = {
-            name: SimpleNamespace(block=SimpleNamespace(operations=[(name, index) for index in range(3)]))
-            for name in spec.mlProgram.functions
-        }
-        planned = SimpleNamespace(preferred_compute_device=MLCPUComputeDevice())
-        default = spec.description.defaultFunctionName
-        return SimpleNamespace(
-            model_structure=SimpleNamespace(program=SimpleNamespace(functions=blocks)),
-            get_compute_device_usage_for_mlprogram_operation=lambda o: planned if o[0] == default else None,
-        )
-
-    monkeypatch.setattr(compute_plan, "MLComputePlan", SimpleNamespace(load_from_path=load_from_path))
-    package = tiny_bundle_15 / "fp16" / f"{RESIDUAL_LM_STEP}.mlpackage"
-
-    assert operations_by_device(package, "digest", "cpu") == {"cpu": 3}
 
 
 def test_a_unit_that_ends_the_process_after_a_while_is_replaced(core_ml: StandIn, bundle: Bundle) -> None:

@@ -15,7 +15,6 @@ from encoding_speaker import RATE, SPOKEN, TEXT, Speaker, as_tuple, heard
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session.session import Session
 from voxcpm_runtime.speech.results import Piece
-from voxcpm_runtime.text.segments import segments
 from waiting import until
 
 
@@ -114,17 +113,6 @@ def test_half_a_surrogate_pair_is_refused_and_the_text_around_it_is_spoken(fragm
         assert {chunk.text for chunk in session} == {said}
 
 
-def test_a_sentence_is_heard_while_the_next_is_being_written() -> None:
-    with Session(Speaker(), RATE) as session:
-        session.push_text("Hello there. How are")
-        chunks = [session.next_audio_chunk(timeout=10) for _ in range(len("Hello there.") // 2)]
-        assert {chunk.sentence for chunk in chunks} == {0}
-        assert session.next_audio_chunk(timeout=0.02) is None
-        assert not session.finished
-        session.push_text(" you? I")
-        assert session.next_audio_chunk(timeout=10).sentence == 1
-
-
 def test_a_full_buffer_stops_the_speaker_until_a_chunk_is_read() -> None:
     speaker = Speaker()
     with Session(speaker, RATE, buffer_seconds=0.1) as session:  # 5 patches
@@ -182,22 +170,6 @@ def test_what_has_nothing_to_say_is_skipped(text: str) -> None:
         session.flush()
         assert sorted({chunk.sentence for chunk in session}) == [0, 1]
     assert [segment.text for segment in speaker.segments] == ["Hello.", "Bye."]
-
-
-def test_a_sentence_may_be_spoken_in_segments() -> None:
-    speaker = Speaker()
-    split = lambda text: segments(text, lambda part: len(part.split()), 3)  # noqa: E731
-    with Session(speaker, RATE, split=split) as session:
-        session.push_text("One two three, four five six. Seven.\n\nEight.")
-        session.flush()
-        chunks = list(session)
-    assert [tuple(segment) for segment in speaker.segments] == [
-        ("One two three,", False),
-        ("four five six.", False),
-        ("Seven.", True),
-        ("Eight.", False),
-    ]
-    assert [chunk.sentence for chunk in chunks] == [0] * 14 + [1] * 3 + [2] * 4
 
 
 def test_a_state_id_tells_what_the_sound_follows_from() -> None:
@@ -258,3 +230,16 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: float) -> No
         pytest.raises(InputError, match="timeout must be a number of seconds from 0, or None for no limit"),
     ):
         session.next_audio_chunk(timeout=timeout)
+
+
+def test_a_piece_larger_than_the_buffer_comes_in_parts() -> None:
+    with Session(Speaker(patch=250), RATE, buffer_seconds=0.1) as session:
+        session.push_text("Hi!!")
+        session.flush()
+        chunks = list(session)
+    assert [len(chunk.pcm) for chunk in chunks] == [100, 100, 50] * 2
+    assert [chunk.offset for chunk in chunks] == [0, 100, 200, 250, 350, 450]
+    assert len({chunk.state_id for chunk in chunks}) == 6
+    assert b"".join(chunk.pcm.tobytes() for chunk in chunks) == b"".join(
+        np.round(Speaker(patch=250).audio(0, patch) * 32767).astype(np.int16).tobytes() for patch in range(2)
+    )

@@ -142,27 +142,6 @@ def speaking_threads() -> int:
     return sum(thread.name == "voxcpm-session" for thread in threading.enumerate())
 
 
-def test_a_session_has_a_thread_only_while_it_has_a_sentence_to_speak() -> None:
-    free = threading.Event()
-    speaker = Speaker(pause=lambda: float(not free.wait(10)))
-    with Session(speaker, RATE) as session:
-        session.push_text("Not yet a sentence")
-        assert not session.finished
-        assert speaking_threads() == 0
-        session.flush()
-        assert speaking_threads() == 1
-        free.set()
-        assert len(list(session)) == 9
-        until(lambda: speaking_threads() == 0)
-        session.push_text("And one. And ano")
-        assert session.next_audio_chunk().sentence == 1
-        until(lambda: speaking_threads() == 0)
-        session.push_text("ther.")
-        session.flush()
-        assert [segment.text for segment in speaker.segments[1:]] == ["And one."]
-        assert {chunk.sentence for chunk in session} == {1, 2}
-
-
 def test_sessions_that_nobody_reads_hold_no_thread_and_go_on_where_they_were() -> None:
     text = "This one has far more to say than fits into the buffer. And here it goes on."
     expected = heard(text)
@@ -224,30 +203,6 @@ def test_what_an_idle_session_holds_is_freed_when_it_is_closed_or_dropped() -> N
         del session, speaker
         assert kept() is None
         gc.enable()
-
-
-def test_text_that_comes_just_before_the_thread_ends_is_spoken_by_it() -> None:
-    later = ["And more. ", "The end."]
-
-    class Pushing(Speaker):
-        def __call__(self, segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
-            def looked_at() -> Iterator[Segment | None]:
-                for segment in segments:
-                    if segment is None and later:
-                        session.push_text(later.pop(0))
-                        session.flush()
-                    yield segment
-
-            yield from super().__call__(looked_at(), cancel=cancel)
-
-    with Session(Pushing(), RATE) as session:
-        session.push_text("Hello. ")
-        session.flush()
-        chunks = [session.next_audio_chunk(60) for _ in range(3 + 4 + 4)]
-        assert None not in chunks
-        assert {chunk.sentence for chunk in chunks} == {0, 1, 2}
-        assert session.next_audio_chunk(60) is None
-        assert session.finished
 
 
 @pytest.fixture
