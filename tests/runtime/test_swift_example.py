@@ -29,7 +29,6 @@ from voxcpm_constants.step_models import (
     StepSizes,
     declare_step_models,
 )
-from voxcpm_constants.targets import package_form
 from voxcpm_runtime.audio import pcm
 from voxcpm_runtime.backends.core_ml.compute_units import USUAL
 from voxcpm_runtime.model import chunk_plan, driver, flow_matching
@@ -168,18 +167,6 @@ def test_tensors_have_the_declared_names(caller: str, architecture: Architecture
             assert int(axis) < len(by_name[tensor].shape)
         if lengths and model.chunk_count > 1:
             assert [(t, int(i)) for t, i in lengths] == [(model.chunk_axis[0].name, model.chunk_axis[1])]
-
-
-@pytest.mark.parametrize("name", [BASE_LM_STEP, RESIDUAL_LM_STEP])
-def test_functions_have_the_names_of_macos_15(
-    name: str, architecture: Architecture, sizes: StepSizes
-) -> None:
-    model = declared(architecture, sizes, name)
-    one, several = re.search(r'\$0 == 1 \? "(\w+)" : "(\w+)\\\(\$0\)"', function("functionNames")).groups()
-
-    names = [one if length == 1 else f"{several}{length}" for length in model.chunk_lengths]
-
-    assert names == list(package_form(model, "macOS15").functions)
 
 
 def test_every_step_model_has_the_compute_unit_of_the_runtime_and_the_manual(

@@ -155,12 +155,6 @@ def _too_long_expected(expected):
     return pytest.warns(TooLongWarning) if expected else contextlib.nullcontext()
 
 
-@pytest.mark.parametrize(("length", "attempts"), [(17, 1), (18, 3)])
-def test_bad_is_from_six_patches_a_token_on(tts, length, attempts):
-    with _too_long_expected(attempts > 1):
-        assert tts.speak("hi", seed=5, max_len=length).attempts == attempts
-
-
 def test_the_first_generation_counts_the_decoders_context_too(tts, prompt_audio, architecture):
     """Upstream's voxcpm returns prompt patches with the generated ones and counts both; voxcpm2 does not."""
     counts_context = architecture.generation == "voxcpm"
@@ -207,17 +201,6 @@ def test_what_cannot_be_spoken_is_refused_before_any_work(tts, models, call, arg
 
     assert "\n" not in str(caught.value)
     assert not any(model.calls for model in models.values())
-
-
-def test_a_prompt_too_long_for_the_cache_is_refused_before_it_is_encoded(tts, models):
-    audio = (np.resize(np.float32([0.5, -0.5]), 20 * 40), 1000)
-
-    with pytest.raises(
-        InputError, match=r"positions and the speech at least 4: \d+ needed, but the KV cache has 48"
-    ):
-        tts.generate(TEXT, audio, "a ")
-
-    assert not models["audio_vae_encoder"].calls
 
 
 def test_a_speech_that_the_cache_cuts_off_is_warned_of(tts):

@@ -1,7 +1,5 @@
-import gzip
 import io
 import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ def sine(rate, seconds=0.5, hertz=440.0):
     return (0.5 * np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)).astype(np.float32)
 
 
-@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
+@pytest.mark.parametrize("rate", [8000, 44100])
 def test_a_sine_is_the_same_sine_at_another_rate(rate):
     audio = read_audio((sine(rate), rate), RATE)
 
@@ -53,7 +51,7 @@ def test_a_file_is_read_from_its_position_on(tmp_path):
             read_audio(file, RATE)
 
 
-@pytest.mark.parametrize("ending", [".wav", ".flac", ".mp3", ".opus"])
+@pytest.mark.parametrize("ending", [".wav", ".mp3"])
 def test_a_pipe_is_read_as_a_file_is(tmp_path, ending):
     path = tmp_path / f"prompt{ending}"
     write_audio(path, sine(RATE, 0.25), RATE)
@@ -63,19 +61,6 @@ def test_a_pipe_is_read_as_a_file_is(tmp_path, ending):
 
     with os.fdopen(reader, "rb") as pipe:
         np.testing.assert_array_equal(read_audio(pipe, RATE), read_audio(path, RATE))
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_named_pipe_is_read_as_a_file_is(tmp_path):
-    """A shell passes such a pipe for `--prompt <(…)`."""
-    path, fifo = tmp_path / "prompt.wav", tmp_path / "fifo"
-    write_audio(path, sine(RATE), RATE)
-    os.mkfifo(fifo)
-
-    with subprocess.Popen(f"cat '{path}' > '{fifo}'", shell=True):  # noqa: S602
-        piped = read_audio(fifo, RATE)
-
-    np.testing.assert_array_equal(piped, read_audio(path, RATE))
 
 
 def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
@@ -92,7 +77,7 @@ def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
     ("subtype", "error"),
     [("PCM_U8", 2**-7), ("PCM_16", 2**-15), ("PCM_24", 2**-23), ("PCM_32", 2**-24), ("DOUBLE", 2**-24)],
 )
-@pytest.mark.parametrize("channels", [1, 2, 3, 6])
+@pytest.mark.parametrize("channels", [1, 6])
 def test_every_width_and_number_of_channels_of_a_wav_file(tmp_path, subtype, error, channels):
     path = tmp_path / "prompt.wav"
     gains = np.arange(1, channels + 1) / channels
@@ -124,35 +109,26 @@ def float_wav(samples):
     [
         ("nowhere.wav", "prompt audio nowhere.wav: no such file"),
         (b"this is no audio", "expected an audio file"),
-        (b"", "expected an audio file"),
-        ((np.zeros(0, np.float32), RATE), "it is empty"),
         ((np.zeros((0, 2), np.float32), RATE), "it is empty"),
         ((np.array([0.0, np.nan], np.float32), RATE), "NaN or infinite"),
-        ((np.array([0.0, np.inf], np.float32), RATE), "NaN or infinite"),
         ((np.zeros(99, np.float32), RATE), "0.006 s long, but the minimum is one patch, 0.006 s"),
         ((np.zeros(16, np.float32), 1600), "0.010 s long, but the minimum is one patch"),
         ((np.zeros((2, 2, 2), np.float32), RATE), "shape"),
         ((np.zeros(500, np.int64), RATE), "got int64"),
-        ((np.zeros(500, np.uint16), RATE), "got uint16"),
         ((np.zeros((2, 500), np.float32), RATE), r"\(2, 500\); transpose"),
         ((np.full(500, 3e4, np.float32), RATE), "peak of 30000; scale"),
         ((np.full(500, 1e300), RATE), "NaN or infinite"),
-        ((np.array([[np.inf, -np.inf]] * 9), RATE), "NaN or infinite"),
         (float_wav([[np.inf, -np.inf]] * 9), "NaN or infinite"),
         (float_wav([[3e38, 3e38]] * 9), "NaN or infinite"),
-        ((np.zeros(500, np.float32), 0), "sample rate"),
         ((np.zeros(500, np.float32), 44100.0), "sample rate"),
         ((np.zeros(500, np.float32), 10**9), "from 1 to 384000, got 1000000000"),
         ((np.zeros(500, np.float32), RATE, 1), "got a tuple of 3"),
         (np.zeros(500, np.float32), "got ndarray"),
-        ([np.zeros(500, np.float32), RATE], "got list"),
         (None, "got NoneType"),
-        (3, "got int"),
         (io.StringIO("text"), 'mode "rb"'),
         ("a\0b.wav", "no null character"),
         (".", "cannot be read"),
         ("~nobody-of-this-name/a.wav", "no user of this name"),
-        (gzip.compress(b"RIFF", mtime=0), "Format not recognised"),
         (b"RIFF\x24\0\0\0WAVEfmt ", "expected an audio file"),
     ],
 )
@@ -175,7 +151,7 @@ def test_wav_is_sixteen_bit_and_clipped(tmp_path):
 
 
 @pytest.mark.parametrize("ending", FORMATS)
-@pytest.mark.parametrize("rate", [16000, 44100, 48000])
+@pytest.mark.parametrize("rate", [16000, 48000])
 def test_every_ending_is_written_and_read_back(tmp_path, ending, rate):
     path = tmp_path / f"out{ending}"
     try:
@@ -192,24 +168,13 @@ def test_every_ending_is_written_and_read_back(tmp_path, ending, rate):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("ending", FORMATS)
-def test_what_is_no_number_is_not_written(tmp_path, ending):
-    """The MP3 encoder would abort the process."""
-    with pytest.raises(InputError, match="expected finite samples"):
-        write_audio(tmp_path / f"out{ending}", np.full(5000, np.nan, np.float32), RATE)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("a file/out.wav", "a file is not a folder"),
-        ("a file/new/out.wav", "a file is not a folder"),
         ("out.txt", "expected a name that ends in .wav"),
         ("out", "no ending"),
         ("folder.wav", "it is a folder"),
-        (f"{'a' * 300}/out.wav", "cannot be written"),
-        (f"new/{'a' * 300}/out.wav", "cannot be written"),
         (f"new/{'a' * 300}.wav", "cannot be written"),
         ("new/b\0c/out.wav", "no null character"),
     ],
@@ -221,16 +186,6 @@ def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):
     with pytest.raises(InputError, match=message):
         check_output_path(tmp_path / name)
     assert not (tmp_path / "new").exists()
-
-
-def test_folders_that_are_missing_are_made_with_the_file_and_not_by_the_check(tmp_path):
-    path = tmp_path / "new" / "folder" / "out.wav"
-    check_output_path(path)
-    assert not list(tmp_path.iterdir())
-
-    write_audio(path, sine(RATE), RATE)
-
-    assert soundfile.info(path).samplerate == RATE
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError(28, "No space left on device")])

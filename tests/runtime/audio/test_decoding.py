@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import struct
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -66,7 +65,7 @@ def test_a_recording_has_the_samples_of_libsndfile_and_a_truncated_one_those_tha
 
 @pytest.mark.parametrize(
     ("riff", "data"),
-    [(0xFFFFFFFF, 0xFFFFFFFF), (0x7FFFFFFF, 0x7FFFFFFF), (0xFFFFFFFF, 0xFFFFFFDB), (0x80000024, 0x80000000)],
+    [(0xFFFFFFFF, 0xFFFFFFFF), (0x80000024, 0x80000000)],
 )
 def test_a_wav_file_that_was_streamed_does_not_know_its_length_and_is_whole(riff, data):
     content = bytearray(encoded("wav", sound(1)))
@@ -92,20 +91,6 @@ def test_a_flac_without_a_length_has_the_samples_of_one_with_it(seconds):
 
     assert rate == RATE
     np.testing.assert_array_equal(streamed, whole)
-
-
-def test_a_day_of_silence_is_refused_by_its_header(tmp_path):
-    """2 MB of FLAC: 11 GB of samples."""
-    path = tmp_path / "day.flac"
-    block = np.zeros(1 << 20, np.int16)
-    with soundfile.SoundFile(path, "w", 48000, 1, "PCM_16", format="FLAC") as file:
-        for _ in range(20 * 60 * 48000 // len(block) + 1):
-            file.write(block)
-
-    began = time.monotonic()
-    with pytest.raises(InputError, match="longer than 1200 s, the maximum of a recording; cut it"):
-        read_audio(path, RATE, what="prompt audio")
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("form", ["wav", "flac", "streamed flac"])
@@ -194,7 +179,3 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(fifo):
 def test_a_silent_prompt_is_refused_with_what_was_measured(tts, samples, message, trimmed):
     with pytest.raises(InputError, match=f"prompt audio: {message}"):
         tts.plan("hi", (samples, 1000), "so", trim_silence_vad=trimmed)
-
-
-def test_a_quiet_recording_is_taken(tts):
-    assert tts.plan("hi", (sound(1, 0.01)[:100], 1000), "so").voice.prompt_patches == 5

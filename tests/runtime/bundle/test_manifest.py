@@ -36,8 +36,7 @@ def test_each_file_of_speech_must_be_listed(bundle_folder, needed):
 
 @pytest.mark.parametrize(
     "name",
-    ["/etc/passwd", "constants/../../secret", "../secret/a", "constants//a", "./constants/a", "a", "constants\\a\\b",
-     "C:/a", "constants/a\n", "constants/\u202ea", ""],
+    ["/etc/passwd", "constants/../../secret", "constants//a", "constants\\a\\b", "C:/a", "constants/\u202ea", ""],
 )  # fmt: skip
 def test_a_path_that_is_not_in_a_folder_of_the_bundle_is_refused(bundle_folder, name):
     listed(bundle_folder, name)
@@ -59,9 +58,7 @@ def spoken_with(bundle_folder, extra):
     "extra",
     [
         "int8/locdit_step.mlpackage/Data/com.apple.CoreML/weights/weight.bin",
-        "int8/locdit_step.mlpackage/.DS_Store",
         "constants/other.npy",
-        "constants/.hidden",
         "tokenizer/added_tokens.json",
     ],
 )
@@ -180,11 +177,8 @@ def npy(shape, descr="<f4", version=b"\x01\x00", data=b""):
         (npy("(120, 8)", "<U4", data=bytes(120 * 8 * 16)), "expected float32 or float16 of shape"),
         (npy("(120, 8)", "|O", data=b"cposix\nsystem\n."), "cannot be read"),
         (npy("(120, 8)", "<i4", data=bytes(120 * 8 * 4)), r"got int32 of \(120, 8\)"),
-        (npy("(8, 120)", data=bytes(120 * 8 * 4)), r"of shape \(120, 8\), got float32 of \(8, 120\)"),
         (npy("(100000000000, 100000000000)"), "cannot be read"),
-        (npy("(120, 8)", data=bytes(120 * 8 * 4 - 1)), "cannot be read"),
         (npy("(" * 300 + "120"), "cannot be read"),
-        (b"", "cannot be read"),
     ],
 )  # fmt: skip
 def test_a_constant_of_another_form_is_refused_in_one_line(bundle_folder, content, message):
@@ -216,11 +210,8 @@ def as_recorded(bundle_folder):
     ("where", "key", "value"),
     [
         ("lm_config", "num_hidden_layers", 10**9),
-        ("encoder_config", "num_layers", 10**9),
-        ("dit_config", "hidden_dim", 10**9),
         ("lm_config", "vocab_size", 10**12),
         ("audio_vae_config", "encoder_rates", [2] * 10**5),
-        ("audio_vae_config", "decoder_rates", [10**9]),
     ],
 )
 def test_an_architecture_beyond_all_bounds_is_refused_before_anything_is_declared(
@@ -237,13 +228,4 @@ def test_a_manifest_that_is_too_large_or_no_file_is_not_read(bundle_folder):
     with path.open("r+b") as file:
         file.truncate(1 << 33)
     with pytest.raises(BundleError, match=r"it has more than 67\.1089 MB"):
-        open_bundle(bundle_folder)
-
-
-def test_half_a_pair_of_surrogates_is_refused(bundle_folder):
-    """It can be escaped in JSON, and written nowhere else; a whole pair is a character."""
-    edit_manifest(bundle_folder, lambda document: document["source"].update(checkpoint="smile \U0001f600"))
-    assert open_bundle(bundle_folder).manifest.source.checkpoint == "smile \U0001f600"
-    edit_manifest(bundle_folder, lambda document: document["source"].update(checkpoint="\ud800"))
-    with pytest.raises(BundleError, match="cannot be read"):
         open_bundle(bundle_folder)

@@ -1,14 +1,11 @@
-import errno
 import io
 import json
-import os
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import soundfile
-import typer
 
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -150,25 +147,6 @@ def test_a_file_that_cannot_be_written_is_a_bad_line(batch, folder):
     assert "line 1: out/here.wav: cannot be written (it is a folder)" in err
     assert "line 2: out/file: the folder cannot be created" in err
     assert out.splitlines()[-1].startswith("1 spoken")
-
-
-def test_a_line_that_cannot_be_told_of_is_spoken_all_the_same(batch, folder, monkeypatch):
-    """Standard output may be a file on a full disk."""
-
-    echo = typer.echo
-
-    def full(text, *, err=False):
-        if not err:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        echo(text, err=True)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(typer, "echo", full)
-        assert batch([{"text": "a"}, {"text": "b"}])[::2] == (2, "error: No space left on device\n")
-    assert [entry["line"] for entry in record(folder)] == [1]
-
-    _, out, _ = batch([{"text": "a"}, {"text": "b"}])
-    assert out.splitlines()[-1].startswith("1 spoken, 1 skipped")
 
 
 def test_two_lines_with_the_same_output_are_refused_before_any_is_spoken(batch, folder, loads):

@@ -2,8 +2,6 @@
 
 import errno
 import json
-import os
-import signal
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -12,10 +10,8 @@ import pytest
 
 from voxcpm_constants.errors import InputError, system_reason
 from voxcpm_constants.file_locks import lock_folder
-from voxcpm_constants.json_files import parsed_json, read_json
 from voxcpm_constants.manifest import Manifest, record_file
 from voxcpm_runtime.commands import cli, shared_arguments
-from voxcpm_runtime.storage.whole_file import whole_file
 
 LONG = "a" * 300
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -113,20 +109,6 @@ def test_json_nested_deeply_in_a_bundle(capsys, bundle_folder, name):
     assert "recursion limit" in line
 
 
-def test_json_has_bounds(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text("[" * 100 + "]" * 100)
-    assert read_json(path)
-    for text in (DEEP, '{"a":' * 999 + "1" + "}" * 999):
-        with pytest.raises(ValueError, match="recursion limit"):
-            parsed_json(text)
-    with pytest.raises(ValueError, match="more than 1e-06 MB"):
-        read_json(path, 1)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="not a regular file"):
-        read_json(tmp_path / "pipe")
-
-
 _FULL_DISK = """
 import json, resource, signal, sys
 import numpy as np
@@ -159,33 +141,6 @@ def test_a_full_disk_is_one_line_in_every_format(tmp_path):
         ending: f"{tmp_path}/a{ending}: cannot be written (File too large)" for ending in FORMATS
     }
     assert (done.stderr, list(tmp_path.iterdir())) == ("", [])
-
-
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-from voxcpm_runtime.storage.whole_file import whole_file
-with whole_file(Path(sys.argv[1])) as file:
-    file.write(b"half")
-    file.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def killed_while_writing(path):
-    done = subprocess.run([sys.executable, "-c", _KILLED, str(path)], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert not path.exists()
-
-
-def test_what_a_killed_process_left_goes_with_the_next_write(tmp_path):
-    killed_while_writing(tmp_path / "a")
-    assert len(list(tmp_path.iterdir())) == 1
-
-    with whole_file(tmp_path / "a") as file:
-        file.write(b"whole")
-
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"whole"}
 
 
 def test_a_second_run_into_one_output_is_refused_before_it_speaks(speaking, folder, capsys):

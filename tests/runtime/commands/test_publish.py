@@ -146,13 +146,6 @@ def test_an_interrupted_upload_is_continued(carded: Path, hub: Hub, command: Com
     assert set(hub.repositories["someone/voice"]["main"]) >= listed(carded)
 
 
-def test_a_branch_is_made_and_main_stays(carded: Path, hub: Hub, command: Command) -> None:
-    assert command("publish", carded, "someone/voice", "--branch", "next").returncode == 0
-
-    assert set(hub.repositories["someone/voice"]["next"]) >= listed(carded)
-    assert set(hub.repositories["someone/voice"]["main"]) == {".gitattributes"}
-
-
 def test_a_file_that_the_hub_leaves_out_is_an_error(carded: Path, hub: Hub, command: Command) -> None:
     hub.ignored = ".npy"
 

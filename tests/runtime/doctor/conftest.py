@@ -5,15 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from edited_manifest import edit_manifest
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-
-if TYPE_CHECKING:
-    pass
 
 
 @pytest.fixture(autouse=True)

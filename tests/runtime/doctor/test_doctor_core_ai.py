@@ -56,10 +56,3 @@ def test_a_program_of_a_newer_version_is_refused_and_the_others_are_tried(
     assert outcomes.pop("feat_encoder") == "refused"
     assert set(outcomes.values()) == {"correct"}
     assert any('Asset version "9.0" is not supported' in sentence for sentence in report.advice())
-
-
-def test_other_bundles_are_not_tried_on_core_ai(tiny_bundle: Path) -> None:
-    bundle = open_bundle(tiny_bundle, "fp32")
-
-    assert "coreai" in examination.units_here("auto")
-    assert examination.units_here("auto", bundle) == ("portable",)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from coremltools.proto import Model_pb2
 
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
@@ -20,13 +17,11 @@ from voxcpm_constants.step_models import (
     RESIDUAL_LM_STEP,
 )
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
-from voxcpm_runtime.doctor.placement import operations_by_device
 from voxcpm_runtime.doctor.trials import Trial, endurance, trials
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
 
-MODEL_FILE = "Data/com.apple.CoreML/model.mlmodel"
 
 # A child has a minute more to start.
 LIMIT = 8.0
@@ -64,8 +59,10 @@ def test_a_refusal_has_core_mls_words_and_the_trials_go_on(core_ml: StandIn, bun
     assert "ANECCompile() FAILED" in refused.message
 
 
-@pytest.mark.parametrize(("does", "word"), [("abort", "SIGABRT"), ("kill", "SIGKILL")])
-@pytest.mark.parametrize(("at", "stage"), [("load", "load"), ("predict", "check")])
+@pytest.mark.parametrize(
+    ("does", "word", "at", "stage"),
+    [("abort", "SIGABRT", "load", "load"), ("kill", "SIGKILL", "predict", "check")],
+)
 def test_a_crash_is_a_row_and_the_trials_go_on_in_another_child(
     core_ml: StandIn, bundle: Bundle, does: str, word: str, at: str, stage: str
 ) -> None:
@@ -81,63 +78,26 @@ def test_a_crash_is_a_row_and_the_trials_go_on_in_another_child(
 
 def test_a_child_that_hangs_is_ended_after_its_time(core_ml: StandIn, bundle: Bundle) -> None:
     core_ml.fault(package=LOCDIT_STEP, does="hang")
-    began = time.monotonic()
 
     hung, correct = tried(bundle, LOCDIT_STEP, FEAT_ENCODER, limit=LIMIT)
 
     assert (hung.outcome, hung.stage, correct.outcome) == ("hung", "load", "correct")
-    assert time.monotonic() - began < 60
     (pid,) = {event["pid"] for event in core_ml.events("load") if event["package"] == LOCDIT_STEP}
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-class MLCPUComputeDevice:
-    pass
-
-
-def test_the_plan_counts_the_operations_of_the_default_function(
-    core_ml: StandIn,  # noqa: ARG001 - in place
-    tiny_bundle_15: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Core ML plans the default function of a package only."""
-    from coremltools.models import compute_plan
-
-    def load_from_path(path: str, _unit: object) -> SimpleNamespace:
-        spec = Model_pb2.Model()
-        spec.ParseFromString((Path(path) / MODEL_FILE).read_bytes())
-        blocks = {
-            name: SimpleNamespace(block=SimpleNamespace(operations=[(name, index) for index in range(3)]))
-            for name in spec.mlProgram.functions
-        }
-        planned = SimpleNamespace(preferred_compute_device=MLCPUComputeDevice())
-        default = spec.description.defaultFunctionName
-        return SimpleNamespace(
-            model_structure=SimpleNamespace(program=SimpleNamespace(functions=blocks)),
-            get_compute_device_usage_for_mlprogram_operation=lambda o: planned if o[0] == default else None,
-        )
-
-    monkeypatch.setattr(compute_plan, "MLComputePlan", SimpleNamespace(load_from_path=load_from_path))
-    package = tiny_bundle_15 / "fp16" / f"{RESIDUAL_LM_STEP}.mlpackage"
-
-    assert operations_by_device(package, "digest", "cpu") == {"cpu": 3}
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("does", ["abort", "kill"])
-def test_a_unit_that_ends_the_process_after_a_while_is_replaced(
-    core_ml: StandIn, bundle: Bundle, does: str
-) -> None:
+def test_a_unit_that_ends_the_process_after_a_while_is_replaced(core_ml: StandIn, bundle: Bundle) -> None:
     """Also tried is the fp32 AudioVAE, which the bundle has."""
-    core_ml.fault(package=AUDIO_VAE_DECODER, unit="CPU_ONLY", at="predict", does=does, after=20)
+    core_ml.fault(package=AUDIO_VAE_DECODER, unit="CPU_ONLY", at="predict", does="abort", after=20)
     found = [Trial(step_model=AUDIO_VAE_DECODER, unit=u, outcome="correct") for u in ("cpu", "cpu_and_gpu")]
     found += [Trial(step_model=AUDIO_VAE_ENCODER, unit="cpu", outcome="correct", call_seconds=1.0)]
 
     first, *others = endurance(bundle, found, 3 / 60, limit=60, begun=lambda name, unit: None)
 
     assert (first.outcome, first.step_model, first.precision) == ("crashed", AUDIO_VAE_DECODER, "fp16")
-    assert first.message.startswith({"abort": "SIGABRT", "kill": "SIGKILL"}[does])
+    assert first.message.startswith("SIGABRT")
     assert first.units == {AUDIO_VAE_DECODER: "cpu", AUDIO_VAE_ENCODER: "cpu"}
     assert [(o.precision, o.units[AUDIO_VAE_DECODER]) for o in others] == [
         ("fp32", "cpu"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -37,7 +35,7 @@ def utterances(prompt_audio):
     ]
 
 
-@pytest.mark.parametrize("together", [1, 2, 3, 7])
+@pytest.mark.parametrize("together", [1, 3, 7])
 def test_each_utterance_is_as_it_would_be_alone(tts, batched, prompt_audio, together):
     given = utterances(prompt_audio)[:together]
 
@@ -80,22 +78,6 @@ def test_a_bundle_without_a_batch_speaks_them_one_after_another(tts, prompt_audi
 
     for speech, arguments in zip(tts.batch(given), given, strict=True):
         np.testing.assert_array_equal(speech.audio, tts.generate(**arguments))
-
-
-def test_a_text_alone_is_an_utterance(tts, network):
-    network.stop_bias = np.array([-1e3, 0], np.float32)
-    assert [len(speech.latents) > 0 for speech in tts.batch(["hi", {"text": "who?", "seed": 1}])] == [
-        True,
-        True,
-    ]
-
-
-def test_streaming_runs_on_a_batch_bundle_too(tts, batched):
-    chunks = list(batched.generate_streaming("hello there.", seed=3, max_len=9, min_len=9))
-
-    np.testing.assert_allclose(
-        np.concatenate(chunks), tts.generate("hello there.", seed=3, max_len=9, min_len=9), atol=1e-4
-    )
 
 
 def test_what_cannot_be_spoken_is_refused_by_its_number_before_any_work(batched, batch_models):
@@ -163,25 +145,3 @@ def test_a_slot_near_the_end_of_its_cache_keeps_its_rows_while_another_is_prefil
 
     for speech, arguments in zip(batched.batch(given), given, strict=True):
         np.testing.assert_allclose(speech.latents, tts.speak(**arguments).latents, atol=1e-4)
-
-
-def test_segments_of_a_long_text_may_be_spoken_at_once(batched, network):
-    network.stop_bias = np.array([-1e3, 0], np.float32)
-    text = "it is so. it is not. who is it? come in! why not. good day."
-    given = {"seed": 3, "min_len": 4, "segment_tokens": 12}
-    one_by_one = batched.speak(text, **given)
-    assert len(one_by_one.segments) > 3
-
-    at_once = batched.speak(text, parallel_segments=3, **given)
-
-    np.testing.assert_array_equal(at_once.audio, one_by_one.audio)
-    assert [s.text for s in at_once.segments] == [s.text for s in one_by_one.segments]
-
-
-def test_no_thread_is_left(batched, network):
-    network.stop_bias = np.array([-1e3, 0], np.float32)
-    before = threading.active_count()
-
-    batched.batch(["hi", "who?", "no.", "yes."])
-
-    assert threading.active_count() == before

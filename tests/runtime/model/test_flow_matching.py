@@ -51,8 +51,8 @@ class TorchEstimator(torch.nn.Module):
 
 
 @pytest.mark.parametrize("mean_mode", [False, True])
-@pytest.mark.parametrize("cfg_value", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("steps", [1, 2, 3, 10, 48, 49, 100])
+@pytest.mark.parametrize("cfg_value", [1.0, 2.0])
+@pytest.mark.parametrize("steps", [1, 2, 10, 49])
 def test_a_patch_equals_upstreams(upstream_cfm, steps, cfg_value, mean_mode, monkeypatch):
     rng = np.random.default_rng(steps)
     noise, mu, cond = (rng.standard_normal(shape).astype(np.float32) for shape in [(4, 3), (5,), (4, 3)])
@@ -85,7 +85,6 @@ def test_a_patch_equals_upstreams(upstream_cfm, steps, cfg_value, mean_mode, mon
 @pytest.mark.parametrize(
     "options",
     [
-        {"sway_sampling_coef": 0.0},
         {"sway_sampling_coef": -1.0},
         {"use_cfg_zero_star": False},
         {"sway_sampling_coef": 0.5, "use_cfg_zero_star": False},
@@ -110,22 +109,7 @@ def test_a_patch_equals_upstreams_with_each_option(upstream_cfm, options, mean_m
     np.testing.assert_allclose(patch, expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("coefficient", [-1.0, 0.0, 1.0, 1.75])
-def test_time_never_runs_backwards(coefficient):
-    assert np.all(np.diff(time_span(100, coefficient)) <= 0)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 9, 10, 11, 50, 100])
-def test_times_are_those_of_torch_to_the_last_bit_but_one(steps):
-    linear = torch.linspace(1, 0, steps + 1)
-    expected = linear + 1.0 * (torch.cos(torch.pi / 2 * linear) - 1 + linear)
-
-    np.testing.assert_allclose(time_span(steps), expected.numpy(), rtol=0, atol=1.2e-7)
-
-
-@pytest.mark.parametrize(
-    ("steps", "unmoved"), [(1, 1), (10, 1), (48, 1), (49, 2), (73, 2), (74, 3), (100, 4)]
-)
+@pytest.mark.parametrize(("steps", "unmoved"), [(1, 1), (48, 1), (49, 2), (100, 4)])
 def test_cfg_zero_star_leaves_out_four_percent_of_the_times(steps, unmoved):
     assert zero_velocity_steps(steps) == unmoved
 
@@ -138,13 +122,7 @@ def test_guidance_by_hand():
     np.testing.assert_allclose(guided_velocity(velocities, 2.0), [[4.0], [0.0]], atol=1e-6)
 
 
-def test_a_guidance_of_one_is_the_conditional_velocity():
-    velocities = np.random.default_rng(0).standard_normal((2, 4, 3)).astype(np.float32)
-
-    np.testing.assert_allclose(guided_velocity(velocities, 1.0), velocities[0], atol=1e-6)
-
-
-@pytest.mark.parametrize("width", [64, 1024])
+@pytest.mark.parametrize("width", [1024])
 @pytest.mark.usefixtures("upstream_cfm")
 def test_times_are_embedded_as_upstream_does(width):
     from voxcpm.modules.locdit.local_dit import SinusoidalPosEmb

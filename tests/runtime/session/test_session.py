@@ -15,7 +15,6 @@ from encoding_speaker import RATE, SPOKEN, TEXT, Speaker, as_tuple, heard
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.session.session import Session
 from voxcpm_runtime.speech.results import Piece
-from voxcpm_runtime.text.segments import segments
 from waiting import until
 
 
@@ -62,7 +61,7 @@ def test_samples_are_rounded_as_in_a_wav_file(tmp_path) -> None:
     np.testing.assert_array_equal(chunk.pcm, written)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_timing_and_fragments_make_no_difference(seed: int) -> None:
     expected = heard()
     rng = random.Random(seed)
@@ -96,9 +95,7 @@ def test_a_surrogate_pair_may_be_cut_between_two_fragments() -> None:
         assert {chunk.text for chunk in session} == {"One 😀 two😀😀."}
 
 
-@pytest.mark.parametrize(
-    "fragments", [("a\ud83d", "b"), ("a\ud83d",), ("\ude00",), ("\ud83d\ud83d",), ("\ud83d\n",)]
-)
+@pytest.mark.parametrize("fragments", [("a\ud83d", "b"), ("\ude00",)])
 def test_half_a_surrogate_pair_is_refused_and_the_text_around_it_is_spoken(fragments) -> None:
     with Session(Speaker(), RATE) as session:
 
@@ -114,17 +111,6 @@ def test_half_a_surrogate_pair_is_refused_and_the_text_around_it_is_spoken(fragm
         session.flush()
         said = "Hello athere." if fragments[0][0] == "a" else "Hello there."
         assert {chunk.text for chunk in session} == {said}
-
-
-def test_a_sentence_is_heard_while_the_next_is_being_written() -> None:
-    with Session(Speaker(), RATE) as session:
-        session.push_text("Hello there. How are")
-        chunks = [session.next_audio_chunk(timeout=10) for _ in range(len("Hello there.") // 2)]
-        assert {chunk.sentence for chunk in chunks} == {0}
-        assert session.next_audio_chunk(timeout=0.02) is None
-        assert not session.finished
-        session.push_text(" you? I")
-        assert session.next_audio_chunk(timeout=10).sentence == 1
 
 
 def test_a_full_buffer_stops_the_speaker_until_a_chunk_is_read() -> None:
@@ -144,23 +130,10 @@ def test_a_full_buffer_stops_the_speaker_until_a_chunk_is_read() -> None:
         assert session.buffered_seconds == 0
 
 
-def test_a_piece_larger_than_the_buffer_comes_in_parts() -> None:
-    with Session(Speaker(patch=250), RATE, buffer_seconds=0.1) as session:
-        session.push_text("Hi!!")
-        session.flush()
-        chunks = list(session)
-    assert [len(chunk.pcm) for chunk in chunks] == [100, 100, 50] * 2
-    assert [chunk.offset for chunk in chunks] == [0, 100, 200, 250, 350, 450]
-    assert len({chunk.state_id for chunk in chunks}) == 6
-    assert b"".join(chunk.pcm.tobytes() for chunk in chunks) == b"".join(
-        np.round(Speaker(patch=250).audio(0, patch) * 32767).astype(np.int16).tobytes() for patch in range(2)
-    )
-
-
 def test_memory_does_not_grow_with_the_speech() -> None:
     with Session(Speaker(patch=2000), RATE, buffer_seconds=4.0) as session:
         peaks = []
-        for count in (20, 400):  # 0.6 and 12.8 MB of samples
+        for count in (20, 200):  # 0.6 and 6.4 MB of samples
             tracemalloc.start()
             for _ in range(count):
                 session.push_text("Sixteen letters. ")
@@ -186,7 +159,7 @@ def test_flushing_speaks_what_is_not_a_sentence_yet_and_more_may_follow() -> Non
     assert [segment.text for segment in speaker.segments] == ["Hello", "there", "Bye."]
 
 
-@pytest.mark.parametrize("text", ["", " \n", "... !", "***\n\n—"])
+@pytest.mark.parametrize("text", ["", "... !"])
 def test_what_has_nothing_to_say_is_skipped(text: str) -> None:
     speaker = Speaker()
     with Session(speaker, RATE) as session:
@@ -197,22 +170,6 @@ def test_what_has_nothing_to_say_is_skipped(text: str) -> None:
         session.flush()
         assert sorted({chunk.sentence for chunk in session}) == [0, 1]
     assert [segment.text for segment in speaker.segments] == ["Hello.", "Bye."]
-
-
-def test_a_sentence_may_be_spoken_in_segments() -> None:
-    speaker = Speaker()
-    split = lambda text: segments(text, lambda part: len(part.split()), 3)  # noqa: E731
-    with Session(speaker, RATE, split=split) as session:
-        session.push_text("One two three, four five six. Seven.\n\nEight.")
-        session.flush()
-        chunks = list(session)
-    assert [tuple(segment) for segment in speaker.segments] == [
-        ("One two three,", False),
-        ("four five six.", False),
-        ("Seven.", True),
-        ("Eight.", False),
-    ]
-    assert [chunk.sentence for chunk in chunks] == [0] * 14 + [1] * 3 + [2] * 4
 
 
 def test_a_state_id_tells_what_the_sound_follows_from() -> None:
@@ -240,15 +197,6 @@ def test_an_error_comes_after_the_audio_before_it_and_stays() -> None:
             list(session)
 
 
-def test_samples_that_are_no_numbers_are_an_error() -> None:
-    nan = np.full(3, np.nan, np.float32)
-    with Session(lambda segments, *, cancel: (Piece(nan, 0, 1) for s in segments if s), RATE) as session:
-        session.push_text("Hello.")
-        session.flush()
-        with pytest.raises(InputError, match="finite"):
-            session.next_audio_chunk(timeout=10)
-
-
 def test_a_closed_session_takes_no_text() -> None:
     session = Session(Speaker(), RATE)
     session.cancel()
@@ -262,17 +210,9 @@ def test_a_closed_session_takes_no_text() -> None:
 def test_what_is_no_text_and_a_buffer_without_room_are_refused() -> None:
     with Session(Speaker(), RATE) as session, pytest.raises(InputError, match="takes text, got bytes"):
         session.push_text(b"Hello.")
-    for seconds in (0, -1, 0.0005, float("nan"), float("inf"), 1e9, None, "10", True):
+    for seconds in (0, float("nan"), 1e9, "10"):
         with pytest.raises(InputError, match="buffer_seconds must be a number from one sample to 3600 s"):
             Session(Speaker(), RATE, buffer_seconds=seconds)
-
-
-def test_a_timeout_ends_the_waiting() -> None:
-    with Session(Speaker(), RATE) as session:
-        started = time.monotonic()
-        assert session.next_audio_chunk(timeout=0.05) is None
-        assert 0.05 <= time.monotonic() - started < 5
-        assert session.next_audio_chunk(timeout=0) is None
 
 
 def test_what_had_nothing_to_say_is_told_with_the_sentence_after_it() -> None:
@@ -283,7 +223,7 @@ def test_what_had_nothing_to_say_is_told_with_the_sentence_after_it() -> None:
     assert "".join(texts) == TEXT
 
 
-@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1, "1", True, 1e300])
+@pytest.mark.parametrize("timeout", [float("nan"), -1, "1"])
 def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: float) -> None:
     with (
         Session(Speaker(), RATE) as session,
@@ -292,18 +232,14 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: float) -> No
         session.next_audio_chunk(timeout=timeout)
 
 
-def test_a_flush_without_text_is_finished() -> None:
-    with Session(Speaker(), RATE) as session:
+def test_a_piece_larger_than_the_buffer_comes_in_parts() -> None:
+    with Session(Speaker(patch=250), RATE, buffer_seconds=0.1) as session:
+        session.push_text("Hi!!")
         session.flush()
-        assert session.finished
-        assert list(session) == []
-
-
-def test_a_session_of_a_long_text_without_a_space_is_closed_at_once() -> None:
-    session = Session(Speaker(), RATE, buffer_seconds=0.05)
-    session.push_text("a" * 300_000)
-    session.flush()
-    assert session.next_audio_chunk() is not None
-    began = time.monotonic()
-    session.close()
-    assert time.monotonic() - began < 2
+        chunks = list(session)
+    assert [len(chunk.pcm) for chunk in chunks] == [100, 100, 50] * 2
+    assert [chunk.offset for chunk in chunks] == [0, 100, 200, 250, 350, 450]
+    assert len({chunk.state_id for chunk in chunks}) == 6
+    assert b"".join(chunk.pcm.tobytes() for chunk in chunks) == b"".join(
+        np.round(Speaker(patch=250).audio(0, patch) * 32767).astype(np.int16).tobytes() for patch in range(2)
+    )

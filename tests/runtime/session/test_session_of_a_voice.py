@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from voxcpm_constants.errors import InputError
+from voxcpm_constants.errors import InputError, system_reason
 from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
+from waiting import until
 
 TEXT = "hello you. so it is. who is it? a sentence that is a good deal longer than the others are, to be cut."
 
@@ -70,7 +72,7 @@ def test_leaving_a_session_ends_the_speech_between_two_steps(tts, models):
 
     def step(inputs, state):
         begun.set()
-        time.sleep(0.01)
+        time.sleep(0.05)
         return function(inputs, state)
 
     models["locdit_step"].function = step
@@ -97,7 +99,7 @@ def test_a_token_of_the_callers_ends_a_session_too(tts):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_200_open_sessions_hold_no_thread_and_go_on_where_they_were(tts):
+def test_open_sessions_hold_no_thread_and_go_on_where_they_were(tts):
     """The voice of the first sentence, the pause before a paragraph and the seeds go on in the next thread."""
     before = set(threading.enumerate())
     rest = " are.\n\nso it is. who is it? no."
@@ -105,17 +107,15 @@ def test_200_open_sessions_hold_no_thread_and_go_on_where_they_were(tts):
         session.push_text("hello you. how you" + rest)
         session.flush()
         at_once = [(c.offset, c.sentence, c.state_id, c.pcm.tobytes()) for c in session]
-    opened = [tts.session(seed=3) for _ in range(200)]
+    opened = [tts.session(seed=3) for _ in range(20)]
 
     for session in opened:
         session.push_text("hello you. how you")
     for session in opened:
-        while session.buffered_seconds == 0:
-            time.sleep(0.001)
-    while set(threading.enumerate()) > before:
-        time.sleep(0.001)
+        until(lambda session=session: session.buffered_seconds > 0)
+    until(lambda: set(threading.enumerate()) <= before)
 
-    for session in opened[::40]:
+    for session in opened[::10]:
         heard = []
         for text in (rest[:5], rest[5:16], rest[16:]):
             session.push_text(text)
@@ -129,3 +129,65 @@ def test_200_open_sessions_hold_no_thread_and_go_on_where_they_were(tts):
     for session in opened:
         session.close()
     assert set(threading.enumerate()) == before
+
+
+def said_in_a_session(tts):
+    with tts.session(seed=3) as session:
+        session.push_text("hi.")
+        session.flush()
+        return list(session)
+
+
+CALLS = {
+    "generate": lambda tts: tts.generate("hi.", seed=3),
+    "speak": lambda tts: tts.speak("hi. so it is. no.", seed=3, segment_tokens=8),
+    "batch": lambda tts: tts.batch([{"text": "hi.", "seed": 3}]),
+    "streaming": lambda tts: list(tts.generate_streaming("hi.", seed=3)),
+    "session": said_in_a_session,
+    "continuous batch": lambda tts: tts.continuous_batch().speak_plan(tts.plan("hi.", seed=3)),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        ("base_lm_step", MemoryError()),
+        ("locdit_step", RecursionError("too deep")),
+        ("audio_vae_decoder", OSError(errno.ENOMEM, "Cannot allocate")),
+    ],
+)
+@pytest.mark.parametrize("call", CALLS)
+def test_what_the_system_refuses_while_speaking_is_an_input_error_of_one_line(
+    tts, models, error, model, call
+):
+    def refused(*_):
+        raise error
+
+    models[model].function = refused
+
+    with pytest.raises(InputError) as raised:
+        CALLS[call](tts)
+
+    assert str(raised.value) == system_reason(error)
+    assert raised.value.__cause__ is error
+
+
+def test_a_recording_that_the_memory_has_no_room_for_is_one_line(tts, models):
+    def refused(*_):
+        raise MemoryError
+
+    models["audio_vae_encoder"].function = refused
+    recording = np.random.default_rng(0).standard_normal(45).astype(np.float32) * 0.1, 1000
+
+    for call in (tts.generate, lambda *given: tts.session(*given[1:])):
+        with pytest.raises(InputError, match=r"^the memory is not enough$"):
+            call("hi.", recording, "so. ")
+
+
+@pytest.mark.parametrize("error", [MemoryError("mine"), BrokenPipeError("mine")])
+def test_an_error_of_what_the_caller_gives_is_the_callers(tts, error):
+    def refused(_):
+        raise error
+
+    with pytest.raises(type(error), match="mine"):
+        tts.generate("hi.", seed=3, progress=refused)

@@ -117,35 +117,6 @@ def test_a_slot_is_free_as_soon_as_its_stream_has_ended(streams, batched, how):
             list(opened[1])
 
 
-def test_a_cancelled_call_does_not_wait_for_the_others(batched):
-    """One is cancelled while its call waits for another's, which takes long."""
-    go, inside, token = threading.Event(), threading.Event(), CancelToken()
-    decode = batched.batch_driver.models["audio_vae_decoder"]
-    function = decode.function
-
-    def slow(inputs, state):
-        if threading.current_thread() is patient:
-            inside.set()
-            assert go.wait(20)
-        return function(inputs, state)
-
-    with batched.continuous_batch() as batch:
-        patient = threading.Thread(target=lambda: batch.speak_plan(batched.plan(**LONG, seed=0)))
-        decode.function = slow
-        patient.start()
-        assert inside.wait(20)
-        with ThreadPoolExecutor(1) as threads:
-            cancelled = threads.submit(batch.speak_plan, batched.plan(**LONG, seed=1, cancel=token))
-            time.sleep(0.1)
-            assert not cancelled.done()
-            token.cancel()
-            with pytest.raises(Cancelled):
-                cancelled.result(20)
-        assert patient.is_alive()
-        go.set()
-        patient.join(20)
-
-
 def test_a_step_model_that_fails_for_one_fails_for_no_other(batched, batch_models):
     step = batch_models["locdit_step"]
     healthy = type(step).__call__

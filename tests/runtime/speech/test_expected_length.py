@@ -16,7 +16,7 @@ from voxcpm_runtime.model.driver import Driver, Patch
 from voxcpm_runtime.speech import expected_length as rule
 from voxcpm_runtime.speech import kv_room
 from voxcpm_runtime.speech.expected_length import expected_length, letters_in, pace
-from voxcpm_runtime.speech.results import Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
+from voxcpm_runtime.speech.results import SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -189,41 +189,17 @@ def slow_voice(tts, transcript: str, patches: int) -> Voice:
     return voice
 
 
-def test_the_pace_of_a_bad_segment_is_not_expected_of_what_follows(tts, lengths, tmp_path) -> None:
-    """The first one is twice as long as expected; at 1.5 times the time, 5 patches for seven letters are too short."""
-
-    def spoken() -> Speech:
-        saved = SavedSegments(tmp_path / "book.wav", "d", 5, drawn=False)
-        return tts.speak("hello you. hello me.", seed=5, retry_badcase_max_times=1, saved_segments=saved)
-
-    lengths(16, 5)
-    with pytest.warns(TooLongWarning):
-        first = spoken()
-    (tmp_path / ".book.wav.segments" / "00001.segment").unlink()
-    lengths(5)
-    resumed = spoken()
-
-    for speech in (first, resumed):
-        assert [segment.number for segment in speech.suspicious] == [1]
-        assert speech.segments[1].expected_seconds == pytest.approx(0.14)
-
-
-@pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
-def test_the_letters_of_a_control_are_not_spoken(tts, lengths) -> None:
-    lengths(4, 4)
-
-    speech = tts.speak("hi me. is it.", seed=5, control="42 b", segment_tokens=10)
-
-    # Four letters in four patches are pace 1, whatever was read before them.
-    assert [segment.expected_seconds for segment in speech.segments] == pytest.approx([0.08, 0.08])
-    normalized = tts.plan("hi me.", control="40 b", normalize=True).segments[0]
-    assert normalized.target_tokens > len("(40 b) hi me. ")
-    assert normalized.letters == 4
-
-
 def test_the_digest_tells_bundles_apart_that_are_judged_differently(bundle_folder) -> None:
     without = Manifest.read(bundle_folder)
     with_profile = without.model_copy(update={"speech": PROFILE})
 
     assert without.digest("int8") != with_profile.digest("int8")
     assert "speech" not in json.dumps(list(without.files))
+
+
+def test_a_word_may_be_said_slowly() -> None:
+    length = expected_length(
+        SpeechProfile(longest_seconds=6, longest_tokens=80, seconds_per_letter=0.1), 3, 0.1
+    )
+    # 0.3 s are expected; 1.4 times that would be 0.42 s.
+    assert [length.reason(patches, stopped=True) for patches in (1, 2, 10, 11)] == ["short", "", "", "long"]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from voxcpm_runtime.model.driver import Driver, Patch
-from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.results import UnspokenWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 
@@ -121,24 +120,6 @@ def test_each_utterance_of_a_batch_has_its_own_bound(batched):
 
     for most, speech in zip(bounds, speeches, strict=True):
         np.testing.assert_array_equal(speech.audio, batched.speak(TEXT, max_len=most, **GIVEN).audio)
-
-
-def test_what_is_kept_of_a_cancelled_speech_is_within_the_bound(batched):
-    token = CancelToken()
-    told = []
-
-    def cancelling(progress) -> None:
-        told.append(progress)
-        if progress.segment == 2 and progress.patches == 2:
-            token.cancel()
-
-    speech = batched.speak(
-        TEXT, max_len=15, keep_partial=True, cancel=token, progress=cancelling, parallel_segments=3, **GIVEN
-    )
-
-    assert speech.cancelled
-    assert len(speech.latents) <= 15
-    assert len(speech.audio) == len(speech.latents) * batched.bundle.architecture.patch_output_samples
 
 
 def test_text_that_is_not_spoken_is_said(tts):

@@ -10,7 +10,6 @@ import pytest
 
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.speech import kv_room, plan
-from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.narrator import voice_of_speech
 from voxcpm_runtime.voxcpm import VoxCPM
 
@@ -19,8 +18,6 @@ CHAPTER = """it is so. it is not. who is it? come in! why not.
 good day. so be it. and a sentence that is a good deal longer than all of the others are, to be cut.
 
 the end."""
-GIVEN = {"seed": 3, "min_len": 4}
-"""Where the stop head ends speech as soon as it may, each segment has six patches."""
 
 
 @pytest.fixture
@@ -96,18 +93,6 @@ def test_without_a_voice_the_first_segment_is_the_voice_of_all(tts):
 
 
 @pytest.mark.usefixtures("stopping")
-def test_with_a_voice_each_segment_is_spoken_with_it(tts, prompt_audio):
-    voice = tts.create_voice(prompt_audio, "so ", name="ada")
-    speech = tts.speak(CHAPTER, voice=voice, seed=3)
-
-    for segment in speech.segments[1:4]:
-        np.testing.assert_array_equal(
-            tts.speak(segment.text, voice=voice, seed=segment.seed).latents, segment.latents
-        )
-    assert len({segment.seed for segment in speech.segments}) == len(speech.segments)
-
-
-@pytest.mark.usefixtures("stopping")
 def test_a_control_comes_before_each_segment_that_continues_none(tts, architecture, prompt_audio):
     if architecture.generation == "voxcpm":
         with pytest.raises(InputError, match="needs VoxCPM2"):
@@ -127,48 +112,6 @@ def test_a_text_that_fits_is_one_utterance_white_space_and_all(tts):
 
     assert len(speech.segments) == 1
     np.testing.assert_array_equal(speech.audio, tts.generate("so. be it.", seed=1, max_len=5))
-
-
-@pytest.mark.usefixtures("stopping")
-def test_progress_counts_segments_and_estimates_what_is_left(tts):
-    told = []
-
-    speech = tts.speak(CHAPTER, progress=told.append, **GIVEN)
-
-    count = len(speech.segments)
-    assert [p.segment for p in told] == [
-        i for i, s in enumerate(speech.segments) for _ in range(len(s.latents))
-    ]
-    assert {p.segments for p in told} == {count}
-    assert all((p.remaining_seconds is None) == (p.segment == 0) for p in told)
-    assert told[-1].audio_seconds == pytest.approx(
-        len(speech.latents) * tts.bundle.architecture.patch_seconds
-    )
-    # Half way, the estimate of the remaining time is of the right order, whatever else the machine does.
-    half = next(p for p in told if p.segment == count // 2)
-    took = told[-1].elapsed_seconds - half.elapsed_seconds
-    assert took / 20 < half.remaining_seconds < took * 20
-
-
-@pytest.mark.usefixtures("stopping")
-def test_a_cancelled_chapter_keeps_whole_segments_and_a_part(tts, models):
-    whole = tts.generate(CHAPTER, **GIVEN)
-    token, calls = CancelToken(), []
-    function = models["locdit_step"].function
-
-    def step(inputs, state):
-        calls.append(1)
-        if len(calls) == 9 * 15:
-            token.cancel()
-        return function(inputs, state)
-
-    models["locdit_step"].function = step
-
-    speech = tts.speak(CHAPTER, cancel=token, keep_partial=True, **GIVEN)
-
-    assert speech.cancelled
-    assert [len(segment.latents) for segment in speech.segments[:2]] == [6, 6]
-    np.testing.assert_array_equal(speech.audio, whole[: len(speech.audio)])
 
 
 def test_speech_that_the_cache_cuts_off_is_tried_again(tts):

@@ -75,16 +75,6 @@ def test_each_mode_is_one_command(speaking, mode, command):
     )
 
 
-@first_generation
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("command", ["generate", "clone"])
-def test_the_first_generation_continues(speaking, command):
-    np.testing.assert_array_equal(
-        spoken(command, speaking, "--text", "hello.", *PROMPT),
-        expected(speaking, "hello.", "prompt.wav", "so it is."),
-    )
-
-
 @second_generation
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
@@ -214,18 +204,6 @@ def refused(bundle, folder, capsys, command, options, message):
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert set(folder.iterdir()) == before
-
-
-def test_help_shows_each_command_its_own_options(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    shown = {}
-    for command in ("generate", "design", "clone"):
-        assert cli.main([command, "--help"]) == 0
-        shown[command] = capsys.readouterr().out
-
-    assert all("--control" in text and "--temperature" in text for text in shown.values())
-    assert "--reference-audio" in shown["clone"]
-    assert "--reference" not in shown["design"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from voxcpm_runtime.model.sequence import Sequence
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech import kv_room
 from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.text.segments import Segment
@@ -69,20 +68,6 @@ def test_the_target_alone_is_normalised(tts):
         assert text_of(sequence(tts, **arguments)) == "▁5▁▁x▁▁5▁▁cats"
 
 
-def test_markup_is_removed_before_a_text_is_spelled(tts):
-    tts.bundle = replace(tts.bundle, tokenizer=TextTokenizer.from_folder(DEFAULT_CHECKPOINT))
-
-    said = [
-        tts.plan(text, normalize=True).segments[0].target_tokens
-        for text in (
-            "$2.50 [“now”](https://a.b/5), A4 paper",
-            "two dollars and fifty cents now, ay four paper.",
-        )
-    ]
-
-    assert said[0] == said[1]
-
-
 def test_a_continued_segment_is_spelled_once(tts, monkeypatch):
     """Read again, max. would be maximum and ed. edition."""
     monkeypatch.setattr(kv_room, "_ANCHOR_SECONDS", 0)
@@ -117,14 +102,6 @@ def test_a_prompt_and_a_reference_are_trimmed_when_asked(tts, architecture):
 
         # The first loud frame has its centre at sample 3072, the last whole one its end at 4608; 200 samples more stay.
         assert [int((r.tokens == 0).sum()) for r in (whole, trimmed)] == [5000 // 20, -(-1936 // 20)]
-
-
-def test_the_cache_must_hold_what_is_left_only(tts):
-    arguments = {"text": "a", "prompt_wav_path": sound(20000), "prompt_text": "b"}
-
-    with pytest.raises(InputError, match="but the KV cache has 1024"):
-        tts.plan(**arguments)
-    tts.plan(**arguments, trim_silence_vad=True)
 
 
 def test_a_plan_is_spoken_whole_and_in_chunks(tts):
@@ -173,17 +150,6 @@ def test_of_a_book_the_plan_reads_the_first_segment_and_the_rest_when_its_turn_c
     assert [segment.followed for segment in planned.segments[-2:]] == [True, False]
 
 
-def test_a_book_is_cut_as_its_paragraphs_are_one_by_one(tts):
-    """What is read later does not change what comes before, and the anchors are those of a short text."""
-    paragraphs = [f"{part}\n\n" for part in BOOK.split("\n\n") if part]
-    whole = list(tts.plan(BOOK, segment_tokens=16).segments)
-    short = list(tts.plan("".join(paragraphs[:20]), segment_tokens=16).segments)
-
-    assert [segment.tokens for segment in whole[: len(short) - 1]] == [s.tokens for s in short[:-1]]
-    assert [segment.anchors for segment in whole[: len(short)]] == [segment.anchors for segment in short]
-    assert not any(segment.anchors for segment in whole[len(short) :])
-
-
 def test_a_letter_that_cannot_be_said_on_the_last_page_is_refused_at_once(tts):
     tokenizer = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
     tts.bundle.__dict__["tokenizer"] = tokenizer
@@ -204,32 +170,6 @@ def test_progress_of_a_book_does_not_know_the_number_of_segments_but_estimates_t
     assert {progress.segments for progress in told} == {None}
     assert told[0].remaining_seconds is None
     assert told[-1].remaining_seconds > 10 * told[-1].elapsed_seconds
-
-
-@pytest.mark.usefixtures("stopping")
-@pytest.mark.parametrize("keep_partial", [False, True])
-def test_a_book_can_be_cancelled_while_it_is_read(tts, monkeypatch, keep_partial):
-    """Where a segment was read, the token is cancelled: nothing after it is read or spoken."""
-    token = CancelToken()
-    planned = tts.plan(BOOK, segment_tokens=16, seed=1, retry_badcase=False, cancel=token,
-                       keep_partial=keep_partial)  # fmt: skip
-    read_segment, read = Plan.read_segment, []
-
-    def cancelling(*given):
-        read.append(given[1])
-        if len(read) == 3:
-            token.cancel()
-        return read_segment(*given)
-
-    monkeypatch.setattr(Plan, "read_segment", cancelling)
-    if keep_partial:
-        speech = tts.speak_plan(planned)
-        assert speech.cancelled
-        assert len(speech.segments) == 3
-    else:
-        with pytest.raises(Cancelled):
-            tts.speak_plan(planned)
-    assert len(read) == 3
 
 
 def test_the_beginning_of_two_megabytes_without_a_space_is_read_at_once(tts):

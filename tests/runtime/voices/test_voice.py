@@ -347,14 +347,3 @@ def test_default_is_the_checkpoints_own_voice_and_no_stored_one(tts, audio, stor
         store.load("default")
     np.testing.assert_array_equal(tts.generate(TEXT, voice="default", **GIVEN), tts.generate(TEXT, **GIVEN))
     store.remove("default")
-
-
-def test_a_voice_keeps_what_is_said_about_its_origin(tts, audio, tmp_path):
-    said = {"consent": "stated", "checkpoint": "mine"}
-    path = tmp_path / "ada.voice"
-    tts.create_voice(audio[0], "so ", name="ada", provenance=said).save(path)
-
-    kept = Voice.load(path).header.provenance
-    assert kept["consent"] == "stated"
-    assert kept["checkpoint"] == "mine"
-    assert "created" in kept

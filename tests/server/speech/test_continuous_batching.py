@@ -139,7 +139,8 @@ def test_requests_and_websockets_share_the_batch_and_sound_as_each_does_alone(
         return httpx2.post(f"{batch_server.url}/v1/audio/speech", json=asked, timeout=60).content
 
     with ThreadPoolExecutor(len(streams) + len(requests)) as threads, monkeypatch.context() as alone_in_it:
-        alone_in_it.setattr(batch_tts, "_batch_of", beside)
+        alone_in_it.setattr(batch_tts, "speak_plan", beside)
+        alone_in_it.setattr(batch_tts, "stream_plan", beside)
         asking = [threads.submit(ask, *each) for each in streams]
         asking_once = [threads.submit(ask_once, *each) for each in requests]
         answers = [one.result() for one in asking]
