@@ -40,7 +40,7 @@ Item = TypeVar("Item")
 
 
 def lone_slot(driver: Driver) -> Driver:
-    """A driver for a single utterance, over step models that were converted for a batch."""
+    """A driver for a single utterance, from one whose step models were converted for a batch."""
     return BatchSlots(driver, 1).take(_go_on).driver
 
 

@@ -33,8 +33,7 @@ from voxcpm_runtime.speech.planned_segment import PlannedSegment
 from voxcpm_runtime.speech.progress import ProgressCallback, ProgressReporter
 from voxcpm_runtime.speech.randomness import Randomness, randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.text.control import checked_control
-from voxcpm_runtime.text.control import controlled as with_control
+from voxcpm_runtime.text.control import checked_control, controlled
 from voxcpm_runtime.text.letters import (
     check_sayable,
     continued_transcript,
@@ -151,12 +150,6 @@ class Plan:
             self.__dict__["_all_segments"] = every
         return self.__dict__["_all_segments"]
 
-    def fits_alone(self, text: str, *, anchored: bool = False) -> bool:
-        """Whether the text is short enough for one segment. anchored: see `longest_segment`."""
-        longest = longest_segment(self.bundle, self.voice, self.options, anchored=anchored)
-        maximum = max(longest, MIN_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN
-        return len(text) <= maximum and self._count(text, longest) <= longest
-
     def split(self, text: str, *, more: bool = False, cancel: CancelToken | None = None) -> Iterator[Segment]:
         """The text as one segment if it is short, otherwise in segments whose speech fits into the KV cache.
 
@@ -164,13 +157,13 @@ class Plan:
         segments in any case. cancel: ends it, by default the plan's. Raises Cancelled.
         """
         anchored = self.voice is None
-        if self.fits_alone(text, anchored=more and anchored):
+        if _fits_alone(self, text, anchored=more and anchored):
             yield Segment(text, ends_paragraph=False)
             return
         target = longest_segment(self.bundle, self.voice, self.options, anchored=anchored)
         # If nothing can be said, the error about the whole text is the better one.
         target = max(target, MIN_SEGMENT_TOKENS)
-        count, check = partial(self._count, target=target), (cancel or self.cancel).check
+        count, check = partial(_count, target=target, plan=self), (cancel or self.cancel).check
         parts = each_segment(text, count, target, check)
         yield next(parts, Segment(text, ends_paragraph=False))
         yield from parts
@@ -260,16 +253,17 @@ class Plan:
         """
         tokenizer = self.bundle.tokenizer
         # A segment that continues the first one continues its style, too.
-        controlled = bool(self.description) and (self.voice is not None or not anchored)
-        said = self._said(with_control(segment.text, self.description) if controlled else segment.text)
+        has_control = bool(self.description) and (self.voice is not None or not anchored)
+        said = self._said(controlled(segment.text, self.description) if has_control else segment.text)
         target = spelled(said, tokenizer)
-        transcript = spelled_transcript(self.voice.transcript if self.voice else anchored, tokenizer)
+        transcript = self.voice.transcript if self.voice else anchored
+        transcript = spelled_transcript(transcript, tokenizer) if transcript else ""
         if unknown := tokenizer.unknown_characters(transcript + target):
             self.warn(f"this voice has no token for {listed(unknown)}, which it will not speak", UserWarning)
         # The prompt's transcript is used as given, with or without a trailing space.
         tokens = tokenizer(transcript + target)
         # As it is said without the control before it, which is read, too, but not spoken.
-        spoken = spelled(self._said(segment.text), tokenizer) if controlled else target
+        spoken = spelled(self._said(segment.text), tokenizer) if has_control else target
         planned = PlannedSegment(
             text=segment.text,
             transcript=continued_transcript(said, tokenizer),
@@ -286,18 +280,6 @@ class Plan:
         return said_text(
             text, normalize=self.options.normalize, spelled=self.bundle.tokenizer.has_letters_only
         )
-
-    def _count(self, text: str, target: int) -> int:
-        """Number of tokens of a text; more than `target` also if it is expected to take more than `longest_seconds`."""
-        try:
-            said = spelled(text, self.bundle.tokenizer)
-        except InputError:
-            said = text
-        tokens, profile = len(self.bundle.tokenizer(said)), self.bundle.manifest.speech
-        if profile is None or self.options.segment_tokens is not None:
-            return tokens
-        share = profile.expected_seconds(letters_in(said)) / profile.longest_seconds
-        return max(tokens, math.ceil(target * share))
 
 
 class _Reader:
@@ -329,6 +311,26 @@ class _Reader:
             self._continued += self._minimum
             self._growing = self._taken < min_anchor(self._plan.bundle)
         return planned
+
+
+def _fits_alone(plan: Plan, text: str, *, anchored: bool = False) -> bool:
+    """Whether the text is short enough for one segment. anchored: see `longest_segment`."""
+    longest = longest_segment(plan.bundle, plan.voice, plan.options, anchored=anchored)
+    maximum = max(longest, MIN_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN
+    return len(text) <= maximum and _count(text, longest, plan) <= longest
+
+
+def _count(text: str, target: int, plan: Plan) -> int:
+    """Number of tokens of a text; more than `target` also if it is expected to take more than `longest_seconds`."""
+    try:
+        said = spelled(text, plan.bundle.tokenizer)
+    except InputError:
+        said = text
+    tokens, profile = len(plan.bundle.tokenizer(said)), plan.bundle.manifest.speech
+    if profile is None or plan.options.segment_tokens is not None:
+        return tokens
+    share = profile.expected_seconds(letters_in(said)) / profile.longest_seconds
+    return max(tokens, math.ceil(target * share))
 
 
 def plan(bundle: Bundle, arguments: Arguments) -> Plan:
@@ -374,7 +376,7 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     opening: tuple[PlannedSegment, ...]
     try:
         cancel.check()
-        if unread.fits_alone(text):
+        if _fits_alone(unread, text):
             only = unread.read_segment(Segment(text, ends_paragraph=False), "", 0)
             opening = (replace(only, anchors=unread.voice is None, followed=False),)
         elif len(text) <= MAX_READ_AT_ONCE:
