@@ -171,8 +171,22 @@ class GenerationOptions:
     ] = False
 
     def __post_init__(self) -> None:
-        for declared in option_table():
-            _check(declared, getattr(self, declared.name))
+        for name, type_, _, option in option_table():
+            value = getattr(self, name)
+            if value is None and get_origin(type_) is not None:
+                continue
+            if option.bounds is None:
+                switch(value, name)
+                continue
+            low, high = option.bounds
+            whole = float not in (type_, *get_args(type_))
+            kind = Integral if whole else Real
+            if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:  # type: ignore[operator]
+                word, unit = (
+                    "a whole number" if whole else "a number",
+                    f" {option.unit}" if option.unit else "",
+                )
+                raise wrong_type(value, name, f"{word} from {low:g} to {high:g}{unit}")
         if self.max_len is not None and self.max_len < self.min_len:
             raise InputError(f"max_len ({self.max_len} patches) must be at least min_len ({self.min_len})")
 
@@ -186,10 +200,11 @@ class GenerationOptions:
 def option_table() -> tuple[Declared, ...]:
     """The rows of the option table, in the order of declaration."""
     hints = get_type_hints(GenerationOptions, include_extras=True)
-    return tuple(
-        Declared(field.name, get_args(hints[field.name])[0], field.default, get_args(hints[field.name])[1])
-        for field in fields(GenerationOptions)
-    )
+    table: list[Declared] = []
+    for field in fields(GenerationOptions):
+        type_, option = get_args(hints[field.name])
+        table.append(Declared(field.name, type_, field.default, option))
+    return tuple(table)
 
 
 def named_options(positional: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,18 +235,3 @@ def checked_options(given: Mapping[str, Any]) -> GenerationOptions:
             "streaming is not offered: generate gives the whole speech, generate_streaming its chunks"
         )
     return GenerationOptions(**options)
-
-
-def _check(declared: Declared, value: object) -> None:
-    name, type_, _, option = declared
-    if value is None and get_origin(type_) is not None:
-        return
-    if option.bounds is None:
-        switch(value, name)
-        return
-    low, high = option.bounds
-    whole = float not in (type_, *get_args(type_))
-    kind = Integral if whole else Real
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:  # type: ignore[operator]
-        word, unit = "a whole number" if whole else "a number", f" {option.unit}" if option.unit else ""
-        raise wrong_type(value, name, f"{word} from {low:g} to {high:g}{unit}")

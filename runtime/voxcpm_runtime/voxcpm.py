@@ -149,7 +149,7 @@ class VoxCPM(UpstreamNames):
     @property
     def driver(self) -> Driver:
         """A driver for one utterance, with its own caches. Raises InputError after `close`."""
-        return lone_slot(self.batch_driver)
+        return self.batch_driver if self.batch_driver.sizes.batch == 1 else lone_slot(self.batch_driver)
 
     @property
     def batch_driver(self) -> Driver:
@@ -198,9 +198,8 @@ class VoxCPM(UpstreamNames):
         Raises InputError, one line, for anything that cannot be spoken, before any work is done, and Cancelled. Warns
         (SuspiciousWarning) of a segment that is too long or too short for its text in every attempt.
         """
-        return self.speak_plan(
-            self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
-        )
+        planned = self.plan(text, prompt_wav_path, prompt_text, reference_wav_path, *options, **given)
+        return self.speak_plan(planned)
 
     def plan(
         self,
@@ -217,9 +216,8 @@ class VoxCPM(UpstreamNames):
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         # Without a text there would be nothing to refuse: that is a session's plan.
-        return self._checked(
-            checked_text(text, "text"), recordings, named_options(options, given) if options else given
-        )
+        named = named_options(options, given) if options else given
+        return self._checked(checked_text(text, "text"), recordings, named)
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""

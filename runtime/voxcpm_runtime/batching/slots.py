@@ -40,8 +40,8 @@ Item = TypeVar("Item")
 
 
 def lone_slot(driver: Driver) -> Driver:
-    """A driver for a single utterance, whatever batch the step models were converted for."""
-    return driver if driver.sizes.batch == 1 else BatchSlots(driver, 1).take(_go_on).driver
+    """A driver for a single utterance, from one whose step models were converted for a batch."""
+    return BatchSlots(driver, 1).take(_go_on).driver
 
 
 def _go_on() -> None:

@@ -157,12 +157,12 @@ class Driver:
         """
         states = self._new_states()
         if prefix is None:
-            embeddings = self.embed_patches(sequence.patches)
+            rest, embeddings = sequence, self.embed_patches(sequence.patches)
         else:
             for state, rows in zip(states.values(), (prefix.base_rows, prefix.residual_rows), strict=True):
                 state.set_rows(0, {name: array[:, :, :shared] for name, array in rows.items()})
-            embeddings = prefix.prompt_embeddings
-        hidden, residual_hidden, stop_logits = self._run(sequence.after(shared), embeddings, states, shared)
+            rest, embeddings = sequence.after(shared), prefix.prompt_embeddings
+        hidden, residual_hidden, stop_logits = self._run(rest, embeddings, states, shared)
         return Prefilled(
             base_state=states[BASE_LM_STEP],
             residual_state=states[RESIDUAL_LM_STEP],
@@ -246,7 +246,7 @@ class Driver:
     def embed_patches(self, patches: Latents) -> Floats:
         """Audio embeddings (patches, hidden) of latent patches (patches, frames, latent_dim), which may be none."""
         encoder = self.models[FEAT_ENCODER]
-        embeddings = np.zeros((len(patches), self.architecture.base_lm.hidden_size), np.float32)
+        embeddings = np.zeros((len(patches), self.architecture.lm_config.hidden_size), np.float32)
         for start, length, size in plan_chunks(len(patches), self.sizes.encode_patches):
             chunk = _padded(patches[start : start + length], size)
             embeddings[start : start + length] = encoder({"patches": chunk})["embeddings"][0, :length]
@@ -254,17 +254,18 @@ class Driver:
 
     def _new_states(self) -> dict[str, StepState]:
         """The states of both language models at the start of a stream, by name of the step model."""
-        names = (BASE_LM_STEP, RESIDUAL_LM_STEP)
         if self.next_patch is not None:
-            return dict(zip(names, self.next_patch.new_states(), strict=True))
-        return {name: self.models[name].new_state() for name in names}
+            base, residual = self.next_patch.new_states()
+        else:
+            base, residual = self.models[BASE_LM_STEP].new_state(), self.models[RESIDUAL_LM_STEP].new_state()
+        return {BASE_LM_STEP: base, RESIDUAL_LM_STEP: residual}
 
     def _run(
         self, sequence: Sequence, patch_embeddings: Floats, states: Mapping[str, StepState], position: int
     ) -> tuple[Floats, Floats, Floats]:
         """Run both language models from cache `position` on: hidden, residual hidden and stop logits at the end."""
         audio = sequence.is_audio[:, np.newaxis]
-        audio_embeddings = np.zeros((len(sequence), self.architecture.base_lm.hidden_size), np.float32)
+        audio_embeddings = np.zeros((len(sequence), self.architecture.lm_config.hidden_size), np.float32)
         audio_embeddings[sequence.is_audio] = patch_embeddings
         embeddings = np.where(audio, audio_embeddings, self.embed_tokens(sequence.tokens))
         outputs = self._lm_step(self.models[BASE_LM_STEP], states[BASE_LM_STEP], embeddings, position)

@@ -66,38 +66,35 @@ def build_sequence(
 
     patch_shape: (frames, latent_dim). prompt, reference: latent patches (patches, frames, latent_dim).
     """
-    segments = [build_lead([*text_tokens, AUDIO_START], patch_shape, reference=reference)]
-    if prompt is not None:
-        segments.append(_audio(prompt))
-    return _joined(segments)
+    parts = _lead([*text_tokens, AUDIO_START], reference)
+    return _joined(parts if prompt is None else [*parts, prompt], patch_shape)
 
 
 def build_lead(
     transcript_tokens: list[int], patch_shape: tuple[int, int], *, reference: Latents | None = None
 ) -> Sequence:
     """The positions of a voice itself, before any text to speak; there may be none."""
-    segments = [_text(transcript_tokens, patch_shape)]
-    if reference is not None:
-        opening, closing = _text([REFERENCE_START], patch_shape), _text([REFERENCE_END], patch_shape)
-        segments = [opening, _audio(reference), closing, *segments]
-    return _joined(segments)
+    return _joined(_lead(transcript_tokens, reference), patch_shape)
 
 
-def _joined(segments: list[Sequence]) -> Sequence:
-    return Sequence(
-        tokens=np.concatenate([segment.tokens for segment in segments]),
-        is_audio=np.concatenate([segment.is_audio for segment in segments]),
-        patches=np.concatenate([segment.patches for segment in segments]),
+def _lead(text_tokens: list[int], reference: Latents | None) -> list[list[int] | Latents]:
+    return (
+        [text_tokens] if reference is None else [[REFERENCE_START], reference, [REFERENCE_END], text_tokens]
     )
 
 
-def _text(tokens: list[int], patch_shape: tuple[int, int]) -> Sequence:
+def _joined(parts: list[list[int] | Latents], patch_shape: tuple[int, int]) -> Sequence:
+    """Text tokens and patches (patches, frames, latent_dim) in order."""
+    tokens: list[int] = []
+    is_audio: list[bool] = []
+    patches = [np.zeros((0, *patch_shape), np.float32)]
+    for part in parts:
+        if isinstance(part, list):
+            tokens += part
+        else:
+            tokens += [0] * len(part)
+            patches.append(part)
+        is_audio += [not isinstance(part, list)] * len(part)
     return Sequence(
-        np.array(tokens, np.int32), np.zeros(len(tokens), np.bool_), np.zeros((0, *patch_shape), np.float32)
-    )
-
-
-def _audio(patches: Latents) -> Sequence:
-    return Sequence(
-        np.zeros(len(patches), np.int32), np.ones(len(patches), np.bool_), patches.astype(np.float32)
+        np.array(tokens, np.int32), np.array(is_audio, np.bool_), np.concatenate(patches, dtype=np.float32)
     )

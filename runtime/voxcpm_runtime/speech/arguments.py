@@ -66,9 +66,12 @@ class Arguments:
         Raises InputError for a text without words, an option out of range and a file that is no voice, TypeError for
         an unknown keyword.
         """
-        options = dict(given)
-        own = {name: options.pop(name) for name in _OWN if name in options}
-        recordings = recordings.in_voice(options.pop("voice", None))
+        own: dict[str, Any] = {}
+        options: dict[str, Any] = {}
+        for name, value in given.items():
+            (own if name in _OWN else options)[name] = value
+        if (voice := options.pop("voice", None)) is not None:
+            recordings = recordings.in_voice(voice)
         return cls(text, recordings, options=checked_options(options), **own)
 
     def digest(self, bundle: str) -> str:

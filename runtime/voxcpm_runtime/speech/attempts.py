@@ -14,7 +14,7 @@ from voxcpm_runtime.audio.joins import faded_in, faded_out
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.backends.step_function import releases_gil
 from voxcpm_runtime.model.driver import Driver, Patch, Prefix
-from voxcpm_runtime.speech.cancellation import CancelToken, polling, polling_patch
+from voxcpm_runtime.speech.cancellation import CancelToken, polling
 from voxcpm_runtime.speech.expected_length import Reason
 from voxcpm_runtime.speech.one_ahead import one_ahead
 from voxcpm_runtime.speech.plan import Plan
@@ -53,7 +53,7 @@ def attempts(
         began = time.perf_counter()
         ending = ending or CancelToken(plan.cancel)
         beside = releases_gil(driver.models[AUDIO_VAE_DECODER])
-        driver = driver.over(polling(driver.models, ending), polling_patch(driver.next_patch, ending))
+        driver = polling(driver, ending)
         prefilled = driver.prefill(utterance.sequence, prefix, utterance.shared if prefix else 0)
         judged = plan.options.retry_badcase
         maximum = max(1, plan.options.retry_badcase_max_times) if judged and retries else 1

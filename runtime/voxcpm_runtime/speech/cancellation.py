@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from voxcpm_constants.errors import VoxCPMError
 from voxcpm_runtime.argument_types import instance
 from voxcpm_runtime.backends.step_function import Array, NextPatch, PendingPatch, StepFunction, StepState
+
+if TYPE_CHECKING:
+    from voxcpm_runtime.model.driver import Driver
 
 
 class Cancelled(VoxCPMError):
@@ -27,7 +31,9 @@ class CancelToken:
 
     def __init__(self, *parents: CancelToken) -> None:
         self._event = threading.Event()
-        self._parents = tuple(instance(token, CancelToken, "a parent", "a CancelToken") for token in parents)
+        self._parents = parents
+        for parent in parents:
+            instance(parent, CancelToken, "a parent", "a CancelToken")
 
     def cancel(self) -> None:
         """End the generation at its next step. This cannot be undone; calling it again does nothing."""
@@ -50,20 +56,12 @@ class Polling:
     def __init__(self, model: StepFunction, token: CancelToken) -> None:
         self._model = model
         self._token = token
-
-    def new_state(self) -> StepState:
-        """The state at the start of a stream: zeros."""
-        return self._model.new_state()
+        self.new_state = model.new_state
 
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """Run one step. Raises Cancelled after the token's `cancel`, and what the step model raises."""
         self._token.check()
         return self._model(inputs, state)
-
-
-def polling(models: Mapping[str, StepFunction], token: CancelToken) -> dict[str, Polling]:
-    """The step models by name, each of which checks the token before every call."""
-    return {name: Polling(model, token) for name, model in models.items()}
 
 
 class PollingPatch:
@@ -72,10 +70,7 @@ class PollingPatch:
     def __init__(self, call: NextPatch, token: CancelToken) -> None:
         self._call = call
         self._token = token
-
-    def new_states(self) -> tuple[StepState, StepState]:
-        """The states of both language models at the start of a stream."""
-        return self._call.new_states()
+        self.new_states = call.new_states
 
     def begin(
         self,
@@ -89,6 +84,10 @@ class PollingPatch:
         return self._call.begin(inputs, base, residual, before)
 
 
-def polling_patch(call: NextPatch | None, token: CancelToken) -> PollingPatch | None:
-    """The call for a whole patch, which checks the token first; None if there is none."""
-    return None if call is None else PollingPatch(call, token)
+def polling(driver: Driver, token: CancelToken) -> Driver:
+    """The driver with step models that check the token before every call."""
+    models: dict[str, StepFunction] = {}
+    for name, model in driver.models.items():
+        models[name] = Polling(model, token)
+    next_patch = driver.next_patch
+    return driver.over(models, None if next_patch is None else PollingPatch(next_patch, token))

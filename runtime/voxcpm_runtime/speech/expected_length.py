@@ -21,7 +21,7 @@ _LONG, _SHORT, _ENDED = 1.4, 0.6, 2.0
 # Seconds that any text may take beyond the expected time: a word or two may be said slowly.
 _MORE = 0.8
 _MORE_THAN_MIN_LEN = 3
-"""Patches that the shortest speech, which has min_len + 2, is exceeded with."""
+"""Speech counts as too long from min_len + 3 patches at the earliest: the shortest speech has min_len + 2."""
 _PACES = (0.8, 1.5)
 """Least and greatest pace that is believed; a prompt with long silence, or a wrong transcript, has another."""
 

@@ -87,7 +87,9 @@ class Gathered(Heard):
         """
         self._taken, self._complete = index + 1, planned.followed is False
         segment = self._spoken.get(index)
-        return self.recovers(index, planned, left) if segment is None else _fits(segment, left)
+        if segment is not None:
+            return _fits(segment, left)
+        return self._saved is not None and self.recovers(index, planned, left)
 
     def recovers(self, index: int, planned: PlannedSegment, left: int | None) -> bool:
         """Whether the segment was saved, as `knows`."""

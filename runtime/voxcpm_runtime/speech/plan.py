@@ -124,8 +124,10 @@ class Plan:
         warnings.warn_explicit(message, category, *self.caller)
 
     @property
-    def segments(self) -> PlannedSegments:
+    def segments(self) -> Sequence[PlannedSegment]:
         """The segments of the whole text, read as they are taken; none if the text comes later, as in a session."""
+        if self.text is None or (self.opening and self.read_to_the_end):
+            return self.opening
         # Not kept: they refer to the plan, which would then be freed late, with the lock of its saved segments.
         return PlannedSegments(self)
 
@@ -155,15 +157,13 @@ class Plan:
         segments in any case. cancel: ends it, by default the plan's. Raises Cancelled.
         """
         anchored = self.voice is None
-        alone = longest_segment(self.bundle, self.voice, self.options, anchored=more and anchored)
-        maximum = max(alone, MIN_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN
-        if len(text) <= maximum and self._count(text, alone) <= alone:
+        if _fits_alone(self, text, anchored=more and anchored):
             yield Segment(text, ends_paragraph=False)
             return
         target = longest_segment(self.bundle, self.voice, self.options, anchored=anchored)
         # If nothing can be said, the error about the whole text is the better one.
         target = max(target, MIN_SEGMENT_TOKENS)
-        count, check = partial(self._count, target=target), (cancel or self.cancel).check
+        count, check = partial(_count, target=target, plan=self), (cancel or self.cancel).check
         parts = each_segment(text, count, target, check)
         yield next(parts, Segment(text, ends_paragraph=False))
         yield from parts
@@ -214,11 +214,15 @@ class Plan:
 
     def reporter(self) -> ProgressReporter:
         """A new progress reporter for this plan's segments; its time starts now."""
-        whole = self.read_to_the_end
+        characters, segments = len(self.text or ""), None
+        if self.read_to_the_end:
+            characters, segments = 0, len(self.opening)
+            for segment in self.opening:
+                characters += len(segment.text)
         return ProgressReporter(
             self.progress,
-            characters=sum(len(segment.text) for segment in self.opening) if whole else len(self.text or ""),
-            segments=len(self.opening) if whole else None,
+            characters=characters,
+            segments=segments,
             patch_seconds=self.bundle.architecture.patch_seconds,
         )
 
@@ -249,46 +253,33 @@ class Plan:
         """
         tokenizer = self.bundle.tokenizer
         # A segment that continues the first one continues its style, too.
-        controls = self.voice is not None or not anchored
-        text = controlled(segment.text, self.description) if controls else segment.text
-        said = self._said(text)
+        has_control = bool(self.description) and (self.voice is not None or not anchored)
+        said = self._said(controlled(segment.text, self.description) if has_control else segment.text)
         target = spelled(said, tokenizer)
-        transcript = spelled_transcript(self.voice.transcript if self.voice else anchored, tokenizer)
+        transcript = self.voice.transcript if self.voice else anchored
+        transcript = spelled_transcript(transcript, tokenizer) if transcript else ""
         if unknown := tokenizer.unknown_characters(transcript + target):
             self.warn(f"this voice has no token for {listed(unknown)}, which it will not speak", UserWarning)
+        # The prompt's transcript is used as given, with or without a trailing space.
+        tokens = tokenizer(transcript + target)
+        # As it is said without the control before it, which is read, too, but not spoken.
+        spoken = spelled(self._said(segment.text), tokenizer) if has_control else target
         planned = PlannedSegment(
             text=segment.text,
             transcript=continued_transcript(said, tokenizer),
-            # The prompt's transcript is used as given, with or without a trailing space.
-            tokens=tokenizer(transcript + target),
+            tokens=tokens,
             transcript_tokens=tokenizer(transcript) if transcript else [],
-            target_tokens=len(tokenizer(target)),
-            letters=letters_in(self._said_alone(segment) if controls and self.description else target),
+            target_tokens=len(tokenizer(target) if transcript else tokens),
+            letters=letters_in(spoken),
             ends_paragraph=segment.ends_paragraph,
         )
         self.limit(planned, self.voice, continued)
         return planned
 
-    def _said_alone(self, segment: Segment) -> str:
-        """The segment as it is said, without the control before it, which is read, too, but not spoken."""
-        return spelled(self._said(segment.text), self.bundle.tokenizer)
-
     def _said(self, text: str) -> str:
         return said_text(
             text, normalize=self.options.normalize, spelled=self.bundle.tokenizer.has_letters_only
         )
-
-    def _count(self, text: str, target: int) -> int:
-        """Number of tokens of a text; more than `target` also if it is expected to take more than `longest_seconds`."""
-        try:
-            said = spelled(text, self.bundle.tokenizer)
-        except InputError:
-            said = text
-        tokens, profile = len(self.bundle.tokenizer(said)), self.bundle.manifest.speech
-        if profile is None or self.options.segment_tokens is not None:
-            return tokens
-        share = profile.expected_seconds(letters_in(said)) / profile.longest_seconds
-        return max(tokens, math.ceil(target * share))
 
 
 class _Reader:
@@ -322,6 +313,26 @@ class _Reader:
         return planned
 
 
+def _fits_alone(plan: Plan, text: str, *, anchored: bool = False) -> bool:
+    """Whether the text is short enough for one segment. anchored: see `longest_segment`."""
+    longest = longest_segment(plan.bundle, plan.voice, plan.options, anchored=anchored)
+    maximum = max(longest, MIN_SEGMENT_TOKENS) * _CHARACTERS_PER_TOKEN
+    return len(text) <= maximum and _count(text, longest, plan) <= longest
+
+
+def _count(text: str, target: int, plan: Plan) -> int:
+    """Number of tokens of a text; more than `target` also if it is expected to take more than `longest_seconds`."""
+    try:
+        said = spelled(text, plan.bundle.tokenizer)
+    except InputError:
+        said = text
+    tokens, profile = len(plan.bundle.tokenizer(said)), plan.bundle.manifest.speech
+    if profile is None or plan.options.segment_tokens is not None:
+        return tokens
+    share = profile.expected_seconds(letters_in(said)) / profile.longest_seconds
+    return max(tokens, math.ceil(target * share))
+
+
 def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     """The plan of a call. It reads recordings, but runs no step model.
 
@@ -336,11 +347,14 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     if not arguments.keep_partial:
         # If many utterances share a token, those that have not begun do not begin.
         cancel.check()
+    description = ""
+    if arguments.control:
+        description = checked_control(arguments.control, a, continues=recordings.continues)
     parallel = 1 if arguments.parallel_segments is None else arguments.parallel_segments
     unread = Plan(
         bundle=bundle,
         voice=recordings.read(a, trimmed=options.trim_silence_vad),
-        description=checked_control(arguments.control, a, continues=recordings.continues),
+        description=description,
         options=options,
         randomness=randomness(arguments.seed, arguments.rng),
         progress=arguments.progress,
@@ -348,22 +362,30 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         keep_partial=arguments.keep_partial,
         parallel_segments=whole_number(parallel, "parallel_segments", 1),
         saved_segments=arguments.saved_segments,
+        text=arguments.text,
     )
-    if arguments.text is None:
-        return unread
     text = arguments.text
+    if text is None:
+        return unread
     if len(text) > MAX_READ_AT_ONCE and not has_words(text):
         raise InputError(
             f"the text has {len(text)} characters, and no letter or digit among them; expected something to say"
         )
     if len(text) > MAX_READ_AT_ONCE and not options.normalize:
         check_sayable(text, bundle.tokenizer)
-    begun = replace(unread, text=text).from_the_beginning(cancel)
+    opening: tuple[PlannedSegment, ...]
     try:
-        opening = tuple(begun) if len(text) <= MAX_READ_AT_ONCE else (next(begun),)
+        cancel.check()
+        if _fits_alone(unread, text):
+            only = unread.read_segment(Segment(text, ends_paragraph=False), "", 0)
+            opening = (replace(only, anchors=unread.voice is None, followed=False),)
+        elif len(text) <= MAX_READ_AT_ONCE:
+            opening = tuple(unread.from_the_beginning())
+        else:
+            opening = (next(unread.from_the_beginning()),)
     except Cancelled:
         if not arguments.keep_partial:
             raise
         # Who speaks it sees that it was cancelled, and has nothing to give back.
         opening = ()
-    return replace(unread, text=text, opening=opening)
+    return replace(unread, opening=opening)

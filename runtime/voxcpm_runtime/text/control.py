@@ -29,7 +29,7 @@ def checked_control(control: str | None, a: Architecture, *, continues: bool) ->
 
     Raises InputError on a generation before VoxCPM2, together with a prompt, and for a parenthesis without a partner.
     """
-    description = described(control) if control else ""
+    description = described(control)
     if not description:
         return ""
     require_references(

@@ -57,8 +57,7 @@ _FRAGMENT = 256
 _MAX_WITHOUT_SPACE = 2 * MAX_SENTENCE_CHARACTERS
 _MAX_STOPS = 8
 _ONE_SENTENCE = re.compile(rf"[^\n{_STOPS}]*[{_STOPS}]*[^\S\n]*")
-"""A line without a stop, except at its end."""
-_MAX_OF_ONE = 256
+"""A line without a stop, except at its end: most short texts, for which no cutter is needed."""
 _LETTERS = re.compile(r"[A-Za-zÀ-ɏΑ-ωА-я]|(?:[A-Za-zÀ-ɏΑ-ωА-я]{1,2}\.)+[A-Za-zÀ-ɏΑ-ωА-я]{1,2}")
 """Initials and letters with dots: J, U.S, p.m, Ph.D."""
 _ENUMERATION = re.compile(r"\W*(?:\d{1,3}|[A-Za-z]|[ivxIVX]+)")
@@ -84,7 +83,7 @@ class Sentence(NamedTuple):
 
 def sentences(text: str) -> list[Sentence]:
     """The sentences of a complete text; joined together they are the text."""
-    if text and len(text) <= _MAX_OF_ONE and _ONE_SENTENCE.fullmatch(text):
+    if text and len(text) <= _FRAGMENT and _ONE_SENTENCE.fullmatch(text):
         return [Sentence(text, ends_paragraph=False)]
     return list(each_sentence(text))
 

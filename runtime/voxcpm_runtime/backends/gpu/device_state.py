@@ -14,7 +14,8 @@ from voxcpm_runtime.backends.devices import Device
 from voxcpm_runtime.backends.gpu.device_worker import DeviceWorker
 from voxcpm_runtime.backends.portable.lowered import Interface
 from voxcpm_runtime.backends.portable.onnx_runtime import ort
-from voxcpm_runtime.backends.portable.state import zeros
+from voxcpm_runtime.backends.portable.state import form
+from voxcpm_runtime.storage.process_memory import mapped_zeros
 
 ROWS_AXIS = 2
 
@@ -62,7 +63,7 @@ class BufferPool:
     ) -> None:
         self._worker = worker
         self._in_place = in_place
-        self._zeros = {name: zeros(interface, "half") for name, interface in interfaces.items()}
+        self._zeros = {name: mapped_zeros(*form(interface, "half")) for name, interface in interfaces.items()}
         self._blank: dict[tuple[Any, ...], ort.OrtValue] = {}
         self._free: list[Buffers] = []
         self._made = 0

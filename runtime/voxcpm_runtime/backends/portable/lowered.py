@@ -88,24 +88,23 @@ def checked_inputs(
 
     Raises ValueError for a missing or unknown input, another dtype, or a shape that the graph does not take.
     """
-    feeds = {name: _checked(called, interface, inputs, mode) for name, interface in interfaces.items()}
+    feeds: dict[str, np.ndarray] = {}
+    for name, interface in interfaces.items():
+        if name not in inputs:
+            raise ValueError(f"{called} needs an input {name}")
+        array, dtype = inputs[name], graph_dtype(interface.dtype, mode)
+        # What comes for nearly every patch is compared first: the names of dtypes and lists of shapes take longer.
+        if array.dtype != dtype and array.dtype.name not in (accepted := ACCEPTED_DTYPES[interface.dtype]):
+            raise ValueError(f"{name} must be {' or '.join(accepted)}, not {array.dtype.name}")
+        if array.shape != interface.fixed_shape and not interface.allows(array.shape):
+            raise ValueError(f"{name} must have shape {interface.describe()}, not {array.shape}")
+        array = np.ascontiguousarray(array, dtype)
+        rounds = mode == "faithful" and interface.dtype == "FLOAT16"
+        feeds[name] = rounded_to_fp16(array) if rounds else array
     if len(inputs) != len(feeds):
         unknown = ", ".join(sorted(set(inputs) - set(feeds)))
         raise ValueError(f"{called} has no input {unknown}; its inputs are {', '.join(interfaces)}")
     return feeds
-
-
-def _checked(called: str, interface: Interface, inputs: Mapping[str, np.ndarray], mode: Mode) -> np.ndarray:
-    if interface.name not in inputs:
-        raise ValueError(f"{called} needs an input {interface.name}")
-    array, dtype = inputs[interface.name], graph_dtype(interface.dtype, mode)
-    # What comes for nearly every patch is compared first: the names of dtypes and lists of shapes take longer.
-    if array.dtype != dtype and array.dtype.name not in (accepted := ACCEPTED_DTYPES[interface.dtype]):
-        raise ValueError(f"{interface.name} must be {' or '.join(accepted)}, not {array.dtype.name}")
-    if array.shape != interface.fixed_shape and not interface.allows(array.shape):
-        raise ValueError(f"{interface.name} must have shape {interface.describe()}, not {array.shape}")
-    array = np.ascontiguousarray(array, dtype)
-    return rounded_to_fp16(array) if mode == "faithful" and interface.dtype == "FLOAT16" else array
 
 
 def rounded_to_fp16(array: np.ndarray) -> np.ndarray:

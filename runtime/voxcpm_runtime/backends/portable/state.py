@@ -23,6 +23,7 @@ class State:
     def __init__(
         self,
         interfaces: Mapping[str, Interface],
+        tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]],
         outputs: Mapping[str, str],
         in_place: frozenset[str],
         mode: Mode,
@@ -30,8 +31,12 @@ class State:
         self._interfaces = interfaces
         self._outputs = outputs
         self._mode = mode
-        self._now = {name: zeros(i, mode) for name, i in interfaces.items()}
-        self._next = {name: zeros(i, mode) for name, i in interfaces.items() if name not in in_place}
+        self._now: dict[str, np.ndarray] = {}
+        self._next: dict[str, np.ndarray] = {}
+        for name, (shape, dtype) in tensors.items():
+            self._now[name] = mapped_zeros(shape, dtype)
+            if name not in in_place:
+                self._next[name] = mapped_zeros(shape, dtype)
         self.in_place = in_place
         self._bindings: dict[ort.InferenceSession, ort.IOBinding] = {}
 
@@ -93,9 +98,9 @@ class State:
         return self._mode == "faithful" and self._interfaces[name].dtype == "FLOAT16"
 
 
-def zeros(interface: Interface, mode: Mode) -> np.ndarray:
-    """The state tensor at the start of a stream. Raises ValueError if it has no one fixed shape."""
+def form(interface: Interface, mode: Mode) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of a state tensor. Raises ValueError if it has no one fixed shape."""
     shape = interface.fixed_shape
     if shape is None:
         raise ValueError(f"state {interface.name} must have one fixed shape, not {interface.describe()}")
-    return mapped_zeros(shape, graph_dtype(interface.dtype, mode))
+    return shape, graph_dtype(interface.dtype, mode)

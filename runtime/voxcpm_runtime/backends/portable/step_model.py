@@ -17,7 +17,7 @@ from voxcpm_runtime.backends.portable.sessions import (
     open_on_processor,
     refusal_named,
 )
-from voxcpm_runtime.backends.portable.state import State
+from voxcpm_runtime.backends.portable.state import State, form
 from voxcpm_runtime.backends.step_function import StepState
 
 # Calls that compute on the processor at the same time, of all step models: each has tensors of its own, so that memory
@@ -63,6 +63,7 @@ class PortableStepModel:
         self._name = package.name
         self.inputs = {i.name: i for i in self._lowered.inputs if i.name not in self._state}
         self._state_inputs = {i.name: i for i in self._lowered.inputs if i.name in self._state}
+        self._state_forms = {name: form(i, mode) for name, i in self._state_inputs.items()}
         hidden = set(self._state.values())
         self.outputs = {o.name: o for o in self._lowered.outputs if o.name not in hidden}
         self._require_state(hidden)
@@ -95,7 +96,7 @@ class PortableStepModel:
     def new_state(self) -> StepState:
         """The state at the start of a stream: zeros."""
         outputs = {} if self._returns_rows else self._state
-        return State(self._state_inputs, outputs, self._in_place, self._mode)
+        return State(self._state_inputs, self._state_forms, outputs, self._in_place, self._mode)
 
     def __call__(
         self, inputs: Mapping[str, np.ndarray], state: StepState | None = None
