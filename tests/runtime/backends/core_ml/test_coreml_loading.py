@@ -58,15 +58,6 @@ def shipping_bundle(core_ml: StandIn, tiny_bundle: Path, tmp_path: Path) -> Path
     return folder
 
 
-def test_a_package_is_compiled_once(load: Load, core_ml: StandIn, cache: Path) -> None:
-    for unit in ("cpu", "all", "cpu"):
-        load(compute_units=unit)
-
-    assert [event["package"] for event in core_ml.events("compile")] == [LOCDIT_STEP]
-    assert [event["unit"] for event in core_ml.events("load", here=True)] == ["CPU_ONLY", "ALL", "CPU_ONLY"]
-    assert len(list(cache.glob("*.mlmodelc"))) == 1
-
-
 def test_it_is_compiled_again_for_another_system_and_the_old_form_is_removed(
     load: Load, core_ml: StandIn, cache: Path
 ) -> None:
