@@ -43,7 +43,7 @@ lint: $(STAMP)  ## ruff: rules and format
 types: $(STAMP)  ## mypy
 	@$(BIN)/mypy --no-error-summary
 
-test: lint types  ## lint, types and tests: about eight minutes on two cores, six when its conversions are in build/
+test: lint types  ## lint, types and tests: about nine minutes on two cores
 	@$(BIN)/python -m pytest $(WORKERS)
 
 test-fast: lint types  ## as test, but nothing that converts or runs torch: a few minutes

@@ -203,3 +203,11 @@ def test_an_interrupted_write_leaves_what_was_there(tmp_path, monkeypatch, inter
 
     assert path.read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["out.wav"]
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_what_is_no_number_is_not_written(tmp_path, ending):
+    """The MP3 encoder would abort the process."""
+    with pytest.raises(InputError, match="expected finite samples"):
+        write_audio(tmp_path / f"out{ending}", np.full(5000, np.nan, np.float32), RATE)
+    assert not list(tmp_path.iterdir())

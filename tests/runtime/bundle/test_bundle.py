@@ -164,3 +164,15 @@ def test_what_may_not_be_read_is_one_line(bundle_folder, tmp_path, what):
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
     assert line.startswith("error: ")
     assert "ermission denied" in line
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"tokenizer/tokenizer.json": 1}'])
+def test_a_damaged_record_of_digests_only_costs_time(bundle_folder, hashed, damage, tmp_path):
+    open_bundle(bundle_folder)
+    (record,) = (tmp_path / "cache" / "verified").iterdir()
+    record.write_text(damage)
+    hashed.clear()
+
+    open_bundle(bundle_folder)
+
+    assert "tokenizer.json" in hashed

@@ -219,3 +219,13 @@ def test_the_record_says_which_segment_is_suspicious_and_why(batch, folder, netw
     batch(["a.", "hello there."], "--no-retry", name="lines.txt")
 
     assert [line["suspicious"] for line in record(folder)] == [{}, {"1": "cut"}]
+
+
+def test_quiet_tells_only_what_went_wrong(batch):
+    assert batch(['{"text": "one."}'], "--quiet") == (0, "", "")
+
+    code, out, err = batch(['{"text": "one."}', "{bad"], "-q")
+
+    assert (code, out) == (1, "")
+    assert err.startswith("line 2: ")
+    assert err.count("\n") == 1

@@ -223,3 +223,9 @@ def test_commands_bring_in_no_numpy_by_themselves():
     )
 
     assert ran.stdout == "[]\n"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_module_that_no_extra_brings_is_a_bug_and_not_hidden():
+    with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
+        cli.main(["broken", "hello"])

@@ -210,3 +210,10 @@ def test_a_listed_path_that_is_none_of_a_bundle(carded: Path, tmp_path: Path, pa
 
     with pytest.raises(BundleError, match="is not a path of a bundle's file"):
         publishable_files(carded, manifest.model_copy(update={"files": {path: record}}))
+
+
+def test_a_branch_is_made_and_main_stays(carded: Path, hub: Hub, command: Command) -> None:
+    assert command("publish", carded, "someone/voice", "--branch", "next").returncode == 0
+
+    assert set(hub.repositories["someone/voice"]["next"]) >= listed(carded)
+    assert set(hub.repositories["someone/voice"]["main"]) == {".gitattributes"}

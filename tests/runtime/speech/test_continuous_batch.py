@@ -235,3 +235,32 @@ def test_the_end_of_a_batch_ends_the_sessions_in_it(batched):
         assert session.next_audio_chunk() is not None
     with session, pytest.raises(Cancelled):
         list(session)
+
+
+def test_a_cancelled_call_does_not_wait_for_the_others(batched):
+    """One is cancelled while its call waits for another's, which takes long."""
+    go, inside, token = threading.Event(), threading.Event(), CancelToken()
+    decode = batched.batch_driver.models["audio_vae_decoder"]
+    function = decode.function
+
+    def slow(inputs, state):
+        if threading.current_thread() is patient:
+            inside.set()
+            assert go.wait(20)
+        return function(inputs, state)
+
+    with batched.continuous_batch() as batch:
+        patient = threading.Thread(target=lambda: batch.speak_plan(batched.plan(**LONG, seed=0)))
+        decode.function = slow
+        patient.start()
+        assert inside.wait(20)
+        with ThreadPoolExecutor(1) as threads:
+            cancelled = threads.submit(batch.speak_plan, batched.plan(**LONG, seed=1, cancel=token))
+            time.sleep(0.1)
+            assert not cancelled.done()
+            token.cancel()
+            with pytest.raises(Cancelled):
+                cancelled.result(20)
+        assert patient.is_alive()
+        go.set()
+        patient.join(20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,7 +17,9 @@ from voxcpm_runtime.model.driver import Driver, Patch
 from voxcpm_runtime.speech import expected_length as rule
 from voxcpm_runtime.speech import kv_room
 from voxcpm_runtime.speech.expected_length import expected_length, letters_in, pace
-from voxcpm_runtime.speech.results import SuspiciousWarning, TooLongWarning, TooShortWarning
+from voxcpm_runtime.speech.narrator import voice_of_speech
+from voxcpm_runtime.speech.progress import Progress
+from voxcpm_runtime.speech.results import Speech, SuspiciousWarning, TooLongWarning, TooShortWarning
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 from voxcpm_runtime.voices.voice import Voice
 from voxcpm_runtime.voxcpm import VoxCPM
@@ -203,3 +206,79 @@ def test_a_word_may_be_said_slowly() -> None:
     )
     # 0.3 s are expected; 1.4 times that would be 0.42 s.
     assert [length.reason(patches, stopped=True) for patches in (1, 2, 10, 11)] == ["short", "", "", "long"]
+
+
+@pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
+def test_the_letters_of_a_control_are_not_spoken(tts, lengths) -> None:
+    lengths(4, 4)
+
+    speech = tts.speak("hi me. is it.", seed=5, control="42 b", segment_tokens=10)
+
+    # Four letters in four patches are pace 1, whatever was read before them.
+    assert [segment.expected_seconds for segment in speech.segments] == pytest.approx([0.08, 0.08])
+    normalized = tts.plan("hi me.", control="40 b", normalize=True).segments[0]
+    assert normalized.target_tokens > len("(40 b) hi me. ")
+    assert normalized.letters == 4
+
+
+@pytest.mark.parametrize("architecture", ["voxcpm2"], indirect=True)
+def test_the_letters_of_a_saved_voices_control_are_not_spoken(tts, lengths, tmp_path) -> None:
+    latents = slow_voice(tts, "hello you ", 11).prompt
+    voice = voice_of_speech(tts.bundle, "(4)hello ", latents[:7]).extended("(b)you ", latents[7:])
+    lengths(6)
+
+    speech = tts.speak("it is.", voice=voice.save(tmp_path / "slow.voice"), seed=5)
+
+    # Eight letters in 11 patches of 20 ms, where 20 ms a letter are expected; then four letters at that pace.
+    assert [segment.expected_seconds for segment in speech.segments] == pytest.approx([0.08 * 11 / 8])
+
+
+def test_the_pace_of_a_bad_segment_is_not_expected_of_what_follows(tts, lengths, tmp_path) -> None:
+    """The first one is twice as long as expected; at 1.5 times the time, 5 patches for seven letters are too short."""
+
+    def spoken() -> Speech:
+        saved = SavedSegments(tmp_path / "book.wav", "d", 5, drawn=False)
+        return tts.speak("hello you. hello me.", seed=5, retry_badcase_max_times=1, saved_segments=saved)
+
+    lengths(16, 5)
+    with pytest.warns(TooLongWarning):
+        first = spoken()
+    (tmp_path / ".book.wav.segments" / "00001.segment").unlink()
+    lengths(5)
+    resumed = spoken()
+
+    for speech in (first, resumed):
+        assert [segment.number for segment in speech.suspicious] == [1]
+        assert speech.segments[1].expected_seconds == pytest.approx(0.14)
+
+
+def test_the_pace_of_a_word_or_two_is_not_expected_of_what_follows(tts, lengths) -> None:
+    """Six tokens are no voice yet: for one of 1.4 times the time, 7 patches for ten letters would be too short."""
+    lengths(7)
+
+    assert (
+        tts.speak(TEXT, voice=slow_voice(tts, "hello ", 7), seed=5, retry_badcase_max_times=1).suspicious
+        == ()
+    )
+
+
+def test_the_time_of_the_attempt_that_is_kept_is_its_own(tts, lengths, monkeypatch) -> None:
+    """A patch takes a second on this clock: the kept attempt 15 seconds, whatever the others took."""
+    clock = itertools.count()
+    now = [0.0]
+    lengths(15, 18, 4)
+    generate = Driver.generate_patches
+
+    def timed(*arguments, **options) -> Iterator[Patch]:
+        for patch in generate(*arguments, **options):
+            now[0] += 1.0
+            yield patch
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0] + next(clock) * 1e-6)
+    monkeypatch.setattr(Driver, "generate_patches", timed)
+    told: list[Progress] = []
+    with pytest.warns(TooLongWarning):
+        tts.speak(TEXT, seed=5, progress=told.append)
+
+    assert [progress.attempt for progress in told[-15:]] == [1] * 15
+    assert told[-1].elapsed_seconds == pytest.approx(15.0, abs=0.1)

@@ -20,10 +20,12 @@ from voxcpm_runtime.model.sequence import Sequence
 from voxcpm_runtime.options import GenerationOptions
 from voxcpm_runtime.speech import kv_room
 from voxcpm_runtime.speech.arguments import Arguments
+from voxcpm_runtime.speech.cancellation import Cancelled, CancelToken
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.utterance import utterance
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.text.tokenizer import TextTokenizer
+from voxcpm_runtime.voices import recordings
 from voxcpm_runtime.voxcpm import VoxCPM
 
 RATE = 1000  # of the tiny architectures, whose patch is 20 samples
@@ -244,3 +246,23 @@ def test_no_segment_is_expected_to_take_longer_than_the_checkpoint_was_made_for(
 
 def test_without_a_speech_json_they_have_up_to_200_tokens(published):
     assert 120 < planned(published) <= 200
+
+
+def test_less_than_a_patch_of_sound_is_refused(tts, monkeypatch):
+    """A stand-in trims: the 200 ms of silence that really stay are longer than a patch here."""
+    monkeypatch.setattr(recordings, "trim_silence", lambda audio, rate: audio[:19])
+
+    with pytest.raises(
+        InputError, match=r"^prompt audio: 0.019 s are left .* the minimum is one patch, 0.020 s$"
+    ):
+        tts.plan("a", sound(0), "b", trim_silence_vad=True)
+
+
+def test_reading_to_the_end_of_a_book_can_be_cancelled(tts):
+    token = CancelToken()
+    planned = tts.plan(BOOK, segment_tokens=16, cancel=token)
+    token.cancel()
+
+    with pytest.raises(Cancelled):
+        len(planned.segments)
+    assert planned.segments[0].text == "the first"

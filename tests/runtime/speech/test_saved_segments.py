@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from voxcpm_constants import json_files
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.speech.saved_segments import SavedSegments
 
@@ -107,3 +108,62 @@ def test_a_link_in_the_place_of_the_folder_of_segments_is_refused(tts, book, tmp
     with pytest.raises(OSError, match=saved.folder.name):
         SavedSegments(book, "d", 3, drawn=False)
     assert not list((tmp_path / "others").iterdir())
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_kill_while_segments_are_removed_leaves_none_to_go_on_with(tts, book, monkeypatch):
+    """Their speech is finished: a run that found some of them would make the others again."""
+    segments = tts.speak(CHAPTER, **GIVEN).segments
+    saved = SavedSegments(book, "d", 3, drawn=False)
+    for index in range(2):
+        saved.put(index, segments[index])
+
+    def killed(folder, **_):
+        for path in sorted(folder.glob("*.segment"))[:1]:
+            path.unlink()
+            raise SystemError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("voxcpm_runtime.speech.saved_segments.shutil.rmtree", killed)
+        with pytest.raises(SystemError, match="killed"):
+            saved.discard()
+    saved.release()
+
+    after = SavedSegments(book, "d", 3, drawn=False)
+    assert (after.count, after.get(1)) == (0, None)
+    after.discard()
+    assert not list(book.parent.iterdir())
+
+
+def test_a_folder_of_segments_that_cannot_be_locked_is_not_left_behind(tts, book, monkeypatch):
+    def refused(_):
+        raise OSError(5, "Input/output error")
+
+    segments = tts.speak("hello there.", seed=1, max_len=4).segments
+    saved = SavedSegments(book, "d", 3, drawn=False)
+    monkeypatch.setattr("voxcpm_runtime.speech.saved_segments.lock_folder", refused)
+    with pytest.raises(InputError, match="cannot be written"):
+        saved.put(0, segments[0])
+    assert not saved.folder.exists()
+
+
+def test_segments_whose_plan_a_disk_refuses_to_read_once_are_not_taken_for_others(tts, book, monkeypatch):
+    segments = tts.speak("hello there.", seed=1, max_len=4).segments
+    first = SavedSegments(book, "d", 3, drawn=False)
+    first.put(0, segments[0])
+    first.release()
+    again, refused = SavedSegments(book, "d", 3, drawn=False), []
+
+    def refuse(path, _):
+        refused.append(path)
+        raise OSError(5, "Input/output error", str(path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(json_files, "json_content", refuse)
+        with pytest.raises(InputError, match="cannot be written"):
+            again.put(1, segments[0])
+        with pytest.raises(OSError, match=r"plan\.json"):
+            SavedSegments(book, "d", 3, drawn=False)
+    assert len(refused) == 2
+
+    assert SavedSegments(book, "d", 3, drawn=False).count == 1
