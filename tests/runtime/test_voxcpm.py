@@ -249,3 +249,14 @@ def test_prompt_audio_may_be_a_path_bytes_or_an_array(tts, tmp_path, prompt_audi
 
     np.testing.assert_array_equal(speeches[0], speeches[1])
     np.testing.assert_array_equal(speeches[0], speeches[2])
+
+
+def test_a_prompt_too_long_for_the_cache_is_refused_before_it_is_encoded(tts, models):
+    audio = (np.resize(np.float32([0.5, -0.5]), 20 * 40), 1000)
+
+    with pytest.raises(
+        InputError, match=r"positions and the speech at least 4: \d+ needed, but the KV cache has 48"
+    ):
+        tts.generate(TEXT, audio, "a ")
+
+    assert not models["audio_vae_encoder"].calls

@@ -57,3 +57,26 @@ def test_reading_memory_takes_the_time_that_it_takes():
     """A bandwidth beyond any memory would mean that nothing was read."""
     assert np.isfinite(bandwidth := benchmark.memory_bandwidth(1))
     assert 1e8 < bandwidth < 1e12
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        (
+            "flags\t\t: fpu sse2 avx2 avx512f avx512_vnni amx_int8 amx_tile\n",
+            ("AVX2", "AVX-512", "VNNI", "AMX"),
+        ),
+        ("flags\t\t: fpu avx2 avx_vnni\n", ("AVX2", "VNNI")),
+        ("Features\t: fp asimd asimddp i8mm\n", ("NEON", "dot product", "I8MM")),
+        ("model name: a processor with avx2\n", ()),
+    ],
+)
+def test_features_are_those_that_the_system_lists(tmp_path, monkeypatch, listed, expected):
+    path = tmp_path / "cpuinfo"
+    path.write_text(listed)
+    monkeypatch.setattr(machine, "_CPU_INFO", path)
+    machine.cpu_features.cache_clear()
+    try:
+        assert machine.cpu_features() == expected
+    finally:
+        machine.cpu_features.cache_clear()

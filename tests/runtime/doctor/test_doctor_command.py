@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
+    AUDIO_VAE_ENCODER,
     FEAT_ENCODER,
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
@@ -26,9 +28,10 @@ from voxcpm_constants.step_models import (
 )
 from voxcpm_runtime.backends import machine
 from voxcpm_runtime.backends.core_ml.measured_units import measured_units
-from voxcpm_runtime.bundle.opening import open_bundle
+from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.doctor import examination
+from voxcpm_runtime.doctor.examination import examine
 
 if TYPE_CHECKING:
     from coreml_stand_in.installation import StandIn
@@ -220,3 +223,32 @@ def test_a_machine_without_a_backend_is_told_what_to_install(
     assert "pip install" in err
     assert err.count("\n") == 1
     assert json.loads(doctored(capsys, tiny_bundle, "--json")[1])["machine"]["backends"] == []
+
+
+def test_wrong_vectors_lower_what_they_say_is_wrong(bundle: Bundle, edited: Callable[..., Path]) -> None:
+    """Rows that a step should have left in a cache, and did not, are seen although its outputs are right."""
+    from safetensors.numpy import load_file, save_file
+
+    from voxcpm_constants.manifest import record_file
+    from voxcpm_constants.vectors import vectors_path
+
+    folder = edited(lambda files: None)
+    path = folder / vectors_path(RESIDUAL_LM_STEP)
+    arrays = load_file(path)
+    arrays["last_64/state/v_cache_00"][:, :, -1] *= -1
+    save_file(arrays, path)
+    document = json.loads((folder / "manifest.json").read_text())
+    document["files"][str(vectors_path(RESIDUAL_LM_STEP))] = record_file(path).model_dump()
+    (folder / "manifest.json").write_text(json.dumps(document))
+    changed = open_bundle(folder, "fp32")
+
+    report = examine(changed, "portable", limit=60)
+
+    assert Manifest.read(folder).sizes == bundle.manifest.sizes
+    (wrong,) = (t for t in report.trials if t.outcome == "wrong")
+    assert wrong.step_model == RESIDUAL_LM_STEP
+    assert wrong.agreement is not None
+    assert wrong.agreement.state is not None
+    assert wrong.agreement.state < 0.99
+    assert min(wrong.agreement.streams.values()) > 1 - 1e-6
+    assert AUDIO_VAE_ENCODER in report.chosen

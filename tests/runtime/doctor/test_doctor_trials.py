@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from coremltools.proto import Model_pb2
 
 from voxcpm_constants.step_models import (
     AUDIO_VAE_DECODER,
@@ -16,7 +18,9 @@ from voxcpm_constants.step_models import (
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
 )
+from voxcpm_runtime.backends.portable.package import MODEL_FILE
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.doctor.placement import operations_by_device
 from voxcpm_runtime.doctor.trials import Trial, endurance, trials
 
 if TYPE_CHECKING:
@@ -105,3 +109,35 @@ def test_a_unit_that_ends_the_process_after_a_while_is_replaced(core_ml: StandIn
     ]
     assert others[1].outcome == "done"
     assert others[1].seconds >= 3
+
+
+class MLCPUComputeDevice:
+    pass
+
+
+def test_the_plan_counts_the_operations_of_the_default_function(
+    core_ml: StandIn,  # noqa: ARG001 - in place
+    tiny_bundle_15: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Core ML plans the default function of a package only."""
+    from coremltools.models import compute_plan
+
+    def load_from_path(path: str, _unit: object) -> SimpleNamespace:
+        spec = Model_pb2.Model()
+        spec.ParseFromString((Path(path) / MODEL_FILE).read_bytes())
+        blocks = {
+            name: SimpleNamespace(block=SimpleNamespace(operations=[(name, index) for index in range(3)]))
+            for name in spec.mlProgram.functions
+        }
+        planned = SimpleNamespace(preferred_compute_device=MLCPUComputeDevice())
+        default = spec.description.defaultFunctionName
+        return SimpleNamespace(
+            model_structure=SimpleNamespace(program=SimpleNamespace(functions=blocks)),
+            get_compute_device_usage_for_mlprogram_operation=lambda o: planned if o[0] == default else None,
+        )
+
+    monkeypatch.setattr(compute_plan, "MLComputePlan", SimpleNamespace(load_from_path=load_from_path))
+    package = tiny_bundle_15 / "fp16" / f"{RESIDUAL_LM_STEP}.mlpackage"
+
+    assert operations_by_device(package, "digest", "cpu") == {"cpu": 3}

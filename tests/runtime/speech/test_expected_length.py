@@ -282,3 +282,13 @@ def test_the_time_of_the_attempt_that_is_kept_is_its_own(tts, lengths, monkeypat
 
     assert [progress.attempt for progress in told[-15:]] == [1] * 15
     assert told[-1].elapsed_seconds == pytest.approx(15.0, abs=0.1)
+
+
+def test_a_slow_heading_does_not_make_good_segments_short(tts, lengths, monkeypatch) -> None:
+    """Two letters in 5 patches may be; at that pace 7 patches for the next eight letters would be too short."""
+    monkeypatch.setattr(rule, "_MORE", 0.1)
+    lengths(5, 7, 6)
+
+    speech = tts.speak("so.\n\nhello you. hello me.", seed=5, segment_tokens=11)
+
+    assert [(len(spoken.latents), spoken.attempts) for spoken in speech.segments] == [(5, 1), (7, 1), (6, 1)]
