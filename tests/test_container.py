@@ -21,13 +21,13 @@ from voxcpm_server.api.probes import router
 from voxcpm_server.middleware.authentication import KEYS_VARIABLE, Keys, check_exposure
 from voxcpm_server.settings import Settings
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 
 
 @pytest.fixture(scope="module")
 def instructions() -> list[tuple[str, str]]:
     """Each instruction of the Containerfile with its arguments on one line."""
-    text = (REPOSITORY / "Containerfile").read_text(encoding="utf-8")
+    text = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     return [(line.split()[0], line.partition(" ")[2].strip()) for line in joined.splitlines() if line.strip()]
@@ -36,7 +36,7 @@ def instructions() -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def services() -> dict[str, dict[str, Any]]:
     """The services of compose.yaml."""
-    document = yaml.safe_load((REPOSITORY / "compose.yaml").read_text(encoding="utf-8"))
+    document = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
     assert set(document["volumes"]) == {"data"}
     assert set(document["services"]) == {"balancer", "speech", "jobs"}
     return dict(document["services"])
@@ -65,7 +65,7 @@ def test_commands_exist_and_need_keys_on_every_address(
     instructions: list[tuple[str, str]], server: dict[str, Any]
 ) -> None:
     assert json.loads(the(instructions, "ENTRYPOINT")) == ["voxcpm-coreml"]
-    text = (REPOSITORY / "compose.yaml").read_text(encoding="utf-8")
+    text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
     (with_bundles,) = re.findall(r"# command: (\[.*\])", text)
     for arguments in (json.loads(the(instructions, "CMD")), server["command"], yaml.safe_load(with_bundles)):
         given = parsed(arguments)
@@ -99,7 +99,7 @@ def test_it_runs_without_rights_and_writes_where_its_volume_is(
     assert "data:/data" in server["volumes"]
     assert server["read_only"] is True
     assert server["cap_drop"] == ["ALL"]
-    assert server["build"]["dockerfile"] == "Containerfile"
+    assert server["build"] == {"context": "..", "dockerfile": "deploy/Containerfile"}
 
 
 def test_its_python_and_its_extra_are_this_projects(instructions: list[tuple[str, str]]) -> None:
@@ -109,9 +109,9 @@ def test_its_python_and_its_extra_are_this_projects(instructions: list[tuple[str
     (extra,) = re.findall(r"\[(\w+)\]", the(instructions, "RUN"))
     assert extra in project.get_all("Provides-Extra", ())
     copied = the(instructions, "COPY").split()[:-1]
-    kept = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    kept = (DEPLOY / "Containerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     assert [f"!{name}" for name in copied] == [line for line in kept if line.startswith("!")]
-    assert (REPOSITORY / "constraints.txt").is_file()
+    assert (DEPLOY.parent / "constraints.txt").is_file()
 
 
 def test_the_server_has_longer_to_end_than_it_drains(server: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ def test_the_balancer_asks_for_services_that_exist_and_ends_after_them(
     services: dict[str, dict[str, Any]],
 ) -> None:
     (mounted,) = services["balancer"]["volumes"]
-    configuration = (REPOSITORY / mounted.partition(":")[0]).read_text(encoding="utf-8")
+    configuration = (DEPLOY / mounted.partition(":")[0]).read_text(encoding="utf-8")
     assert mounted.endswith(":/usr/local/etc/haproxy/haproxy.cfg:ro")
     asked = set(re.findall(r"^ +server(?:-template)? \w+ (?:\d+ )?(\w+):8000", configuration, re.MULTILINE))
     assert asked == {"speech", "jobs"} == set(services["balancer"]["depends_on"])

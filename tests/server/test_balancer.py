@@ -24,7 +24,7 @@ from websockets.sync.client import connect
 from voxcpm_runtime import VoxCPM, pcm16
 from waiting import until
 
-CONFIGURATION = Path(__file__).resolve().parents[2] / "haproxy.cfg"
+CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "haproxy.cfg"
 HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
 pytestmark = pytest.mark.skipif(
     HAPROXY is None, reason="needs haproxy (Debian, Ubuntu: apt-get install haproxy)"
