@@ -14,7 +14,7 @@ from voxcpm_constants.step_models import StepModel
 from voxcpm_conversion.lora import Lora
 from voxcpm_runtime.backends.step_function import Floats, StepFunction
 from voxcpm_runtime.options import SEGMENT_TOKENS
-from voxcpm_runtime.text.letters import spelled, spelled_transcript
+from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import Case, Spoken, cases, speak_upstream
 from voxcpm_validation.measures import agreement

@@ -36,9 +36,9 @@ from voxcpm_runtime.speech.results import Piece, Speech
 from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, checked_chunking, chunked, speak, stream
 from voxcpm_runtime.speech.utterance import voice_lead
 from voxcpm_runtime.storage.process_memory import return_freed_memory
-from voxcpm_runtime.text.letters import spelled
+from voxcpm_runtime.text.input_text import checked_text, valid_unicode
+from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import Segment
-from voxcpm_runtime.text.words import checked_text, valid_unicode
 from voxcpm_runtime.upstream_names import UpstreamNames
 from voxcpm_runtime.voices.built_in import built_in_voices_for
 from voxcpm_runtime.voices.prefix_cache import cached_prefixes

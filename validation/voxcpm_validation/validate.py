@@ -16,7 +16,7 @@ from voxcpm_constants.targets import CORE_AI, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_runtime.backends.choice import Backend, choose_backend
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE, open_bundle
-from voxcpm_runtime.text.letters import spelled, spelled_transcript
+from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.end_to_end import EndToEnd, cases, compare_speech, speak_upstream
 from voxcpm_validation.reference import DEFAULT_TEXT, RecordedCall, record_reference

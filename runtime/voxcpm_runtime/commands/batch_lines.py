@@ -26,8 +26,8 @@ from voxcpm_runtime.commands.shared_arguments import (
 )
 from voxcpm_runtime.options import GenerationOptions, option_table
 from voxcpm_runtime.speech.arguments import Arguments
-from voxcpm_runtime.text.control import checked_control
-from voxcpm_runtime.text.words import one_line
+from voxcpm_runtime.text.input_text import checked_control
+from voxcpm_runtime.text.normalization import one_line
 from voxcpm_runtime.voices.recordings import Recordings
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

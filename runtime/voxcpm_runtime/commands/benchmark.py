@@ -40,7 +40,7 @@ from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.machine import chip, cores, cpu_features
 from voxcpm_runtime.model.sequence import build_sequence
 from voxcpm_runtime.options import SEGMENT_TOKENS, GenerationOptions
-from voxcpm_runtime.text.words import checked_text
+from voxcpm_runtime.text.input_text import checked_text
 from voxcpm_runtime.voxcpm import VoxCPM
 
 DEFAULT_TEXT = "By listening a few minutes a day, you will hear the difference between two voices."

@@ -17,7 +17,7 @@ from voxcpm_runtime.backends.core_ml.compute_units import ComputeUnits, read_com
 from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.bundle.pretrained import Pretrained
 from voxcpm_runtime.options import WITH_REFERENCE, Option, checked_options
-from voxcpm_runtime.text.words import checked_text
+from voxcpm_runtime.text.input_text import checked_text
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voices.store import VoiceStore
 

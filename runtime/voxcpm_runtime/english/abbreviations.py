@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 
-from voxcpm_runtime.english import TABLES
 from voxcpm_runtime.english.dates import DAYS, month_name, year
-from voxcpm_runtime.english.names import cardinal, letter_by_letter, ordinal
-from voxcpm_runtime.text.substitutions import Substitution, any_of, rules
+from voxcpm_runtime.english.vocabulary import TABLES, any_of, cardinal, letter_by_letter, ordinal
+from voxcpm_runtime.text.normalization import Substitution, rules
 
 _SYMBOL_PHRASES = TABLES.pairs("phrases with symbols")
 _PHRASES = _SYMBOL_PHRASES | TABLES.pairs("phrases")
@@ -47,18 +45,16 @@ def _roman_value(numeral: str) -> str | None:
     return str(sum(-value if value < after else value for value, after in pairs))
 
 
-def _numeral(say: Callable[[str], str], found: re.Match[str]) -> str:
-    """The numeral in words, after what stands before it; what was found, if it is another word."""
-    value = _roman_value(found["numeral"])
-    if value is None:
-        return found[0]
-    return f"{found['before']} {say(value)}" if found["before"] else say(value)
+def _numeral(say: Callable[[str], str]) -> Callable[[re.Match[str]], str]:
+    """A replacement of Roman numerals: in words, after what stands before them. Other words stay."""
 
+    def said(found: re.Match[str]) -> str:
+        value = _roman_value(found["numeral"])
+        if value is None:
+            return found[0]
+        return f"{found['before']} {say(value)}" if found["before"] else say(value)
 
-_numbered = partial(_numeral, cardinal)
-_parenthesised = partial(_numeral, lambda value: f" {cardinal(value)}, ")
-_reign = partial(_numeral, lambda value: f"the {ordinal(value)}")
-_roman_year = partial(_numeral, lambda value: year(value) if len(value) == 4 else cardinal(value))
+    return said
 
 
 def _phrase(found: re.Match[str]) -> str:
@@ -136,12 +132,16 @@ def abbreviations(spelled: bool) -> tuple[Substitution, ...]:
 
 ROMAN_NUMERALS = rules(
     {
-        rf"(?i)\b(?P<before>{_NUMBERED})\s(?P<numeral>[ivxlc]{{2,8}})\b(?!')": _numbered,
+        rf"(?i)\b(?P<before>{_NUMBERED})\s(?P<numeral>[ivxlc]{{2,8}})\b(?!')": _numeral(cardinal),
         # One letter is a numeral after a capital only: Part I, but the part I like.
-        rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[VX]|{_ONE})\b(?!')": _numbered,
-        r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)": _parenthesised,
-        rf"\b(?P<before>{_MONARCHS})\s(?P<numeral>[IVX]{{2,6}}|[VX]|I(?=[;:)!?]|\.?\s*$))\b": _reign,
-        r"\b(?P<before>[A-Z][a-z]+)\s(?P<numeral>[IVX]{2,6})\b": _numbered,
-        r"(?P<before>)\b(?P<numeral>[IVXLCDM]{5,15})\b": _roman_year,
+        rf"\b(?P<before>(?=[A-Z])(?i:{_NUMBERED}))\s(?P<numeral>[VX]|{_ONE})\b(?!')": _numeral(cardinal),
+        r"(?P<before>)(?<![\w)])\((?P<numeral>[ivx]{1,4})\)": _numeral(lambda value: f" {cardinal(value)}, "),
+        rf"\b(?P<before>{_MONARCHS})\s(?P<numeral>[IVX]{{2,6}}|[VX]|I(?=[;:)!?]|\.?\s*$))\b": _numeral(
+            lambda value: f"the {ordinal(value)}"
+        ),
+        r"\b(?P<before>[A-Z][a-z]+)\s(?P<numeral>[IVX]{2,6})\b": _numeral(cardinal),
+        r"(?P<before>)\b(?P<numeral>[IVXLCDM]{5,15})\b": _numeral(
+            lambda value: year(value) if len(value) == 4 else cardinal(value)
+        ),
     }
 )

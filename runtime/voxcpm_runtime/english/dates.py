@@ -5,9 +5,17 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from voxcpm_runtime.english import TABLES
-from voxcpm_runtime.english.names import cardinal, in_pairs, letter_by_letter, minutes, ordinal, plural
-from voxcpm_runtime.text.substitutions import Substitution, any_of, rules
+from voxcpm_runtime.english.vocabulary import (
+    TABLES,
+    any_of,
+    cardinal,
+    in_pairs,
+    letter_by_letter,
+    minutes,
+    ordinal,
+    plural,
+)
+from voxcpm_runtime.text.normalization import Substitution, rules
 
 _MONTH_OF = TABLES.pairs("months")
 _MONTHS = tuple(_MONTH_OF.values())
@@ -43,9 +51,6 @@ def _date(found: re.Match[str], *, day_first: bool = False) -> str:
         said = f", {year(said) if len(said) > 2 else cardinal(said)}"
     name = month_name(month)
     return f"the {ordinal(day)} of {name}{said}" if day_first else f"{name} {ordinal(day)}{said}"
-
-
-_date_by_day = partial(_date, day_first=True)
 
 
 def _numeric(found: re.Match[str]) -> str:
@@ -95,7 +100,9 @@ def dates(spelled: bool) -> tuple[Substitution, ...]:
             r"(?<![\w/])(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{4}|\d\d)(?![\w/])": _numeric,
             r"(?<![\w.])(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?P<year>\d{4})(?!\w|\.\d)": _numeric,
             rf"(?<!\w){any_of(DAYS)}\b\.?(?={weekday_before})": lambda found: DAYS[found[0].rstrip(".")],
-            rf"\b(?:the )?(?<![\d.,$£€-]){_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?": _date_by_day,
+            rf"\b(?:the )?(?<![\d.,$£€-]){_DAY} (?:of )?{_MONTH}(?:,? {_YEAR})?": partial(
+                _date, day_first=True
+            ),
             # In May 5 men came.
             rf"(?<!\b[Ii]n )\b{_MONTH} {_DAY}(?![\w:%]|[.,]\d)(?:,? {_YEAR})?": _date,
             rf"\b{_MONTH} {_DAY},? {_YEAR}": _date,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from voxcpm_runtime.english import TABLES
-from voxcpm_runtime.english.names import (
+from voxcpm_runtime.english.vocabulary import (
+    TABLES,
+    any_of,
     cardinal,
     decimal,
     digit_names,
@@ -15,7 +16,7 @@ from voxcpm_runtime.english.names import (
     letter_by_letter,
     ordinal,
 )
-from voxcpm_runtime.text.substitutions import Substitution, any_of, rules
+from voxcpm_runtime.text.normalization import Substitution, rules
 
 _PREFIXES = {
     "1": "", "k": "kilo", "c": "centi", "d": "deci", "m": "milli", "μ": "micro", "n": "nano", "M": "mega", "G": "giga",
@@ -55,8 +56,8 @@ _CALLED_IN_PAIRS = any_of(TABLES.words("numbered in pairs"))
 
 
 def _with_least(found: re.Match[str], said: str) -> str:
-    least = found["least"]
-    return f"{decimal(least)} to {said}" if least else said
+    """A range, if there is a lower end: three to five dollars."""
+    return f"{decimal(found['least'])} to {said}" if found["least"] else said
 
 
 def _is_one(found: re.Match[str]) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from voxcpm_constants.bounds import MAX_READ_AT_ONCE
+from voxcpm_runtime.text.input_text import joined_surrogates, valid_unicode
 from voxcpm_runtime.text.sentences import Sentence, SentenceCutter
-from voxcpm_runtime.text.words import joined_surrogates, valid_unicode
 
 
 class TextQueue:

@@ -15,8 +15,7 @@ from voxcpm_runtime.options import GenerationOptions, checked_options
 from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.progress import ProgressCallback
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.text.control import controlled, described
-from voxcpm_runtime.text.words import checked_text, valid_unicode
+from voxcpm_runtime.text.input_text import checked_text, controlled, described, valid_unicode
 from voxcpm_runtime.voices.recordings import Recordings, VoiceSource
 
 

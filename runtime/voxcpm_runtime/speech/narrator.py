@@ -16,8 +16,8 @@ from voxcpm_runtime.speech.plan import Plan
 from voxcpm_runtime.speech.planned_segment import PlannedSegment
 from voxcpm_runtime.speech.results import Piece
 from voxcpm_runtime.speech.utterance import Utterance, utterance
-from voxcpm_runtime.text.control import without_control
-from voxcpm_runtime.text.letters import spelled_transcript
+from voxcpm_runtime.text.input_text import without_control
+from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
 

@@ -33,16 +33,16 @@ from voxcpm_runtime.speech.planned_segment import PlannedSegment
 from voxcpm_runtime.speech.progress import ProgressCallback, ProgressReporter
 from voxcpm_runtime.speech.randomness import Randomness, randomness
 from voxcpm_runtime.speech.saved_segments import SavedSegments
-from voxcpm_runtime.text.control import checked_control, controlled
-from voxcpm_runtime.text.letters import (
+from voxcpm_runtime.text.input_text import checked_control, controlled
+from voxcpm_runtime.text.normalization import (
     check_sayable,
     continued_transcript,
     listed,
+    said_text,
     spelled,
     spelled_transcript,
 )
 from voxcpm_runtime.text.segments import Segment, each_segment, has_words, one_segment
-from voxcpm_runtime.text.words import said_text
 from voxcpm_runtime.voices.recordings import UnencodedVoice
 from voxcpm_runtime.voices.voice import Voice
 
@@ -278,7 +278,7 @@ class Plan:
 
     def _said(self, text: str) -> str:
         return said_text(
-            text, normalize=self.options.normalize, spelled=self.bundle.tokenizer.has_letters_only
+            text, normalize=self.options.normalize, letters_only=self.bundle.tokenizer.has_letters_only
         )
 
 

@@ -12,7 +12,7 @@ from voxcpm_runtime.speech.expected_length import ExpectedLength, expected_lengt
 from voxcpm_runtime.speech.kv_room import min_anchor, patch_bound, reference_positions
 from voxcpm_runtime.speech.plan import Plan
 from voxcpm_runtime.speech.planned_segment import PlannedSegment
-from voxcpm_runtime.text.letters import spelled_transcript
+from voxcpm_runtime.text.normalization import spelled_transcript
 from voxcpm_runtime.voices.voice import Voice
 
 _UPSTREAM_RATIO = GenerationOptions.retry_badcase_ratio_threshold

@@ -1,8 +1,9 @@
-"""The reading of `normalize`: numbers, dates, money and symbols in words, and no markup or emoji.
+"""Text normalization: the written text as it is said.
 
-As in upstream (`utils/text_normalize.py`), a text with a Chinese character is Chinese, and any other is English.
-English is read by `voxcpm_runtime.english`, Chinese by wetext, whose grammars are part of its wheel, so nothing is
-downloaded. In Chinese the result equals upstream's, except where upstream fails or adds words:
+With `normalize`, numbers, dates, money and symbols become words, and markup and emoji are removed. As in upstream
+(`utils/text_normalize.py`), a text with a Chinese character is Chinese, and any other is English. English is read by
+`voxcpm_runtime.english`, Chinese by wetext, whose wheel contains its grammars. In Chinese the result equals upstream's,
+except where upstream fails or adds words:
 
 - The only quotation marks that upstream replaces are “ and ”. Here every double one becomes ", every single one and
   every apostrophe '. Ellipses and dashes stay: the tokenizers know them.
@@ -11,6 +12,9 @@ downloaded. In Chinese the result equals upstream's, except where upstream fails
   full-width numbers with a sign inside: １２：３０ is a time.
 - A composed emoji is removed completely, with its joiners and keycaps.
 - `1 < 2 and 3 > 2` is not mistaken for a tag.
+
+A vocabulary of letters, as the built-in voice has, needs everything in words: `spelled`. Published vocabularies have
+every character, and their texts stay as they are.
 """
 
 from __future__ import annotations
@@ -19,15 +23,35 @@ import contextlib
 import functools
 import re
 import unicodedata
-from importlib.util import find_spec
-from types import ModuleType
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from voxcpm_constants.errors import MissingExtraError
+from voxcpm_constants.errors import InputError, MissingExtraError
 from voxcpm_runtime.text.sentences import sentences
-from voxcpm_runtime.text.substitutions import rules, substituted
+from voxcpm_runtime.text.tokenizer import TextTokenizer
+
+Replacement = str | Callable[[re.Match[str]], str]
+Substitution = tuple[re.Pattern[str], Replacement]
 
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
+_PAUSES = ";:()[]{}–—"
+"""Marks that are read as a comma if the vocabulary lacks them."""
+_STOPS = ".!?"
+_MAX_SHOWN = 60
+"""Characters of a text in an error."""
+_MAX_LISTED = 10
+
+
+def rules(table: Mapping[str, Replacement]) -> tuple[Substitution, ...]:
+    """The rules of a table, in order: what each pattern is replaced with."""
+    return tuple((re.compile(pattern), replacement) for pattern, replacement in table.items())
+
+
+def substituted(text: str, substitutions: Iterable[Substitution]) -> str:
+    """The text after all substitutions in order; each works on the result of those before it."""
+    for pattern, replacement in substitutions:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def _compatible(found: re.Match[str]) -> str:
@@ -80,36 +104,150 @@ _AFTER_CHINESE = rules(
         "[（）【】]|——": " ",
     }
 )
+# What was replaced leaves spaces before marks, and commas next to other marks.
+_TIDYING = rules(
+    {
+        r"\s+": " ",
+        r"[ ,]+(?=[,.!?])": "",
+        r"(?<=[.!?])[ ,]*,": "",
+        r"\.+": ".",
+        r"\.(?=[!?])|(?<=[!?])\.": "",
+        r",(?=[^\W_])": ", ",
+        r"(?<=[.!?])(?=[^\W_])": " ",
+    }
+)
 
 
-def english_room() -> ModuleType | None:
-    """The module that reads English; None if that optional package was deleted."""
-    spec = find_spec("voxcpm_runtime.english")
-    # A folder in which only __pycache__ is left is found, too, as a namespace without an origin.
-    if spec is None or spec.origin is None:
-        return None
-    from voxcpm_runtime.english import reading
-
-    return reading
+def one_line(text: str) -> str:
+    """The text with each run of white space replaced by one space (upstream `core.py`)."""
+    return re.sub(r"\s+", " ", text)
 
 
-def normalized(text: str, *, spelled: bool = False) -> str:
+def said_text(text: str, *, normalize: bool, letters_only: bool) -> str:
+    """The text on one line, and with `normalize` as `normalized` rewrites it.
+
+    Raises InputError if nothing is left to say, and the errors of `normalized`.
+    """
+    said = one_line(text)
+    if normalize and not (said := normalized(said, letters_only=letters_only)).strip():
+        raise InputError(
+            "nothing is left of the text without its emoji, code and markup; expected words to say",
+            argument="text",
+        )
+    return said
+
+
+def normalized(text: str, *, letters_only: bool = False) -> str:
     """The text as it is read aloud: in Chinese if it has a Chinese character, otherwise in English.
 
-    spelled: only without markup, for `letters.spelled`, which reads it. Empty if nothing is left, such as for a text of
-    emoji. Raises MissingExtraError if the extra `normalize` is missing and the text is Chinese.
+    letters_only: for a vocabulary of letters; then `spelled` reads English, and only markup is removed here. Empty if
+    nothing is left, such as for a text of emoji. Raises MissingExtraError if the text is Chinese and the extra
+    `normalize` is missing.
     """
     plain = substituted(text, _MARKUP).strip()
     if _CHINESE.search(text):
         return _read_chinese(plain)
-    if (english := english_room()) is None:
+    if (read_aloud := _english_reader()) is None:
         raise MissingExtraError(
             "normalize of English text needs voxcpm_runtime.english, which was removed from this installation; "
             "reinstall voxcpm-coreml"
         )
-    if spelled:
+    if letters_only:
         return plain
-    return "".join(english.read_aloud(sentence.text, spelled=False) for sentence in sentences(plain)).strip()
+    return "".join(read_aloud(sentence.text, spelled=False) for sentence in sentences(plain)).strip()
+
+
+def spelled(text: str, tokenizer: TextTokenizer, argument: str = "text") -> str:
+    """The text as it is read aloud, for a vocabulary of letters; unchanged if the vocabulary has digits.
+
+    The result has small letters and the vocabulary's marks. Never spell it again: without its capitals, the name Max
+    is an abbreviation. Raises InputError for letters of other alphabets, and if nothing is left to say.
+    """
+    if not tokenizer.has_letters_only:
+        return text
+    read_aloud = _english_reader() or str
+    # By sentences, so that the stop after an abbreviation is not lost where it also ends a sentence.
+    said: list[str] = []
+    for sentence in sentences(text):
+        read = read_aloud(sentence.text)
+        said.append(read.lower())
+    # Each character once: whether a vocabulary has it does not depend on its neighbours.
+    if unknown := tokenizer.unknown_characters("".join(dict.fromkeys("".join(said)))):
+        replacements = {ord(char): _replacement(char) for char in unknown}
+        if left := tokenizer.unknown_characters("".join(replacements.values())):
+            raise InputError(
+                f"this voice knows the letters a to z only, and cannot say {listed(left)}; write the text in English "
+                "letters",
+                argument=argument,
+            )
+        said = [part.translate(replacements) for part in said]
+    whole = " ".join(filter(None, map(_tidy, said)))
+    if not whole:
+        raise InputError(
+            f"nothing is left to say of {text[:_MAX_SHOWN]!r}: this voice knows letters only",
+            argument=argument,
+        )
+    return whole
+
+
+def check_sayable(text: str, tokenizer: TextTokenizer) -> None:
+    """Raises InputError, as `spelled` does, for a text with letters of other alphabets, without reading it aloud."""
+    if tokenizer.has_letters_only:
+        for char in dict.fromkeys(text):
+            if char.isalpha() and not char.isascii():
+                spelled(f"a {char} a", tokenizer)
+
+
+def listed(characters: str) -> str:
+    """Characters for a message, one by one: the first few, and how many more there are."""
+    more = f" and {len(characters) - _MAX_LISTED} more" if len(characters) > _MAX_LISTED else ""
+    return ", ".join(map(repr, characters[:_MAX_LISTED])) + more
+
+
+def spelled_transcript(transcript: str, tokenizer: TextTokenizer) -> str:
+    """The transcript as `spelled` rewrites it, with a space after it; empty if it was empty."""
+    if not transcript or not tokenizer.has_letters_only:
+        return transcript
+    return f"{spelled(transcript, tokenizer, 'prompt_text')} "
+
+
+def continued_transcript(said: str, tokenizer: TextTokenizer) -> str:
+    """The transcript of a text that other segments continue, before it is spelled; transcripts are concatenated.
+
+    For a voice of letters a blank line ends the sentence, so that each text is spelled as it was alone, even if it
+    ended in the middle of a sentence. Otherwise a space follows, if the script uses spaces.
+    """
+    if tokenizer.has_letters_only:
+        return f"{said}\n\n"
+    last = said[-1:] or " "
+    return said if last.isspace() or unicodedata.east_asian_width(last) in "WF" else f"{said} "
+
+
+def _english_reader() -> Callable[..., str] | None:
+    """The function that reads English; None if that optional package was deleted."""
+    try:
+        from voxcpm_runtime.english.reading import read_aloud
+    except ImportError:
+        return None
+    return read_aloud
+
+
+def _replacement(char: str) -> str:
+    """What an unknown character is read as: a comma for a long dash, e for é."""
+    if char in _PAUSES:
+        return ","
+    if not char.isalpha():
+        return " "
+    return "".join(c for c in unicodedata.normalize("NFKD", char) if not unicodedata.combining(c))
+
+
+def _tidy(text: str) -> str:
+    """The sentence with one space between words and one mark between clauses; empty if it has no word."""
+    tidy = substituted(text, _TIDYING).strip(" ,")
+    if not any(map(str.isalpha, tidy)):
+        return ""
+    tidy = tidy.lstrip(" ,.!?-'") if tidy[0] in ".!?,-" else tidy
+    return tidy if tidy[-1] in _STOPS else f"{tidy}."
 
 
 def _read_chinese(text: str) -> str:
@@ -135,7 +273,7 @@ def _read_by_wetext(text: str, normalizer: Any) -> str:
 
 @functools.cache
 def _chinese_tools() -> tuple[Any, Any]:
-    """The pattern of an emoji and wetext's reader of Chinese, made when they are first needed."""
+    """The pattern of an emoji, and wetext's reader of Chinese."""
     try:
         import regex  # `re` has no Unicode properties
         from wetext import Normalizer

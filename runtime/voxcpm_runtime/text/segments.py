@@ -33,14 +33,9 @@ class Segment(NamedTuple):
     """A part of a text that is spoken as one utterance."""
 
     text: str
-    """What to say. From `segments` it has no white space at its ends, and at least one letter or digit."""
+    """What to say. From `each_segment` it has no white space at its ends, and at least one letter or digit."""
     ends_paragraph: bool
     """Whether a blank line follows."""
-
-
-def segments(text: str, count_tokens: Callable[[str], int], target: int) -> list[Segment]:
-    """All of `each_segment`."""
-    return list(each_segment(text, count_tokens, target))
 
 
 def each_segment(

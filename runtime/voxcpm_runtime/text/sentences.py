@@ -1,8 +1,8 @@
 """Cutting text into sentences while it arrives.
 
-The rules are this project's own: no library that was tried knows Chinese and English, leaves quotations whole and
-decides from nearby text only, so that a sentence can be spoken while the next one is being written. All knowledge of
-languages is in the tables. In doubt there is no cut: a pause inside a sentence is worse than two sentences in one.
+The rules are our own: no library that was tried knows Chinese and English, leaves quotations whole and decides from
+nearby text only, so that a sentence can be spoken while the next one is being written. In doubt there is no cut: a
+pause inside a sentence is worse than two sentences in one.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from voxcpm_constants.bounds import MAX_SENTENCE_CHARACTERS
-from voxcpm_runtime.text.substitutions import Tables
 
 _DOTS = ".．"
 _ELLIPSIS = "…"
@@ -64,12 +62,35 @@ _ENUMERATION = re.compile(r"\W*(?:\d{1,3}|[A-Za-z]|[ivxIVX]+)")
 _LIST_MARKER = re.compile(r"[-*•–—]|#{1,6}|\d{1,3}[.)]?")
 
 
-_TABLES = Tables(Path(__file__).with_suffix(".txt"))
-_NEVER_LAST = _TABLES.words("never last")
-_NOT_BEFORE_NUMBERS = _TABLES.words("not before numbers")
-_DOUBTFUL = _TABLES.words("doubtful")
-_FIRST_WORDS = _TABLES.words("first words")
-_NOT_FIRST_IN_LOWER_CASE = _TABLES.words("not first in lower case")
+def _words(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+# Abbreviations before a dot, and words after it. Those in lower case also match with a capital.
+_NEVER_LAST = _words("cf dr e.g eg i.e ie mr mrs ms messrs prof viz vs")
+_NOT_BEFORE_NUMBERS = _words("apt art ed ex min max n° no nos nr par tel")
+_DOUBTFUL = _words("""
+adm brig capt cdr cmdr col cpl cpt esq fr gen gov hon insp jr lt maj mme mlle pres pvt rep rev sen sgt sr supt
+ave bldg blvd dept ft hwy mt rd st assn bros co corp inc llc ltd univ hr hrs lb lbs oz
+al approx ca ch chap cit eds eq eqs est etc fig figs misc p pg pp ref sec tel trans vol vols
+Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Mon Tue Tues Wed Thu Thur Thurs Fri Sat Sun
+""")
+"""These end a sentence only before one of `_FIRST_WORDS`, as do initials and other letters with dots."""
+_FIRST_WORDS = _words("""
+a an the this that these those my your his her its our their some any no every each all both many most such
+i he she we they you it there here what which who whom whose when where why how
+is are was were be do does did has have had can could should would must
+in on at by for from with without after before during since until while as if unless to into over under
+between through about against among and but or nor so yet because although though however then still also
+again now later today yesterday tomorrow perhaps maybe please let not only just once
+i'm i've i'd i'll he's she's it's we're they're you're that's there's let's what's who's don't didn't
+""")
+"""Function words. None of them is a name, so a capital means that a sentence begins."""
+_NOT_FIRST_IN_LOWER_CASE = _words("""
+and or nor of in on at by for from with to into over under between through about against among as than
+is are was were be do does did has have had can could should would must also
+""")
+"""Where sentences begin in lower case, these more often continue a sentence than begin one."""
 
 
 class Sentence(NamedTuple):

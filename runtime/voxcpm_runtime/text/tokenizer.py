@@ -1,8 +1,4 @@
-"""Text → token ids, equal to those of upstream's tokeniser, without `transformers`.
-
-Upstream (`model/utils.py`) splits every token of several Chinese characters into single characters. How the files
-become a tokeniser is `tokenizer_file`'s.
-"""
+"""Text → token ids, equal to those of upstream's tokeniser, without `transformers`."""
 
 from __future__ import annotations
 
@@ -34,28 +30,23 @@ class TextTokenizer:
         except ValueError as error:
             raise BundleError(str(error)) from None
 
-    def tokens(self, text: str) -> list[str]:
-        """BPE tokens of a text; those of several Chinese characters are split (upstream's `tokenize`).
+    def __call__(self, text: str) -> list[int]:
+        """Token ids of a text. A token of several Chinese characters becomes these (upstream's `model/utils.py`).
 
         Raises BundleError if a regular expression of the tokeniser fails on the text.
         """
-        tokens: list[str] = []
-        for piece in self._encoding(text).tokens:
-            bare = piece.replace(WORD_START, "")
-            if len(bare) > 1 and _CHINESE.fullmatch(bare) and self._tokenizer.token_to_id(bare) is not None:
-                tokens += bare
-            else:
-                tokens.append(piece)
-        return tokens
-
-    def __call__(self, text: str) -> list[int]:
-        """Token ids of a text; a token that is not in the vocabulary gets the id of the unknown token."""
+        encoding = self._encoding(text)
         ids: list[int] = []
-        for token in self.tokens(text):
-            id_ = self._tokenizer.token_to_id(token)
-            id_ = self._unknown_id if id_ is None else id_
-            if id_ is not None:
-                ids.append(id_)
+        for token, token_id in zip(encoding.tokens, encoding.ids, strict=True):
+            bare = token.replace(WORD_START, "")
+            if len(bare) < 2 or not _CHINESE.fullmatch(bare) or self._tokenizer.token_to_id(bare) is None:
+                ids.append(token_id)
+                continue
+            for char in bare:
+                char_id = self._tokenizer.token_to_id(char)
+                char_id = self._unknown_id if char_id is None else char_id
+                if char_id is not None:
+                    ids.append(char_id)
         return ids
 
     @functools.cached_property
@@ -72,8 +63,8 @@ class TextTokenizer:
             if token != self._unknown and (token != WORD_START or text[start:end].isspace()):
                 known.update(range(start, end))
         lost: dict[str, None] = {}
-        for index, char in enumerate(text):
-            if index not in known and not char.isspace():
+        for at, char in enumerate(text):
+            if at not in known and not char.isspace():
                 lost[char] = None
         return "".join(lost)
 

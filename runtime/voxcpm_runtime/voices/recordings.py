@@ -21,8 +21,7 @@ from voxcpm_runtime.audio.files import AudioSource, audio_content, read_audio
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.audio.silence import trim_silence
 from voxcpm_runtime.model.driver import Driver
-from voxcpm_runtime.text.control import require_references
-from voxcpm_runtime.text.words import checked_text
+from voxcpm_runtime.text.input_text import checked_text, require_references
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 

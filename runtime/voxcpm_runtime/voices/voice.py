@@ -35,8 +35,7 @@ from voxcpm_runtime.argument_types import (
 from voxcpm_runtime.model.sequence import Latents
 from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.storage.whole_file import whole_file
-from voxcpm_runtime.text.control import require_references
-from voxcpm_runtime.text.words import valid_unicode
+from voxcpm_runtime.text.input_text import require_references, valid_unicode
 
 SUFFIX = ".voice"
 FORMAT = 2

@@ -97,8 +97,8 @@ def text(piece: str) -> Callable[[Place], Act]:
 
     def make(place: Place) -> Act:  # noqa: ARG001
         from voxcpm_runtime.english.reading import read_aloud
+        from voxcpm_runtime.text.normalization import one_line
         from voxcpm_runtime.text.sentences import each_sentence
-        from voxcpm_runtime.text.words import one_line
 
         def act() -> object:
             for text in (piece * (4000 // len(piece)), "a " + piece * (4000 // len(piece)) + "\u20ac!"):

@@ -14,9 +14,8 @@ import pytest
 
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.english.reading import read_aloud
-from voxcpm_runtime.text.letters import continued_transcript, spelled, spelled_transcript
+from voxcpm_runtime.text.normalization import continued_transcript, said_text, spelled, spelled_transcript
 from voxcpm_runtime.text.tokenizer import TextTokenizer
-from voxcpm_runtime.text.words import said_text
 
 READINGS = Path(__file__).with_name("data") / "english_readings.tsv"
 """What is written; what a voice of letters says, if it can; what a voice of words is given, if anything changes.
@@ -66,8 +65,8 @@ def test_a_voice_of_letters_says_everything_in_words(letters: TextTokenizer, wri
 
 @pytest.mark.parametrize(("written", "said"), cases("words"))
 def test_a_voice_of_words_is_given_numbers_and_symbols_in_words(written: str, said: str) -> None:
-    assert said_text(written, normalize=True, spelled=False) == said
-    assert said_text(written, normalize=False, spelled=False) == " ".join(written.split())
+    assert said_text(written, normalize=True, letters_only=False) == said
+    assert said_text(written, normalize=False, letters_only=False) == " ".join(written.split())
 
 
 def test_a_joined_transcript_is_read_as_its_texts_were(letters: TextTokenizer) -> None:
@@ -112,7 +111,7 @@ def test_a_long_line_is_read_in_time_that_grows_with_its_length(letters: TextTok
 
 def test_the_library_is_imported_when_the_first_number_is_read() -> None:
     script = (
-        "import sys, voxcpm_runtime.text.letters as letters, voxcpm_runtime.english.reading as english\n"
+        "import sys, voxcpm_runtime.text.normalization, voxcpm_runtime.english.reading as english\n"
         "assert english.read_aloud('no number here.') and 'num2words' not in sys.modules\n"
         "assert english.read_aloud('5 km') == 'five kilometers' and 'num2words' in sys.modules\n"
     )

@@ -6,7 +6,7 @@ import pytest
 
 from voxcpm_constants.errors import InputError
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
-from voxcpm_runtime.text.letters import spelled, spelled_transcript
+from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 

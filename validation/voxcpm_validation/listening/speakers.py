@@ -19,7 +19,7 @@ from voxcpm_runtime.speech.cancellation import CancelToken
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.planned_segment import PlannedSegment
 from voxcpm_runtime.speech.progress import Progress
-from voxcpm_runtime.text.letters import spelled, spelled_transcript
+from voxcpm_runtime.text.normalization import spelled, spelled_transcript
 from voxcpm_runtime.voices.recordings import Recordings
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation.listening.hearing import Reading, Speak, SpokenSegment

@@ -1,4 +1,4 @@
-"""The names of numbers, by the library `num2words`, and of letters.
+"""The tables of English, and the names of numbers (by the library `num2words`) and of letters.
 
 Numbers are strings of ASCII digits, so that leading zeros are not lost.
 """
@@ -7,9 +7,41 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
-from voxcpm_runtime.english import TABLES
 
+def any_of(words: Iterable[str]) -> str:
+    """A pattern that matches any of the words, the longest first, in a non-capturing group."""
+    return "(?:" + "|".join(map(re.escape, sorted(words, key=lambda word: (-len(word), word)))) + ")"
+
+
+class Tables:
+    """The tables of a text file: each has a heading in brackets, comments that begin with "# ", and lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines: dict[str, list[str]] = {}
+        lines: list[str] = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("[") and line.endswith("]"):
+                lines = self._lines[line[1:-1]] = []
+            elif line and not line.startswith("# "):
+                lines.append(line)
+
+    def words(self, name: str) -> frozenset[str]:
+        """A table of words with spaces between them."""
+        return frozenset(word for line in self._lines[name] for word in line.split())
+
+    def rows(self, name: str) -> dict[str, list[str]]:
+        """A table of columns with tabs between them: the first one → the others."""
+        return {key: columns for key, *columns in (line.split("\t") for line in self._lines[name])}
+
+    def pairs(self, name: str) -> dict[str, str]:
+        """A table of two columns: what is written → what is said."""
+        return {key: said for key, (said,) in self.rows(name).items()}
+
+
+TABLES = Tables(Path(__file__).with_name("tables.txt"))
 _MAX_DIGITS = 36
 """Longer numbers are read digit by digit: few people know names beyond decillions."""
 _HALVES = {"2": ("half", "halves"), "4": ("quarter", "quarters")}
