@@ -1,13 +1,13 @@
 """Jobs: long texts that are spoken in the background, one after another, and stored until they are fetched.
 
-A job waits in the last line of the queue: it speaks when no request waits for the turn, and yields it when one does, at
-the next patch, or at the end of the segment on a bundle with batch slots. Finished segments are saved, and an
-interrupted job resumes after them.
+A job waits behind all requests: it speaks when no request waits for a turn, and yields at the next patch when one does.
+Finished segments are saved, and an interrupted job resumes after them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import logging
@@ -16,8 +16,7 @@ import sqlite3
 import time
 from collections.abc import Collection
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from prometheus_client import Counter
 from starlette.concurrency import run_in_threadpool
@@ -26,19 +25,11 @@ from starlette.requests import Request
 from voxcpm_constants.user_folders import jobs_folder, user_path
 from voxcpm_runtime import Cancelled, CancelToken, InputError, Voice
 from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error
-from voxcpm_server.jobs.speaking import (
-    VOICE_FILE,
-    JobTurn,
-    RunningJob,
-    check_size,
-    discard_segments,
-    finished_size,
-    spoken_job,
-)
-from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, Job, JobStore, appearing
+from voxcpm_server.jobs.speaking import VOICE_FILE, RunningJob, check_size, speak_job
+from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, Job, JobStore, whole_file
 from voxcpm_server.rooms import Room
 from voxcpm_server.speech.encoding import Encoder
-from voxcpm_server.speech.served_bundles import NoRoomError, cancelled_with, to_its_end
+from voxcpm_server.speech.served_bundles import cancelled_with, to_its_end
 from voxcpm_server.speech.service import Service
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
 from voxcpm_server.speech.streaming import unless_gone
@@ -47,8 +38,8 @@ _log = logging.getLogger("voxcpm_server")
 _DAY = 86_400
 # Between deletions of old jobs.
 _IDLE_SECONDS = 600
-# After a disk error.
-_PATIENCE_SECONDS = 5
+_SECONDS_AFTER_DISK_ERROR = 5
+_POLL_SECONDS = 0.05
 # Errors that may pass: the job is retried after a pause that doubles each time.
 _TRANSIENT = {MODEL_UNAVAILABLE, "device_unavailable", "loading"}
 FIRST_PAUSE, MAX_PAUSE = 5.0, 600.0
@@ -56,37 +47,28 @@ FIRST_PAUSE, MAX_PAUSE = 5.0, 600.0
 _RETRY_SECONDS = "60"
 
 
-class _PlannedJob(NamedTuple):
-    """A job whose text has been read and checked."""
-
-    voice: Voice | None
-    """The voice that it names, as it is now; None for the checkpoint's own or that of its recordings."""
-    seed: int
-    segments: int
-
-
 class Jobs(Room):
     """The jobs of a server. It belongs to one event loop."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._settings = settings = service.settings
+        self._settings = service.settings
         self._bundles = service.bundles
         self._ended = Counter(
             "voxcpm_jobs", "Jobs: done or failed.", ["outcome"], registry=service.metrics.registry
         )
-        self._max_per_key = service.max_per_key(settings.max_jobs)
+        self._max_per_key = service.max_per_key(service.settings.max_jobs)
         self._opened: JobStore | None = None
         self._why_not = "this server takes no jobs (--max-jobs is 0)"
         self._wake = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
         self._speaking: asyncio.Task[None] | None = None
-        self._running: RunningJob | None = None
+        self.running: RunningJob | None = None
         # When each paused job is retried (`time.monotonic`), and the length of its pause in seconds.
         self._pauses: dict[str, tuple[float, float]] = {}
-        # Reading texts is Python's work: several threads would be no faster than one.
+        # Planning holds the GIL: several threads would be no faster, and slow down live speech.
         self._planning = asyncio.Lock()
-        self._submitting = asyncio.Lock()
+        self._adding = asyncio.Lock()
         # A job must not be deleted between being chosen and becoming the running one.
         self._choosing = asyncio.Lock()
 
@@ -94,6 +76,13 @@ class Jobs(Room):
     def available(self) -> bool:
         """Whether this server takes jobs."""
         return self._opened is not None
+
+    @property
+    def store(self) -> JobStore:
+        """The jobs on disk. Raises ApiError (501) if this server takes none."""
+        if self._opened is None:
+            raise ApiError(501, self._why_not, code="no_jobs")
+        return self._opened
 
     async def open(self) -> None:
         """Open the folder. Raises InputError if one was chosen that cannot be used.
@@ -107,9 +96,9 @@ class Jobs(Room):
         try:
             self._opened = await run_in_threadpool(JobStore, folder)
         except InputError as error:
-            self._why_not = "this server takes no jobs, as it cannot use their folder; its log says why"
             if chosen is not None:
                 raise
+            self._why_not = "this server takes no jobs, as it cannot use their folder; its log says why"
             _log.warning("no jobs: %s", error)
 
     def work(self) -> None:
@@ -118,12 +107,9 @@ class Jobs(Room):
             self._working = asyncio.ensure_future(self._work(self._opened))
 
     async def close(self) -> None:
-        """Interrupt the job that is being spoken, and leave the folder. Jobs go on with the next server."""
-        if self._working is not None:
-            self._working.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._working
-        await self._stop()
+        """Interrupt the job that is being spoken, and leave the folder. The next server resumes the job."""
+        await _cancelled(self._working)
+        await _cancelled(self._speaking)
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -134,81 +120,68 @@ class Jobs(Room):
         Raises what `VoxCPM.plan` raises, and ApiError for too many jobs (429, 503), a full disk (507) and a client
         that has left (499).
         """
-        store, owner = self._store, request.state.owner
+        store, owner = self.store, request.state.owner
         planned = await unless_gone(request, self._planned(asked))
-        add = partial(self._add, store, owner, asked, planned)
         try:
-            async with self._submitting:
+            async with self._adding:
                 await self._delete_old(store)
-                await run_in_threadpool(self._check_room, store, owner, await self._bundles.named())
-                job = await run_in_threadpool(add)
+                models = await self._bundles.named()
+                job = await run_in_threadpool(self._add, store, owner, models, asked, *planned)
         except (OSError, sqlite3.Error, InputError) as error:
-            raise unstored("", error) from None
+            raise storage_error("", error) from None
         self._wake.set()
         return job
 
-    async def show(self, owner: str, id_: str) -> Job:
+    def get(self, owner: str, id_: str) -> Job:
         """A job of that owner. Raises ApiError (404) if there is none."""
-        job = await run_in_threadpool(self._store.get, owner, id_)
+        job = self.store.get(owner, id_)
         if job is None:
             raise ApiError(404, f"there is no job {id_!r}; GET /v1/audio/jobs lists them", param="id")
         return job
 
-    async def list(self, owner: str) -> list[Job]:
-        """The jobs of an owner, the latest first."""
-        return await run_in_threadpool(self._store.of_owner, owner)
-
-    async def audio(self, owner: str, id_: str) -> Path:
-        """The file of a job's speech. Raises ApiError: 404 for no such job, 409 for one that is not done."""
-        job = await self.show(owner, id_)
-        if job.state != DONE:
-            raise ApiError(
-                409, f"the job is {job.state}; its speech can be fetched when it is done", code="job_not_done"
-            )
-        return self._store.path(id_) / job.audio_name
-
     async def delete(self, owner: str, id_: str) -> None:
         """Cancel a job and delete it. Raises ApiError (404) if there is none."""
-        job = await self.show(owner, id_)
-        await self._remove(self._store, job.id)
+        await run_in_threadpool(self.get, owner, id_)
+        store = self.store
+        async with self._choosing:
+            # The row goes first, so that the job is not started again.
+            await run_in_threadpool(store.forget, id_)
+            self._pauses.pop(id_, None)
+            speaking = self._speaking if self.running is not None and self.running.job.id == id_ else None
+        await _cancelled(speaking)
+        await run_in_threadpool(store.remove, id_)
 
     def error_of(self, job: Job) -> dict[str, Any] | None:
-        """OpenAI's error of a job: why it failed, or what it waits for, other than its turn; otherwise None."""
+        """OpenAI's error of a job: why it failed, or what it waits for other than its turn; otherwise None."""
         model = job.asked["model"]
         if job.state == QUEUED and not self._bundles.may_serve(model):
             reason = f"waiting for model {model}, which this server does not serve"
             return dict(ApiError(503, reason, param="model", code=MODEL_UNAVAILABLE).document["error"])
         return None if job.error is None else dict(json.loads(job.error))
 
-    def progress_of(self, job: Job) -> RunningJob | None:
-        """The progress of a job, if it is being spoken now."""
-        return self._running if self._running is not None and self._running.job.id == job.id else None
-
-    @property
-    def _store(self) -> JobStore:
-        if self._opened is None:
-            raise ApiError(501, self._why_not, code="no_jobs")
-        return self._opened
-
-    async def _planned(self, asked: SpeechRequest) -> _PlannedJob:
-        """Read and check all that a job asks for. Raises ApiError, and what `VoxCPM.plan` raises."""
+    async def _planned(self, asked: SpeechRequest) -> tuple[Voice | None, int, int]:
+        """Check a request: its voice as it is now, its seed, and the number of its segments. Raises as `submit`."""
         settings, cancel = self._settings, CancelToken()
         with await self._bundles.lease(asked.model) as served:
-            Encoder(asked.response_format, served.speeches.sample_rate, asked.sample_rate, asked.speed)
-            named = self.service.voices.named
-            voice = await run_in_threadpool(named, asked.voice_name, served.built_in_voices)
-            given = await run_in_threadpool(
-                asked.arguments, settings, served, settings.max_job_characters, voice
-            )
-            async with self._planning:
-                plan = await cancelled_with(cancel, partial(served.tts.plan, **given, cancel=cancel))
-        return _PlannedJob(voice, plan.randomness.seed or 0, len(plan.segments))
+            Encoder(asked.response_format, served.tts.sample_rate, asked.sample_rate, asked.speed)
 
-    def _check_room(self, store: JobStore, owner: str, models: Collection[str]) -> None:
+            def planned() -> tuple[Voice | None, int, int]:
+                voice = self.service.voices.named(asked.voice_name, served.built_in_voices)
+                given = asked.arguments(settings, served, settings.max_job_characters, voice)
+                plan = served.tts.plan(**given, cancel=cancel)
+                return voice, plan.randomness.seed or 0, len(plan.segments)
+
+            async with self._planning:
+                return await cancelled_with(cancel, planned)
+
+    def _add(
+        self, store: JobStore, owner: str, models: Collection[str], asked: SpeechRequest,
+        voice: Voice | None, seed: int, segments: int,
+    ) -> Job:  # fmt: skip
         # Jobs that wait for a model that is no longer served do not count, but their size does.
-        every, own = store.counts(owner, models)
+        total, own = store.counts(owner, models)
         for count, maximum, status, whose in (
-            (every, self._settings.max_jobs, 503, ""),
+            (total, self._settings.max_jobs, 503, ""),
             (own, self._max_per_key, 429, " of this key"),
         ):
             if count >= maximum:
@@ -219,162 +192,140 @@ class Jobs(Room):
                     headers={"Retry-After": _RETRY_SECONDS},
                 )
         check_size(store, self._settings)
-
-    def _add(self, store: JobStore, owner: str, asked: SpeechRequest, planned: _PlannedJob) -> Job:
         folder = store.new_folder()
         try:
             for field, content in asked.recordings():
-                with appearing(folder / field) as file:
+                with whole_file(folder / field) as file:
                     file.write(content)
-            if planned.voice is not None:
+            if voice is not None:
                 # The voice may be deleted or replaced before the job's turn comes.
-                planned.voice.save(folder / VOICE_FILE)
+                voice.save(folder / VOICE_FILE)
             request = asked.model_dump(exclude={*RECORDINGS, *(asked.model_extra or ())}, exclude_none=True)
-            return store.add(folder, owner, request, planned.seed, planned.segments)
+            return store.add(folder, owner, request, seed, segments)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-
-    async def _work(self, store: JobStore) -> None:
-        while True:
-            self._wake.clear()
-            try:
-                await self._delete_old(store)
-                speaking = await self._begun(store)
-            except (OSError, sqlite3.Error) as error:
-                _log.error("jobs: %s", error)
-                await asyncio.sleep(_PATIENCE_SECONDS)
-                continue
-            if speaking is None:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), self._idle_seconds())
-                continue
-            # The task raises only if it was cancelled.
-            await asyncio.wait({speaking})
-            self._running = None
-
-    async def _begun(self, store: JobStore) -> asyncio.Task[None] | None:
-        """Begin the next job; None if none waits."""
-        now = time.monotonic()
-        paused = [id_ for id_, (until, _) in self._pauses.items() if until > now]
-        async with self._choosing:
-            job = await run_in_threadpool(store.next, self._bundles.names, paused)
-            if job is None:
-                return None
-            self._running = RunningJob(job)
-            self._speaking = asyncio.ensure_future(self._speak(store, self._running))
-            return self._speaking
-
-    def _idle_seconds(self) -> float:
-        """Seconds until the first paused job is retried, or old jobs are deleted."""
-        now = time.monotonic()
-        return min((until - now for until, _ in self._pauses.values() if until > now), default=_IDLE_SECONDS)
-
-    def _pause(self, id_: str) -> None:
-        """Have a job wait from now on, twice as long as the last time."""
-        _, last = self._pauses.get(id_, (0.0, FIRST_PAUSE / 2))
-        pause = min(last * 2, MAX_PAUSE)
-        self._pauses[id_] = (time.monotonic() + pause, pause)
-
-    async def _stop(self) -> None:
-        """Interrupt the job that is being spoken, and wait until it has ended."""
-        if (speaking := self._speaking) is not None:
-            speaking.cancel()
-            await asyncio.wait({speaking})
-
-    async def _remove(self, store: JobStore, id_: str) -> None:
-        async with self._choosing:
-            # First, so that it is not begun again.
-            await run_in_threadpool(store.forget, id_)
-            self._pauses.pop(id_, None)
-            runs = self._running is not None and self._running.job.id == id_
-        if runs:
-            await self._stop()
-        await run_in_threadpool(store.remove, id_)
 
     async def _delete_old(self, store: JobStore) -> None:
         before = time.time() - self._settings.jobs_keep_days * _DAY
         for id_ in await run_in_threadpool(store.ended_before, before):
             await run_in_threadpool(store.remove, id_)
 
+    async def _work(self, store: JobStore) -> None:
+        """Speak one job after another, forever."""
+        while True:
+            self._wake.clear()
+            now = time.monotonic()
+            retries = {id_: until for id_, (until, _) in self._pauses.items() if until > now}
+            try:
+                await self._delete_old(store)
+                async with self._choosing:
+                    job = await run_in_threadpool(store.start_next, self._bundles.names, retries)
+                    if job is not None:
+                        self.running = RunningJob(job, job.starts)
+                        self._speaking = asyncio.ensure_future(self._speak(store, self.running))
+            except (OSError, sqlite3.Error) as error:
+                _log.error("jobs: %s", error)
+                await asyncio.sleep(_SECONDS_AFTER_DISK_ERROR)
+                continue
+            if self._speaking is not None and self.running is not None:
+                await asyncio.wait({self._speaking})
+                self.running = None
+                continue
+            seconds = min(retries.values(), default=now + _IDLE_SECONDS) - now
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), seconds)
+
     async def _speak(self, store: JobStore, running: RunningJob) -> None:
-        """Speak a job to its end. Errors become the job's error; only cancellation is raised."""
-        job = running.job
+        """Speak a job, and store how it ended."""
+        id_ = running.job.id
+        ended: dict[str, Any]
         try:
-            size = await run_in_threadpool(finished_size, store, running)
-            if size is None:
-                _check_starts(job)
-                size = await self._spoken(store, running)
-
-            def done() -> None:
-                ended = {"state": DONE, "ended": time.time(), "bytes": size, "error": None}
-                store.change(job.id, **ended, audio_seconds=running.audio_seconds)
-                discard_segments(store, job)
-
-            await to_its_end(run_in_threadpool(done))
-            self._pauses.pop(job.id, None)
-            self._ended.labels(DONE).inc()
+            size = await self._spoken(store, running)
+            ended = {"state": DONE, "ended": time.time(), "bytes": size, "error": None}
         except (asyncio.CancelledError, Cancelled):
             # The server ends, or the job is deleted: not a failed attempt.
-            queued = partial(store.change, job.id, state=QUEUED, starts=running.starts_before)
-            with contextlib.suppress(sqlite3.Error):
-                await to_its_end(run_in_threadpool(queued))
-            raise asyncio.CancelledError from None
+            ended = {"state": QUEUED, "starts": max(0, running.starts - 1)}
         except Exception as error:  # noqa: BLE001 - shown as the job's error
             disk_failed = isinstance(error, OSError | sqlite3.Error)
-            answer = unstored(job.id, error) if disk_failed else as_api_error(error)
-            message = json.dumps(answer.document["error"])
+            answer = storage_error(id_, error) if disk_failed else as_api_error(error)
+            ended = {"state": QUEUED, "error": json.dumps(answer.document["error"])}
             if disk_failed and running.starts < MAX_STARTS:
-                # The disk may have failed once only, and hours of speech are saved.
-                await self._postpone(store, job, message, running.starts)
-            elif isinstance(answer, NoRoomError) or answer.code in _TRANSIENT:
-                await self._postpone(store, job, message, running.starts_before)
+                # The disk may have failed only once, and hours of speech are saved.
+                ended["starts"] = running.starts
+            elif answer.code in _TRANSIENT:
+                ended["starts"] = max(0, running.starts - 1)
             else:
-                await self._fail(store, job, message)
-
-    async def _fail(self, store: JobStore, job: Job, message: str) -> None:
-        self._pauses.pop(job.id, None)
-
-        def failed() -> None:
-            # First make room: that may be what is missing.
-            discard_segments(store, job)
-            store.change(job.id, state=FAILED, ended=time.time(), error=message)
-
+                ended |= {"state": FAILED, "ended": time.time()}
+        waits = ended["state"] == QUEUED and "error" in ended
         try:
-            await to_its_end(run_in_threadpool(failed))
-            self._ended.labels(FAILED).inc()
+            await to_its_end(run_in_threadpool(_store_end, store, id_, ended))
         except sqlite3.Error as error:
             # Its row still says that it runs, so it is retried.
-            self._pause(job.id)
-            _log.error("job %s has failed, which cannot be stored (%s)", job.id, error)
-
-    async def _postpone(self, store: JobStore, job: Job, message: str, starts: int) -> None:
-        """Retry a job later, from its finished segments; other jobs are spoken meanwhile."""
-        self._pause(job.id)
-        queued = partial(store.change, job.id, state=QUEUED, starts=starts, error=message)
-        try:
-            await to_its_end(run_in_threadpool(queued))
-        except sqlite3.Error as error:
-            _log.error("job %s waits, which cannot be stored (%s)", job.id, error)
+            waits = True
+            _log.error("job %s is %s, which cannot be stored (%s)", id_, ended["state"], error)
+        if waits:
+            _, last = self._pauses.get(id_, (0.0, FIRST_PAUSE / 2))
+            pause = min(last * 2, MAX_PAUSE)
+            self._pauses[id_] = (time.monotonic() + pause, pause)
+        elif ended["state"] != QUEUED:
+            self._pauses.pop(id_, None)
+            self._ended.labels(ended["state"]).inc()
 
     async def _spoken(self, store: JobStore, running: RunningJob) -> int:
-        """Speak a job, and return the size of its file in bytes."""
-        with await self._bundles.lease(running.job.asked["model"]) as served:
+        """Speak a job, unless its speech is there already, and return the size of its file in bytes."""
+        job, loop = running.job, asyncio.get_running_loop()
+        with contextlib.suppress(FileNotFoundError):
+            # The end of the last run could not be stored.
+            return (store.path(job.id) / job.audio_name).stat().st_size
+        if job.starts > MAX_STARTS:
+            raise ApiError(
+                500, f"it was begun {MAX_STARTS} times without a finished segment, and is given up"
+            )
+        with await self._bundles.lease(job.asked["model"]) as served:
             queue = served.speeches.queue
-            turn = JobTurn(queue, await queue.enter_last(), running.cancel)
-            work = partial(spoken_job, store, running, served, self._settings, turn)
+            turn = await queue.enter_last()
+
+            async def enter_again() -> None:
+                nonlocal turn
+                turn.leave()
+                turn = await queue.enter_last()
+
+            def yield_to_requests() -> None:
+                """Called on the job's thread."""
+                if turn.is_wanted:
+                    entering = asyncio.run_coroutine_threadsafe(enter_again(), loop)
+                    while not entering.done():
+                        concurrent.futures.wait([entering], _POLL_SECONDS)
+                        if running.cancel.cancelled:
+                            entering.cancel()
+                            running.cancel.check()
+
+            work = partial(speak_job, store, running, served, self._settings, yield_to_requests)
             try:
                 return await cancelled_with(running.cancel, work)
             finally:
                 turn.leave()
 
 
-def unstored(id_: str, error: Exception) -> ApiError:
+async def _cancelled(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task, and wait until it has ended."""
+    if task is not None:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def storage_error(id_: str, error: Exception) -> ApiError:
     """The error of a full or broken disk. Its paths are logged, but not sent to clients."""
     _log.error("job %s: %s", id_ or "that is new", error)
     return ApiError(507, "the server could not store or read the job; its log says why")
 
 
-def _check_starts(job: Job) -> None:
-    if job.starts > MAX_STARTS:
-        raise ApiError(500, f"it was begun {MAX_STARTS} times without a finished segment, and is given up")
+def _store_end(store: JobStore, id_: str, ended: dict[str, Any]) -> None:
+    """Store how a job ended. If it is done or failed, its segments are deleted first: the disk may be full."""
+    if ended["state"] != QUEUED:
+        # Segments that cannot be deleted stay until the job is.
+        with contextlib.suppress(OSError):
+            for folder in store.path(id_).glob(".*.segments"):
+                shutil.rmtree(folder, ignore_errors=True)
+    store.change(id_, **ended)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSatisfiable, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from voxcpm_server.errors import CLIENT_GONE, DOCUMENTED, ApiError, ErrorDetail, ErrorDocument
-from voxcpm_server.jobs.execution import Jobs, unstored
-from voxcpm_server.jobs.store import QUEUED, Job
+from voxcpm_server.jobs.execution import Jobs, storage_error
+from voxcpm_server.jobs.store import DONE, QUEUED, Job
 from voxcpm_server.speech.encoding import FORMATS
 from voxcpm_server.speech.service import service_of
 from voxcpm_server.speech.speech_requests import DOCUMENTED_BODY, SpeechRequest, speech_request
@@ -24,20 +21,13 @@ router = APIRouter(tags=["jobs"])
 _MAX_LISTED = 1000
 _LOCATION = {"Location": {"description": "The path of the job.", "schema": {"type": "string"}}}
 _PART = {"Content-Range": {"description": "Which bytes, of how many.", "schema": {"type": "string"}}}
+State = Literal["queued", "waiting", "running", "done", "failed"]
 
 
 class JobsRoom(Jobs):
     """The door of this room."""
 
     routers = (router,)
-
-
-def _jobs_of(request: Request) -> Jobs:
-    return cast("Jobs", service_of(request).rooms["jobs"])
-
-
-State = Literal["queued", "waiting", "running", "done", "failed"]
-_WAITING: State = "waiting"
 
 
 class JobDocument(BaseModel):
@@ -91,14 +81,14 @@ async def submit_job(
 
 
 @router.get("/audio/jobs", responses=DOCUMENTED)
-async def list_jobs(
+def list_jobs(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=_MAX_LISTED, description="Jobs that are listed at most.")] = 100,
     after: Annotated[str | None, Query(description="The last job of the list before this one.")] = None,
 ) -> JobList:
     """The jobs of this key."""
     jobs = _jobs_of(request)
-    found = await jobs.list(request.state.owner)
+    found = jobs.store.of_owner(request.state.owner)
     if after is not None:
         at = next((index for index, job in enumerate(found) if job.id == after), len(found))
         found = found[at + 1 :]
@@ -106,10 +96,10 @@ async def list_jobs(
 
 
 @router.get("/audio/jobs/{id}", responses=DOCUMENTED)
-async def show_job(id: str, request: Request) -> JobDocument:  # noqa: A002 - the name in the path
+def show_job(id: str, request: Request) -> JobDocument:  # noqa: A002 - the name in the path
     """A job and its progress."""
     jobs = _jobs_of(request)
-    return _document(await jobs.show(request.state.owner, id), jobs)
+    return _document(jobs.get(request.state.owner, id), jobs)
 
 
 @router.get(
@@ -122,12 +112,30 @@ async def show_job(id: str, request: Request) -> JobDocument:  # noqa: A002 - th
         416: {"model": ErrorDocument, "description": "There is no such part.", "headers": _PART},
     },
 )
-async def fetch_job(id: str, request: Request) -> Response:  # noqa: A002 - the name in the path
+def fetch_job(id: str, request: Request) -> Response:  # noqa: A002 - the name in the path
     """The speech of a job that is done."""
     jobs = _jobs_of(request)
-    path = await jobs.audio(request.state.owner, id)
-    content_type = FORMATS[path.suffix[1:]].content_type
-    return await _Download.of(path, f"{id}{path.suffix}", content_type, jobs.service.settings.client_timeout)
+    job = jobs.get(request.state.owner, id)
+    if job.state != DONE:
+        message = f"the job is {job.state}; its speech can be fetched when it is done"
+        raise ApiError(409, message, code="job_not_done")
+    path = jobs.store.path(id) / job.audio_name
+    try:
+        # Starlette opens it after it has sent the status.
+        path.open("rb").close()
+    except FileNotFoundError:
+        raise ApiError(404, "the job's speech is not there any more") from None
+    except OSError as error:
+        raise storage_error(id, error) from None
+    download = _Download(
+        path,
+        headers={"Cache-Control": "no-store"},
+        media_type=FORMATS[job.asked["response_format"]].content_type,
+        filename=f"{id}{path.suffix}",
+        stat_result=path.stat(),
+    )
+    download.patience = jobs.service.settings.client_timeout
+    return download
 
 
 @router.delete("/audio/jobs/{id}", responses=DOCUMENTED)
@@ -142,29 +150,7 @@ class _Download(FileResponse):
 
     patience: float
 
-    @classmethod
-    async def of(cls, path: Path, name: str, content_type: str, patience: float) -> _Download:
-        """The answer. Raises ApiError: 404 for a file that has been deleted meanwhile, 507 if the disk refuses."""
-
-        def opened() -> os.stat_result:
-            # Starlette opens it only when it has said that the file comes.
-            with path.open("rb") as file:
-                return os.fstat(file.fileno())
-
-        try:
-            found = await run_in_threadpool(opened)
-        except FileNotFoundError:
-            raise ApiError(404, "the job's speech is not there any more") from None
-        except OSError as error:
-            raise unstored(path.parent.name, error) from None
-        headers = {"Cache-Control": "no-store"}
-        download = cls(path, headers=headers, media_type=content_type, filename=name, stat_result=found)
-        download.patience = patience
-        return download
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the file."""
-
         async def taken(message: Message) -> None:
             try:
                 await asyncio.wait_for(send(message), self.patience)
@@ -175,26 +161,30 @@ class _Download(FileResponse):
 
     @classmethod
     def _parse_range_header(cls, http_range: str, file_size: int) -> list[tuple[int, int]]:
-        # Starlette would answer these itself, in plain text.
+        # Starlette would answer these errors itself, in plain text.
         try:
             return super()._parse_range_header(http_range, file_size)
         except MalformedRangeHeader:
             raise ApiError(400, "Range: expected one such as bytes=0-99", param="Range") from None
         except RangeNotSatisfiable:
-            size = {"Content-Range": f"bytes */{file_size}"}
-            raise ApiError(
-                416, f"Range: the speech has {file_size} bytes", param="Range", headers=size
-            ) from None
+            message, size = (
+                f"Range: the speech has {file_size} bytes",
+                {"Content-Range": f"bytes */{file_size}"},
+            )
+            raise ApiError(416, message, param="Range", headers=size) from None
+
+
+def _jobs_of(request: Request) -> Jobs:
+    return cast("Jobs", service_of(request).rooms["jobs"])
 
 
 def _document(job: Job, jobs: Jobs) -> JobDocument:
-    asked, running = job.asked, jobs.progress_of(job)
-    voice, error = asked["voice"], jobs.error_of(job)
-    # It is in the queue, but not called before what its error says is there.
-    state = _WAITING if job.state == QUEUED and error is not None else cast("State", job.state)
+    asked, voice, error = job.asked, job.asked["voice"], jobs.error_of(job)
+    running = jobs.running if jobs.running is not None and jobs.running.job.id == job.id else None
     return JobDocument(
         id=job.id,
-        state=state,
+        # It is queued, but not started before what its error says is there.
+        state="waiting" if job.state == QUEUED and error is not None else cast("State", job.state),
         model=asked["model"],
         voice=voice if isinstance(voice, str) else voice["id"],
         response_format=asked["response_format"],
@@ -204,7 +194,7 @@ def _document(job: Job, jobs: Jobs) -> JobDocument:
         started_at=None if job.started is None else int(job.started),
         ended_at=None if job.ended is None else int(job.ended),
         segments=job.segments,
-        segments_done=max(job.segments_done, len(running.seconds_of) if running else 0),
+        segments_done=max(job.segments_done, running.segments_done if running else 0),
         audio_seconds=round(max(job.audio_seconds, running.audio_seconds if running else 0.0), 3),
         remaining_seconds=running.remaining_seconds if running else None,
         bytes=job.bytes,

@@ -4,8 +4,8 @@
     jobs.lock       held by the server that uses the folder
     ID/             recordings and voice as they were sent, finished segments, and at the end the speech
 
-Files are written before the row, and deleted after it. So no job is ever without its files, even if the server is
-killed; folders without a row are removed at the next start.
+Files are written before the row and deleted after it, so a job always has its files, even if the server is killed.
+Folders without a row are removed at the next start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,16 +30,12 @@ from voxcpm_constants.errors import os_reason
 from voxcpm_runtime import InputError
 
 QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
-_SCHEMA = 1
-_PART = ".part"
-# The folder may contain files of its user.
-_OWN_FOLDER = re.compile(r"job_[0-9a-f]{24}")
 MAX_STARTS = 3
-"""Starts without a finished segment after which a job is given up: it may be what crashes the server."""
-
-
-class FolderInUseError(InputError):
-    """A folder of jobs that another server uses."""
+"""A job that was started this often without finishing a segment is given up: it may be what crashes the server."""
+_VERSION = 1
+_PART = ".part"
+# The folder may also contain files of its user.
+_JOB_FOLDER = re.compile(r"job_[0-9a-f]{24}")
 
 
 @dataclass(frozen=True)
@@ -61,9 +57,9 @@ class Job:
     bytes: int
     """Size of the speech's file; 0 before it is done."""
     starts: int
-    """How often it was begun since its last finished segment."""
+    """Starts since its last finished segment."""
     error: str | None
-    """OpenAI's error as JSON: why it failed, or why it waits to be tried again; otherwise None."""
+    """OpenAI's error as JSON: why it failed, or why it waits to be retried."""
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -76,42 +72,39 @@ class Job:
         return f"speech.{self.asked['response_format']}"
 
 
-_COLUMNS = {
+_SQL_TYPES = {
     "str": "TEXT NOT NULL", "float": "REAL NOT NULL", "int": "INTEGER NOT NULL",
     "str | None": "TEXT", "float | None": "REAL",
 }  # fmt: skip
-
-
-_OF_MODELS = "json_extract(request, '$.model') IN (SELECT value FROM json_each(?))"
-"""A condition on a row, which takes the names of models as JSON."""
+_COLUMNS = {field.name: _SQL_TYPES[str(field.type)] for field in fields(Job)}
+_HAS_MODEL = "json_extract(request, '$.model') IN (SELECT value FROM json_each(?))"
+"""A condition on a row; its parameter is a JSON list of model names."""
 
 
 class JobStore:
-    """The jobs of a folder. Any thread may use it; every method may raise sqlite3.Error and OSError.
+    """The jobs of a folder. Thread-safe; every method may raise sqlite3.Error and OSError.
 
-    Raises FolderInUseError if another server uses the folder, and InputError if it cannot be used at all. Jobs that ran
-    when the last server ended are queued again.
+    Raises InputError if the folder cannot be used, for example because another server uses it. Jobs that ran when the
+    last server ended are queued again.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.RLock()
+        database = folder / "jobs.sqlite"
         try:
-            # Texts and recordings are private.
+            # Texts and recordings are private. SQLite gives its other files the mode of this one.
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             # It may be closed by another thread.
             self._used = filelock.FileLock(folder / "jobs.lock", timeout=0, thread_local=False)
             self._used.acquire()
-            # The folder may have existed, readable by everyone. SQLite gives its other files the mode of this one.
-            for name in ("jobs.sqlite", "jobs.sqlite-wal", "jobs.sqlite-shm"):
-                _private(folder / name, made=name == "jobs.sqlite")
-            self._rows = sqlite3.connect(
-                folder / "jobs.sqlite", check_same_thread=False, isolation_level=None
-            )
+            database.touch(mode=0o600)
+            database.chmod(0o600)
+            self._rows = sqlite3.connect(database, check_same_thread=False, isolation_level=None)
             self._prepare()
             self._clean_up()
         except filelock.Timeout:
-            raise FolderInUseError(
+            raise InputError(
                 f"{folder}: another server uses this folder of jobs; give each its --jobs-folder"
             ) from None
         except OSError as error:
@@ -119,8 +112,7 @@ class JobStore:
         except sqlite3.Error as error:
             self._used.release()
             raise InputError(
-                f"{folder / 'jobs.sqlite'}: the jobs cannot be read ({error}); move it away, or give another "
-                "--jobs-folder"
+                f"{database}: the jobs cannot be read ({error}); move it away, or give another --jobs-folder"
             ) from None
 
     def close(self) -> None:
@@ -140,34 +132,19 @@ class JobStore:
         return folder
 
     def add(self, folder: Path, owner: str, request: Mapping[str, Any], seed: int, segments: int) -> Job:
-        """A new job, which waits."""
+        """Queue a new job."""
         job = Job(
-            id=folder.name,
-            owner=owner,
-            state=QUEUED,
-            created=time.time(),
-            started=None,
-            ended=None,
-            request=json.dumps(request),
-            seed=seed,
-            segments=segments,
-            segments_done=0,
-            audio_seconds=0.0,
-            bytes=0,
-            starts=0,
-            error=None,
-        )
-        names = [field.name for field in fields(Job)]
-        marks = ", ".join("?" * len(names))
-        self._execute(
-            f"INSERT INTO jobs ({', '.join(names)}) VALUES ({marks})",  # noqa: S608 - names of the class
-            *(getattr(job, name) for name in names),
-        )
+            folder.name, owner, QUEUED, time.time(), None, None, json.dumps(request), seed, segments,
+            segments_done=0, audio_seconds=0.0, bytes=0, starts=0, error=None,
+        )  # fmt: skip
+        values = astuple(job)
+        self._execute(f"INSERT INTO jobs VALUES ({', '.join('?' * len(values))})", *values)  # noqa: S608
         return job
 
     def get(self, owner: str, id_: str) -> Job | None:
         """A job of that owner; None if there is no such job."""
-        return self._one("SELECT * FROM jobs WHERE id = ? AND owner = ?", id_, owner)
+        rows = self._execute("SELECT * FROM jobs WHERE id = ? AND owner = ?", id_, owner)
+        return Job(*rows[0]) if rows else None
 
     def of_owner(self, owner: str) -> list[Job]:
         """All jobs of an owner, the latest first."""
@@ -175,55 +152,48 @@ class JobStore:
         return [Job(*row) for row in rows]
 
     def counts(self, owner: str, models: Collection[str]) -> tuple[int, int]:
-        """Number of all jobs, and of that owner's, without those that wait for another model than these."""
-        ((every, own),) = self._execute(
-            f"SELECT COUNT(*), COALESCE(SUM(owner = ?), 0) FROM jobs WHERE state != ? OR {_OF_MODELS}",  # noqa: S608 - its own words
-            owner,
-            QUEUED,
-            json.dumps(list(models)),
-        )
-        return every, own
+        """Number of jobs, and of that owner's, without those that wait for a model other than these."""
+        ((total, own),) = self._execute(
+            f"SELECT COUNT(*), COALESCE(SUM(owner = ?), 0) FROM jobs WHERE state != ? OR {_HAS_MODEL}",  # noqa: S608
+            owner, QUEUED, json.dumps(list(models)),
+        )  # fmt: skip
+        return total, own
 
-    def next(self, models: Collection[str], but: Collection[str] = ()) -> Job | None:
-        """Begin the next job of these models, and return it; None if none waits.
+    def start_next(self, models: Collection[str], skip: Collection[str] = ()) -> Job | None:
+        """Mark the next job of these models as running, and return it; None if none waits. skip: ids.
 
-        but: names of jobs to skip. Interrupted jobs come first, then that of the owner whose latest job began the
-        longest ago. Call it while no job is spoken: a row that says "running" is then one whose end was not stored.
+        Interrupted jobs come first, then the job of the owner who has waited the longest. Call it while no job runs: a
+        row in state "running" is then one whose end could not be stored.
         """
         with self._lock:
-            job = self._one(
-                f"SELECT * FROM jobs AS j WHERE state IN (?, ?) AND {_OF_MODELS} "  # noqa: S608 - its own words
+            rows = self._execute(
+                f"SELECT * FROM jobs AS j WHERE state IN (?, ?) AND {_HAS_MODEL} "  # noqa: S608
                 "AND id NOT IN (SELECT value FROM json_each(?)) "
                 "ORDER BY started IS NULL, (SELECT MAX(started) FROM jobs AS k WHERE k.owner = j.owner), created, id "
                 "LIMIT 1",
-                QUEUED,
-                RUNNING,
-                json.dumps(list(models)),
-                json.dumps(list(but)),
-            )
-            if job is None:
+                QUEUED, RUNNING, json.dumps(list(models)), json.dumps(list(skip)),
+            )  # fmt: skip
+            if not rows:
                 return None
-            # Not read again: if that failed, the job would count as begun without being spoken.
-            begun = replace(
-                job, state=RUNNING, started=job.started or time.time(), starts=job.starts + 1, error=None
-            )
-            self.change(job.id, state=RUNNING, started=begun.started, starts=begun.starts, error=None)
-            return begun
+            job = Job(*rows[0])
+            started, starts = job.started or time.time(), job.starts + 1
+            self.change(job.id, state=RUNNING, started=started, starts=starts, error=None)
+            # Not read again: if that failed, the job would count as started without being spoken.
+            return replace(job, state=RUNNING, started=started, starts=starts, error=None)
 
     def change(self, id_: str, **values: Any) -> None:
-        """Change fields of a job; one that was deleted stays deleted."""
+        """Change fields of a job; a no-op for a deleted one."""
         assignments = ", ".join(f"{name} = ?" for name in values)
-        self._execute(f"UPDATE jobs SET {assignments} WHERE id = ?", *values.values(), id_)  # noqa: S608 - fields
+        self._execute(f"UPDATE jobs SET {assignments} WHERE id = ?", *values.values(), id_)  # noqa: S608
 
     def forget(self, id_: str) -> None:
         """Delete a job's row. Its files must be removed once nobody writes them."""
-        statement = "DELETE FROM jobs WHERE id = ?"
         try:
-            self._execute(statement, id_)
+            self._execute("DELETE FROM jobs WHERE id = ?", id_)
         except sqlite3.OperationalError:
-            # A full disk may need the job's files deleted first.
+            # On a full disk, the files have to go first.
             shutil.rmtree(self.path(id_), ignore_errors=True)
-            self._execute(statement, id_)
+            self._execute("DELETE FROM jobs WHERE id = ?", id_)
 
     def remove(self, id_: str) -> None:
         """Delete a job and its files."""
@@ -231,7 +201,7 @@ class JobStore:
         shutil.rmtree(self.path(id_), ignore_errors=True)
 
     def ended_before(self, time_: float) -> list[str]:
-        """The names of jobs that ended before that time."""
+        """The ids of jobs that ended before that time."""
         return [id_ for (id_,) in self._execute("SELECT id FROM jobs WHERE ended < ?", time_)]
 
     def size(self) -> int:
@@ -245,60 +215,47 @@ class JobStore:
         return total
 
     def _prepare(self) -> None:
-        self._rows.execute("PRAGMA journal_mode = WAL")
-        self._rows.execute("PRAGMA synchronous = NORMAL")
-        ((version,),) = self._rows.execute("PRAGMA user_version").fetchall()
-        if version > _SCHEMA:
+        """Check the database, or make a new one."""
+        self._execute("PRAGMA journal_mode = WAL")
+        self._execute("PRAGMA synchronous = NORMAL")
+        if self._execute("PRAGMA user_version")[0][0] > _VERSION:
             raise sqlite3.DatabaseError("a newer release wrote it")
-        columns = {name for _, name, *_ in self._rows.execute("PRAGMA table_info(jobs)").fetchall()}
-        if columns and columns != {field.name for field in fields(Job)}:
+        columns = {name for _, name, *_ in self._execute("PRAGMA table_info(jobs)")}
+        if columns and columns != _COLUMNS.keys():
             raise sqlite3.DatabaseError("another release wrote it")
         # SQLite itself would read damaged rows.
-        ((said,), *_) = self._rows.execute("PRAGMA quick_check(1)").fetchall()
-        if said != "ok":
-            raise sqlite3.DatabaseError(said.splitlines()[-1])
-        declared = ", ".join(f"{field.name} {_COLUMNS[str(field.type)]}" for field in fields(Job))
-        self._rows.execute(f"CREATE TABLE IF NOT EXISTS jobs ({declared}, PRIMARY KEY (id))")
-        if self._rows.execute("SELECT 1 FROM jobs WHERE NOT json_valid(request) LIMIT 1").fetchall():
+        if (found := self._execute("PRAGMA quick_check(1)")[0][0]) != "ok":
+            raise sqlite3.DatabaseError(found.splitlines()[-1])
+        declared = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
+        self._execute(f"CREATE TABLE IF NOT EXISTS jobs ({declared}, PRIMARY KEY (id))")
+        if self._execute("SELECT 1 FROM jobs WHERE NOT json_valid(request) LIMIT 1"):
             raise sqlite3.DatabaseError("a job's request is damaged")
-        self._rows.execute(f"PRAGMA user_version = {_SCHEMA}")
+        self._execute(f"PRAGMA user_version = {_VERSION}")
 
     def _clean_up(self) -> None:
         """Recover from whatever ended the last server."""
         self._execute("UPDATE jobs SET state = ? WHERE state = ?", QUEUED, RUNNING)
-        names = {id_ for (id_,) in self._execute("SELECT id FROM jobs")}
-        for id_ in names:
+        ids = {id_ for (id_,) in self._execute("SELECT id FROM jobs")}
+        for id_ in ids:
             if not self.path(id_).is_dir():
                 self.forget(id_)
         for folder in self.folder.iterdir():
-            if folder.is_symlink() or not folder.is_dir() or not _OWN_FOLDER.fullmatch(folder.name):
+            if folder.is_symlink() or not folder.is_dir() or not _JOB_FOLDER.fullmatch(folder.name):
                 continue
-            if folder.name not in names:
+            if folder.name not in ids:
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
             folder.chmod(0o700)
             for part in folder.rglob(f"*{_PART}"):
                 part.unlink(missing_ok=True)
 
-    def _one(self, statement: str, *values: Any) -> Job | None:
-        rows = self._execute(statement, *values)
-        return Job(*rows[0]) if rows else None
-
     def _execute(self, statement: str, *values: Any) -> list[Any]:
         with self._lock:
             return self._rows.execute(statement, values).fetchall()
 
 
-def _private(path: Path, *, made: bool) -> None:
-    """Make a file readable by this user only. made: whether to create it if it is missing."""
-    if made:
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-    with contextlib.suppress(FileNotFoundError):
-        path.chmod(0o600)
-
-
 @contextlib.contextmanager
-def appearing(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file atomically: it gets its name when it is complete and synced; an error removes it."""
     partial = path.with_name(path.name + _PART)
     try:

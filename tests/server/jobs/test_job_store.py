@@ -11,7 +11,7 @@ import pytest
 
 from voxcpm_constants.user_folders import jobs_folder
 from voxcpm_runtime import InputError
-from voxcpm_server.jobs.store import DONE, QUEUED, RUNNING, FolderInUseError, JobStore
+from voxcpm_server.jobs.store import DONE, QUEUED, RUNNING, JobStore
 
 SAID = {"model": "tts-1", "input": "one two three.", "response_format": "wav", "seed": 7, "voice": "default"}
 MODELS = ("tts-1",)
@@ -27,7 +27,7 @@ def test_owners_take_turns(tmp_path: Path) -> None:
     ids = {owner: [store.add(store.new_folder(), owner, SAID, 7, 1).id for _ in range(3)] for owner in "ab"}
 
     order = []
-    while (job := store.next(MODELS)) is not None:
+    while (job := store.start_next(MODELS)) is not None:
         order.append(job.id)
         store.change(job.id, state=DONE, started=time.time())
         time.sleep(0.002)
@@ -52,9 +52,9 @@ def test_a_job_that_a_disk_refuses_to_begin_has_not_been_begun(
 
     monkeypatch.setattr(store, "_execute", refuse)
     try:
-        job = store.next(MODELS)
+        job = store.start_next(MODELS)
     except sqlite3.OperationalError:
-        job = store.next(MODELS)
+        job = store.start_next(MODELS)
 
     monkeypatch.undo()
     assert job is not None
@@ -66,7 +66,7 @@ def test_a_job_that_a_disk_refuses_to_begin_has_not_been_begun(
 def test_what_a_killed_server_left_is_cleaned_up(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
     job = store.add(store.new_folder(), "a", SAID, 7, 1)
-    assert store.next(MODELS) is not None
+    assert store.start_next(MODELS) is not None
     without_row = store.new_folder()
     (without_row / "prompt_audio").write_bytes(b"a")
     (store.path(job.id) / "speech.wav.part").write_bytes(b"half")
@@ -108,7 +108,7 @@ def test_only_the_servers_user_reads_jobs_in_a_folder_that_was_open(tmp_path: Pa
 
 def test_a_folder_of_jobs_is_one_servers_alone(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs")
-    with pytest.raises(FolderInUseError, match="another server uses this folder"):
+    with pytest.raises(match="another server uses this folder"):
         JobStore(tmp_path / "jobs")
     store.close()
     JobStore(tmp_path / "jobs").close()

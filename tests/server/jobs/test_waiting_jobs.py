@@ -132,8 +132,8 @@ def test_a_job_whose_end_a_disk_refuses_is_tried_again(
     states: tuple[str, ...],
 ) -> None:
     refused = refusing(times, *states)
-    spoken_job, spoken = jobs_module.spoken_job, []
-    monkeypatch.setattr(jobs_module, "spoken_job", lambda *given: spoken.append(1) or spoken_job(*given))
+    spoken_job, spoken = jobs_module.speak_job, []
+    monkeypatch.setattr(jobs_module, "speak_job", lambda *given: spoken.append(1) or spoken_job(*given))
     url = f"{serve().url}/v1/audio/jobs"
     id_ = httpx2.post(url, json=SAID, timeout=60).json()["id"]
 
@@ -159,7 +159,7 @@ def test_a_job_whose_speech_a_disk_refuses_fails_after_three_tries(
         tries.append(path)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(job_speaking, "appearing", full)
+    monkeypatch.setattr(job_speaking, "whole_file", full)
     url = f"{serve().url}/v1/audio/jobs"
     id_ = httpx2.post(url, json=SAID, timeout=60).json()["id"]
 
@@ -176,7 +176,7 @@ def test_a_job_whose_failure_a_disk_refuses_too_does_not_say_that_the_server_end
     def full(path: Path) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(job_speaking, "appearing", full)
+    monkeypatch.setattr(job_speaking, "whole_file", full)
     refused = refusing(1, FAILED)
     url = f"{serve().url}/v1/audio/jobs"
     id_ = httpx2.post(url, json=SAID, timeout=60).json()["id"]
@@ -245,7 +245,7 @@ def test_a_job_that_failed_is_failed_though_its_segments_cannot_be_listed(
         raise ApiError(400, "too long", code="speech_too_long")
 
     monkeypatch.setattr(Path, "glob", refuse)
-    monkeypatch.setattr(jobs_module, "spoken_job", too_long)
+    monkeypatch.setattr(jobs_module, "speak_job", too_long)
     url = f"{serve().url}/v1/audio/jobs/{id_}"
 
     until(lambda: httpx2.get(url).json()["state"] == FAILED or len(tries) > 1, 60)
