@@ -17,7 +17,7 @@ import yaml
 
 from voxcpm_constants.user_folders import CACHE_VARIABLE
 from voxcpm_runtime.commands import cli
-from voxcpm_server.api.probes import router
+from voxcpm_server.api.status_routes import probes
 from voxcpm_server.middleware.authentication import KEYS_VARIABLE, Keys, check_exposure
 from voxcpm_server.settings import Settings
 
@@ -82,7 +82,7 @@ def test_the_health_check_asks_what_the_server_answers(instructions: list[tuple[
     assert check[:2] == ["python", "-c"]
     compile(check[2], "health check", "exec")
     (path,) = re.findall(r"http://127\.0\.0\.1:8000(/\w+)", check[2])
-    assert path in {getattr(route, "path", None) for route in router.routes}
+    assert path in {getattr(route, "path", None) for route in probes.routes}
     assert the(instructions, "EXPOSE") == "8000"
 
 

@@ -17,12 +17,12 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from voxcpm_runtime import InputError, VoxCPM
-from voxcpm_server.api import about_route, openai_routes, probes, voice_routes
+from voxcpm_server.api import openai_routes, status_routes, voice_routes
 from voxcpm_server.api.openapi import DescribedApp
 from voxcpm_server.errors import answer_in_openais_shape
 from voxcpm_server.middleware.authentication import Guard, Keys, check_exposure, read_keys
 from voxcpm_server.middleware.bounds import BoundedBody, BoundedRequests
-from voxcpm_server.middleware.errors_and_metrics import ErrorAndMetricsMiddleware
+from voxcpm_server.middleware.metrics import ErrorAndMetricsMiddleware
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.served_bundles import Source
 from voxcpm_server.speech.service import Service
@@ -106,10 +106,10 @@ def _include_routers(app: FastAPI, service: Service) -> None:
             voice_routes.router,
             stream_route.router,
             *(router for room in rooms for router in room.routers),
-            about_route.router,
+            status_routes.router,
         ):
             app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
-    for router in (probes.router, *(router for room in rooms for router in room.unprefixed)):
+    for router in (status_routes.probes, *(router for room in rooms for router in room.unprefixed)):
         app.include_router(router)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
@@ -25,24 +24,22 @@ from voxcpm_runtime import BundleError, Cancelled, DeviceError, InputError, VoxC
 _log = logging.getLogger("voxcpm_server")
 CLIENT_GONE = 499
 """Status of a request whose client has gone away; in metrics only."""
-
-_STATUSES: dict[type[VoxCPMError], int] = {
-    InputError: 400,
-    Cancelled: CLIENT_GONE,
-    MissingExtraError: 501,
-    VoxCPMError: 500,
-}
-"""Statuses of the runtime's errors; the first match wins."""
-MODEL_UNAVAILABLE = "model_unavailable"
-_UNAVAILABLE: dict[type[VoxCPMError], tuple[str, str]] = {
-    BundleError: ("bundle", MODEL_UNAVAILABLE),
-    DeviceError: ("device", "device_unavailable"),
-}
-"""Transient errors of the runtime: what is unavailable, and the error's code."""
 RETRY_SECONDS = "5"
 """Retry-After of transient errors."""
+MODEL_UNAVAILABLE = "model_unavailable"
+_UNAVAILABLE: tuple[tuple[type[VoxCPMError], str, str], ...] = (
+    (BundleError, "bundle", MODEL_UNAVAILABLE),
+    (DeviceError, "device", "device_unavailable"),
+)
+# Statuses of the runtime's other errors; the first match wins.
+_STATUSES: tuple[tuple[type[VoxCPMError], int], ...] = (
+    (InputError, 400),
+    (Cancelled, CLIENT_GONE),
+    (MissingExtraError, 501),
+    (VoxCPMError, 500),
+)
+# Error numbers of a full or broken disk.
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
-"""Error numbers of a full or broken disk."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
     401: "invalid_api_key",
@@ -54,6 +51,9 @@ _CODES = {
     503: "overloaded",
     507: "storage",
 }
+# Status → close code of a websocket (RFC 6455, 7.4, and IANA's registry).
+_CLOSE_CODES = {413: 1009, 429: 1013, 503: 1013}
+_END_SECONDS = 1
 
 
 class ApiError(HTTPException):
@@ -77,7 +77,7 @@ class ApiError(HTTPException):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The body of the answer: `{"error": {"message", "type", "param", "code"}}`."""
+        """The body of the answer."""
         status = self.status_code
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
@@ -85,6 +85,11 @@ class ApiError(HTTPException):
     def response(self) -> JSONResponse:
         """The answer."""
         return JSONResponse(self.document, self.status_code, self.headers)
+
+
+def client_gone(reason: str = "the client has gone away") -> ApiError:
+    """The error of a request whose client has gone away or stalls; it is only counted."""
+    return ApiError(CLIENT_GONE, reason)
 
 
 def speech_too_long(max_seconds: float) -> ApiError:
@@ -95,83 +100,6 @@ def speech_too_long(max_seconds: float) -> ApiError:
         param="input",
         code="speech_too_long",
     )
-
-
-class ErrorDetail(BaseModel):
-    """What is wrong with a request."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorDocument(BaseModel):
-    """An error in OpenAI's shape."""
-
-    error: ErrorDetail
-
-
-_RETRY_AFTER = {"Retry-After": {"description": "Seconds until to come again.", "schema": {"type": "integer"}}}
-_CHALLENGE = {"WWW-Authenticate": {"description": "Bearer.", "schema": {"type": "string"}}}
-_HEADERS_OF = {401: _CHALLENGE, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
-DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    status: {
-        "model": ErrorDocument,
-        "description": description,
-        **({"headers": _HEADERS_OF[status]} if status in _HEADERS_OF else {}),
-    }
-    for status, description in (
-        (400, "The request cannot be carried out; the message says why."),
-        (401, "The key is missing or wrong."),
-        (403, "A web page of another origin, or another name than this machine's."),
-        (404, "No such model, voice or path."),
-        (408, "The body did not arrive in time."),
-        (409, "The name is taken, too many voices are stored, one is damaged, or the job is not done."),
-        (413, "The body is too large."),
-        (429, "This key has too many requests waiting; Retry-After says when to come again."),
-        (
-            501,
-            "The server does not offer it, lacks an optional package, or is one of several, which cannot answer it.",
-        ),
-        (
-            503,
-            "Too many requests are waiting, or bundle or device cannot be used; Retry-After says when to come again.",
-        ),
-        (507, "The server has no room to store it."),
-    )
-}
-"""The errors that every route of speech may answer, for the OpenAPI document."""
-
-
-_CLOSE_CODES = {413: 1009, 429: 1013, 503: 1013}
-"""Status → close code of a websocket (RFC 6455, 7.4, and IANA's registry)."""
-_END_SECONDS = 1
-
-
-def close_code(error: ApiError) -> int:
-    """The close code of a websocket after this error."""
-    return _CLOSE_CODES.get(error.status_code, 1008 if error.status_code < 500 else 1011)
-
-
-async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request or a websocket's handshake with an error, in OpenAI's shape if the server supports it."""
-    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
-        await send({"type": "websocket.close", "code": close_code(error), "reason": ""})
-    else:
-        await error.response()(scope, receive, send)
-        if scope["type"] == "websocket":
-            # uvicorn logs the handshake as unanswered unless the connection has ended by now.
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(_ended(receive), _END_SECONDS)
-
-
-async def _ended(receive: Receive) -> None:
-    """Wait until the connection of a refused handshake has ended."""
-    # uvicorn sends this once when it has answered, and again when the connection has ended.
-    times = 0
-    while times < 2:
-        times += (await receive())["type"] == "websocket.disconnect"
 
 
 def as_api_error(error: BaseException, text: str = "input") -> ApiError:
@@ -192,19 +120,16 @@ def as_api_error(error: BaseException, text: str = "input") -> ApiError:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or None
         return ApiError(400, f"{where or 'body'}: {first['msg']}", param=where, code="invalid_value")
+    retry = {"Retry-After": RETRY_SECONDS}
     if isinstance(error, asyncio.CancelledError):
-        return ApiError(503, "the server has ended; try again", headers={"Retry-After": RETRY_SECONDS})
-    for kind, (what, code) in _UNAVAILABLE.items():
+        return ApiError(503, "the server has ended; try again", headers=retry)
+    for kind, what, code in _UNAVAILABLE:
         if isinstance(error, kind):
             # Paths are logged, but not sent to clients.
             _log.error("%s: %s", what, error)
-            return ApiError(
-                503,
-                f"the {what} cannot be used now; the server's log says why",
-                code=code,
-                headers={"Retry-After": RETRY_SECONDS},
-            )
-    for kind, status in _STATUSES.items():
+            message = f"the {what} cannot be used now; the server's log says why"
+            return ApiError(503, message, code=code, headers=retry)
+    for kind, status in _STATUSES:
         if isinstance(error, kind):
             argument = getattr(error, "argument", None)
             return ApiError(status, str(error), param=text if argument == "text" else argument)
@@ -217,6 +142,30 @@ def place_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
     return f"{type(error).__name__} at {where}"
+
+
+def close_code(error: ApiError) -> int:
+    """The close code of a websocket after this error."""
+    return _CLOSE_CODES.get(error.status_code, 1008 if error.status_code < 500 else 1011)
+
+
+async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request or a websocket's handshake with an error, in OpenAI's shape if the server supports it."""
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": close_code(error), "reason": ""})
+        return
+    await error.response()(scope, receive, send)
+    if scope["type"] == "websocket":
+        # uvicorn logs the handshake as unanswered unless the connection has ended by now.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_ended(receive), _END_SECONDS)
+
+
+async def _ended(receive: Receive) -> None:
+    # uvicorn sends this once when it has answered, and again when the connection has ended.
+    times = 0
+    while times < 2:
+        times += (await receive())["type"] == "websocket.disconnect"
 
 
 def answer_in_openais_shape(app: FastAPI) -> None:
@@ -235,6 +184,5 @@ def answer_in_openais_shape(app: FastAPI) -> None:
         raise ApiError(404, "Not Found")
 
     app.router.default = no_such_path
-
     for kind in (VoxCPMError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answered)

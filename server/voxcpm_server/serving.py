@@ -28,39 +28,37 @@ class _Connection(H11Protocol):
     would shut out everyone, probes included.
     """
 
-    maximum: int
-    """Connections beyond which the longest idle one is closed for a new one."""
-    patience: float
-    """Timeout for the head of a request, in seconds."""
-    waits_since = 0.0
-    """Since when it has been idle (`time.monotonic`)."""
+    settings: Settings
+    idle_since = 0.0
+    """`time.monotonic`."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timeout, and close an idle connection if there are too many."""
+        """Start the timeout, and close the longest idle connection if there are too many."""
         super().connection_made(transport)
-        self._wait()
-        if len(self.connections) > self.maximum:
-            others = [c for c in self.connections if isinstance(c, _Connection) and c is not self and c.waits]
-            if others:
-                min(others, key=lambda c: c.waits_since).transport.close()
+        self._start_timer()
+        if len(self.connections) > self.settings.max_connections:
+            others = [c for c in self.connections if isinstance(c, _Connection) and c is not self]
+            idle = [other for other in others if other.is_idle]
+            if idle:
+                min(idle, key=lambda c: c.idle_since).transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Stop the timeout once the head of a request is complete."""
         super().data_received(data)
-        if not self.waits:
-            self._stop_waiting()
+        if not self.is_idle:
+            self._stop_timer()
         elif self._timer is None:
-            self._wait()
+            self._start_timer()
 
     def on_response_complete(self) -> None:
         """Note since when it is idle."""
-        self.waits_since = time.monotonic()
+        self.idle_since = time.monotonic()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timeout."""
-        self._stop_waiting()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -71,32 +69,29 @@ class _Connection(H11Protocol):
             ("Content-Length", str(len(body))),
             ("Connection", "close"),
         ]
-        for event in (
-            h11.Response(status_code=400, headers=headers, reason="Bad Request"),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):
+        head = h11.Response(status_code=400, headers=headers, reason="Bad Request")
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
     @property
-    def waits(self) -> bool:
-        """Whether it is idle, and not a websocket."""
+    def is_idle(self) -> bool:
+        """Whether it waits for a request; a websocket does not."""
         is_answered = self.cycle is None or self.cycle.response_complete
         return is_answered and not self.transport.is_closing() and self.transport.get_protocol() is self
 
-    def _wait(self) -> None:
-        self.waits_since = time.monotonic()
-        self._timer = self.loop.call_later(self.patience, self._give_up)
+    def _start_timer(self) -> None:
+        self.idle_since = time.monotonic()
+        self._timer = self.loop.call_later(self.settings.client_timeout, self._close_if_idle)
 
-    def _stop_waiting(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self) -> None:
+    def _close_if_idle(self) -> None:
         self._timer = None
-        if self.waits:
+        if self.is_idle:
             self.transport.close()
 
 
@@ -117,7 +112,6 @@ class Server(uvicorn.Server):
         settings: Settings,
         *,
         listeners: Mapping[str, socket.socket] = MappingProxyType({}),
-        **options: Any,
     ) -> None:
         self._service: Service = app.state.service
         self._listeners = listeners
@@ -126,16 +120,11 @@ class Server(uvicorn.Server):
             log_level="info" if settings.access_log else "warning",
             access_log=settings.access_log,
             timeout_graceful_shutdown=settings.drain_seconds,
-            http=type(
-                "_BoundedConnection",
-                (_Connection,),
-                {"maximum": settings.max_connections, "patience": settings.client_timeout},
-            ),
+            http=type("_BoundConnection", (_Connection,), {"settings": settings}),
             server_header=False,
             # Checked by the header. Audio does not compress, and a compressed message can hide its size.
             ws_max_size=settings.max_message_bytes,
             ws_per_message_deflate=False,
-            **options,
         )
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_news)

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from voxcpm_server.api.openapi import SPEECH_HEADERS
-from voxcpm_server.errors import DOCUMENTED
+from voxcpm_server.api.openapi import DOCUMENTED, SPEECH_HEADERS
 from voxcpm_server.speech.encoding import FORMATS, Encoder
 from voxcpm_server.speech.service import service_of
 from voxcpm_server.speech.speech_answers import speak

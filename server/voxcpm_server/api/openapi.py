@@ -1,26 +1,72 @@
-"""The OpenAPI document: that of the routes, with the answers of the middleware."""
+"""The OpenAPI document: that of the routes, with the errors, keys and answers of the middleware."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
-from voxcpm_server.errors import DOCUMENTED, ErrorDocument
 from voxcpm_server.middleware.authentication import PUBLIC_PATHS
 from voxcpm_server.middleware.bounds import PROBES
 
-SPEECH_HEADERS: dict[str, Any] = {
-    "X-Seed": {"description": "The seed that speaks the same again.", "schema": {"type": "integer"}},
-    "X-Sample-Rate": {"description": "Hz of the audio.", "schema": {"type": "integer"}},
-    "X-Audio-Duration": {
-        "description": "Seconds of the audio, if it is answered whole.",
-        "schema": {"type": "number"},
-    },
-    "X-Ignored-Fields": {
-        "description": "Fields that had no effect, as a JSON list; absent if there is none.",
-        "schema": {"type": "string"},
-    },
+
+class ErrorDetail(BaseModel):
+    """What is wrong with a request."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorDocument(BaseModel):
+    """An error in OpenAI's shape."""
+
+    error: ErrorDetail
+
+
+def _header(description: str, kind: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": kind}}
+
+
+_RETRY_AFTER = {"Retry-After": _header("Seconds until to come again.", "integer")}
+_CHALLENGE = {"WWW-Authenticate": _header("Bearer.", "string")}
+_HEADERS_OF = {401: _CHALLENGE, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    status: {
+        "model": ErrorDocument,
+        "description": description,
+        **({"headers": _HEADERS_OF[status]} if status in _HEADERS_OF else {}),
+    }
+    for status, description in (
+        (400, "The request cannot be carried out; the message says why."),
+        (401, "The key is missing or wrong."),
+        (403, "A web page of another origin, or another name than this machine's."),
+        (404, "No such model, voice or path."),
+        (408, "The body did not arrive in time."),
+        (409, "The name is taken, too many voices are stored, one is damaged, or the job is not done."),
+        (413, "The body is too large."),
+        (429, "This key has too many requests waiting; Retry-After says when to come again."),
+        (
+            501,
+            "The server does not offer it, lacks an optional package, or is one of several, which cannot answer it.",
+        ),
+        (
+            503,
+            "Too many requests are waiting, or bundle or device cannot be used; Retry-After says when to come again.",
+        ),
+        (507, "The server has no room to store it."),
+    )
+}
+"""The errors that every route of speech may answer."""
+SPEECH_HEADERS = {
+    "X-Seed": _header("The seed that speaks the same again.", "integer"),
+    "X-Sample-Rate": _header("Hz of the audio.", "integer"),
+    "X-Audio-Duration": _header("Seconds of the audio, if it is answered whole.", "number"),
+    "X-Ignored-Fields": _header(
+        "Fields that had no effect, as a JSON list; absent if there is none.", "string"
+    ),
 }
 """The headers of an answer that speaks."""
 _SCHEMES = {

@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from voxcpm_runtime import Voice
-from voxcpm_server.api.openapi import SPEECH_HEADERS
-from voxcpm_server.errors import DOCUMENTED, ApiError
+from voxcpm_server.api.openapi import DOCUMENTED, SPEECH_HEADERS
+from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service, service_of

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSatisfiable, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from voxcpm_server.errors import CLIENT_GONE, DOCUMENTED, ApiError, ErrorDetail, ErrorDocument
+from voxcpm_server.api.openapi import DOCUMENTED, ErrorDetail, ErrorDocument
+from voxcpm_server.errors import CLIENT_GONE, ApiError
 from voxcpm_server.jobs.execution import Jobs, storage_error
 from voxcpm_server.jobs.store import DONE, QUEUED, Job
 from voxcpm_server.speech.encoding import FORMATS

@@ -20,14 +20,12 @@ from voxcpm_server.settings import Settings
 
 KEYS_VARIABLE = "VOXCPM_COREML_API_KEYS"
 PUBLIC_PATHS = frozenset({"/healthz", "/ready", "/openapi.json", "/about", "/v1/about"})
-"""Paths that need no key: probes, and what the server offers."""
+"""Paths that need no key."""
 ANYONE = ""
 """The owner of requests to a server without keys."""
 KEY_PROTOCOL = "openai-insecure-api-key."
 """Prefix of a key in a websocket's subprotocol: web pages cannot send headers."""
-# Hex digits of a key's digest in its owner's name, which is stored with jobs in place of the key.
-_NAME_DIGITS = 16
-_WORLD = "--insecure-serve-without-key"
+_INSECURE = "--insecure-serve-without-key"
 
 
 class Keys:
@@ -40,13 +38,17 @@ class Keys:
         return len(self._digests)
 
     def owner(self, given: str | None) -> str | None:
-        """The owner's name for a key, stable between runs; None for a wrong key."""
+        """The owner's name for a key, stable between runs and stored with jobs; None for a wrong key."""
         if not self._digests:
             return ANYONE
         # Compare all keys, so that timing reveals neither which one matches nor how much of it.
         digest = _digest(given or "")
         fits = [hmac.compare_digest(digest, known) for known in self._digests]
-        return f"key-{digest.hex()[:_NAME_DIGITS]}" if any(fits) else None
+        return f"key-{digest.hex()[:16]}" if any(fits) else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def read_keys(settings: Settings) -> Keys:
@@ -66,7 +68,7 @@ def read_keys(settings: Settings) -> Keys:
             raise InputError(f"{settings.api_key_file}: expected a key on each line, found none")
         keys += found
     keys += [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
-    if any(not key.strip() for key in keys):
+    if not all(key.strip() for key in keys):
         raise InputError("--api-key: expected a key, got nothing; leave the option out to serve without one")
     return Keys(dict.fromkeys(keys))
 
@@ -76,7 +78,7 @@ def check_exposure(settings: Settings, keys: Keys) -> None:
     if not len(keys) and not settings.insecure_serve_without_key and not is_loopback(settings.host):
         raise InputError(
             f"{settings.host} can be reached from other machines: give a key (--api-key-file, or "
-            f"${KEYS_VARIABLE}), listen on 127.0.0.1, or say {_WORLD}"
+            f"${KEYS_VARIABLE}), listen on 127.0.0.1, or say {_INSECURE}"
         )
 
 
@@ -109,12 +111,11 @@ class Guard:
         """Pass a request on, with its owner in `scope["state"]["owner"]`, or answer 401 or 403."""
         if scope["type"] in ("http", "websocket") and not self._is_public(scope["path"]):
             try:
-                scope.setdefault("state", {})["owner"] = self._owner(
-                    Headers(scope=scope), scope.get("subprotocols", ())
-                )
+                owner = self._owner(Headers(scope=scope), scope.get("subprotocols", ()))
             except ApiError as error:
                 await refuse(error, scope, receive, send)
                 return
+            scope.setdefault("state", {})["owner"] = owner
         await self._app(scope, receive, send)
 
     def _owner(self, headers: Headers, protocols: Iterable[str]) -> str:
@@ -123,12 +124,15 @@ class Guard:
             raise ApiError(
                 403, "requests from web pages of other origins are refused (--cors-origin allows one)"
             )
-        if self._only_loopback and not is_loopback(_name(host)):
+        # A Host header has a port, or not.
+        name = host.partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if self._only_loopback and not is_loopback(name):
             raise ApiError(
                 403,
-                f"without a key this server answers to localhost and 127.0.0.1 only; give it a key, or say {_WORLD}",
+                "without a key this server answers to localhost and 127.0.0.1 only; "
+                f"give it a key, or say {_INSECURE}",
             )
-        owner = self._keys.owner(_given(headers, protocols))
+        owner = self._keys.owner(_given_key(headers, protocols))
         if owner is None:
             raise ApiError(
                 401,
@@ -138,7 +142,7 @@ class Guard:
         return owner
 
     def _is_foreign(self, headers: Headers, host: str) -> bool:
-        """Whether a web page of another origin asks that is not allowed."""
+        """Whether the request comes from a web page of another origin that is not allowed."""
         origin = headers.get("origin")
         if origin in self._origins:
             return False
@@ -150,19 +154,10 @@ class Guard:
             return True
 
 
-def _given(headers: Headers, protocols: Iterable[str]) -> str | None:
+def _given_key(headers: Headers, protocols: Iterable[str]) -> str | None:
     """The key of a request: from OpenAI's header, ElevenLabs', or a websocket's subprotocol."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return token.strip()
     offered = (name.removeprefix(KEY_PROTOCOL) for name in protocols if name.startswith(KEY_PROTOCOL))
     return headers.get("xi-api-key") or next(offered, None)
-
-
-def _name(host: str) -> str:
-    """A Host header without its port."""
-    return host.partition("]")[0] + "]" if host.startswith("[") else host.rpartition(":")[0] or host
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

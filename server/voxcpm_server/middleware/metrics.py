@@ -1,12 +1,15 @@
-"""Metrics for Prometheus: requests by outcome, the queue, first audio, real-time factor, memory."""
+"""Metrics for Prometheus, and the outermost middleware, which counts requests and answers every error."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import resource
 import sys
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
+from functools import partial
 from typing import Any
 
 from prometheus_client import (
@@ -18,65 +21,57 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from voxcpm_runtime import SuspiciousWarning
+from voxcpm_server.errors import CLIENT_GONE, as_api_error, close_code, refuse
 from voxcpm_server.speech.queueing import FairQueue
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
 _FACTORS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
+_SWITCHED = 101
+"""Status of a websocket that was accepted and closed without an error."""
 
 
 class Metrics:
     """The metrics of one app, in its own registry: two apps in one process do not share them."""
 
-    def __init__(self, queue: FairQueue) -> None:
+    def __init__(self, queue: FairQueue, conversations: Sized) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter(
             "voxcpm_requests",
             "Requests, by route and status; 499 is a client that went away.",
             ["route", "status"],
-            registry=self.registry,
         )
-        self.speeches = Counter(
-            "voxcpm_speeches",
-            "Speeches: finished, cancelled or failed.",
-            ["outcome"],
-            registry=self.registry,
-        )
-        self.first_audio = Histogram(
+        self.speeches = counter("voxcpm_speeches", "Speeches: finished, cancelled or failed.", ["outcome"])
+        self.first_audio = histogram(
             "voxcpm_first_audio_seconds",
             "Seconds from a request to its first audio, its body, loading and waiting included; "
             "of text in fragments, from its first complete sentence.",
             buckets=_SECONDS,
-            registry=self.registry,
         )
-        self.real_time_factor = Histogram(
-            "voxcpm_real_time_factor",
-            "Seconds of work for a second of speech.",
-            buckets=_FACTORS,
-            registry=self.registry,
+        self.real_time_factor = histogram(
+            "voxcpm_real_time_factor", "Seconds of work for a second of speech.", buckets=_FACTORS
         )
-        self.underruns = Counter(
-            "voxcpm_underruns",
-            "Streams of which some audio was made later than it would have been heard.",
-            registry=self.registry,
+        self.underruns = counter(
+            "voxcpm_underruns", "Streams of which some audio was made later than it would have been heard."
         )
-        self.audio_seconds = Counter("voxcpm_audio_seconds", "Seconds of speech.", registry=self.registry)
-        self.suspicious = Counter(
-            "voxcpm_suspicious", "Segments too long or too short for their text.", registry=self.registry
-        )
-        waiting = Gauge("voxcpm_queue_length", "Requests that wait.", registry=self.registry)
-        waiting.set_function(lambda: queue.waiting)
-        busy = Gauge("voxcpm_speaking", "Texts that are being spoken.", registry=self.registry)
-        busy.set_function(lambda: queue.busy)
-        self.conversations = Gauge(
-            "voxcpm_conversations",
-            "Websockets and Wyoming connections that are open.",
-            registry=self.registry,
-        )
-        peak = Gauge("voxcpm_peak_memory_bytes", "Largest resident memory so far.", registry=self.registry)
-        peak.set_function(_peak_memory)
+        self.audio_seconds = counter("voxcpm_audio_seconds", "Seconds of speech.")
+        self.suspicious = counter("voxcpm_suspicious", "Segments too long or too short for their text.")
+        for name, description, value in (
+            ("voxcpm_queue_length", "Requests that wait.", lambda: queue.waiting),
+            ("voxcpm_speaking", "Texts that are being spoken.", lambda: queue.busy),
+            (
+                "voxcpm_conversations",
+                "Websockets and Wyoming connections that are open.",
+                conversations.__len__,
+            ),
+            ("voxcpm_peak_memory_bytes", "Largest resident memory so far.", _peak_memory),
+        ):
+            Gauge(name, description, registry=self.registry).set_function(value)
         # On Linux it also has current memory and open files.
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -110,3 +105,49 @@ def suspicious_warnings_counted(metrics: Metrics) -> Iterator[None]:
         warnings.simplefilter("always", SuspiciousWarning)
         warnings.showwarning = count  # type: ignore[assignment]
         yield
+
+
+class ErrorAndMetricsMiddleware:
+    """Answers errors in one line, and counts requests by route and status.
+
+    Sets `scope["state"]["began"]` to the time of the request (`time.perf_counter`). A websocket counts as 101 if it
+    was closed without an error, otherwise as the status of its error.
+    """
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request. After an error within an answer, the connection is closed before the answer's end."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        status: int | None = None
+        scope.setdefault("state", {})["began"] = time.perf_counter()
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                status = message["status"]
+            elif message["type"] == "websocket.accept":
+                status = _SWITCHED
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        # No error may reach the server. A request as a whole is cancelled only at shutdown.
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+            answer = as_api_error(error)
+            if status is None and answer.status_code != CLIENT_GONE:
+                await refuse(answer, scope, receive, noted)
+            elif status == _SWITCHED:
+                with contextlib.suppress(Exception):
+                    await send({"type": "websocket.close", "code": close_code(answer), "reason": ""})
+            status = answer.status_code
+        finally:
+            # An answer that was cut off began with 200, a websocket with 101.
+            status = scope["state"].get("broken_off", status)
+            # The route's pattern, not the path: a path may be anything.
+            route = getattr(scope.get("route"), "path", "other").removeprefix("/v1")
+            self._metrics.requests.labels(route, str(status or CLIENT_GONE)).inc()

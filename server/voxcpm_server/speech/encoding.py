@@ -26,7 +26,7 @@ _HEADER_BYTES = 36
 # FFmpeg's 16-bit samples have 32768 steps to 1, the command line's 32767.
 _PEAK_OF_INTEGERS = np.float32(32767 / 32768)
 # `atempo` takes 0.5 to 100, so slower speech passes through two filters.
-_SLOWEST_AT_ONCE = 0.5
+_MIN_TEMPO = 0.5
 
 
 class Format(NamedTuple):
@@ -75,18 +75,23 @@ class Encoder:
         self.format = FORMATS[name]
         self._name = name
         self._voice_rate = voice_rate
-        self.sample_rate = _rate(name, self.format, voice_rate, wanted_rate)
+        self.sample_rate = _output_rate(name, voice_rate, wanted_rate)
         """Output rate in Hz."""
         self.samples = 0
         """Output samples so far."""
         self.speed = speed
         """How many times faster the speech is played."""
         self._tempo = None if speed == 1.0 else _Tempo(voice_rate, speed)
-        self._packer = _Packer(self.format, self.sample_rate) if self.format.codec else None
-        sample_format = self._packer.sample_format if self._packer else "flt"
+        self._codec = _Codec(self.format, self.sample_rate) if self.format.codec else None
+        sample_format = self._codec.sample_format if self._codec else "flt"
         self._resampler = av.AudioResampler(sample_format, "mono", self.sample_rate)
         self._peak = _PEAK_OF_INTEGERS if sample_format == "s16" else np.float32(1)
-        self._pushed = 0
+        self._resampled = 0
+
+    @property
+    def seconds(self) -> float:
+        """Playing time so far."""
+        return round(self.samples / self.sample_rate, 3)
 
     def header(self, samples: int | None = None) -> bytes:
         """The bytes before the first piece. samples: number of output samples, if known already."""
@@ -100,75 +105,66 @@ class Encoder:
 
     def encode(self, audio: Audio) -> bytes:
         """The bytes of a piece (samples,); may be empty, as codecs collect samples first."""
-        pieces = [audio] if self._tempo is None else list(self._tempo.stretched(audio))
-        return b"".join(self._packed(piece) for piece in pieces)
+        pieces = [audio] if self._tempo is None else self._tempo.stretched(audio)
+        return b"".join(map(self._encoded, pieces))
 
     def finish(self) -> bytes:
         """The remaining bytes."""
-        last = b"" if self._tempo is None else b"".join(map(self._packed, self._tempo.rest()))
-        if self._packer is None:
-            return last + b"".join(map(self._plain, self._resampled(None)))
-        for frame in self._resampled(None):
-            self._packer.pack(frame)
-        return last + self._packer.finish()
+        last = b"" if self._tempo is None else b"".join(map(self._encoded, self._tempo.stretched(None)))
+        last += self._coded(self._resampler.resample(None) if self._resampled else [])
+        return last if self._codec is None else last + self._codec.finish()
 
-    def _packed(self, audio: Audio) -> bytes:
-        if self._packer is None:
-            if self._voice_rate == self.sample_rate:
-                # Unchanged: the same samples as the command line writes.
-                self.samples += len(audio)
-                return pcm16(audio).astype("<i2").tobytes()
-            return b"".join(map(self._plain, self._resampled(audio)))
-        for frame in self._resampled(np.clip(audio, -1.0, 1.0) * self._peak):
-            self._packer.pack(frame)
-        return self._packer.taken()
+    def _encoded(self, audio: Audio) -> bytes:
+        if self._codec is None and self._voice_rate == self.sample_rate:
+            # Unchanged: the same samples as the command line writes.
+            self.samples += len(audio)
+            return pcm16(audio).astype("<i2").tobytes()
+        if self._codec is not None:
+            audio = np.clip(audio, -1.0, 1.0) * self._peak
+        frame = _frame(audio, self._voice_rate, self._resampled)
+        self._resampled += len(audio)
+        return self._coded(self._resampler.resample(frame))
 
-    def _resampled(self, audio: Audio | None) -> Iterator[Any]:
-        if audio is None and not self._pushed:
-            return
-        frame = None if audio is None else _frame(audio, self._voice_rate, self._pushed)
-        self._pushed += 0 if audio is None else len(audio)
-        for made in self._resampler.resample(frame):
-            self.samples += made.samples
-            yield made
-
-    def _plain(self, frame: Any) -> bytes:
-        return pcm16(frame.to_ndarray().ravel()).astype("<i2").tobytes()
+    def _coded(self, frames: list[Any]) -> bytes:
+        self.samples += sum(frame.samples for frame in frames)
+        if self._codec is not None:
+            return self._codec.coded(frames)
+        return b"".join(pcm16(frame.to_ndarray().ravel()).astype("<i2").tobytes() for frame in frames)
 
 
-class _Packer:
+class _Codec:
     """A codec and its container, which write into memory."""
 
     def __init__(self, form: Format, sample_rate: int) -> None:
         self._written = bytearray()
-        self._container: Any = av.open(
-            self, "w", format=form.container, options={**form.options, "flush_packets": "1"}
-        )
+        options = {**form.options, "flush_packets": "1"}
+        self._container: Any = av.open(self, "w", format=form.container, options=options)
         self._stream = cast("Any", self._container.add_stream(form.codec, rate=sample_rate))
         self._stream.layout = "mono"
         if form.bit_rate:
             self._stream.bit_rate = form.bit_rate
         self.sample_format = self._stream.format.name
-        """The codec's sample format."""
 
     def write(self, data: bytes) -> int:
         """Called by FFmpeg, which does not seek, as there is no method for it."""
         self._written += data
         return len(data)
 
-    def pack(self, frame: Any) -> None:
-        for packet in self._stream.encode(frame):
-            self._container.mux(packet)
+    def coded(self, frames: list[Any]) -> bytes:
+        for frame in frames:
+            for packet in self._stream.encode(frame):
+                self._container.mux(packet)
+        return self._taken()
 
-    def taken(self) -> bytes:
+    def finish(self) -> bytes:
+        last = self.coded([None])
+        self._container.close()
+        return last + self._taken()
+
+    def _taken(self) -> bytes:
         taken = bytes(self._written)
         self._written.clear()
         return taken
-
-    def finish(self) -> bytes:
-        self.pack(None)
-        self._container.close()
-        return self.taken()
 
 
 class _Tempo:
@@ -177,46 +173,40 @@ class _Tempo:
     def __init__(self, sample_rate: int, speed: float) -> None:
         self._rate = sample_rate
         self._pushed = 0
-        graph = av.filter.Graph()
+        # Kept: it owns the filters.
+        self._graph = graph = av.filter.Graph()
         self._source: Any = graph.add_abuffer(
             sample_rate=sample_rate, format="flt", layout="mono", time_base=Fraction(1, sample_rate)
         )
+        tempos = []
+        while speed < _MIN_TEMPO:
+            tempos.append(_MIN_TEMPO)
+            speed /= _MIN_TEMPO
         last: Any = self._source
-        while speed < _SLOWEST_AT_ONCE:
-            last = _linked(graph, last, "atempo", f"{_SLOWEST_AT_ONCE}")
-            speed /= _SLOWEST_AT_ONCE
-        last = _linked(graph, last, "atempo", f"{speed:.6f}")
-        last = _linked(
-            graph, last, "aformat", f"sample_fmts=flt:channel_layouts=mono:sample_rates={sample_rate}"
-        )
-        self._sink = _linked(graph, last, "abuffersink")
+        for name, arguments in (
+            *(("atempo", f"{tempo:.6f}") for tempo in (*tempos, speed)),
+            ("aformat", f"sample_fmts=flt:channel_layouts=mono:sample_rates={sample_rate}"),
+            ("abuffersink", None),
+        ):
+            made: Any = graph.add(name, arguments)
+            last.link_to(made)
+            last = made
+        self._sink = last
         graph.configure()
-        # Keeps the filters alive.
-        self._graph = graph
 
-    def stretched(self, audio: Audio) -> Iterator[Audio]:
-        self._source.push(_frame(audio, self._rate, self._pushed))
-        self._pushed += len(audio)
-        yield from self._made()
-
-    def rest(self) -> Iterator[Audio]:
-        if self._pushed:
+    def stretched(self, audio: Audio | None) -> Iterator[Audio]:
+        """What a piece gives; None for the rest."""
+        if audio is not None:
+            self._source.push(_frame(audio, self._rate, self._pushed))
+            self._pushed += len(audio)
+        elif self._pushed:
             self._source.push(None)
-            yield from self._made()
-
-    def _made(self) -> Iterator[Audio]:
-        while True:
+        while self._pushed:
             try:
                 frame = self._sink.pull()
             except (av.error.BlockingIOError, av.error.EOFError):
                 return
             yield frame.to_ndarray().ravel()
-
-
-def _linked(graph: Any, before: Any, name: str, arguments: str | None = None) -> Any:
-    made = graph.add(name, arguments)
-    before.link_to(made)
-    return made
 
 
 def _frame(audio: Audio, rate: int, position: int) -> Any:
@@ -227,20 +217,19 @@ def _frame(audio: Audio, rate: int, position: int) -> Any:
     return frame
 
 
-def _rate(name: str, form: Format, voice_rate: int, wanted: int | None) -> int:
+def _output_rate(name: str, voice_rate: int, wanted: int | None) -> int:
+    rates = FORMATS[name].rates
     if wanted is not None:
-        if form.rates and wanted not in form.rates:
-            expected = ", ".join(map(str, form.rates))
-            raise ApiError(400, f"sample_rate: {name} has {expected} Hz, got {wanted}", param="sample_rate")
-        if not MIN_RATE <= wanted <= MAX_RATE:
-            raise ApiError(
-                400,
-                f"sample_rate: expected {MIN_RATE} to {MAX_RATE} Hz, got {wanted}",
-                param="sample_rate",
-            )
-        return wanted
+        if wanted in rates or (not rates and MIN_RATE <= wanted <= MAX_RATE):
+            return wanted
+        expected = (
+            f"{name} has {', '.join(map(str, rates))} Hz"
+            if rates
+            else f"expected {MIN_RATE} to {MAX_RATE} Hz"
+        )
+        raise ApiError(400, f"sample_rate: {expected}, got {wanted}", param="sample_rate")
     if name == "pcm":
         return PCM_RATE
-    if not form.rates or voice_rate in form.rates:
+    if not rates or voice_rate in rates:
         return voice_rate
-    return min((rate for rate in form.rates if rate > voice_rate), default=form.rates[-1])
+    return min((rate for rate in rates if rate > voice_rate), default=rates[-1])

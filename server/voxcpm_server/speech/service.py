@@ -43,7 +43,9 @@ class Service:
         self._several_keys = len(keys) > 1
         per_key = settings.queue_per_key or self.max_per_key(settings.queue)
         self.queue = FairQueue(settings.concurrency or 1, settings.queue, per_key)
-        self.metrics = Metrics(self.queue)
+        maximum = settings.max_conversations
+        self.conversations = OpenConversations(maximum, self.max_per_key(maximum))
+        self.metrics = Metrics(self.queue, self.conversations)
         self.bundles = Bundles(
             default,
             settings.model_name,
@@ -53,9 +55,6 @@ class Service:
             max_bytes=bytes_of(settings.max_memory, "--max-memory") if settings.max_memory else None,
         )
         self.sessions = Sessions(settings, self.metrics)
-        maximum = settings.max_conversations
-        self.conversations = OpenConversations(maximum, self.max_per_key(maximum))
-        self.metrics.conversations.set_function(lambda: len(self.conversations))
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
         self.needs_key = bool(len(keys))
         """Whether clients must send one of the server's keys."""

@@ -24,7 +24,8 @@ class StoredVoices:
     """Voices by name: first configured aliases, then stored voices, built-in ones, and OpenAI's names.
 
     Built-in voices depend on the bundle, so methods take `VoxCPM.built_in_voices`. aliases: name → voice, which may be
-    `default`. Raises InputError if the store's path is not a folder.
+    `default`. Raises InputError if the store's path is not a folder. Methods raise ApiError: 400 for what cannot be a
+    name, 404 for an unknown voice, 409 for a damaged one or one that may not be changed, 507 if the disk refuses.
     """
 
     def __init__(self, store: VoiceStore, aliases: Mapping[str, str]) -> None:
@@ -40,56 +41,49 @@ class StoredVoices:
         return list(dict.fromkeys([DEFAULT_VOICE, *stored, *built_in, *aliases, *OPENAI_VOICES]))
 
     def stored_names(self) -> list[str]:
-        """The names of the stored voices. Raises ApiError (507) if the disk refuses."""
+        """The names of the stored voices."""
         with _disk():
             return [name for name in self._store.names() if name != DEFAULT_VOICE]
 
     def named(self, name: str, built_in: Voices) -> Voice | None:
-        """The voice of a name or alias; None for the checkpoint's own. Raises ApiError (404) for an unknown one."""
+        """The voice of a name or alias; None for the checkpoint's own."""
         meant = self._aliases.get(name, name)
         if meant == DEFAULT_VOICE:
             return None
-        if meant in OPENAI_VOICES and not self._path(meant, "voice").is_file():
+        if meant in OPENAI_VOICES and not self._path(meant).is_file():
             return built_in.get(OPENAI_VOICES[meant])
         return self.shown(meant, built_in)
 
     def shown(self, name: str, built_in: Voices) -> Voice:
-        """The stored or built-in voice of that name.
-
-        Raises ApiError: 404 for an unknown voice, 400 for an invalid name, 409 for a damaged file.
-        """
+        """The stored or built-in voice of that name."""
         if self.is_built_in(name, built_in):
             return built_in[name]
-        path = self._present(name, hidden=False)
+        if name == DEFAULT_VOICE:
+            raise _unknown(name)
         try:
-            return Voice.load(path)
+            return Voice.load(self._present(name))
         except (InputError, OSError) as error:
             # Paths are logged, but not sent to clients.
             _log.error("voice %s: %s", name, error)
-            raise ApiError(
-                409,
-                f"voice: the file of the voice {name!r} is damaged; delete it and make it again",
-                param="voice",
-                code="voice_damaged",
-            ) from None
+            message = f"voice: the file of the voice {name!r} is damaged; delete it and make it again"
+            raise ApiError(409, message, param="voice", code="voice_damaged") from None
 
     def is_built_in(self, name: str, built_in: Voices) -> bool:
-        """Whether the name means a built-in voice, not a stored one. Raises ApiError (400) as `shown`."""
-        return name in built_in and not self._path(name, "voice").is_file()
+        """Whether the name means a built-in voice, not a stored one."""
+        return name in built_in and not self._path(name).is_file()
 
     def check_new(self, name: str, maximum: int) -> None:
-        """Raises ApiError for a taken, reserved or invalid name, and if `maximum` voices are stored."""
+        """Raises ApiError (409) for a taken or reserved name, and if `maximum` voices are stored."""
         if name == DEFAULT_VOICE or name in self._aliases:
             raise ApiError(409, f"name: {name} is reserved; choose another", param="name")
         if self._path(name, "name").exists():
-            raise ApiError(
-                409, f"name: there is a voice {name} already; delete it or choose another", param="name"
-            )
+            message = f"name: there is a voice {name} already; delete it or choose another"
+            raise ApiError(409, message, param="name")
         if len(self.stored_names()) >= maximum:
             raise ApiError(409, f"{maximum} voices are stored, the most that may be; delete one first")
 
     def add(self, voice: Voice, maximum: int) -> Voice:
-        """Store a new voice; returns it with its path. Raises ApiError: as `check_new`, and 507 if the disk refuses."""
+        """Store a new voice; returns it with its path. Raises as `check_new`."""
         self.check_new(voice.name, maximum)
         try:
             with _disk():
@@ -100,29 +94,21 @@ class StoredVoices:
             raise
 
     def remove(self, name: str, built_in: Voices) -> None:
-        """Delete a stored voice, even a damaged one.
-
-        Raises ApiError: 404 for an unknown one, 409 for a built-in one, 507 as `add`.
-        """
+        """Delete a stored voice, even a damaged one, or one under the reserved name."""
         if self.is_built_in(name, built_in):
             raise ApiError(409, f"voice: {name} is built in and cannot be deleted", param="voice")
-        self._present(name, hidden=True)
+        self._present(name)
         with _disk():
             self._store.remove(name)
 
-    def _present(self, name: str, *, hidden: bool) -> Path:
-        """The path of a stored voice; `hidden`: also under the reserved name.
-
-        Raises ApiError: 404 for an unknown one, 400 for what cannot be a name.
-        """
-        path = self._path(name, "voice")
-        if not path.is_file() or (name == DEFAULT_VOICE and not hidden):
-            raise ApiError(
-                404, f"voice: there is no voice {name!r}; GET /v1/audio/voices lists them", param="voice"
-            )
+    def _present(self, name: str) -> Path:
+        """The path of a stored voice."""
+        path = self._path(name)
+        if not path.is_file():
+            raise _unknown(name)
         return path
 
-    def _path(self, name: str, field: str) -> Path:
+    def _path(self, name: str, field: str = "voice") -> Path:
         """The file of a voice. field: where the name stands in the request."""
         if len(name.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
             raise ApiError(400, f"{field}: expected at most {_MAX_NAME_BYTES} bytes", param=field)
@@ -130,6 +116,11 @@ class StoredVoices:
             return self._store.path(name)
         except InputError as error:
             raise ApiError(400, str(error), param=field) from None
+
+
+def _unknown(name: str) -> ApiError:
+    message = f"voice: there is no voice {name!r}; GET /v1/audio/voices lists them"
+    return ApiError(404, message, param="voice")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -250,60 +250,6 @@ def test_a_form_in_another_charset_is_refused_unread(path: str, charset: str, se
 
     assert answer.startswith(b"HTTP/1.1 400"), answer
     assert b"expected the charset utf-8" in answer
-
-
-JAPANESE = "日".encode()
-LATIN = b"\xe6\x97\xa5\xff"
-
-
-def part(name: bytes, content: bytes, filename: bytes = b"") -> bytes:
-    file = b'; filename="%s"' % filename if filename else b""
-    return b'--x\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n' % (name, file, content)
-
-
-@pytest.mark.parametrize("path", ["speech", "voices"])
-@pytest.mark.parametrize(
-    ("wrong", "param"),
-    [
-        (part(b"input", LATIN), "input"),
-        (part(b"input", b"a" * 70_000 + LATIN[:2]), "input"),
-        (part(b"name", b"\xff"), "name"),
-        (part(b"\xff", b"a"), "\ufffd"),
-        (part(b"prompt_audio", LATIN, b"\xff.wav"), "prompt_audio"),
-    ],
-)
-def test_a_form_that_is_not_utf_8_is_refused_as_json_is(
-    path: str, wrong: bytes, param: str, server: Any
-) -> None:
-    body = part(b"voice", JAPANESE) + part(b"prompt_audio", LATIN, b"a.wav") + wrong + b"--x--\r\n"
-
-    answer = httpx2.post(f"{server.url}/v1/audio/{path}", content=body, headers={"Content-Type": FORM})
-
-    assert answer.status_code == 400
-    error = {"message": f"{param}: expected UTF-8", "param": param, "code": "invalid_value"}
-    assert answer.json()["error"] == {**error, "type": "invalid_request_error"}
-
-
-@pytest.mark.parametrize(
-    "address", ["voices/%FF", "voices/%E6%97", "voices?after=%FF", "voices?after=%E6%97%A5%FF"]
-)
-def test_a_url_that_is_not_utf_8_is_refused(address: str, server: Any) -> None:
-    answer = httpx2.get(f"{server.url}/v1/audio/{address}")
-
-    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "URL: expected UTF-8")
-
-
-def test_texts_in_utf_8_are_taken(server: Any) -> None:
-    """Also where a character is cut between two pieces of the body, and in a file's name."""
-
-    def pieces() -> Iterator[bytes]:
-        whole = part(b"voice", JAPANESE) + part(b"prompt_audio", LATIN, JAPANESE) + b"--x--\r\n"
-        yield from (whole[at : at + 1] for at in range(len(whole)))
-
-    answer = httpx2.post(f"{server.url}/v1/audio/speech", content=pieces(), headers={"Content-Type": FORM})
-
-    assert answer.json()["error"]["message"] == "model: Field required"
-    assert httpx2.get(f"{server.url}/v1/audio/voices?after=%E6%97%A5").status_code == 200
 
 
 def test_a_form_may_say_that_it_is_utf_8(server: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a server offers, for web pages and programs that adapt to it."""
+"""What a supervisor asks: liveness, readiness, metrics. What a page or program asks that adapts to a server: about."""
 
 from __future__ import annotations
 
@@ -7,14 +7,45 @@ from typing import Any, get_args, get_type_hints
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
 
 from voxcpm_runtime import GenerationOptions
+from voxcpm_server.api.openapi import DOCUMENTED
+from voxcpm_server.middleware.metrics import CONTENT_TYPE
 from voxcpm_server.speech.encoding import FORMATS
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import service_of
 from voxcpm_server.speech.speech_requests import MAX_SPEED, MIN_SPEED
 
+probes = APIRouter(tags=["probes"])
 router = APIRouter(tags=["lists"])
+
+
+@probes.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """Whether the server lives: it answers."""
+    return {"status": "ok"}
+
+
+@probes.get("/ready", responses={503: {"description": "It loads its voice, or it ends."}})
+async def ready(request: Request) -> Response:
+    """Whether it takes requests: 503 while it loads the default bundle, and while it ends."""
+    service = service_of(request)
+    loaded = "ready" if service.bundles.is_ready else "loading"
+    status = "draining" if service.draining else loaded
+    counts = {"waiting": service.queue.waiting, "speaking": service.queue.busy}
+    return JSONResponse({"status": status, **counts}, 200 if status == "ready" else 503)
+
+
+@probes.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, 501: DOCUMENTED[501]},
+)
+async def metrics(request: Request) -> Response:
+    """Counters in Prometheus' text format."""
+    service_of(request).check_alone("metrics count what one process does")
+    return Response(service_of(request).metrics.exposition(), media_type=CONTENT_TYPE)
 
 
 class Range(BaseModel):
@@ -88,7 +119,6 @@ async def about(request: Request) -> About:
 
 
 def _facts(served: Served) -> ModelFacts:
-    """What is known of a bundle now."""
     if served.opened is None:
         return ModelFacts(id=served.name, sample_rate=None, takes_instructions=None, needs_transcript=None)
     return ModelFacts(
