@@ -52,8 +52,7 @@ def _bundle(given: dict[str, Any]) -> Measurements:
     voxcpm: Any = importlib.import_module("voxcpm_runtime.voxcpm")
     tts = voxcpm.VoxCPM.from_bundle(given["bundle"], **given["options"])
     sizes, a = tts.bundle.manifest.sizes, tts.bundle.architecture
-    # `driver` was the batch driver before that had a name of its own.
-    models = getattr(tts, "batch_driver" if hasattr(tts, "batch_driver") else "driver").models
+    models = tts.driver.models
     measurements: Measurements = {}
 
     def add_step(name: str, declared: Any, chunk: int, length: int) -> None:

@@ -90,7 +90,7 @@ def _in_child(name: str, arguments: argparse.Namespace, *, first: bool) -> dict[
     options += ["--calls"] if first else []
     options += ["--parity"] if arguments.parity and first and name == GRAPHS else []
     command = [sys.executable, __file__, arguments.bundle, *options, "--contender", name]
-    # Utterances of a batch compute in threads of their own: libraries' threads for each would only wait for each other.
+    # Threads of libraries would spin on the processor that launches kernels.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(  # noqa: S603 - this file itself
         command, env=environment, check=False, stdout=subprocess.PIPE, text=True
@@ -119,12 +119,11 @@ def _measure_bundle(arguments: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     tts = VoxCPM.from_bundle(arguments.bundle, precision=arguments.precision, device=arguments.device)
     loaded = time.perf_counter() - began
-    a, batch = tts.bundle.architecture, tts.bundle.manifest.sizes.batch
+    a = tts.bundle.architecture
     given = _options(arguments.patches, arguments.steps)
 
     def speak() -> None:
-        utterances = [{"text": TEXT, "seed": seed, "retry_badcase": False, **given} for seed in range(batch)]
-        tts.batch(utterances)
+        tts.generate(TEXT, seed=0, retry_badcase=False, **given)
 
     def first_audio() -> float:
         began = time.perf_counter()
@@ -138,8 +137,8 @@ def _measure_bundle(arguments: argparse.Namespace) -> dict[str, Any]:
     seconds = _median(speak, 3)
     figures: dict[str, Any] = {
         "load_seconds": loaded,
-        "patches_per_second": batch * arguments.patches / seconds,
-        "real_time_factor": seconds / (batch * arguments.patches * a.patch_seconds),
+        "patches_per_second": arguments.patches / seconds,
+        "real_time_factor": seconds / (arguments.patches * a.patch_seconds),
         "patch_seconds": a.patch_seconds,
         "first_audio_seconds": statistics.median(first_audio() for _ in range(5)),
         "gpu_memory_gb": _gpu_memory() / 1e9,
@@ -160,7 +159,7 @@ def _calls(tts: Any) -> dict[str, float]:
     """Median milliseconds of a call of each step model, by length."""
     generator, timed = np.random.default_rng(0), {}
     for name, declared in tts.bundle.manifest.step_models.items():
-        model = tts.batch_driver.models[name]
+        model = tts.driver.models[name]
         for chunk, length in enumerate(
             declared.chunk_lengths if declared.state or name == "feat_encoder" else (1,)
         ):

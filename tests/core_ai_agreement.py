@@ -56,7 +56,7 @@ def check_fp32(bundle: Path, reference: Reference, name: str) -> None:
 
 
 def beside_torch(
-    declared: StepModel, step: torch.nn.Module, model: StepFunction, chunks: Iterable[int], batch: int = 1
+    declared: StepModel, step: torch.nn.Module, model: StepFunction, chunks: Iterable[int]
 ) -> list[tuple[list[Floats], list[Floats]]]:
     """Outputs of a step model on Core AI and of its torch module, for calls on noise that pass their states on.
 
@@ -64,11 +64,11 @@ def beside_torch(
     """
     state = model.new_state() if declared.state else None
     held = [torch.zeros(t.shape_at(0)) for t in declared.state]
-    generator, positions = np.random.default_rng(0), np.zeros(batch, np.int32)
+    generator, positions = np.random.default_rng(0), np.zeros(1, np.int32)
     calls = []
     for chunk in chunks:
         given = {
-            t.name: positions + np.arange(batch, dtype=np.int32)
+            t.name: positions.copy()
             if t.dtype == "int32"
             else generator.standard_normal(t.shape_at(chunk)).astype(np.float32)
             for t in declared.inputs

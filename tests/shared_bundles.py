@@ -110,7 +110,7 @@ def second_solver_bundle(second_checkpoint: Path, conversion: Callable[..., Path
 
 
 @pytest.fixture(scope="session")
-def batch_conversion(
+def command_conversion(
     tiny_checkpoint: Path, conversion: Callable[..., Path], command: Callable[..., Any]
 ) -> Path:
     """A folder with `bundle`, which the command wrote, and `output.txt`, all that it printed."""
@@ -120,14 +120,7 @@ def batch_conversion(
         assert done.returncode == 0, done.stderr
         (folder / "output.txt").write_text(done.stdout + done.stderr)
 
-    precisions = [part for precision in ALL_PRECISIONS for part in ("--precision", precision)]
-    return conversion("batch", make, tiny_checkpoint, *precisions, "--max-length", "128", "--batch", "3")
-
-
-@pytest.fixture(scope="session")
-def tiny_batch_bundle(batch_conversion: Path) -> Path:
-    """A bundle like `tiny_bundle`, for three utterances at the same time."""
-    return batch_conversion / "bundle"
+    return conversion("command", make, tiny_checkpoint, "--precision", "int8", "--max-length", "128")
 
 
 @pytest.fixture(scope="session")

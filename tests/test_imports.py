@@ -137,7 +137,6 @@ ROOMS = (
     "model",
     "voices",
     "speech",
-    "batching",
     "session",
     "upstream_names",
     "voxcpm",

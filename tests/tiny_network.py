@@ -1,4 +1,4 @@
-"""Step models in a few lines of numpy that are causal, stateful and strict about shapes, and a batch of them."""
+"""Step models in a few lines of numpy that are causal, stateful and strict about shapes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from voxcpm_constants.step_models import StepModel, StepSizes
 
 HIDDEN, DIT, FEAT, PATCH, VOCABULARY = 8, 6, 4, 2, 120
 SIZES = StepSizes(kv_length=48, prefill_chunks=(1, 4, 16), encode_patches=(1, 4))
-BATCH, LENGTH = 3, 48
-BATCH_SIZES = StepSizes(batch=BATCH, kv_length=LENGTH, prefill_chunks=(1, 4, 16), encode_patches=(1, 4))
 
 
 class FakeState(dict[str, np.ndarray]):
@@ -131,41 +129,3 @@ def fake_encode(state: dict[str, np.ndarray], audio: np.ndarray, a: Architecture
 def fake_decode(state: dict[str, np.ndarray], latents: np.ndarray, a: Architecture) -> np.ndarray:
     """(latent_dim, frames) -> (samples,)"""
     return np.repeat(_running_sum(state, latents.T)[:, 0], a.decoder_hop)
-
-
-class BatchState(dict[int, FakeState]):
-    """A cache for each slot, with their positions one after another."""
-
-    def __init__(self, model):
-        super().__init__({slot: model.new_state() for slot in range(BATCH)})
-
-    def rows(self, start, stop):
-        slot, first = divmod(start, LENGTH)
-        return self[slot].rows(first, first + stop - start)
-
-    def set_rows(self, start, rows):
-        slot, first = divmod(start, LENGTH)
-        self[slot].set_rows(first, rows)
-
-
-class BatchStep:
-    """A step model of the tiny network for a batch: rows are computed one slot at a time, and counted as one call."""
-
-    def __init__(self, model, declared):
-        self.model, self.declared, self.calls = model, declared, []
-
-    def new_state(self):
-        return BatchState(self.model)
-
-    def __call__(self, inputs, state=None):
-        for tensor in self.declared.inputs:
-            shapes = {tensor.shape_at(chunk) for chunk in range(self.declared.chunk_count)}
-            assert inputs[tensor.name].shape in shapes, tensor.name
-        self.calls.append(inputs[self.declared.inputs[0].name].shape)
-        rows = 1 if state is not None else 2
-        outputs = []
-        for slot in range(BATCH):
-            own = {name: array[rows * slot : rows * (slot + 1)] for name, array in inputs.items()}
-            # Idle slots get zeros, which the tiny network stores as NaN, so that attending to them shows in the result.
-            outputs.append(self.model.function(own, None if state is None else state[slot]))
-        return {name: np.concatenate([output[name] for output in outputs]) for name in outputs[0]}

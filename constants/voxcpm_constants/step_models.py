@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from voxcpm_constants.architecture import Architecture, Transformer
 from voxcpm_constants.bounds import MAX_EULER_STEPS, MAX_LAYERS, MAX_POSITIONS
@@ -36,9 +36,6 @@ STEP_MODEL_NAMES = (
 
 Precision = Literal["fp16", "int8", "int4", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "int4", "fp32")
-
-LARGEST_BATCH = 32
-"""The largest number of utterances that one bundle can advance together."""
 
 _MAX_ENCODED_PATCHES = 8
 _ZERO_VELOCITY_FRACTION = 0.04
@@ -125,26 +122,34 @@ class StepModel(_Declared):
 
 
 class StepSizes(_Declared):
-    """Sizes that the user chooses at conversion: batch, cache length, and the chunk lengths of the step models."""
+    """Sizes that the user chooses at conversion: the cache length, and the chunk lengths of the step models."""
 
-    batch: int = Field(default=1, ge=1, le=LARGEST_BATCH)
-    """Utterances that the language models and the DiT advance together, each at its own position."""
     kv_length: int = Field(default=1024, gt=0, le=MAX_POSITIONS)
-    """Positions of one utterance in both KV caches: text tokens, prompt patches and generated patches together."""
+    """Positions in both KV caches: text tokens, prompt patches and generated patches together."""
     prefill_chunks: tuple[int, ...] = (1, 16, 64)
     """The possible numbers of embeddings in one call of an LM step."""
     encode_patches: tuple[int, ...] = Field(default=(1, 16), validate_default=True)
-    """The possible numbers of patches in one call of the feat encoder, ascending; `batch` is always one of them."""
+    """The possible numbers of patches in one call of the feat encoder, ascending; 1 is always one of them."""
 
     base_lm_parts: int = Field(default=1, ge=1, le=MAX_LAYERS)
     """Packages that hold the base LM's layers in turn (`parts`)."""
     solver_steps: int = Field(default=0, ge=0, le=MAX_EULER_STEPS)
     """Euler steps that `locdit_solve` takes in one call; 0 for a bundle without it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_batch(cls, sizes: Any) -> Any:
+        """Earlier releases could convert for several utterances in one call."""
+        if isinstance(sizes, dict) and "batch" in sizes:
+            if sizes["batch"] != 1:
+                raise ValueError(f"expected batch 1, found {sizes['batch']!r:.20}")
+            return {name: value for name, value in sizes.items() if name != "batch"}
+        return sizes
+
     @field_validator("encode_patches")
     @classmethod
-    def _also_one_of_each_utterance(cls, patches: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
-        return tuple(sorted({*patches, info.data.get("batch", 1)}))
+    def _with_one(cls, patches: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted({1, *patches}))
 
 
 def declare_step_models(
@@ -161,7 +166,7 @@ def declare_step_models(
         _feat_encoder(architecture, sizes),
         _base_lm_step(architecture, sizes),
         _residual_lm_step(architecture, sizes),
-        _locdit_step(architecture, sizes),
+        _locdit_step(architecture),
     ]
     if sizes.solver_steps:
         models.append(_locdit_solve(architecture, sizes))
@@ -242,16 +247,15 @@ def _residual_lm_step(a: Architecture, sizes: StepSizes) -> StepModel:
 
 
 def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, int, str]) -> StepModel:
-    batch, chunk = sizes.batch, _axis(sizes.prefill_chunks)
-    # The utterances' caches are concatenated, so that a step writes all its rows with one scatter along one axis.
-    cache = (1, lm.num_kv_heads, batch * sizes.kv_length, lm.head_dim)
+    chunk = _axis(sizes.prefill_chunks)
+    cache = (1, lm.num_kv_heads, sizes.kv_length, lm.head_dim)
     return StepModel(
         name=name,
         inputs=(
-            _tensor("embeddings", (batch, chunk, lm.hidden_size), "input embeddings"),
-            _tensor("position", (batch,), "cache position of the first embedding", "int32"),
+            _tensor("embeddings", (1, chunk, lm.hidden_size), "input embeddings"),
+            _tensor("position", (1,), "cache position of the first embedding", "int32"),
         ),
-        outputs=tuple(_tensor(tensor, (batch, chunk, width), meaning) for tensor, width, meaning in outputs),
+        outputs=tuple(_tensor(tensor, (1, chunk, width), meaning) for tensor, width, meaning in outputs),
         state=tuple(
             _tensor(
                 f"{kind}_cache_{layer:02d}",
@@ -265,14 +269,13 @@ def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, 
     )
 
 
-def _locdit_step(a: Architecture, sizes: StepSizes) -> StepModel:
-    rows = 2 * sizes.batch
-    latents, embedding = (rows, a.feat_dim, a.patch_size), (rows, a.dit_config.hidden_dim)
+def _locdit_step(a: Architecture) -> StepModel:
+    latents, embedding = (2, a.feat_dim, a.patch_size), (2, a.dit_config.hidden_dim)
     return StepModel(
         name=LOCDIT_STEP,
         inputs=(
             _tensor("x", latents, "noisy patch; rows: conditional, unconditional"),
-            _tensor("mu", (rows, a.mu_size), "LM condition; zeros in the unconditional row"),
+            _tensor("mu", (2, a.mu_size), "LM condition; zeros in the unconditional row"),
             _tensor("t_embedding", embedding, "sine and cosine of the time, from 1 (noise) to 0 (data)"),
             _tensor("cond", latents, "previous patch"),
             _tensor(

@@ -87,31 +87,19 @@ def streams(model: StepModel, sizes: StepSizes) -> tuple[Stream, ...]:
 
 
 def is_cache(tensor: TensorSpec) -> bool:
-    """Whether a state tensor is a KV cache (1, kv_heads, utterances · positions, head_dim), and not a context."""
+    """Whether a state tensor is a KV cache (1, kv_heads, positions, head_dim), and not a context."""
     return len(tensor.shape) == 4
 
 
-def cache_rows(cache: Array, rows: slice | Array, batch: int) -> Array:
-    """The rows of each utterance of a KV cache (1, kv_heads, batch · positions, head_dim), a cache of those alone."""
-    one, heads, _, width = cache.shape
-    apart = cache.reshape(one, heads, batch, -1, width)[:, :, :, rows]
-    return apart.reshape(one, heads, -1, width)
-
-
-def repeated_rows(cache: Array, positions: int, batch: int) -> Array:
-    """A KV cache of `positions` for each utterance: its rows of `cache` again and again."""
-    return cache_rows(cache, np.arange(positions) % (cache.shape[2] // batch), batch)
-
-
 def filled_caches(left: Mapping[str, Array], sizes: StepSizes) -> dict[str, Array]:
-    """The KV caches before a stream that is `filled`, by name. left: the rows that `chain` left."""
-    return {name: repeated_rows(rows, sizes.kv_length, sizes.batch) for name, rows in left.items()}
+    """The KV caches before a stream that is `filled`, by name: the rows that `chain` left, again and again."""
+    return {name: rows[:, :, np.arange(sizes.kv_length) % rows.shape[2]] for name, rows in left.items()}
 
 
-def left_by(stream: Stream, state: Mapping[str, Array], sizes: StepSizes) -> dict[str, Array]:
+def left_by(stream: Stream, state: Mapping[str, Array]) -> dict[str, Array]:
     """The final state of a stream as in the file: contexts as a whole, and the cache rows that it wrote."""
     return {
-        t.name: cache_rows(state[t.name], stream.rows, sizes.batch) if is_cache(t) else state[t.name]
+        t.name: state[t.name][:, :, stream.rows] if is_cache(t) else state[t.name]
         for t in stream.declared.state
     }
 
@@ -148,8 +136,7 @@ def _shapes(model: StepModel, sizes: StepSizes) -> Iterator[tuple[str, tuple[int
         for tensor in stream.declared.state:
             shape = tensor.shape_at(0)
             if is_cache(tensor):
-                rows = sizes.batch * (stream.rows.stop - stream.rows.start)
-                shape = (*shape[:2], rows, shape[3])
+                shape = (*shape[:2], stream.rows.stop - stream.rows.start, shape[3])
             yield stream.key("state", tensor.name), shape
 
 

@@ -17,7 +17,7 @@ from voxcpm_constants.bounds import MAX_EULER_STEPS, MAX_POSITIONS, MIN_SOLVER_S
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.hardware_limits import LONGEST_AXIS, STATE_MULTIPLE
 from voxcpm_constants.progress_lines import progress_lines
-from voxcpm_constants.step_models import LARGEST_BATCH, PRECISIONS, Precision, StepSizes
+from voxcpm_constants.step_models import PRECISIONS, Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import Report, check_forms, check_solver_steps
@@ -50,9 +50,6 @@ def convert(
             f"{DEFAULT_MAX_LENGTH}, or what the checkpoint was made for, if that is less."
         ),
     ] = None,
-    batch: Annotated[
-        int, typer.Option(help=f"Utterances that the bundle speaks at the same time, 1 to {LARGEST_BATCH}.")
-    ] = 1,
     prefill_chunk: Annotated[
         list[int] | None,
         typer.Option(
@@ -112,13 +109,8 @@ def convert(
     if unknown:
         raise InputError(f"--precision {unknown[0]}: expected one of {', '.join(PRECISIONS)}")
     deployment = _target(target)
-    sizes = _sizes(
-        batch,
-        DEFAULT_MAX_LENGTH if max_length is None else max_length,
-        prefill_chunk,
-        solver_steps,
-        deployment,
-    )
+    maximum = DEFAULT_MAX_LENGTH if max_length is None else max_length
+    sizes = _sizes(maximum, prefill_chunk, solver_steps, deployment)
     if kv_cache not in KV_CACHES:
         raise InputError(f"--kv-cache {kv_cache!r}: expected one of {', '.join(KV_CACHES)}")
     precisions: list[Precision] = [p for p in PRECISIONS if p in asked]
@@ -135,7 +127,7 @@ def convert(
     # Options that were not given depend on the checkpoint.
     longest = opened.architecture.max_length if max_length is None else sizes.kv_length
     solver_steps = 0 if solver_steps is None and opened.architecture.mean_mode else solver_steps
-    sizes = _sizes(batch, min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
+    sizes = _sizes(min(longest, sizes.kv_length), prefill_chunk, solver_steps, deployment)
     check_forms(precisions, sizes, deployment, kv_cache)
     console = progress_console()
     ignored = opened.architecture.unknown_keys()
@@ -143,12 +135,12 @@ def convert(
         console.print(f"config.json: ignored unknown keys {', '.join(ignored)}")
     for remark in opened.lora.remarks() if opened.lora else ():
         console.print(remark)
-    if batch * sizes.kv_length > LONGEST_AXIS:
+    if sizes.kv_length > LONGEST_AXIS:
         console.print(
-            f"--batch {batch} --max-length {sizes.kv_length}: the Neural Engine does not take caches of more than "
-            f"{LONGEST_AXIS} positions in all, so the LM steps will run elsewhere"
+            f"--max-length {sizes.kv_length}: the Neural Engine does not take caches of more than "
+            f"{LONGEST_AXIS} positions, so the LM steps will run elsewhere"
         )
-    if deployment == "macOS15" and batch * sizes.kv_length % STATE_MULTIPLE:
+    if deployment == "macOS15" and sizes.kv_length % STATE_MULTIPLE:
         console.print(
             f"--max-length {sizes.kv_length}: the Neural Engine needs a multiple of {STATE_MULTIPLE} for Core ML's "
             "states, so the LM steps will run elsewhere"
@@ -182,7 +174,7 @@ def convert(
     size = sum(record.bytes for record in manifest.files.values())
     console.print(
         f"{output}: {len(manifest.step_models)} step models in {', '.join(manifest.precisions)} for {manifest.target}, "
-        f"{size / 1e6:.0f} MB, {sizes.kv_length} positions{f', batch {batch}' if batch > 1 else ''}"
+        f"{size / 1e6:.0f} MB, {sizes.kv_length} positions"
     )
 
 
@@ -232,10 +224,8 @@ def _target(asked: str) -> Target:
 
 
 def _sizes(
-    batch: int, max_length: int, prefill_chunks: list[int] | None, solver_steps: int | None, target: Target
+    max_length: int, prefill_chunks: list[int] | None, solver_steps: int | None, target: Target
 ) -> StepSizes:
-    if not 1 <= batch <= LARGEST_BATCH:
-        raise InputError(f"--batch {batch}: expected 1 to {LARGEST_BATCH} utterances")
     if not 1 <= max_length <= MAX_POSITIONS:
         raise InputError(f"--max-length {max_length}: expected 1 to {MAX_POSITIONS} positions")
     if prefill_chunks is None:
@@ -248,6 +238,6 @@ def _sizes(
         raise InputError(f"--prefill-chunk {chunks[0]}: expected at least 1")
     if solver_steps is None:
         # Core AI's Python ends a process after some 16,000 outputs, and each Euler step in a call of its own is one.
-        solver_steps = SOLVER_STEPS if target == CORE_AI and batch == 1 else 0
+        solver_steps = SOLVER_STEPS if target == CORE_AI else 0
     check_solver_steps(solver_steps)
-    return StepSizes(batch=batch, kv_length=max_length, prefill_chunks=chunks, solver_steps=solver_steps)
+    return StepSizes(kv_length=max_length, prefill_chunks=chunks, solver_steps=solver_steps)

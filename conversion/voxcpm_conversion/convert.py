@@ -197,10 +197,6 @@ def check_forms(
         raise InputError(
             f"--kv-cache {kv_cache} needs --target macos14 or macos27: for macos15 caches are states"
         )
-    if sizes.solver_steps and sizes.batch > 1:
-        raise InputError(
-            f"--solver-steps needs --batch 1, got {sizes.batch}: each utterance has options of its own"
-        )
     check_solver_steps(sizes.solver_steps)
     if target == "macOS15" and "fp32" in precisions:
         raise InputError(

@@ -170,7 +170,6 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
             "reliable utterances",
             f"up to {speech.longest_seconds:g} s or {speech.longest_tokens} tokens of text",
         )
-    yield "utterances in one call", str(sizes.batch)
     yield "made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
 
 
@@ -212,8 +211,6 @@ def _limits(manifest: Manifest) -> Iterator[str]:
         f"{sizes.kv_length * a.patch_seconds:.0f} s of speech and recordings, less a patch for each token"
     )
     yield f"One utterance has at most {sizes.kv_length} positions: {seconds}. An app cuts longer texts into segments."
-    if sizes.batch == 1:
-        yield "One call advances one utterance; several at the same time need a conversion with `--batch`."
     lossy = [precision for precision in manifest.precisions if precision.startswith("int")]
     if lossy:
         yield f"{' and '.join(lossy)} compress the weights with loss; compare by ear before you ship them."

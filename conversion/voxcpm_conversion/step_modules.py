@@ -1,6 +1,6 @@
 """The six step models as torch modules, whose inputs and outputs are plain tensors in the order of their declaration.
 
-Shapes below: B utterances, S embeddings or T patches of each, P frames a patch, N = 2·B rows of the DiT.
+Shapes below: S embeddings, T patches, P frames a patch.
 """
 
 from __future__ import annotations
@@ -79,7 +79,6 @@ class CachedStack(nn.Module):
     """
 
     cache_positions: Tensor
-    cache_starts: Tensor
     offsets: Tensor
     past: type[Past] = Past
     """The form in which attention to the caches is computed."""
@@ -98,43 +97,33 @@ class CachedStack(nn.Module):
         self.layers = stack.layers[own.start : own.stop]
         self.norm = stack.norm if own.stop == len(stack.layers) else nn.Identity()
         self.returns_rows = state == "rows"
-        self.batch, self.groups = sizes.batch, t.num_heads // t.num_kv_heads
+        self.groups = t.num_heads // t.num_kv_heads
         lengths = declared.chunk_lengths
         self.one_length = len(lengths) == 1
         self.rope = _Rope(a, t, sizes.kv_length) if t.use_rope else None
         positions = torch.arange(sizes.kv_length, dtype=torch.int32)
-        starts = sizes.kv_length * torch.arange(sizes.batch, dtype=torch.int32)[:, None]
         self.register_buffer("cache_positions", positions, persistent=False)
-        self.register_buffer("cache_starts", starts, persistent=False)
         self.register_buffer("offsets", torch.arange(lengths[0], dtype=torch.int32), persistent=False)
 
     def forward(
         self, embeddings: Tensor, position: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, list[Tensor]]:
-        """embeddings (B, S, hidden) -> hidden states (B, S, hidden), and the updated state or its new rows.
+        """embeddings (1, S, hidden) -> hidden states (1, S, hidden), and the updated state or its new rows.
 
-        position (B,): cache position of each utterance's first embedding. state: keys and values of each layer in turn.
+        position (1,): cache position of the first embedding. state: keys and values of each layer in turn.
         """
-        if self.batch == 1:
-            positions = position + self._offsets(embeddings)
-            rows, turned = torch.cat([positions] * self.groups), positions
-        else:
-            positions = position[:, None] + self._offsets(embeddings)
-            rows = torch.stack([positions] * self.groups, dim=-1).reshape(self.batch, -1)
-            # The last axis broadcasts over the heads.
-            turned = positions[..., None]
+        positions = position + self._offsets(embeddings)
+        rows = torch.cat([positions] * self.groups)
         caches = list(zip(state[::2], state[1::2], strict=True))
         pasts: list[Past | ReadOnlyPast]
         if self.returns_rows:
-            before = position if self.batch == 1 else position[:, None, None]
-            mask = _masked(self.cache_positions >= before, embeddings.dtype)
+            mask = _masked(self.cache_positions >= position, embeddings.dtype)
             own_mask = _masked(positions[..., None, :] > rows[..., None], embeddings.dtype)
-            pasts = [ReadOnlyPast(cached, mask, own_mask, self.batch) for cached in caches]
+            pasts = [ReadOnlyPast(cached, mask, own_mask) for cached in caches]
         else:
-            places = positions if self.batch == 1 else (self.cache_starts + positions).reshape(-1)
             mask = _masked(self.cache_positions > rows[..., None], embeddings.dtype)
-            pasts = [self.past(cached, places.long(), mask, self.batch) for cached in caches]
-        rope = None if self.rope is None else self.rope.at(turned)
+            pasts = [self.past(cached, positions.long(), mask) for cached in caches]
+        rope = None if self.rope is None else self.rope.at(positions)
         hidden, presents = embeddings, []
         for layer, past in zip(self.layers, pasts, strict=True):
             hidden, present = layer(hidden, rope, past)
@@ -164,9 +153,9 @@ class BaseLMStep(nn.Module):
         self.lm, self.quantizer, self.stop_proj, self.stop_head = lm, quantizer, stop_proj, stop_head
 
     def forward(self, embeddings: Tensor, position: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """hidden and fsq_hidden (B, S, hidden), stop_logits (B, S, 2), then the updated state.
+        """hidden and fsq_hidden (1, S, hidden), stop_logits (1, S, 2), then the updated state.
 
-        embeddings (B, S, hidden); position (B,); state: keys and values of each layer in turn.
+        embeddings (1, S, hidden); position (1,); state: keys and values of each layer in turn.
         """
         hidden, updated = self.lm(embeddings, position, state)
         quantized = self.quantizer(hidden)
@@ -182,16 +171,16 @@ class LMStep(nn.Module):
         self.lm = lm
 
     def forward(self, embeddings: Tensor, position: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """hidden (B, S, hidden), then the updated state.
+        """hidden (1, S, hidden), then the updated state.
 
-        embeddings (B, S, hidden); position (B,); state: keys and values of each layer in turn.
+        embeddings (1, S, hidden); position (1,); state: keys and values of each layer in turn.
         """
         hidden, updated = self.lm(embeddings, position, state)
         return hidden, *updated
 
 
 class LocDiTStep(nn.Module):
-    """One evaluation of the local DiT, for the conditional and the unconditional row of each utterance."""
+    """One evaluation of the local DiT, for the conditional and the unconditional row."""
 
     def __init__(self, dit: LocalDiT, a: Architecture) -> None:
         super().__init__()
@@ -201,7 +190,7 @@ class LocDiTStep(nn.Module):
     def forward(
         self, x: Tensor, mu: Tensor, t_embedding: Tensor, cond: Tensor, dt_embedding: Tensor
     ) -> Tensor:
-        """x, cond (N, latent_dim, P); mu (N, mu_size); embeddings (N, hidden) -> velocity (N, latent_dim, P)."""
+        """x, cond (2, latent_dim, P); mu (2, mu_size); embeddings (2, hidden) -> velocity (2, latent_dim, P)."""
         return self.dit(x, mu, t_embedding, cond, dt_embedding, self.rope.all())
 
 

@@ -115,7 +115,6 @@ struct Manifest: Decodable {
     }
 
     struct Sizes: Decodable {
-        let batch: Int
         let kv_length: Int
         let base_lm_parts: Int
     }
@@ -625,9 +624,9 @@ final class VoxCPMSpeech {
         let document = try Data(contentsOf: bundle.appending(path: "manifest.json"))
         let manifest = try JSONDecoder().decode(Manifest.self, from: document)
         guard
-            (2...Constant.schemaVersion).contains(manifest.schema_version), manifest.sizes.batch == 1,
+            (2...Constant.schemaVersion).contains(manifest.schema_version),
             manifest.precisions.contains(precision)
-        else { throw SpeechError("expected a bundle for one utterance, of this release, with \(precision)") }
+        else { throw SpeechError("expected a bundle of this release, with \(precision)") }
         guard manifest.kv_cache == "scatter", manifest.sizes.base_lm_parts == 1 else {
             throw SpeechError("expected a bundle converted without --kv-cache rows and without --split-gigabytes")
         }

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from voxcpm_constants.errors import BundleError, DeviceError, InputError, VoxCPMError
     from voxcpm_runtime.audio.decoding import decode_audio
     from voxcpm_runtime.audio.pcm import Audio, pcm16
-    from voxcpm_runtime.batching.continuous_batch import ContinuousBatch
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.session.session import Session
     from voxcpm_runtime.session.threaded_speech import AudioChunk
@@ -39,7 +38,6 @@ __all__ = [
     "BundleError",
     "CancelToken",
     "Cancelled",
-    "ContinuousBatch",
     "DeviceError",
     "GenerationOptions",
     "InputError",
@@ -74,7 +72,6 @@ _HOMES = (
     "voxcpm_runtime.voices.voice",
     "voxcpm_runtime.voices.store",
     "voxcpm_runtime.speech.plan",
-    "voxcpm_runtime.batching.continuous_batch",
     "voxcpm_runtime.session.session",
     "voxcpm_runtime.voxcpm",
 )

@@ -20,9 +20,6 @@ from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
 from voxcpm_runtime.backends.core_ml.measured_units import measured_units
 from voxcpm_runtime.backends.devices import CPU_DEVICE
 from voxcpm_runtime.backends.loading import arithmetic_key, load_next_patch, place_step_models
-from voxcpm_runtime.batching.continuous_batch import ContinuousBatch
-from voxcpm_runtime.batching.jobs import completed_jobs, run_jobs
-from voxcpm_runtime.batching.slots import BatchSlots, lone_slot
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
 from voxcpm_runtime.model.driver import Driver, Prefix
 from voxcpm_runtime.options import named_options
@@ -30,7 +27,7 @@ from voxcpm_runtime.session.session import BUFFER_SECONDS, Session
 from voxcpm_runtime.speech.arguments import AnyArguments, Arguments, Keywords, named_arguments, several
 from voxcpm_runtime.speech.attempts import attempts
 from voxcpm_runtime.speech.cancellation import CancelToken
-from voxcpm_runtime.speech.narrator import Narrator, Speaking
+from voxcpm_runtime.speech.narrator import Narrator
 from voxcpm_runtime.speech.plan import Plan, plan
 from voxcpm_runtime.speech.results import Piece, Speech
 from voxcpm_runtime.speech.stream import DEFAULT_CHUNK_PATCHES, checked_chunking, chunked, speak, stream
@@ -70,7 +67,7 @@ class VoxCPM(UpstreamNames):
                 "open a bundle with VoxCPM.from_bundle(folder), or a checkpoint with VoxCPM.from_pretrained(folder)"
             )
         self.bundle = bundle
-        self._batch_driver: Driver | None = driver
+        self._driver: Driver | None = driver
         self._key = f"{bundle.digest}|{text_argument(arithmetic, 'arithmetic')}"
         self._prefix = cached_prefixes(self._make_prefix, self._key, self._prefix_fits)
 
@@ -131,7 +128,7 @@ class VoxCPM(UpstreamNames):
 
     def close(self) -> None:
         """Release the step models and their memory. Calls that are running finish normally."""
-        self._batch_driver = None
+        self._driver = None
         self._prefix.cache_clear()
         return_freed_memory()
 
@@ -148,15 +145,10 @@ class VoxCPM(UpstreamNames):
 
     @property
     def driver(self) -> Driver:
-        """A driver for one utterance, with its own caches. Raises InputError after `close`."""
-        return self.batch_driver if self.batch_driver.sizes.batch == 1 else lone_slot(self.batch_driver)
-
-    @property
-    def batch_driver(self) -> Driver:
-        """A driver of the step models as converted: for `sizes.batch` utterances. Raises InputError after `close`."""
-        if self._batch_driver is None:
+        """The loop over the step models. Raises InputError after `close`."""
+        if self._driver is None:
             raise InputError("this voice was closed; open the bundle again")
-        return self._batch_driver
+        return self._driver
 
     @property
     def sample_rate(self) -> int:
@@ -223,20 +215,17 @@ class VoxCPM(UpstreamNames):
         """The speech of a plan that was made for this bundle. Errors and warnings: see `speak`."""
         instance(plan, Plan, "plan", "a Plan")
         try:
-            if plan.parallel_segments > 1 and self.batch_driver.sizes.batch > 1:
-                return self.continuous_batch().speak_plan(plan)
             return speak(plan, self._narrator(plan))
         finally:
             if plan.saved_segments is not None:
                 plan.saved_segments.release()
 
     def batch(self, utterances: Iterable[AnyArguments]) -> list[Speech]:
-        """Speak several utterances with their own texts, voices, seeds and options; each sounds as it would alone.
+        """Speak several utterances, each with its own text, voice, seed and options, one after another.
 
-        utterances: texts, or arguments of `speak` by name, including `text`. As many run at the same time as the bundle
-        was converted for (`convert --batch`).
+        utterances: texts, or arguments of `speak` by name, including `text`.
 
-        Raises what `speak` raises: InputError for any utterance before work begins, other errors when all have ended.
+        Raises what `speak` raises, and InputError for any utterance before the first one is spoken.
         """
         plans: list[Plan] = []
         given = several(utterances)
@@ -244,26 +233,21 @@ class VoxCPM(UpstreamNames):
             plans += map(self._planned, given)
         except InputError as error:
             raise InputError(f"utterance {len(plans) + 1}: {error}") from None
-        together = self.continuous_batch()
-        return run_jobs([partial(together.speak_plan, planned) for planned in plans], together.slots)
+        return [self.speak_plan(planned) for planned in plans]
 
     def speak_each(self, utterances: Sequence[AnyArguments]) -> Iterator[tuple[int, Speech | VoxCPMError]]:
         """The index and speech of each utterance as soon as it is spoken, or its error if it failed.
 
         utterances: see `batch`. An utterance is planned, and its recordings are read, when its turn comes.
         """
-        jobs, together = several(utterances), self.continuous_batch()
-
-        def job(given: AnyArguments) -> Speech:
-            # One utterance of many is not to end the others.
-            with system_errors_as(InputError):
-                return together.speak_plan(self._planned(given))
-
-        for index, result in completed_jobs([partial(job, given) for given in jobs], together.slots):
-            error = result.exception()
-            if error is not None and not isinstance(error, VoxCPMError):
-                raise error
-            yield index, result.result() if error is None else error
+        for index, given in enumerate(several(utterances)):
+            spoken: Speech | VoxCPMError
+            try:
+                with system_errors_as(InputError):
+                    spoken = self.speak_plan(self._planned(given))
+            except VoxCPMError as error:
+                spoken = error
+            yield index, spoken
 
     def generate_streaming(
         self,
@@ -300,10 +284,6 @@ class VoxCPM(UpstreamNames):
         pieces = stream(instance(plan, Plan, "plan", "a Plan"), self._narrator(plan), plan.segments)
         return chunked(pieces, *chunking)
 
-    def continuous_batch(self) -> ContinuousBatch:
-        """The slots of the bundle's batch, for speeches that come and go. Raises InputError after `close`."""
-        return ContinuousBatch(BatchSlots(self.batch_driver), self._narrator)
-
     def session(
         self,
         prompt_wav_path: AudioSource | None = None,
@@ -312,25 +292,19 @@ class VoxCPM(UpstreamNames):
         *,
         buffer_seconds: float = BUFFER_SECONDS,
         turn: Callable[[], AbstractContextManager[object]] = nullcontext,
-        batch: ContinuousBatch | None = None,
         **given: Unpack[Keywords],
     ) -> Session:
         """A `Session`, which speaks text while it is being written, in one chunk of 16-bit samples for each patch.
 
         Arguments are those of `speak`. buffer_seconds: seconds of audio that may wait to be read; then speaking pauses.
-        turn: makes the context manager in which the session speaks (see `Session`). batch: one of this voice, in whose
-        slots the session speaks, and shares the calls of others; by default it speaks beside them.
+        turn: makes the context manager in which the session speaks (see `Session`).
         """
         recordings = Recordings(prompt_wav_path, prompt_text, reference_wav_path)
         planned = self._checked(None, recordings, given)
-        if batch is not None:
-            instance(batch, ContinuousBatch, "batch", "a ContinuousBatch")
-        voice = planned.encoded_voice(self.batch_driver)
+        voice = planned.encoded_voice(self.driver)
 
         def narrate(segments: Iterable[Segment | None], /, *, cancel: CancelToken) -> Iterator[Piece]:
             either = replace(planned, voice=voice, cancel=CancelToken(cancel, planned.cancel))
-            if batch is not None:
-                return batch.narrate(either, segments)
             return stream(either, self._narrator(either), either.read(segments))
 
         digest = voice.digest if voice else ""
@@ -368,25 +342,22 @@ class VoxCPM(UpstreamNames):
         recordings = Recordings.of_a_new_voice(audio, transcript, reference)
         unencoded = recordings.decoded(self.bundle.architecture, trimmed=trim_silence_vad)
         origin = {**recordings.provenance(self.bundle.manifest.source), **checked_provenance(provenance)}
-        return unencoded.encoded(self.batch_driver, name, origin)
+        return unencoded.encoded(self.driver, name, origin)
 
     @system_errors_as(InputError)
     def _checked(self, text: str | None, recordings: Recordings, given: Mapping[str, Any]) -> Plan:
         return plan(self.bundle, Arguments.of(text, recordings, given))
 
     def _planned(self, given: AnyArguments) -> Plan:
-        made = (
+        return (
             plan(self.bundle, given) if isinstance(given, Arguments) else self.plan(**named_arguments(given))
         )
-        # One of several utterances: there is something to do for every slot without segments of one text at once.
-        return replace(made, parallel_segments=1)
 
-    def _narrator(self, plan: Plan, speaking: Speaking | None = None) -> Narrator:
-        """What speaks the plan. speaking: speaks each segment, by default with a driver for one utterance."""
+    def _narrator(self, plan: Plan) -> Narrator:
         if plan.bundle is not self.bundle and plan.bundle.digest != self.bundle.digest:
             raise InputError("this plan was made for another bundle; plan the text again with this one")
-        voice = plan.encoded_voice(self.batch_driver)
-        return Narrator(plan, voice, self._prefix, speaking or partial(attempts, plan, self.driver))
+        voice = plan.encoded_voice(self.driver)
+        return Narrator(plan, voice, self._prefix, partial(attempts, plan, self.driver))
 
     def _make_prefix(self, voice: Voice) -> Prefix:
         a = self.bundle.architecture

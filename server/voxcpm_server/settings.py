@@ -134,13 +134,12 @@ class Settings:
         ),
     ] = 512
     concurrency: Annotated[
-        int | None,
+        int,
         _limit(
             min=1, max=1024,
-            help="Texts that are spoken at the same time. Default: as many as the bundle was converted for "
-            "(convert --batch), and 2 for a bundle without a batch.",
+            help="Texts that are spoken at the same time.",
         ),
-    ] = None  # fmt: skip
+    ] = 2  # fmt: skip
     queue: Annotated[
         int, _limit(min=0, max=100_000, help="Requests that may wait; one more is answered with 503.")
     ] = 32

@@ -209,19 +209,19 @@ def test_a_package_that_the_compiler_refuses_has_no_compiled_form(
     assert compiled == {"locdit_step.mlmodelc"}
 
 
-def test_the_command_speaks_for_itself_alone(batch_conversion: Path) -> None:
-    said = (batch_conversion / "output.txt").read_text()
+def test_the_command_speaks_for_itself_alone(command_conversion: Path) -> None:
+    said = (command_conversion / "output.txt").read_text()
     noise = re.compile(r"it/s|ops/s|passes/s|warn|deprecat|failed to load|\d+%\|", re.IGNORECASE)
     assert [line for line in said.splitlines() if noise.search(line)] == []
     # Off a terminal a line of progress comes every ten seconds only.
     for expected in (
         "No .mlmodelc" if sys.platform != "darwin" else "",
-        "128 positions, batch 3",
+        "128 positions",
     ):
         # The terminal may have wrapped it.
         assert expected in " ".join(said.split())
-    assert Manifest.read(batch_conversion / "bundle").sizes == StepSizes(
-        kv_length=128, prefill_chunks=(1, 16, 64), batch=3
+    assert Manifest.read(command_conversion / "bundle").sizes == StepSizes(
+        kv_length=128, prefill_chunks=(1, 16, 64)
     )
 
 
@@ -232,7 +232,6 @@ def test_the_command_speaks_for_itself_alone(batch_conversion: Path) -> None:
         (["{checkpoint}", "-o", "b", "--precision", "fp8"], "expected one of fp16, int8, int4, fp32"),
         (["{checkpoint}", "-o", "b", "--max-length", "0"], "expected 1 to 1048576 positions"),
         (["{checkpoint}", "-o", "b", "--max-length", "513"], "at most 512 positions"),
-        (["{checkpoint}", "-o", "b", "--batch", "33"], "--batch 33: expected 1 to 32 utterances"),
         (["{other}", "-o", "b"], "lm_config"),
         (["{checkpoint}", "-o", "b", "--target", "ios19"], "expected one of macos14, macos15"),
         (["{checkpoint}", "-o", "b", "--precision", "int4"], "int4 needs --target macos15"),

@@ -126,12 +126,12 @@ def test_the_card_says_how_an_app_loads_it(tiny_bundle_27: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "preset", "sizes", "kv_cache"),
     [
-        (BASE_LM_STEP, "tiny", {"batch": 2, "base_lm_parts": 2}, "scatter"),
+        (BASE_LM_STEP, "tiny", {"base_lm_parts": 2}, "scatter"),
         (BASE_LM_STEP, "tiny", {}, "rows"),
-        (RESIDUAL_LM_STEP, "tiny-2", {"batch": 2}, "rows"),
+        (RESIDUAL_LM_STEP, "tiny-2", {}, "rows"),
         (LOCDIT_SOLVE, "tiny", {"solver_steps": 3}, "scatter"),
     ],
-    ids=["batch in parts", "rows", "rows of a batch without positions", "solver"],
+    ids=["parts", "rows", "rows without positions", "solver"],
 )
 def test_optional_forms_agree_with_torch(
     name: str,
@@ -152,7 +152,7 @@ def test_optional_forms_agree_with_torch(
     model = load_core_ai_step_model(folder, Manifest.read(folder), "fp32", name)
     # Chunks in between: each function writes into the state that the others read.
     chunks = (1, 0, 1, 0) if declared.state else (0,)
-    for found, expected in beside_torch(declared, step, model, chunks, sized.batch):
+    for found, expected in beside_torch(declared, step, model, chunks):
         for values, reference in zip(found, expected, strict=True):
             np.testing.assert_allclose(values, reference, atol=2e-4, rtol=1e-4)
 

@@ -130,7 +130,6 @@ def test_the_command_passes_the_three_options_on(
         (["--solver-steps", "201"], "--solver-steps 201: expected 2 to 200, or 0 for none"),
         (["--solver-steps", "1"], "--solver-steps 1: expected 2 to 200, or 0 for none"),
         (["--solver-steps", "-1"], "--solver-steps -1: expected 2 to 200, or 0 for none"),
-        (["--solver-steps", "4", "--batch", "2"], "--solver-steps needs --batch 1, got 2"),
         (["--kv-cache", ""], "--kv-cache '': expected one of scatter, rows"),
         (["--kv-cache", "rows", "--target", "macos15"], "--kv-cache rows needs --target macos14"),
         (["--precision", "fp32", "--target", "macos15"], "--precision fp32 needs --target macos14"),
@@ -159,8 +158,8 @@ def test_what_needs_no_checkpoint_is_checked_before_one_is_downloaded(
 @pytest.mark.parametrize(
     ("sizes", "warning"),
     [
-        (["--batch", "31", "--max-length", "520"], None),
-        (["--batch", "32", "--max-length", "520"], "does not take caches of more than 16384"),
+        (["--max-length", "16384"], None),
+        (["--max-length", "16385"], "does not take caches of more than 16384"),
         (["--target", "macos15", "--max-length", "100"], "needs a multiple of 32 for Core ML's states"),
         (["--target", "macos15", "--max-length", "96"], None),
         (["--max-length", "100"], None),
@@ -174,7 +173,7 @@ def test_caches_that_the_neural_engine_does_not_take_are_named(
     sizes: list[str],
     warning: str | None,
 ) -> None:
-    """It takes 16,384 positions of all utterances together, and states in multiples of 32; others run elsewhere."""
+    """It takes 16,384 positions, and states in multiples of 32; others run elsewhere."""
 
     def ended(*_: object, **__: object) -> None:
         raise InputError("far enough")

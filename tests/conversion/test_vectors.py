@@ -52,10 +52,10 @@ def test_the_streams_of_a_language_model_reach_both_ends_of_the_cache_at_every_l
 
 
 @pytest.mark.parametrize("name", STEP_MODEL_NAMES)
-def test_every_tensor_is_there_finite_and_not_constant(tiny_batch_bundle: Path, name: str) -> None:
-    manifest = Manifest.read(tiny_batch_bundle)
+def test_every_tensor_is_there_finite_and_not_constant(tiny_bundle: Path, name: str) -> None:
+    manifest = Manifest.read(tiny_bundle)
 
-    vectors = read_vectors(tiny_batch_bundle, manifest.step_models[name], manifest.sizes)
+    vectors = read_vectors(tiny_bundle, manifest.step_models[name], manifest.sizes)
 
     for key, array in vectors.items():
         assert np.isfinite(array).all(), key

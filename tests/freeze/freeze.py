@@ -33,7 +33,6 @@ from typing import Any
 TREE = Path(__file__).resolve().parents[2]
 ROOTS = ("constants", "runtime", "conversion", "validation", "server")
 CONFIGURATIONS = ("tiny", "tiny-kv", "tiny-2")
-BATCH = "tiny-batch"
 Record = dict[str, Any]
 LONG = "Hello there. The old farmer fed his chickens.\n\nThen he walked to the river, slowly, and sat down there."
 REQUESTS: tuple[tuple[str, dict[str, Any] | None], ...] = (
@@ -78,7 +77,7 @@ def speech(bundles: Path) -> Record:
         return hashlib.sha256(pcm16(audio).tobytes()).hexdigest()[:16]
 
     record: Record = {}
-    opened = [(None, None), *((name, p) for name in (*CONFIGURATIONS, BATCH) for p in ("int8", "fp16"))]
+    opened = [(None, None), *((name, p) for name in CONFIGURATIONS for p in ("int8", "fp16"))]
     for name, precision in opened:
         with VoxCPM.from_bundle(None if name is None else bundles / name, precision, threads=2) as tts:
             for mode, given in modes.items():
@@ -203,16 +202,14 @@ def _convert(tree: Path, folder: Path) -> None:
         command = [sys.executable, "-c", program, *arguments]
         subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True, stdout=subprocess.DEVNULL)
 
-    for name in (*CONFIGURATIONS, BATCH):
+    for name in CONFIGURATIONS:
         checkpoint, bundle = folder / f"checkpoint-{name}", folder / name
         if bundle.exists():
             continue
         if not checkpoint.exists():
-            configuration = "tiny" if name == BATCH else name
-            run("synthetic", configuration, "-o", str(checkpoint), "--dtype", "float32")
-        batch = ("--batch", "3") if name == BATCH else ()
+            run("synthetic", name, "-o", str(checkpoint), "--dtype", "float32")
         sizes = ("--precision", "fp16", "--precision", "int8", "--max-length", "128")
-        run("convert", str(checkpoint), "-o", str(bundle), *sizes, *batch)
+        run("convert", str(checkpoint), "-o", str(bundle), *sizes)
 
 
 def differences(before: Any, after: Any, place: str = "") -> list[str]:

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 
 from tiny_network import (
-    BATCH_SIZES,
     DIT,
     FEAT,
     HIDDEN,
     PATCH,
     SIZES,
     VOCABULARY,
-    BatchStep,
     FakeNetwork,
     FakeStep,
     cached,
@@ -212,24 +210,6 @@ def tts(
     models: dict[str, FakeStep],
 ) -> voxcpm.VoxCPM:
     return voxcpm.VoxCPM(open_bundle(bundle_folder), Driver(architecture, sizes, constants, models))
-
-
-@pytest.fixture
-def batch_models(architecture, models):
-    declared = declare_step_models(architecture, BATCH_SIZES)
-    shared = {
-        name: BatchStep(models[name], declared[name])
-        for name in ("base_lm_step", "residual_lm_step", "locdit_step")
-    }
-    models["feat_encoder"].declared = declared["feat_encoder"]
-    return models | shared
-
-
-@pytest.fixture
-def batched(bundle_folder, architecture, constants, batch_models):
-    return voxcpm.VoxCPM(
-        open_bundle(bundle_folder), Driver(architecture, BATCH_SIZES, constants, batch_models)
-    )
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ import voxcpm_runtime
 from voxcpm_constants.errors import InputError, VoxCPMError
 from voxcpm_runtime import (
     CancelToken,
-    ContinuousBatch,
     GenerationOptions,
     SavedSegments,
     Session,
@@ -33,7 +32,6 @@ from voxcpm_runtime.backends.loading import Placed
 from voxcpm_runtime.bundle import opening
 from voxcpm_runtime.options import UPSTREAM_ORDER
 from voxcpm_runtime.speech.arguments import Keywords
-from voxcpm_runtime.voices.recordings import Recordings
 
 VALUES: dict[str, Any] = {
     "None": None,
@@ -69,7 +67,7 @@ NO_OPS = ("load_denoiser", "zipenhancer_model_id", "optimize")
 """Upstream's arguments that change nothing, whatever they are."""
 # Results, which callers read and do not make, and errors. `Plan` is one: its methods are those of the rooms that speak.
 READ_ONLY = {"Audio", "AudioChunk", "Plan", "Progress", "Speech", "SpokenSegment"}
-MADE_BY_THE_VOICE = {Session, ContinuousBatch, Voice}
+MADE_BY_THE_VOICE = {Session, Voice}
 """Classes whose constructor is not for callers."""
 
 
@@ -83,7 +81,6 @@ class Scene:
         write_audio(folder / "recording.wav", *self.recording)
         self.wav = (folder / "recording.wav").read_bytes()
         self.voice = tts.create_voice(self.recording, "so", name="ada")
-        self.batch = tts.continuous_batch()
         self.speech = tts.speak("hi.", seed=1)
         self.store = VoiceStore(folder / "voices")
         self.count = 0
@@ -117,13 +114,13 @@ def each(results: Iterator[tuple[int, Any]]) -> None:
 Call = Callable[..., Any]
 """A public call, to its end."""
 CALLS: dict[str, tuple[Callable[[Scene], Call], Callable[[Scene], Mapping[str, Any]]]] = {
-    "VoxCPM": (lambda _: VoxCPM, lambda s: {"bundle": s.tts.bundle, "driver": s.tts.batch_driver}),
+    "VoxCPM": (lambda _: VoxCPM, lambda s: {"bundle": s.tts.bundle, "driver": s.tts.driver}),
     "VoxCPM.from_bundle": (lambda _: VoxCPM.from_bundle, lambda s: {"path": s.tts.bundle.folder}),
     "VoxCPM.from_pretrained": (
         lambda _: VoxCPM.from_pretrained,
         lambda s: {"hf_model_id": str(s.tts.bundle.folder)},
     ),
-    "VoxCPM.close": (lambda s: VoxCPM(s.tts.bundle, s.tts.batch_driver).close, lambda _: {}),
+    "VoxCPM.close": (lambda s: VoxCPM(s.tts.bundle, s.tts.driver).close, lambda _: {}),
     "VoxCPM.generate": (lambda s: s.tts.generate, lambda _: {"text": "hi."}),
     "VoxCPM.speak": (lambda s: s.tts.speak, lambda _: {"text": "hi."}),
     "VoxCPM.plan": (lambda s: s.tts.plan, lambda _: {"text": "hi."}),
@@ -138,7 +135,6 @@ CALLS: dict[str, tuple[Callable[[Scene], Call], Callable[[Scene], Mapping[str, A
         lambda s: lambda *a, **given: list(s.tts.stream_plan(*a, **given)),
         lambda s: {"plan": s.tts.plan("hi.")},
     ),
-    "VoxCPM.continuous_batch": (lambda s: s.tts.continuous_batch, lambda _: {}),
     "VoxCPM.session": (lambda s: lambda **given: heard(s.tts.session(**given)), lambda _: {}),
     "VoxCPM.create_voice": (
         lambda s: s.tts.create_voice,
@@ -148,16 +144,6 @@ CALLS: dict[str, tuple[Callable[[Scene], Call], Callable[[Scene], Mapping[str, A
     "VoxCPM.unload_lora": (lambda s: s.tts.unload_lora, lambda _: {}),
     "VoxCPM.set_lora_enabled": (lambda s: s.tts.set_lora_enabled, lambda _: {}),
     "VoxCPM.get_lora_state_dict": (lambda s: s.tts.get_lora_state_dict, lambda _: {}),
-    "ContinuousBatch.speak_plan": (lambda s: s.batch.speak_plan, lambda s: {"plan": s.tts.plan("hi.")}),
-    "ContinuousBatch.stream_plan": (
-        lambda s: lambda **given: list(s.batch.stream_plan(**given)),
-        lambda s: {"plan": s.tts.plan("hi.")},
-    ),
-    "ContinuousBatch.narrate": (
-        lambda s: lambda **given: list(s.batch.narrate(**given)),
-        lambda s: {"plan": s.tts._checked(None, Recordings(), {}), "segments": []},
-    ),
-    "ContinuousBatch.close": (lambda s: s.tts.continuous_batch().close, lambda _: {}),
     "Session.push_text": (lambda s: s.session().push_text, lambda _: {}),
     "Session.flush": (lambda s: s.session().flush, lambda _: {}),
     "Session.next_audio_chunk": (lambda s: s.session().next_audio_chunk, lambda _: {}),

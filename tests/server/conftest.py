@@ -124,19 +124,6 @@ def spoken(tts: VoxCPM) -> Any:
     return tts.speak(TEXT, seed=7, retry_badcase=False)
 
 
-@pytest.fixture(scope="module")
-def batch_tts(tiny_batch_bundle: Path) -> Iterator[VoxCPM]:
-    with VoxCPM.from_bundle(tiny_batch_bundle, precision="int8") as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def batch_server(batch_tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOnLoopback]:
-    folders = {f"{kind}_folder": tmp_path_factory.mktemp(kind) for kind in ("voices", "jobs")}
-    with ServerOnLoopback.of(batch_tts, **folders) as running:
-        yield running
-
-
 def _absent() -> Any:
     raise BundleError("there is no bundle")
 
@@ -178,7 +165,7 @@ class Watched:
 @pytest.fixture
 def euler_steps(tts: VoxCPM) -> Iterator[Watched]:
     """The voice's DiT, watched."""
-    models = tts.batch_driver.models
+    models = tts.driver.models
     original = models[LOCDIT_STEP]
     models[LOCDIT_STEP] = watched = Watched(original)  # type: ignore[index]
     yield watched

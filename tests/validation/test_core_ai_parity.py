@@ -127,7 +127,7 @@ def test_a_row_of_the_cache_left_out_is_below_the_floors_of_speech(
 ) -> None:
     tts = VoxCPM.from_bundle(tiny_bundle_27, "fp32")
     case = Case("zero-shot", TEXT, 0, patches=12)
-    driver: Driver = tts.batch_driver
+    driver: Driver = tts.driver
     models = {**driver.models, BASE_LM_STEP: Defective(driver.models[BASE_LM_STEP], one_row_late)}
     wrong = VoxCPM(tts.bundle, driver.over(models))
     found = compare_speech(wrong, case, speak_upstream(first[0], case))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.manifest import Manifest
-from voxcpm_constants.step_models import Precision, StepModel
+from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.backends.portable import PROBE_OUTPUT
@@ -94,7 +94,6 @@ def measure_step(
         runner = load_portable_step_model(
             bundle, manifest, precision, step_model, mode=arithmetic, probe=probe
         )
-    calls = [_in_batch(call, declaration) for call in calls]
     state = runner.new_state() if declaration.state else None
     replayed = [(runner(call.inputs, state), call.outputs) for call in calls]
     tensor, axis = declaration.chunk_axis
@@ -124,17 +123,6 @@ def _over_calls(pairs: Sequence[_Replayed], output: str) -> Agreement:
         np.concatenate([side[output].ravel() for side in sides]) for sides in zip(*pairs, strict=True)
     )
     return agreement(got, want)
-
-
-def _in_batch(call: RecordedCall, declaration: StepModel) -> RecordedCall:
-    """A call for one utterance, repeated along the first axis for as many utterances as the step model advances."""
-    first = declaration.inputs[0]
-    times = first.shape_at(0)[0] // len(call.inputs[first.name])
-
-    def repeated(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        return {name: np.concatenate([array] * times) for name, array in arrays.items()}
-
-    return RecordedCall(repeated(call.inputs), repeated(call.outputs))
 
 
 def _near_limit(

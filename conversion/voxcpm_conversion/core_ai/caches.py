@@ -60,14 +60,9 @@ class StackedCache:
     def __init__(self, state: Tensor, position: Tensor) -> None:
         self.value, self.position = state, position
 
-    def write(self, layer: int, rows: Tensor, places: Tensor, batch: int) -> Tensor:
-        """Write rows (1, kv_heads, B · S, head_dim); the layer's cache, (1, kv_heads, positions, head_dim)."""
-        count = rows.size(2) // batch
-        for first in range(0, rows.size(2), count):
-            own = rows[:, :, first : first + count]
-            # The input itself, where it is known to run on GPUs; the utterances of a batch have computed places.
-            start = self.position if batch == 1 else places[first : first + 1].int()
-            self.value = torch.ops.voxcpm.write_rows(self.value, own, start, layer)
+    def write(self, layer: int, rows: Tensor) -> Tensor:
+        """Write rows (1, kv_heads, S, head_dim); the layer's cache, (1, kv_heads, positions, head_dim)."""
+        self.value = torch.ops.voxcpm.write_rows(self.value, rows, self.position, layer)
         return self.value[layer]
 
 
@@ -85,7 +80,7 @@ class StackedPast(Past):
     def written(self, keys: Tensor, values: Tensor) -> Cached:
         """What `Past.written` returns."""
         k, v = (
-            cache.stack.write(cache.layer, rows, self.places, self.batch)  # type: ignore[attr-defined]
+            cache.stack.write(cache.layer, rows)  # type: ignore[attr-defined]
             for cache, rows in zip(self.cached, (keys, values), strict=True)
         )
         return k, v

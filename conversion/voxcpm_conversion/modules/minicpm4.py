@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from voxcpm_constants.architecture import LanguageModelConfig, Transformer
 
 Rope = tuple[Tensor, Tensor]
-"""(cos, sin), each (positions, head_dim), or (B, S, 1, head_dim) for a batch with caches."""
+"""(cos, sin), each (positions, head_dim)."""
 
 EVERY = slice(None)
 
@@ -54,7 +54,7 @@ class RMSNorm(nn.Module):
 
 
 Cached = tuple[Tensor, Tensor]
-"""Keys and values of one layer, each (1, kv_heads, positions, head_dim); those of several utterances concatenated."""
+"""Keys and values of one layer, each (1, kv_heads, positions, head_dim)."""
 
 
 @dataclass(frozen=True)
@@ -63,28 +63,24 @@ class Past:
 
     cached: Cached
     places: Tensor
-    """Indices (B · S,) of the step's embeddings on the position axis of the caches."""
+    """Indices (S,) of the step's embeddings on the position axis of the caches."""
     mask: Tensor
     """Added to scores, 0 where visible, else MASKED, a row for each row of `Attention`'s product: (groups · S, cache
-    positions), for a batch (B, S · groups, cache positions).
+    positions).
     """
-    batch: int = 1
-    """Utterances that are advanced together."""
 
     def attended(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Cached]:
         """The values that the queries attend to, and the cache after keys and values are written to it.
 
-        queries (1, kv_heads, groups · S, head_dim), for a batch (kv_heads, B, S · groups, head_dim), and so the result.
-        keys, values (1, kv_heads, B · S, head_dim). In a traced graph, writing to an input makes a new value, and
-        writing to a buffer updates a Core ML state.
+        queries (1, kv_heads, groups · S, head_dim), and so the result. keys, values (1, kv_heads, S, head_dim). In a
+        traced graph, writing to an input makes a new value, and writing to a buffer updates a Core ML state.
         """
-        cached_keys, cached_values = self.written(keys, values)
-        k, v = (by_utterance(tensor, self.batch) for tensor in (cached_keys, cached_values))
+        k, v = self.written(keys, values)
         weights = torch.softmax(queries @ k.transpose(-1, -2) + self.mask, dim=-1)
-        return weights @ v, (cached_keys, cached_values)
+        return weights @ v, (k, v)
 
     def written(self, keys: Tensor, values: Tensor) -> Cached:
-        """The cache after the step's keys and values, (1, kv_heads, B · S, head_dim), are written to it."""
+        """The cache after the step's keys and values, (1, kv_heads, S, head_dim), are written to it."""
         cached_keys, cached_values = self.cached
         return (
             cached_keys.index_copy_(2, self.places, keys),
@@ -98,27 +94,17 @@ class ReadOnlyPast:
 
     cached: Cached
     mask: Tensor
-    """Added to scores of cached keys: (1, cache positions), for a batch (B, 1, cache positions)."""
+    """Added to scores of cached keys: (1, cache positions)."""
     own_mask: Tensor
-    """Added to scores of the step's own keys: (groups · S, S), for a batch (B, S · groups, S)."""
-    batch: int = 1
+    """Added to scores of the step's own keys: (groups · S, S)."""
 
     def attended(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Cached]:
         """The values that the queries attend to, and the step's own keys and values; shapes as in `Past.attended`."""
-        k, v, cached_k, cached_v = (
-            by_utterance(tensor, self.batch) for tensor in (keys, values, *self.cached)
-        )
-        scores = torch.cat(
-            (queries @ cached_k.transpose(-1, -2) + self.mask, queries @ k.transpose(-1, -2) + self.own_mask),
-            dim=-1,
-        )
-        weights, length = torch.softmax(scores, dim=-1), cached_k.size(2)
-        return weights[..., :length] @ cached_v + weights[..., length:] @ v, (keys, values)
-
-
-def by_utterance(rows: Tensor, batch: int) -> Tensor:
-    """A cache, or rows of one, (1, kv_heads, B · positions, head_dim), as (kv_heads, B, positions, head_dim)."""
-    return rows if batch == 1 else rows.reshape(rows.size(1), batch, -1, rows.size(3))
+        cached_k, cached_v = self.cached
+        before = queries @ cached_k.transpose(-1, -2) + self.mask
+        own = queries @ keys.transpose(-1, -2) + self.own_mask
+        weights, length = torch.softmax(torch.cat((before, own), dim=-1), dim=-1), cached_k.size(2)
+        return weights[..., :length] @ cached_v + weights[..., length:] @ values, (keys, values)
 
 
 def attended(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -157,8 +143,6 @@ class Attention(nn.Module):
         keep: slice = EVERY,
     ) -> tuple[Tensor, Cached]:
         """x (B, S, hidden) -> (B, kept, hidden), and the keys and values that were attended to."""
-        if past is not None and past.batch > 1:
-            return self._in_a_batch(x, rope, past)
         heads, width = self.kv_heads * self.groups, self.head_dim
         # reshape infers the axis that is -1.
         batch, total = (1, -1) if self.length is None else (-1, self.length)
@@ -177,23 +161,6 @@ class Attention(nn.Module):
             result, present = past.attended(q, k, v)
         result = result.reshape(batch, heads, queries, width).transpose(1, 2)
         return self.o_proj(result.reshape(batch, queries, heads * width)), present
-
-    def _in_a_batch(self, x: Tensor, rope: Rope | None, past: Past | ReadOnlyPast) -> tuple[Tensor, Cached]:
-        """`forward` for several utterances, each attending to its own part of the cache, which is viewed, not copied.
-
-        Key heads are the first axis, as in the cache; rows of the product are (S, heads that share a key head).
-        """
-        batch, kv_heads, groups, width = past.batch, self.kv_heads, self.groups, self.head_dim
-        q = self.q_proj(x).reshape(batch, -1, kv_heads * groups, width)
-        k = self.k_proj(x).reshape(batch, -1, kv_heads, width)
-        v = self.v_proj(x).reshape(batch, -1, kv_heads, width)
-        if rope is not None:
-            q, k = rotate(q, rope), rotate(k, rope)
-        k, v = (t.permute(2, 0, 1, 3).reshape(1, kv_heads, -1, width) for t in (k, v))
-        q = (q * width**-0.5).reshape(batch, -1, kv_heads, groups * width).permute(2, 0, 1, 3)
-        attended, present = past.attended(q.reshape(kv_heads, batch, -1, width), k, v)
-        attended = attended.reshape(kv_heads, batch, -1, groups * width).permute(1, 2, 0, 3)
-        return self.o_proj(attended.reshape(batch, -1, kv_heads * groups * width)), present
 
 
 def kept(x: Tensor, keep: slice) -> Tensor:

@@ -5,7 +5,6 @@ An executor is an entry point, found by its name, as commands are (`commands/cli
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,6 @@ from typing import Protocol, cast
 
 from voxcpm_constants.errors import MissingExtraError, VoxCPMError
 from voxcpm_runtime.audio.files import audio_file
-from voxcpm_runtime.batching.jobs import current_job
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.commands.batch_lines import BatchLine
 from voxcpm_runtime.commands.engine import loaded
@@ -107,7 +105,7 @@ def executor_factory(option: str) -> ExecutorFactory:
 
 
 class LocalExecutor:
-    """Speaks as many lines at a time as the bundle was converted for. Loads the step models when there is a line."""
+    """Speaks one line after another. Loads the step models when there is a line."""
 
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         self._bundle = bundle
@@ -145,26 +143,23 @@ def spoken_files(
 
     outputs: names of the files. warn: called with the index of an utterance and a warning about it.
     """
-    with _warnings_to(warn):
-        for index, speech in tts.speak_each(asked):
-            if isinstance(speech, VoxCPMError):
-                yield index, speech
-                continue
-            try:
-                yield index, SpokenFile.of(outputs[index], speech)
-            except VoxCPMError as error:
-                yield index, error
-
-
-@contextlib.contextmanager
-def _warnings_to(warn: Callable[[int, str], None]) -> Iterator[None]:
-    """Pass on each warning with the index of the utterance that its thread is speaking."""
+    speaking = 0
 
     def show(message: Warning | str, category: type[Warning], *_: object) -> None:
         if issubclass(category, UserWarning):
-            warn(current_job.get(), str(message))
+            warn(speaking, str(message))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show  # type: ignore[assignment]
-        yield
+        for index, speech in tts.speak_each(asked):
+            result: SpokenFile | VoxCPMError
+            if isinstance(speech, VoxCPMError):
+                result = speech
+            else:
+                try:
+                    result = SpokenFile.of(outputs[index], speech)
+                except VoxCPMError as error:
+                    result = error
+            speaking = index + 1
+            yield index, result

@@ -85,10 +85,6 @@ class Measurement(BaseModel):
     prefill_tokens_per_second: float
     """Both language models, in chunks."""
     patches_per_second: float
-    batch: int
-    """The bundle's batch size."""
-    batch_patches_per_second: float
-    """Total patches per second of `batch` utterances spoken at the same time."""
     real_time_factor: float
     """Seconds of work per second of speech, with prefill and decoding."""
     time_to_first_audio_seconds: float
@@ -118,12 +114,10 @@ def measure(
         for name, declared in tts.bundle.manifest.step_models.items()
         for length, seconds in _step_seconds(tts, declared, repeats).items()
     }
-    batch = tts.bundle.manifest.sizes.batch
     tokens = min(_PREFILL_TOKENS, tts.bundle.manifest.sizes.kv_length)
     sequence = build_sequence([1] * (tokens - 1), (a.patch_size, a.feat_dim))
     prefill = _median_seconds(lambda: tts.driver.prefill(sequence), repeats)
     first, whole = _streamed(tts, text, patches)
-    batch_patches = batch * patches / (_batched(tts, text, patches, batch) if batch > 1 else whole)
     # Before the bandwidth is measured, which takes a gigabyte itself.
     peak = peak_memory_bytes()
     weights = weight_bytes_a_patch(tts.bundle.manifest, precision)
@@ -147,8 +141,6 @@ def measure(
         step_milliseconds=steps,
         prefill_tokens_per_second=tokens / prefill,
         patches_per_second=patches / whole,
-        batch=batch,
-        batch_patches_per_second=batch_patches,
         real_time_factor=whole / (patches * a.patch_seconds),
         time_to_first_audio_seconds=first,
         peak_memory_bytes=peak,
@@ -207,7 +199,7 @@ def peak_memory_bytes() -> int:
 
 def _step_seconds(tts: VoxCPM, declared: StepModel, repeats: int) -> dict[int, float]:
     """Median seconds of one call, by length of the enumerated axis (in tokens or patches)."""
-    model, generator = tts.batch_driver.models[declared.name], np.random.default_rng(0)
+    model, generator = tts.driver.models[declared.name], np.random.default_rng(0)
     timed = {}
     a = tts.bundle.architecture
     unit = a.patch_input_samples if declared.name == AUDIO_VAE_ENCODER else 1
@@ -237,13 +229,6 @@ def _streamed(tts: VoxCPM, text: str, patches: int) -> tuple[float, float]:
 
     whole = _timed(speak, _SPEECHES, _SPEECH_SECONDS)
     return statistics.median(firsts), whole
-
-
-def _batched(tts: VoxCPM, text: str, patches: int, batch: int) -> float:
-    """Median seconds for a whole batch."""
-    given = {"text": text, "retry_badcase": False, **_one_utterance(patches)}
-    speak = lambda: tts.batch([given | {"seed": seed} for seed in range(batch)])  # noqa: E731
-    return _timed(speak, _SPEECHES, _SPEECH_SECONDS)
 
 
 def _one_utterance(patches: int) -> dict[str, Any]:
@@ -339,8 +324,6 @@ def _rows(measured: Measurement) -> Iterator[tuple[str, str]]:
     yield "time to first audio", f"{measured.time_to_first_audio_seconds:.2f} s"
     yield "prefill", f"{measured.prefill_tokens_per_second:.0f} tokens/s"
     yield "speech", f"{measured.patches_per_second:.2f} patches/s"
-    if measured.batch > 1:
-        yield f"{measured.batch} utterances", f"{measured.batch_patches_per_second:.2f} patches/s"
     yield "real-time factor", f"{measured.real_time_factor:.2f}"
     yield "peak memory", f"{measured.peak_memory_bytes / 1e9:.2f} GB"
     yield "weights a patch", f"{measured.weight_bytes_a_patch / 1e9:.2f} GB"

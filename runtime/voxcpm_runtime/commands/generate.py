@@ -103,7 +103,6 @@ def _speak(command: str, bundle: str | None, asked: Asked) -> None:
         control=voice.control,
         options=asked.options,
         seed=delivery.seed,
-        parallel_segments=delivery.parallel_segments,
         keep_partial=True,
     )
     arguments.recordings.check_files()

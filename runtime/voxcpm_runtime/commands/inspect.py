@@ -124,8 +124,6 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         longest = f"up to {speech['longest_seconds']:g} s or {speech['longest_tokens']} tokens"
         pace = f"{speech['seconds_beside']:g} s and {speech['seconds_per_letter'] * 1000:g} ms a letter"
         yield "utterances", f"{longest}; expected: {pace}"
-    if sizes["batch"] > 1:
-        yield "batch", f"{sizes['batch']} utterances at once"
     yield "positions", f"{sizes['kv_length']}, in chunks of {_spelled(sizes['prefill_chunks'])}"
     yield "precisions", _spelled({name: _megabytes(size, "MB") for name, size in facts["precisions"].items()})
     if facts["audio_vae_fp32"]:

@@ -69,12 +69,6 @@ class Delivery:
     seed: Annotated[
         int | None, typer.Option(help="The same seed gives the same speech. Default: random.")
     ] = None
-    parallel_segments: Annotated[
-        int,
-        typer.Option(
-            help="Number of segments of a long text to speak at the same time; needs a bundle converted with --batch."
-        ),
-    ] = 1
     keep_partial: Annotated[
         bool, typer.Option("--keep-partial", help="After Ctrl-C, write the speech so far.")
     ] = False

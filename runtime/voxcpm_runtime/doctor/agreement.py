@@ -77,7 +77,7 @@ def compared(model: StepFunction, declared: StepModel, sizes: StepSizes, vectors
         if state is not None:
             every_row = state.rows(0, max(t.shape_at(0)[2] for t in stream.declared.state))
             expected = {t.name: vectors[stream.key("state", t.name)] for t in declared.state}
-            states.append(lowest_correlation(left_by(stream, every_row, sizes), expected))
+            states.append(lowest_correlation(left_by(stream, every_row), expected))
     return Agreement(streams=by_stream, chain=tuple(chain), state=min(states) if states else None)
 
 

@@ -64,7 +64,6 @@ class Described(_Record):
     precision: Precision
     audio_vae_fp32: bool = False
     target: str
-    batch: int
     kv_length: int
     digest: str
     judged: bool
@@ -131,7 +130,6 @@ def report_of(
         precision=bundle.precision,
         audio_vae_fp32=manifest.audio_vae_fp32,
         target=manifest.target,
-        batch=manifest.sizes.batch,
         kv_length=manifest.sizes.kv_length,
         digest=bundle.digest,
         judged=bool(manifest.vector_files()),

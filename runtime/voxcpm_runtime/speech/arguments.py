@@ -40,8 +40,6 @@ class Arguments:
     """Ends the generation between two Euler steps; then Cancelled is raised."""
     keep_partial: bool = False
     """After `cancel`, return what was spoken until then; do not raise Cancelled."""
-    parallel_segments: int | None = 1
-    """Segments of a long text to speak at the same time, with a bundle converted for a batch."""
     saved_segments: SavedSegments | None = None
     """Where finished segments of a long text are saved, and found again by a later run."""
 
@@ -133,7 +131,6 @@ class Keywords(TypedDict, total=False):
     progress: ProgressCallback | None
     cancel: CancelToken | None
     keep_partial: bool
-    parallel_segments: int | None
     saved_segments: SavedSegments | None
     cfg_value: float
     inference_timesteps: int

@@ -20,7 +20,7 @@ import numpy as np
 
 from voxcpm_constants.bounds import MAX_READ_AT_ONCE
 from voxcpm_constants.errors import InputError, system_errors_as
-from voxcpm_runtime.argument_types import instance, whole_number
+from voxcpm_runtime.argument_types import instance
 from voxcpm_runtime.audio.pcm import Audio
 from voxcpm_runtime.bundle.opening import Bundle
 from voxcpm_runtime.model.driver import Driver
@@ -110,7 +110,6 @@ class Plan:
     progress: ProgressCallback | None
     cancel: CancelToken
     keep_partial: bool
-    parallel_segments: int
     saved_segments: SavedSegments | None
     text: str | None = None
     """The whole text; None if it comes later, as in a session."""
@@ -350,7 +349,6 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
     description = ""
     if arguments.control:
         description = checked_control(arguments.control, a, continues=recordings.continues)
-    parallel = 1 if arguments.parallel_segments is None else arguments.parallel_segments
     unread = Plan(
         bundle=bundle,
         voice=recordings.read(a, trimmed=options.trim_silence_vad),
@@ -360,7 +358,6 @@ def plan(bundle: Bundle, arguments: Arguments) -> Plan:
         progress=arguments.progress,
         cancel=cancel,
         keep_partial=arguments.keep_partial,
-        parallel_segments=whole_number(parallel, "parallel_segments", 1),
         saved_segments=arguments.saved_segments,
         text=arguments.text,
     )

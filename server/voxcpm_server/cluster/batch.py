@@ -1,6 +1,6 @@
 """`batch --ray`: lines are spoken by actors on all machines of a Ray cluster, and written where the command runs.
 
-lines, taken one after the other ─► two chunks at most for each actor ─► actor: files as bytes ─► written and recorded
+lines, taken one after the other ─► two at most for each actor ─► actor: files as bytes ─► written and recorded
 
 A line whose actor is lost, with its machine or alone, is given to another one. Only the command writes files, so none
 is written twice, and the output folder need not be shared.
@@ -28,14 +28,13 @@ from voxcpm_server.cluster.cluster import check_address, check_device, cluster, 
 
 _MAX_LOSSES = 3
 """Actors that a line may be lost with, and that a machine may lose."""
-_CHUNKS_AHEAD = 2
-"""Chunks of lines that an actor has: one that it speaks, and the next."""
+_LINES_OF_AN_ACTOR = 2
+"""One that it speaks, and the next."""
 _POLL_SECONDS = 0.5
 _LOOK_SECONDS = 5.0
 """How often machines that are new are looked for."""
 
 Warnings = list[str]
-Spoken = tuple[SpokenFile | VoxCPMError, Warnings]
 
 
 class Speaker:
@@ -57,17 +56,14 @@ class Speaker:
             return str(error)
         return ""
 
-    def speak(self, asked: list[Any], outputs: list[str]) -> list[Spoken]:
-        """The file or error of each line, and its warnings. Raises DeviceError for a GPU that can no longer be used."""
-        warned: list[Warnings] = [[] for _ in asked]
-        results = dict(
-            spoken_files(self._tts, asked, outputs, lambda index, text: warned[index].append(text))
-        )
-        for result in results.values():
-            # Another machine can speak the line.
-            if isinstance(result, DeviceError):
-                raise result
-        return [(results[index], warned[index]) for index in range(len(asked))]
+    def speak(self, asked: Any, output: str) -> tuple[SpokenFile | VoxCPMError, Warnings]:
+        """The file or error of a line, and its warnings. Raises DeviceError for a GPU that can no longer be used."""
+        warned: Warnings = []
+        ((_, result),) = spoken_files(self._tts, [asked], [output], lambda _, text: warned.append(text))
+        # Another machine can speak the line.
+        if isinstance(result, DeviceError):
+            raise result
+        return result, warned
 
 
 @dataclass
@@ -77,8 +73,8 @@ class _Actor:
     handle: Any
     opening: Any
     """Reference to the result of `open`; None when it is open."""
-    running: dict[Any, list[Task]] = field(default_factory=dict)
-    """Its chunks, by the reference to their results."""
+    running: dict[Any, Task] = field(default_factory=dict)
+    """Its lines, by the reference to their results."""
 
 
 def ray_executor(address: str, name: str | None, bundle: Any, engine: Engine) -> RayExecutor:
@@ -123,7 +119,6 @@ class _ClusterRun:
         self._opening = (name, engine, bundle.digest)
         self._bundle = bundle
         self._engine = engine
-        self._chunk = bundle.manifest.sizes.batch
         self._tasks = tasks
         self._waiting = deque([first])
         self._more = True
@@ -197,29 +192,26 @@ class _ClusterRun:
         return _Actor(node, made, made.open.remote(*self._opening))
 
     def _give_work(self) -> None:
-        for ahead in range(_CHUNKS_AHEAD):
+        for ahead in range(_LINES_OF_AN_ACTOR):
             for actor in self._actors:
-                if actor.opening is None and len(actor.running) == ahead and (chunk := self._next_chunk()):
-                    asked, outputs = zip(*((a, task.line.output) for task, a in chunk), strict=True)
-                    ref = actor.handle.speak.remote(list(asked), list(outputs))
-                    actor.running[ref] = [task for task, _ in chunk]
+                if actor.opening is None and len(actor.running) == ahead and (line := self._next_line()):
+                    task, arguments = line
+                    actor.running[actor.handle.speak.remote(arguments, task.line.output)] = task
 
-    def _next_chunk(self) -> list[tuple[Task, Any]]:
-        """The next lines with their arguments; lines that were lost come first."""
-        chunk: list[tuple[Task, Any]] = []
-        while len(chunk) < self._chunk:
+    def _next_line(self) -> tuple[Task, Any] | None:
+        """The next line with its arguments; lines that were lost come first."""
+        while True:
             if not self._waiting and self._more:
                 task = next(self._tasks, None)
                 self._more = task is not None
                 self._waiting.extend([] if task is None else [task])
             if not self._waiting:
-                break
+                return None
             task = self._waiting.popleft()
             try:
-                chunk.append((task, task.self_contained(self._bundle)))
+                return task, task.self_contained(self._bundle)
             except VoxCPMError as error:
                 self._failed.append((task, error))
-        return chunk
 
     def _ended(self, ref: Any) -> Iterator[tuple[Task, SpokenFile | VoxCPMError, Warnings]]:
         actor = next((a for a in self._actors if ref is a.opening or ref in a.running), None)
@@ -231,8 +223,7 @@ class _ClusterRun:
             self._lost(actor, first_line(error))
             return
         if ref is not actor.opening:
-            for task, (outcome, warnings) in zip(actor.running.pop(ref), result, strict=True):
-                yield task, outcome, warnings
+            yield actor.running.pop(ref), *result
             return
         actor.opening = None
         if result:
@@ -244,32 +235,29 @@ class _ClusterRun:
         self._crashes[actor.node] += 1
         if self._crashes[actor.node] >= _MAX_LOSSES:
             self._refuse(actor.node, reason)
-        # It speaks the oldest chunk; what waits behind that is not to blame.
+        # It speaks the oldest line; what waits behind that is not to blame.
         oldest = next(iter(actor.running.values()), None)
-        for chunk in reversed(actor.running.values()):
-            self._again(chunk, reason if chunk is oldest else None)
+        for task in reversed(actor.running.values()):
+            self._again(task, reason if task is oldest else None)
         # Its machine may be there still.
         self._looked = float("-inf")
 
-    def _again(self, chunk: list[Task], reason: str | None) -> None:
-        """Let others speak a chunk. reason: why a process ended while it spoke this; None if it did not."""
-        for task in reversed(chunk):
-            self._losses[task.line.line] += reason is not None
-            if self._losses[task.line.line] < _MAX_LOSSES:
-                self._waiting.appendleft(task)
-            else:
-                lost = InputError(
-                    f"{_MAX_LOSSES} processes ended that were to speak it, the last one: {reason}"
-                )
-                self._failed.append((task, lost))
+    def _again(self, task: Task, reason: str | None) -> None:
+        """Let another actor speak a line. reason: why a process ended while it spoke this; None if it did not."""
+        self._losses[task.line.line] += reason is not None
+        if self._losses[task.line.line] < _MAX_LOSSES:
+            self._waiting.appendleft(task)
+        else:
+            lost = InputError(f"{_MAX_LOSSES} processes ended that were to speak it, the last one: {reason}")
+            self._failed.append((task, lost))
 
     def _refuse(self, node: str, reason: str) -> None:
         """Leave a machine out from now on."""
         self._refused[node] = f"{machine_name(node)}: {reason}"
         for actor in [actor for actor in self._actors if actor.node == node]:
             self._drop(actor)
-            for chunk in reversed(actor.running.values()):
-                self._again(chunk, None)
+            for task in reversed(actor.running.values()):
+                self._again(task, None)
         self._check_hope()
 
     def _check_hope(self) -> None:

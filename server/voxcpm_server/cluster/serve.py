@@ -33,7 +33,6 @@ from voxcpm_server.errors import RETRY_SECONDS
 from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.middleware.metrics import suspicious_warnings_counted
 from voxcpm_server.settings import Replication, Settings
-from voxcpm_server.speech.speaking import turns_of
 
 _APP = "voxcpm-coreml"
 _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
@@ -89,15 +88,13 @@ def serve_on_ray(
     settings = _for_machines(settings, address)
     bundle = opened(name, replace(engine, device="cpu", threads=None))
     engine = replace(engine, precision=bundle.precision, verify=False)
-    concurrency = settings.concurrency or turns_of(bundle.manifest.sizes.batch)
-    settings = replace(settings, concurrency=concurrency)
     with contextlib.ExitStack() as stack:
         mark = None if address == LOCAL else stack.enter_context(_marked(settings.voices_folder))
         stack.enter_context(cluster(address))
         stop = stack.enter_context(_stopped_by_signals())
         _check_room(address, engine, replication)
         arguments = (everywhere(name), engine, bundle.digest, settings, keys, mark)
-        _start(settings, _deployment(engine, settings, replication, concurrency).bind(*arguments))
+        _start(settings, _deployment(engine, settings, replication).bind(*arguments))
         stack.callback(serve.shutdown)
         yield f"http://{settings.host}:{settings.port}"
         while not stop.wait(_POLL_SECONDS):
@@ -210,14 +207,14 @@ def _check_room(address: str, engine: Engine, replication: Replication) -> None:
             )
 
 
-def _deployment(engine: Engine, settings: Settings, replication: Replication, concurrency: int) -> Any:
+def _deployment(engine: Engine, settings: Settings, replication: Replication) -> Any:
     maximum = replication.max_replicas or replication.replicas
     count: dict[str, Any] = {"num_replicas": replication.replicas}
     if maximum > replication.replicas:
         scaling = AutoscalingConfig(
             min_replicas=replication.replicas,
             max_replicas=maximum,
-            target_ongoing_requests=concurrency,
+            target_ongoing_requests=settings.concurrency,
         )
         count = {"autoscaling_config": scaling}
     return serve.deployment(
@@ -225,7 +222,10 @@ def _deployment(engine: Engine, settings: Settings, replication: Replication, co
         name="speech",
         ray_actor_options=_needs(engine),
         # A websocket is a request for as long as it is open.
-        max_ongoing_requests=concurrency + settings.queue + settings.max_conversations + _SPARE_REQUESTS,
+        max_ongoing_requests=settings.concurrency
+        + settings.queue
+        + settings.max_conversations
+        + _SPARE_REQUESTS,
         max_queued_requests=settings.queue + _SPARE_REQUESTS,
         # What the proxy refuses never comes to the app; its answer has a text of Ray's own.
         backpressure_config=BackpressureConfig(retry_after_s=float(RETRY_SECONDS)),

@@ -130,9 +130,8 @@ class Bundles:
     """All bundles of a server. It belongs to one event loop.
 
     default: the bundle that OpenAI's model names mean; if it is given open, it is never closed. default_name: its own
-    name; None for its generation. named: the others. speeches_of: makes what speaks with a loaded bundle. when_default:
-    called with that of the default bundle. max_bytes: limit on resident memory when loading; None for no limit.
-    memory: measures it.
+    name; None for its generation. named: the others. speeches_of: makes what speaks with a loaded bundle. max_bytes:
+    limit on resident memory when loading; None for no limit. memory: measures it.
     """
 
     def __init__(
@@ -142,21 +141,15 @@ class Bundles:
         named: Mapping[str, Source],
         speeches_of: Callable[[VoxCPM], Speeches],
         *,
-        when_default: Callable[[Speeches], object] = lambda _: None,
         max_bytes: int | None = None,
         memory: Callable[[], int] = resident_bytes,
     ) -> None:
-        def default_speeches_of(tts: VoxCPM) -> Speeches:
-            speeches = speeches_of(tts)
-            when_default(speeches)
-            return speeches
-
         if isinstance(default, VoxCPM):
             given = Unloaded(0, default.bundle.architecture.generation, lambda: default)
-            self.default = Served(default_name or given.generation, lambda: given, default_speeches_of)
+            self.default = Served(default_name or given.generation, lambda: given, speeches_of)
             self.default.put(default)
         else:
-            self.default = Served(default_name or "", default, default_speeches_of)
+            self.default = Served(default_name or "", default, speeches_of)
         self._owned = not self.is_ready
         self._named = {name: Served(name, source, speeches_of) for name, source in named.items()}
         self._max_bytes = max_bytes

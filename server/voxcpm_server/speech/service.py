@@ -42,7 +42,7 @@ class Service:
         self.settings = settings
         self._several_keys = len(keys) > 1
         per_key = settings.queue_per_key or self.max_per_key(settings.queue)
-        self.queue = FairQueue(settings.concurrency or 1, settings.queue, per_key)
+        self.queue = FairQueue(settings.concurrency, settings.queue, per_key)
         maximum = settings.max_conversations
         self.conversations = OpenConversations(maximum, self.max_per_key(maximum))
         self.metrics = Metrics(self.queue, self.conversations)
@@ -51,7 +51,6 @@ class Service:
             settings.model_name,
             named,
             lambda tts: Speeches(tts, settings, self.queue, self.metrics),
-            when_default=self._widen,
             max_bytes=bytes_of(settings.max_memory, "--max-memory") if settings.max_memory else None,
         )
         self.sessions = Sessions(settings, self.metrics)
@@ -70,11 +69,6 @@ class Service:
     def max_per_key(self, maximum: int) -> int:
         """How many of `maximum` one key may have: half of them if there are several keys."""
         return max(1, maximum // 2) if self._several_keys else maximum
-
-    def _widen(self, speeches: Speeches) -> None:
-        """Only the default bundle widens the queue: others may be closed again, and the queue never shrinks."""
-        if self.settings.concurrency is None:
-            self.queue.widen(speeches.turns)
 
     def check_alone(self, what: str) -> None:
         """Raises ApiError (501) if other apps answer at the same address. what: the subject of the message."""

@@ -21,36 +21,16 @@ from voxcpm_server.settings import Settings
 from voxcpm_server.speech.pipe import Pipe, Playback
 from voxcpm_server.speech.queueing import FairQueue, Turn
 
-# Without batch slots: while one text is encoded or sent, the other one is spoken.
-_TURNS_WITHOUT_BATCH = 2
-
-
-def turns_of(slots: int) -> int:
-    """Texts that a bundle with so many batch slots speaks at the same time, unless `--concurrency` is given."""
-    return max(_TURNS_WITHOUT_BATCH, slots)
-
 
 class Speeches:
-    """Speaks with one bundle: plans, waits in the queue, and streams.
-
-    On a bundle with batch slots, requests, sessions and jobs share the calls of one batch.
-    """
+    """Speaks with one bundle: plans, waits in the queue, and streams."""
 
     def __init__(self, tts: VoxCPM, settings: Settings, queue: FairQueue, metrics: Metrics) -> None:
         self._tts = tts
         self._settings = settings
         self._metrics = metrics
         self._running: set[SpeechStream] = set()
-        slots = tts.bundle.manifest.sizes.batch
-        self._batch = tts.continuous_batch() if slots > 1 else None
-        self.shares_slots = self._batch is not None
-        """Whether each speech keeps a batch slot to the end of its segment."""
-        self.turns = turns_of(slots)
-        """Texts that it speaks at the same time, unless `--concurrency` is given."""
-        # A default bundle with slots may have widened the queue beyond what this one can use.
-        narrow = not self.shares_slots and settings.concurrency is None
-        self.queue = queue.narrowed(self.turns) if narrow else queue
-        """The queue of this bundle's requests."""
+        self.queue = queue
 
     @property
     def sample_rate(self) -> int:
@@ -97,25 +77,23 @@ class Speeches:
 
     def speak_plan(self, plan: Plan) -> Speech:
         """The whole speech of a plan, on this thread and without a turn. Raises as `VoxCPM.speak_plan`."""
-        return (self._batch or self._tts).speak_plan(plan)
+        return self._tts.speak_plan(plan)
 
     def session(self, **given: Any) -> Session:
         """A session, which speaks on its own thread. Arguments and errors as of `VoxCPM.session`."""
-        return self._tts.session(**given, batch=self._batch)
+        return self._tts.session(**given)
 
     async def close(self) -> None:
         """Cancel all streams, and wait until they have ended."""
         for stream in list(self._running):
             await stream.aclose()
-        if self._batch is not None:
-            self._batch.close()
 
     # Generators, so that recordings are encoded on the stream's thread, too.
     def _whole(self, plan: Plan) -> Iterator[Audio]:
         yield self.speak_plan(plan).audio
 
     def _streamed(self, plan: Plan) -> Iterator[Audio]:
-        yield from (self._batch or self._tts).stream_plan(plan, chunk_patches=1)
+        yield from self._tts.stream_plan(plan, chunk_patches=1)
 
 
 class _LengthBound:

@@ -44,9 +44,9 @@ def test_the_saved_choice_comes_before_the_usual_unit(core_ml: StandIn, tiny_bun
     save_measured_units(bundle.digest, {LOCDIT_STEP: "all", FEAT_ENCODER: "portable"})
     with VoxCPM.from_bundle(bundle) as tts:
         assert units(core_ml)[LOCDIT_STEP] == "ALL"
-        assert isinstance(tts.batch_driver.models[FEAT_ENCODER], PortableStepModel)
+        assert isinstance(tts.driver.models[FEAT_ENCODER], PortableStepModel)
     with VoxCPM.from_bundle(bundle, backend="coreml") as tts:
-        assert isinstance(tts.batch_driver.models[FEAT_ENCODER], CoreMLStepModel)
+        assert isinstance(tts.driver.models[FEAT_ENCODER], CoreMLStepModel)
 
 
 def test_the_cpu_takes_the_place_of_a_unit_that_refuses(core_ml: StandIn, tiny_bundle: Path) -> None:

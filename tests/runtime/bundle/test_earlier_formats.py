@@ -42,13 +42,20 @@ def test_a_bundle_without_a_field_that_its_release_did_not_have_yet_opens(bundle
         document["schema_version"] = 1
         for name in ("speech", "target", "kv_cache"):
             document.pop(name)
-        document["sizes"].pop("batch")
 
     edit_manifest(bundle_folder, as_the_first)
 
     manifest = open_bundle(bundle_folder).manifest
     assert (manifest.schema_version, manifest.target, manifest.kv_cache) == (1, "macOS14", "scatter")
-    assert manifest.sizes.batch == 1
+
+
+def test_a_bundle_of_a_release_that_spoke_several_utterances_in_one_call(bundle_folder: Path) -> None:
+    edit_manifest(bundle_folder, lambda document: document["sizes"].update(batch=1))
+    assert open_bundle(bundle_folder).manifest.sizes.kv_length
+
+    edit_manifest(bundle_folder, lambda document: document["sizes"].update(batch=4))
+    with pytest.raises(BundleError, match="sizes: Value error, expected batch 1, found 4; convert again"):
+        open_bundle(bundle_folder)
 
 
 def test_a_bundle_without_a_field_that_it_needs_is_refused_by_its_name(bundle_folder: Path) -> None:

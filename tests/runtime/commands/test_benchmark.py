@@ -26,8 +26,8 @@ class Counted:
 
 def test_a_patch_takes_the_calls_that_are_counted_for_it(tiny_bundle):
     with VoxCPM.from_bundle(tiny_bundle, "fp32") as tts:
-        models = {name: Counted(model) for name, model in tts.batch_driver.models.items()}
-        tts.batch_driver.models.update(models)
+        models = {name: Counted(model) for name, model in tts.driver.models.items()}
+        tts.driver.models.update(models)
         after = []
         for patches in (3, 8):
             tts.generate("hello.", seed=0, min_len=patches, max_len=patches, retry_badcase=False)

@@ -144,7 +144,6 @@ CALLS = {
     "batch": lambda tts: tts.batch([{"text": "hi.", "seed": 3}]),
     "streaming": lambda tts: list(tts.generate_streaming("hi.", seed=3)),
     "session": said_in_a_session,
-    "continuous batch": lambda tts: tts.continuous_batch().speak_plan(tts.plan("hi.", seed=3)),
 }
 
 

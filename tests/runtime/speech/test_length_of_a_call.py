@@ -69,33 +69,10 @@ def test_streamed_speech_ends_where_whole_speech_does(tts):
             np.testing.assert_array_equal(np.concatenate(chunks), whole)
 
 
-def test_segments_at_the_same_time_end_as_those_in_turn(batched):
-    again = 0
-    for most in (5, 25, 45):
-        in_turn = batched.speak(TEXT, max_len=most, **GIVEN)
-        at_once = batched.speak(TEXT, max_len=most, parallel_segments=3, **GIVEN)
-
-        np.testing.assert_array_equal(at_once.audio, in_turn.audio)
-        assert [s.seed for s in at_once.segments] == [s.seed for s in in_turn.segments]
-        assert (at_once.stopped, at_once.attempts) == (in_turn.stopped, in_turn.attempts)
-        again += in_turn.attempts > 1
-    assert again
-
-
-def test_segments_far_behind_the_end_are_not_spoken(batched, batch_models):
-    book = TEXT * 40
-    batched.speak(book, max_len=20, **GIVEN)
-    in_turn = len(batch_models["locdit_step"].calls)
-
-    batched.speak(book, max_len=20, parallel_segments=3, **GIVEN)
-
-    assert len(batch_models["locdit_step"].calls) - in_turn < 4 * in_turn
-
-
-@pytest.mark.parametrize(("most", "then"), [(21, 1), (30, 3)])
-def test_an_interrupted_speech_ends_where_an_uninterrupted_one_does(batched, tmp_path, most, then):
+@pytest.mark.parametrize("most", [21, 30])
+def test_an_interrupted_speech_ends_where_an_uninterrupted_one_does(tts, tmp_path, most):
     given = GIVEN | {"max_len": most}
-    whole = batched.speak(TEXT, **given)
+    whole = tts.speak(TEXT, **given)
 
     class Interrupted(Exception):
         pass
@@ -108,18 +85,18 @@ def test_an_interrupted_speech_ends_where_an_uninterrupted_one_does(batched, tmp
         return SavedSegments(tmp_path / "a.wav", "d", 3, drawn=False)
 
     with pytest.raises(Interrupted):
-        batched.speak(TEXT, saved_segments=saved(), progress=interrupted, parallel_segments=4 - then, **given)
+        tts.speak(TEXT, saved_segments=saved(), progress=interrupted, **given)
     for _ in range(2):
-        speech = batched.speak(TEXT, saved_segments=saved(), parallel_segments=then, **given)
+        speech = tts.speak(TEXT, saved_segments=saved(), **given)
         np.testing.assert_array_equal(speech.audio, whole.audio)
 
 
-def test_each_utterance_of_a_batch_has_its_own_bound(batched):
+def test_each_utterance_of_a_batch_has_its_own_bound(tts):
     bounds = (9, 25, None)
-    speeches = batched.batch([{"text": TEXT, "max_len": most, **GIVEN} for most in bounds])
+    speeches = tts.batch([{"text": TEXT, "max_len": most, **GIVEN} for most in bounds])
 
     for most, speech in zip(bounds, speeches, strict=True):
-        np.testing.assert_array_equal(speech.audio, batched.speak(TEXT, max_len=most, **GIVEN).audio)
+        np.testing.assert_array_equal(speech.audio, tts.speak(TEXT, max_len=most, **GIVEN).audio)
 
 
 def test_text_that_is_not_spoken_is_said(tts):

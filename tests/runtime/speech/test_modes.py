@@ -171,7 +171,6 @@ def test_what_no_bundle_can_do_is_refused_before_one_is_opened(folder, capsys, c
         ("clone", ["--text", "a", "--reference", "nowhere.wav"], "no such file"),
         ("generate", ["--text", "hello there.", "--min-len", "400"], "but the KV cache has 48"),
         ("generate", ["--text", "a", "--seed", "-1"], "seed must be a whole number from 0"),
-        ("generate", ["--text", "a", "--parallel-segments", "0"], "parallel_segments must be a whole number"),
         ("clone", ["--text", "a", "--reference", "prompt.txt"], "expected an audio file"),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_plan_is_spoken_whole_and_in_chunks(tts):
 
 def test_a_plan_of_another_bundle_is_refused(tts, bundle_folder):
     other = open_bundle(bundle_folder, "fp16")
-    plan = VoxCPM(other, tts.batch_driver).plan("a")
+    plan = VoxCPM(other, tts.driver).plan("a")
 
     with pytest.raises(InputError, match="made for another bundle"):
         tts.speak_plan(plan)

@@ -81,7 +81,7 @@ def test_what_was_kept_of_a_voice_is_not_computed_again(tts, recordings, tmp_pat
 
     def anew():
         """The bundle opened again with nothing in memory, as in another process."""
-        return VoxCPM(tts.bundle, tts.batch_driver)
+        return VoxCPM(tts.bundle, tts.driver)
 
     in_memory, from_file = again(tts), again(anew())
     for prefix in prefix_files(path):

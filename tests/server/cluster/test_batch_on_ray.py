@@ -156,10 +156,10 @@ def test_a_line_that_ends_every_process_fails_and_the_others_are_spoken(
         def open(self, *_: object) -> str:
             return ""
 
-        def speak(self, asked: list[str], outputs: list[str]) -> list[Any]:
-            if "bad" in outputs:
+        def speak(self, asked: str, output: str) -> tuple[str, list[str]]:
+            if output == "bad":
                 os._exit(1)
-            return [(text, []) for text in asked]
+            return asked, []
 
     def task(line: int, output: str) -> Any:
         return SimpleNamespace(
@@ -167,9 +167,9 @@ def test_a_line_that_ends_every_process_fails_and_the_others_are_spoken(
         )
 
     monkeypatch.setattr(cluster_batch, "Speaker", Dies)
-    sizes = SimpleNamespace(manifest=SimpleNamespace(sizes=SimpleNamespace(batch=1)), digest="")
+    bundle = SimpleNamespace(digest="")
     engine = SimpleNamespace(device="cpu", threads=None)
-    executor = cluster_batch.RayExecutor(cluster.address, None, sizes, engine)
+    executor = cluster_batch.RayExecutor(cluster.address, None, bundle, engine)
     names = ["good", "bad", *["good"] * 6]
     given = (task(line, name) for line, name in enumerate(names, start=1))
     results = {t.line.line: r for t, r in executor(given, CancelToken(), lambda _: None, lambda *_: None)}

@@ -100,42 +100,6 @@ def test_large_json_is_read_on_a_thread_and_a_full_queue_refuses_it_unread(
     assert len(names) == 2
 
 
-def stand_in(slots: int) -> Any:
-    manifest = SimpleNamespace(sizes=SimpleNamespace(batch=slots))
-    architecture = SimpleNamespace(patch_seconds=0.1, output_sample_rate=16_000)
-    return SimpleNamespace(
-        bundle=SimpleNamespace(manifest=manifest, architecture=architecture),
-        plan=lambda **_: SimpleNamespace(bundle=SimpleNamespace(architecture=architecture)),
-        continuous_batch=lambda: None,
-    )
-
-
-def test_only_the_default_bundle_widens_the_queue(without_bundle: Serving) -> None:
-    service = without_bundle().service
-    service.bundles.default.speeches_of(stand_in(3))
-    assert service.queue._turns == 3
-    next(iter(service.bundles.every)).speeches_of(stand_in(2))
-    Speeches(stand_in(8), Settings(), service.queue, service.metrics)
-    assert service.queue._turns == 3
-
-
-def test_a_bundle_without_a_batch_speaks_two_texts_however_wide_the_default_one_made_the_queue() -> None:
-    async def texts_at_the_same_time(slots: int, settings: Settings) -> int:
-        queue = FairQueue(5, 10, 10)
-        speeches = Speeches(stand_in(slots), settings, queue, None)  # type: ignore[arg-type]
-        entering = [asyncio.ensure_future(speeches.queue.enter("a")) for _ in range(5)]
-        await asyncio.sleep(0.01)
-        entered = sum(task.done() for task in entering)
-        for task in entering:
-            task.cancel()
-        return entered
-
-    assert asyncio.run(texts_at_the_same_time(1, Settings())) == 2
-    assert asyncio.run(texts_at_the_same_time(5, Settings())) == 5
-    # What the operator says holds for all bundles.
-    assert asyncio.run(texts_at_the_same_time(1, Settings(concurrency=5))) == 5
-
-
 def test_an_answer_whose_first_bytes_nobody_takes_is_given_up() -> None:
     ended = []
 
@@ -184,9 +148,13 @@ def test_a_thread_that_cannot_start_gives_its_turn_back(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(SpeechStream, "__init__", refused)
 
+    architecture = SimpleNamespace(patch_seconds=0.1, output_sample_rate=16_000)
+    bundle = SimpleNamespace(architecture=architecture)
+    tts: Any = SimpleNamespace(bundle=bundle, plan=lambda **_: SimpleNamespace(bundle=bundle))
+
     async def begun() -> int:
         queue = FairQueue(1, 1, 1)
-        speeches = Speeches(stand_in(1), Settings(), queue, None)  # type: ignore[arg-type]
+        speeches = Speeches(tts, Settings(), queue, None)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="new thread"):
             await speeches.begin("a", await speeches.planned({}), whole=False, speed=1.0, began=0.0)
         return queue.busy

@@ -36,86 +36,51 @@ def test_keys_take_turns() -> None:
     assert asyncio.run(order()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-def test_the_bounds_count_who_waits_for_either_queue() -> None:
-    async def scenario() -> None:
-        queue = FairQueue(2, 3, 2)
-        narrow = queue.narrowed(1)
-        turns = [await narrow.enter("a"), await queue.enter("b")]
-        tasks = [asyncio.create_task(one.enter("a")) for one in (narrow, queue)]
-        await asyncio.sleep(0)
-        for one in (narrow, queue):
-            with pytest.raises(ApiError) as own:
-                one.check("a")
-            assert own.value.status_code == 429
-        tasks.append(asyncio.create_task(narrow.enter("b")))
-        await asyncio.sleep(0)
-        for one in (narrow, queue):
-            with pytest.raises(ApiError) as anyones:
-                one.check("c")
-            assert anyones.value.status_code == 503
-        for turn in turns:
-            turn.leave()
-        for task in asyncio.as_completed(tasks, timeout=5):
-            (await task).leave()
-        assert (queue.busy, queue.waiting, narrow.busy) == (0, 0, 0)
-
-    asyncio.run(scenario())
-
-
 async def rested() -> None:
     """Let everything happen that is due."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-def test_the_last_line_has_both_turns_of_a_narrow_queue_and_is_wanted_by_who_waits_for_either() -> None:
+def test_the_bounds_count_who_waits() -> None:
     async def scenario() -> None:
-        queue = FairQueue(2, 10, 10)
-        narrow = queue.narrowed(1)
-        job = await narrow.enter_last()
-        assert (queue.busy, narrow.busy, job.is_wanted) == (1, 1, False)
-        request = asyncio.create_task(narrow.enter("a"))
-        await rested()
-        assert (job.is_wanted, request.done()) == (True, False)
-        job.leave()
-        turn = await asyncio.wait_for(request, 5)
+        queue = FairQueue(1, 3, 2)
+        turn = await queue.enter("a")
+        tasks = [asyncio.create_task(queue.enter("a")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as own:
+            queue.check("a")
+        assert own.value.status_code == 429
+        tasks.append(asyncio.create_task(queue.enter("b")))
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as anyones:
+            queue.check("c")
+        assert anyones.value.status_code == 503
         turn.leave()
-
-        job = await narrow.enter_last()
-        others = [asyncio.create_task(queue.enter("b")) for _ in range(2)]
-        await rested()
-        assert job.is_wanted
-        job.leave()
-        for other in others:
-            (await asyncio.wait_for(other, 5)).leave()
-        assert (queue.busy, queue.waiting, narrow.busy) == (0, 0, 0)
+        for task in asyncio.as_completed(tasks, timeout=5):
+            (await task).leave()
+        assert (queue.busy, queue.waiting) == (0, 0)
 
     asyncio.run(scenario())
 
 
-def test_a_request_that_waits_for_a_narrow_turn_goes_before_the_last_line() -> None:
-    """The wide turn is left in the moment in which the request is called to the narrow one, before it waits for it."""
-
+def test_the_last_line_is_wanted_by_requests_and_goes_after_them() -> None:
     async def order() -> list[str]:
         queue, served = FairQueue(1, 10, 10), []
-        narrow = queue.narrowed(1)
-        turn = await narrow.enter("a")
+        job = await queue.enter_last()
+        assert (queue.busy, job.is_wanted) == (1, False)
 
-        async def request(name: str) -> None:
-            own = await narrow.enter("a")
+        async def one(name: str) -> None:
+            own = await (queue.enter_last() if name == "job" else queue.enter("a"))
             served.append(name)
             own.leave()
 
-        async def job() -> None:
-            own = await queue.enter_last()
-            served.append("job")
-            own.leave()
-
-        tasks = [asyncio.create_task(one) for one in (job(), request("first"), request("second"))]
-        await rested()
-        turn.leave()
+        tasks = [asyncio.create_task(one(name)) for name in ("job", "first", "second")]
+        await asyncio.sleep(0)
+        assert job.is_wanted
+        job.leave()
         await asyncio.wait_for(asyncio.gather(*tasks), 5)
-        assert (queue.busy, queue.waiting, narrow.busy) == (0, 0, 0)
+        assert (queue.busy, queue.waiting) == (0, 0)
         return served
 
     assert asyncio.run(order()) == ["first", "second", "job"]
@@ -123,33 +88,31 @@ def test_a_request_that_waits_for_a_narrow_turn_goes_before_the_last_line() -> N
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whoever_comes_and_goes_nobody_is_forgotten_and_no_queue_is_exceeded(seed: int) -> None:
-    """Requests and jobs of a wide and a narrow queue, some of which go away, in a random order."""
+    """Requests and jobs, some of which go away, in a random order."""
     rng = random.Random(seed)
 
     async def scenario() -> None:
         queue = FairQueue(3, 1000, 1000)
-        narrow = queue.narrowed(2)
-        holding: Counter[FairQueue] = Counter()
+        holding = 0
         served: Counter[str] = Counter()
 
-        async def speaks(asked: FairQueue, turn: Turn, kind: str) -> None:
-            holding[asked] += 1
-            assert holding.total() <= 3
-            assert holding[narrow] <= 2
+        async def speaks(turn: Turn, kind: str) -> None:
+            nonlocal holding
+            holding += 1
+            assert holding <= 3
             try:
                 for _ in range(rng.randrange(5)):
                     await asyncio.sleep(0)
                     if kind == "job" and turn.is_wanted:
                         break
             finally:
-                holding[asked] -= 1
+                holding -= 1
                 turn.leave()
             served[kind] += 1
 
         async def one(kind: str) -> None:
-            asked = rng.choice((queue, narrow))
-            turn = await (asked.enter(rng.choice("ab")) if kind == "request" else asked.enter_last())
-            await speaks(asked, turn, kind)
+            turn = await (queue.enter(rng.choice("ab")) if kind == "request" else queue.enter_last())
+            await speaks(turn, kind)
 
         tasks: list[asyncio.Task[Any]] = []
         for _ in range(200):
@@ -162,6 +125,6 @@ def test_whoever_comes_and_goes_nobody_is_forgotten_and_no_queue_is_exceeded(see
         assert {type(each) for each in ended} <= {type(None), asyncio.CancelledError}
         assert served.total() == sum(each is None for each in ended)
         assert min(served["request"], served["job"]) > 10
-        assert (queue.busy, queue.waiting, narrow.busy) == (0, 0, 0)
+        assert (queue.busy, queue.waiting) == (0, 0)
 
     asyncio.run(scenario())

@@ -95,5 +95,4 @@ def _function(case: Any, folder: Path) -> Function:
         state="native" if case.state else "passed",
         target=case.linted_as or case.target,
         precision=case.precision,
-        batch=case.batch,
     )

@@ -24,16 +24,15 @@ from voxcpm_runtime.commands import cli
 from voxcpm_validation.lint import interface, shapes
 from voxcpm_validation.lint.bundle import lint_bundle, read_functions
 
-# Every bundle that the tests convert: both structures, both targets, a batch and the optional forms.
+# Every bundle that the tests convert: both structures, both targets and the optional forms.
 BUNDLES = (
     "tiny_bundle",
     "tiny_bundle_15",
-    "tiny_batch_bundle",
     "tiny_parts_bundle",
     "second_bundle",
     "speaking_bundle",
 )
-# What none of these has: VoxCPM2 in fp16 and int8 for macOS 15, a batch there, and one key/value head with plain
+# What none of these has: VoxCPM2 in fp16 and int8 for macOS 15, and one key/value head with plain
 # convolutions in the AudioVAE. Only the step models that this changes, each once: conversions take long.
 SIZES = StepSizes(kv_length=128, prefill_chunks=(1, 16))
 PACKAGES: dict[str, tuple[Any, ...]] = {
@@ -42,13 +41,6 @@ PACKAGES: dict[str, tuple[Any, ...]] = {
         (BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_STEP),
         SIZES,
         ("fp16", "int8"),
-        "macOS15",
-    ),
-    "batch-15": (
-        "tiny",
-        (BASE_LM_STEP, LOCDIT_STEP),
-        SIZES.model_copy(update={"batch": 3}),
-        ("fp16",),
         "macOS15",
     ),
     "unusual": (

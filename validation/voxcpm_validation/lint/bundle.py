@@ -83,7 +83,6 @@ def read_functions(
             state=form.state,
             target=manifest.target,
             precision=precision,
-            batch=manifest.sizes.batch,
             is_first=name == next(iter(form.functions)),
         )
         for name, declared in form.functions.items()

@@ -60,7 +60,6 @@ class Function:
     state: StateForm
     target: Target
     precision: Precision
-    batch: int
     is_first: bool
 
     @cached_property
@@ -135,7 +134,6 @@ def read_function(
     state: StateForm,
     target: Target,
     precision: Precision,
-    batch: int = 1,
     is_first: bool = True,
 ) -> Function:
     """Read one function of a package. Raises PackageError for a package that is incomplete or damaged."""
@@ -156,7 +154,6 @@ def read_function(
         state=state,
         target=target,
         precision=precision,
-        batch=batch,
         is_first=is_first,
     )
 

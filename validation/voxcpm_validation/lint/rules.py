@@ -108,8 +108,6 @@ RULES: tuple[Rule, ...] = (
         "The Neural Engine's compiler refuses `scatter` into a cache, whatever its precision and rank.",
         ("FluidInference/mobius 67", "FluidInference/FluidAudio 679"),
         values.scatters_into_states,
-        "one call writes rows of several utterances, each at its own position, and slice_update writes one place",
-        lambda function: function.batch > 1,
     ),
     Rule(
         "float32",

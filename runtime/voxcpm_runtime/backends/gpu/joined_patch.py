@@ -124,10 +124,10 @@ def joined_patch(
 ) -> JoinedPatch | None:
     """The joined call of a bundle's step models on a GPU; None for a form of them that is called one by one.
 
-    These are a batch, a base LM of several packages, a DiT of one step, functions by length and returned rows.
+    These are a base LM of several packages, a DiT of one step, functions by length and returned rows.
     """
     found = {name: model for name, model in models.items() if isinstance(model, GPUStepModel)}
-    one_each = 1 in sizes.encode_patches and 1 in sizes.prefill_chunks and sizes.batch == 1
+    one_each = 1 in sizes.encode_patches and 1 in sizes.prefill_chunks
     if not one_each or not found.keys() >= {*PARTS} or not all(found[name].writes_in_place for name in PARTS):
         return None
     return JoinedPatch(found, device, traits, constants)

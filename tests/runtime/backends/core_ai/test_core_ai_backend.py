@@ -18,7 +18,6 @@ from voxcpm_constants.step_models import (
     LOCDIT_STEP,
     RESIDUAL_LM_STEP,
     StepModel,
-    StepSizes,
 )
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
@@ -123,24 +122,6 @@ def test_rows_that_are_written_into_a_cache_are_read_back_and_used(bundle: Bundl
         np.testing.assert_array_equal(first.rows(2, 5)[n], given_rows)
         assert first.rows(5, 6)[n].any()
         assert not first.rows(6, 9)[n].any()
-
-
-@pytest.mark.slow
-def test_utterances_of_a_batch_are_those_of_a_bundle_for_one(
-    tiny_checkpoint: Path, tts: VoxCPM, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    from shared_bundles import write_bundle
-
-    folder = tmp_path_factory.mktemp("batch") / "bundle"
-    sizes = StepSizes(batch=2, kv_length=48, prefill_chunks=(1,), encode_patches=(1,))
-    write_bundle(folder, tiny_checkpoint, sizes, ("fp32",), "macOS27")
-    given = [{**GIVEN, "text": text, "seed": seed} for seed, text in enumerate((TEXT, "four.", "five six."))]
-
-    with VoxCPM.from_bundle(folder) as batched:
-        together = batched.batch(given)
-
-    for speech, arguments in zip(together, given, strict=True):
-        np.testing.assert_allclose(speech.audio, tts.speak(**arguments).audio, atol=1e-4)
 
 
 def test_threads_speak_at_the_same_time_each_with_its_own_state(tts: VoxCPM) -> None:

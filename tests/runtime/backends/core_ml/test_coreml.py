@@ -15,8 +15,6 @@ import pytest
 from voxcpm_constants.macos import macos
 from voxcpm_constants.step_models import (
     BASE_LM_STEP,
-    FEAT_ENCODER,
-    LOCDIT_STEP,
     RESIDUAL_LM_STEP,
     STEP_MODEL_NAMES,
     StepModel,
@@ -76,11 +74,6 @@ def test_step_model_at_every_chunk_length(tiny_bundle: Path, precision: str, nam
 @pytest.mark.parametrize("name", [BASE_LM_STEP, RESIDUAL_LM_STEP])
 def test_functions_and_states_of_macos_15(tiny_bundle_15: Path, precision: str, name: str) -> None:
     _agrees_at_every_chunk_length(tiny_bundle_15, precision, name)
-
-
-@pytest.mark.parametrize("name", [FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_STEP])
-def test_step_models_for_several_utterances(tiny_batch_bundle: Path, name: str) -> None:
-    _agrees_at_every_chunk_length(tiny_batch_bundle, "fp16", name)
 
 
 def _agrees_at_every_chunk_length(folder: Path, precision: str, name: str) -> None:

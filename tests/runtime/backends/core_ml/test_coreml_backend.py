@@ -111,19 +111,6 @@ def test_a_bundle_with_a_solver_speaks_in_one_call_a_patch(
     assert predicted.count(LOCDIT_SOLVE) == GIVEN["max_len"]
 
 
-def test_utterances_of_a_batch_are_the_portable_executors(core_ml: StandIn, tiny_batch_bundle: Path) -> None:
-    given = [{**GIVEN, "text": text, "seed": seed} for seed, text in enumerate((TEXT, "four.", "five six."))]
-
-    with VoxCPM.from_bundle(tiny_batch_bundle, precision="fp16") as tts:
-        ours = tts.batch(given)
-    with portable(tiny_batch_bundle, "fp16") as tts:
-        expected = tts.batch(given)
-
-    for one, other in zip(ours, expected, strict=True):
-        np.testing.assert_array_equal(one.audio, other.audio)
-    assert core_ml.events("predict")
-
-
 def test_threads_share_step_models_without_two_predictions_at_once(
     core_ml: StandIn, tiny_bundle: Path
 ) -> None:

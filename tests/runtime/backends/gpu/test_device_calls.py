@@ -58,7 +58,6 @@ FORMS = [
     ("tiny_bundle_15", "fp16", 0.9999),
     ("tiny_bundle_15", "int4", 0.99),
     ("tiny_parts_bundle", "fp16", 0.9999),
-    ("tiny_batch_bundle", "fp16", 0.9999),
 ]
 
 
@@ -199,18 +198,6 @@ def test_captured_calls_have_an_id_each_and_are_bounded(
             model(inputs, state)
     bound = list(model._calls._bound.values())
     assert [b.options.get_run_config_entry(GRAPH_ID) for b in bound] == ["1", "2", "-1", "-1"]
-
-
-def test_utterances_of_a_batch_sound_as_alone(tiny_batch_bundle: Path) -> None:
-    bundle = open_bundle(tiny_batch_bundle, "fp16")
-    tts = speaker(bundle, **ON_DEVICE)
-    utterances = [
-        {"text": text, "seed": seed, "min_len": 2, "max_len": 4, "retry_badcase": False}
-        for seed, text in enumerate(["One.", "Two, three.", "Four.", "Five."])
-    ]
-    together = tts.batch(utterances)
-    for given, speech in zip(utterances, together, strict=True):
-        np.testing.assert_allclose(tts.speak(**given).audio, speech.audio, atol=2e-3)
 
 
 def test_wrong_states_are_refused(base_lm: tuple[Bundle, Any]) -> None:

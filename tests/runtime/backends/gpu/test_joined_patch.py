@@ -349,9 +349,7 @@ def test_int8_patches_are_those_of_the_step_models_one_by_one(tiny_solver_bundle
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9999
 
 
-@pytest.mark.parametrize(
-    "sizes", [{"batch": 2}, {"prefill_chunks": (4, 16)}, {"encode_patches": (4,)}], ids=str
-)
+@pytest.mark.parametrize("sizes", [{"prefill_chunks": (4, 16)}, {"encode_patches": (4,)}], ids=str)
 def test_other_sizes_are_called_one_by_one(tiny_solver_bundle: Path, sizes: dict[str, Any]) -> None:
     bundle = open_bundle(tiny_solver_bundle, "fp16")
     other = bundle.manifest.sizes.model_copy(update=sizes)
