@@ -70,7 +70,6 @@ def report(*found, backends=("portable",), judged=True):
         generation="voxcpm",
         precision="fp16",
         target="macOS14",
-        batch=1,
         kv_length=8,
         digest="",
         judged=judged,
