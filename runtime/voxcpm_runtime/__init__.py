@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from voxcpm_constants.errors import BundleError, DeviceError, InputError, VoxCPMError
-    from voxcpm_runtime.audio.decoding import decode_audio
     from voxcpm_runtime.audio.pcm import Audio, pcm16
+    from voxcpm_runtime.audio.reading import decode_audio
     from voxcpm_runtime.options import GenerationOptions
     from voxcpm_runtime.session.session import Session
     from voxcpm_runtime.session.threaded_speech import AudioChunk
@@ -68,7 +68,7 @@ _HOMES = (
     "voxcpm_runtime.speech.progress",
     "voxcpm_runtime.speech.saved_segments",
     "voxcpm_runtime.audio.pcm",
-    "voxcpm_runtime.audio.decoding",
+    "voxcpm_runtime.audio.reading",
     "voxcpm_runtime.voices.voice",
     "voxcpm_runtime.voices.store",
     "voxcpm_runtime.speech.plan",

@@ -13,8 +13,8 @@ import numpy as np
 
 from voxcpm_constants.errors import BundleError, InputError, VoxCPMError, system_errors_as
 from voxcpm_runtime.argument_types import function, instance, switch, text_argument
-from voxcpm_runtime.audio.files import AudioSource
 from voxcpm_runtime.audio.pcm import Audio
+from voxcpm_runtime.audio.reading import AudioSource
 from voxcpm_runtime.backends.choice import Backend, choose_backend, chosen_device
 from voxcpm_runtime.backends.core_ml.compute_units import AUTO, ComputeUnits
 from voxcpm_runtime.backends.core_ml.measured_units import measured_units

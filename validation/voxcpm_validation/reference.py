@@ -22,7 +22,7 @@ from voxcpm_constants import special_tokens
 from voxcpm_constants import step_models as names
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models, encoder_patches
-from voxcpm_runtime.audio.files import resample
+from voxcpm_runtime.audio.reading import resample
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.model.flow_matching import euler_steps, time_embedding
 from voxcpm_validation.upstream import recorded_noise, upstream_generate

@@ -30,7 +30,7 @@ from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.errors import InputError, MissingExtraError
 from voxcpm_constants.generations import GENERATIONS, Traits
 from voxcpm_conversion.lora import Lora
-from voxcpm_runtime.audio.files import read_audio, resample
+from voxcpm_runtime.audio.reading import read_audio, resample
 from voxcpm_runtime.backends.step_function import Floats
 from voxcpm_runtime.model.driver import NoiseSource
 

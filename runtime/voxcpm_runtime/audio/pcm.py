@@ -1,9 +1,6 @@
-"""16-bit samples, and the levels of audio."""
+"""16-bit samples, and fades of edges that other audio is joined to: a step there would be heard as a click."""
 
 from __future__ import annotations
-
-import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,40 +13,17 @@ Audio = npt.NDArray[np.float32]
 Pcm = npt.NDArray[np.int16]
 """16-bit mono samples (samples,)."""
 
-SILENCE_DBFS = -50.0
-"""A frame whose RMS is below this level counts as silence."""
-FRAME_SECONDS = 0.02
 _PEAK = 32767
-
-
-@dataclass(frozen=True)
-class Levels:
-    """Peak, RMS, silence and clipping of audio. dBFS is relative to a constant 1: a full-scale sine has RMS -3.01."""
-
-    peak: float
-    """Largest absolute sample; above 1 if there are samples outside [-1, 1]."""
-    rms: float
-    """Root mean square of all samples."""
-    silence_ratio: float
-    """Share of 20 ms frames, a shorter last one included, whose RMS is below SILENCE_DBFS; 1 without samples."""
-    clipped: int
-    """Number of samples outside [-1, 1]."""
-
-    @property
-    def peak_dbfs(self) -> float:
-        """`peak` in dBFS; -inf for zero."""
-        return _dbfs(self.peak)
-
-    @property
-    def rms_dbfs(self) -> float:
-        """`rms` in dBFS; -inf for zero."""
-        return _dbfs(self.rms)
+_FADE_SECONDS = 0.005
+"""Length of a fade: long enough that no step is left, too short to be heard as one."""
+_SILENCE = 10.0 ** (-50.0 / 20.0)
+"""A peak of -50 dBFS."""
 
 
 def pcm16(audio: Audio) -> Pcm:
     """16-bit samples (samples,): audio clipped to [-1, 1], times 32767, rounded to the nearest integer.
 
-    Raises InputError for samples that are NaN or infinite, and for what are no samples.
+    Raises InputError for samples that are NaN or infinite, and if audio is not an array of numbers.
     """
     samples = np.asarray(audio)
     if samples.dtype.kind not in "fiu":
@@ -69,20 +43,19 @@ def require_finite(audio: Audio, name: str) -> None:
         raise InputError(f"{name}: expected finite samples, but some are NaN or infinite")
 
 
-def levels(audio: Audio, sample_rate: int) -> Levels:
-    """The levels of finite audio (samples,) at `sample_rate` Hz, computed in float64."""
-    if not len(audio):
-        return Levels(peak=0.0, rms=0.0, silence_ratio=1.0, clipped=0)
-    power = np.square(audio, dtype=np.float64)
-    starts = np.arange(0, len(audio), max(1, round(FRAME_SECONDS * sample_rate)))
-    frame_power = np.add.reduceat(power, starts) / np.diff(starts, append=len(audio))
-    return Levels(
-        peak=float(np.abs(audio).max()),
-        rms=math.sqrt(power.mean()),
-        silence_ratio=float(np.mean(frame_power < 10.0 ** (SILENCE_DBFS / 10.0))),
-        clipped=clipped_samples(audio),
-    )
+def faded_in(audio: Audio, sample_rate: int) -> Audio:
+    """The audio (samples,), risen from zero over its first 5 ms; unchanged if these are silent."""
+    return faded_out(audio[::-1], sample_rate)[::-1]
 
 
-def _dbfs(level: float) -> float:
-    return 20.0 * math.log10(level) if level > 0 else -math.inf
+def faded_out(audio: Audio, sample_rate: int) -> Audio:
+    """The audio (samples,), fallen to zero over its last 5 ms; unchanged if these are silent.
+
+    The fade is half a period of a cosine, so it has no corner at either end.
+    """
+    count = min(len(audio), round(_FADE_SECONDS * sample_rate))
+    edge = audio[len(audio) - count :]
+    if not count or np.abs(edge).max() < _SILENCE:
+        return audio
+    gain = 0.5 + 0.5 * np.cos(np.pi * np.arange(1, count + 1) / count)
+    return np.concatenate([audio[: len(audio) - count], (edge * gain).astype(np.float32)])

@@ -10,8 +10,7 @@ import numpy as np
 
 from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.step_models import AUDIO_VAE_DECODER
-from voxcpm_runtime.audio.joins import faded_in, faded_out
-from voxcpm_runtime.audio.pcm import Audio
+from voxcpm_runtime.audio.pcm import Audio, faded_in, faded_out
 from voxcpm_runtime.backends.step_function import releases_gil
 from voxcpm_runtime.model.driver import Driver, Patch, Prefix
 from voxcpm_runtime.speech.cancellation import CancelToken, polling

@@ -22,7 +22,7 @@ def voice_header(place: Place) -> Act:
 
 def wav(chunk: bytes, size: int, file_size: int) -> Callable[[Place], Act]:
     def make(place: Place) -> Act:
-        from voxcpm_runtime.audio.files import read_audio
+        from voxcpm_runtime.audio.reading import read_audio
 
         path = place.inside / "a.wav"
         with path.open("wb") as file:

@@ -82,7 +82,7 @@ def recordings() -> tuple[bytes, ...]:
 
 
 def recording(bundle: Path, folder: Path) -> Reader:  # noqa: ARG001
-    from voxcpm_runtime.audio.decoding import decode_audio
+    from voxcpm_runtime.audio.reading import decode_audio
 
     def read(content: bytes) -> None:
         decode_audio(content, "me.wav")

@@ -13,8 +13,7 @@ import pytest
 import soundfile
 
 import voxcpm_validation
-from voxcpm_runtime.audio.files import read_audio
-from voxcpm_runtime.audio.silence import trim_silence
+from voxcpm_runtime.audio.reading import read_audio, trim_silence
 
 RATE = 16000
 PROMPTS = Path(voxcpm_validation.__file__).parent / "listening_test"
@@ -93,23 +92,8 @@ def test_the_part_kept_is_upstreams(shape):
     ],
 )
 def test_of_the_trees_prompts_the_part_kept_is_upstreams(name, alone, with_silence):
-    check(PROMPTS / name, alone, with_silence)
-
-
-@pytest.mark.parametrize(
-    ("name", "alone", "with_silence"),
-    [
-        ("example_en.wav", (2956, 359763), (46988, 405108)),
-        ("flite_rms_prompt.wav", (0, 35840), (15232, 53376)),
-        ("reference_zh.wav", (128, 613760), (48256, 661888)),
-    ],
-)
-def test_of_recordings_the_part_kept_is_upstreams(shared_data, name, alone, with_silence):
-    check(shared_data / "audio" / name, alone, with_silence)
-
-
-def check(path, alone, with_silence):
-    """Compare upstream's boundaries for the recording alone and with a second of silence on each side."""
+    """The boundaries for the recording alone, and with a second of silence on each side."""
+    path = PROMPTS / name
     rate = soundfile.info(path).samplerate
     audio = read_audio(path, rate)
     padded = np.concatenate([silence(rate), audio, silence(rate)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate
@@ -14,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio.pcm import Audio, levels, pcm16
+from voxcpm_runtime.audio.pcm import Audio, pcm16
 from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.backends.machine import cores
 from voxcpm_runtime.options import SEGMENT_TOKENS
@@ -27,6 +28,9 @@ CHUNKING = {"chunk_patches": 5, "first_chunk_patches": 1}
 """Patches in each recorded chunk."""
 THREADS = 2
 """Threads of one operation on the portable backend. The AudioVAE encoder's rounding depends on their number."""
+
+_FRAME_SECONDS = 0.02
+_SILENCE_DBFS = -50.0
 
 
 class GoldenCase(BaseModel):
@@ -66,19 +70,23 @@ class SpeechRecord(BaseModel):
     rms: float
     """Root mean square; full scale is 1."""
     silence_ratio: float
+    """Share of 20 ms frames, a shorter last one included, whose RMS is below -50 dBFS."""
 
     @classmethod
     def of(cls, chunks: Sequence[Audio], sample_rate: int) -> SpeechRecord:
         """The record of the chunks (samples,) of one utterance. sample_rate: in Hz."""
-        found = levels(np.concatenate(chunks), sample_rate)
+        audio = np.concatenate(chunks)
+        power = np.square(audio, dtype=np.float64)
+        starts = np.arange(0, len(audio), round(_FRAME_SECONDS * sample_rate))
+        frame_power = np.add.reduceat(power, starts) / np.diff(starts, append=len(audio))
         *boundaries, samples = accumulate(len(chunk) for chunk in chunks)
         return cls(
             samples=samples,
             boundaries=tuple(boundaries),
             chunks=tuple(pcm16_digest(chunk) for chunk in chunks),
-            peak=round(found.peak, 6),
-            rms=round(found.rms, 6),
-            silence_ratio=round(found.silence_ratio, 6),
+            peak=round(float(np.abs(audio).max()), 6),
+            rms=round(math.sqrt(power.mean()), 6),
+            silence_ratio=round(float(np.mean(frame_power < 10.0 ** (_SILENCE_DBFS / 10.0))), 6),
         )
 
 

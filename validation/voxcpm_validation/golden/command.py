@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from rich.table import Table
 from voxcpm_constants.errors import InputError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
-from voxcpm_runtime.audio.pcm import Levels
 from voxcpm_runtime.backends.choice import Backend
 from voxcpm_runtime.bundle.opening import choose_precision, locate_bundle
 from voxcpm_runtime.commands.status_line import status_line
@@ -73,12 +73,12 @@ def _existing(records: Path | None) -> Path:
 
 def _row(examination: Examination, name: str, comparison: Comparison) -> tuple[str, ...]:
     r = examination.record.cases[name]
-    heard = Levels(r.peak, r.rms, r.silence_ratio, clipped=0)
+    rms_dbfs, peak_dbfs = (20 * math.log10(max(level, 1e-6)) for level in (r.rms, r.peak))
     agreed = "none" if comparison.record is None else "same" if comparison.exact else "like it"
     return (
         f"{examination.record.key.precision} {name}",
         str(r.samples),
-        f"{heard.rms_dbfs:.1f}, {heard.peak_dbfs:.1f}",
+        f"{rms_dbfs:.1f}, {peak_dbfs:.1f}",
         f"{r.silence_ratio:.0%}",
         "differs" if examination.failures[name] else "same",
         "differs" if comparison.differences[name] else agreed,

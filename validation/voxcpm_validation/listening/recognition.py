@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from voxcpm_constants.errors import InputError
-from voxcpm_runtime.audio.files import resample
+from voxcpm_runtime.audio.reading import resample
 
 # faster_whisper imports ONNX Runtime as well; this comes first and turns telemetry off.
 from voxcpm_runtime.backends.portable import onnx_runtime  # noqa: F401

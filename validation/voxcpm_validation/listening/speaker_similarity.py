@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from voxcpm_constants.errors import MissingExtraError
-from voxcpm_runtime.audio.files import resample
+from voxcpm_runtime.audio.reading import resample
 
 _RATE = 16000
 _WINDOW, _HOP, _MELS = 400, 160, 40

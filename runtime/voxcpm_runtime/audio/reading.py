@@ -1,0 +1,264 @@
+"""Recordings: decoded in bounded memory, averaged to mono, resampled, and freed of silence.
+
+Files are decoded by libsndfile, and a truncated one gives the samples that it has, as upstream's `librosa.load` does.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+
+from voxcpm_constants.bounded_files import read_bounded
+from voxcpm_constants.bounds import (
+    MAX_CHANNELS,
+    MAX_RATE,
+    MAX_RECORDING_BYTES,
+    MAX_RECORDING_SAMPLES,
+    MAX_RECORDING_SECONDS,
+)
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.user_folders import user_path
+from voxcpm_runtime.argument_types import real_number, text_argument, whole_number, wrong_type
+from voxcpm_runtime.audio.pcm import Audio, require_finite
+
+AudioSource = str | Path | bytes | bytearray | memoryview | BinaryIO | tuple[npt.NDArray[np.generic], int]
+"""A path, a file's bytes, an open binary file, or (samples, sample rate in Hz).
+
+A path or an open file may be a pipe; an open file is read from its current position. Samples are (samples,) or
+(samples, channels), floating point in [-1, 1], int16, int32 or, as in 8-bit WAV files, uint8.
+"""
+_BLOCK_FRAMES = 1 << 16
+# libsndfile's number of frames for a stream whose header has none.
+_UNKNOWN_FRAMES = 2**62
+# dtype -> (value of silence, difference from it at full scale).
+_PCM_SCALES = {"uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
+# Linear: a peak 40 dB above full scale is a scaling error.
+_MAX_PEAK = 100.0
+_FRAME, _HOP = 2048, 512
+"""Samples of a frame, for which one level is computed, and between the starts of two, at any sample rate."""
+_RANGE_DB = 35.0
+"""A frame that is this many decibels below the loudest one is silence."""
+_KEPT_MS = 200
+_MIN_LEVEL = np.float32(1e-5)
+"""librosa's floor: below it all frames are equally loud."""
+
+
+def read_audio(source: AudioSource, sample_rate: int, *, min_samples: int = 1, what: str = "audio") -> Audio:
+    """Read audio as mono float32 (samples,) at `sample_rate` Hz: channels averaged, then resampled.
+
+    min_samples: smallest allowed length at `sample_rate`. what: its name in messages, such as "prompt audio".
+
+    Raises InputError for a source that is not audio, is empty, has NaN or infinite samples, is far beyond full scale,
+    is too short, or is longer than MAX_RECORDING_SECONDS or MAX_RECORDING_SAMPLES.
+    """
+    name = f"{what} {source}" if isinstance(source, str | Path) else what
+    if isinstance(source, tuple):
+        mono, rate = _from_array(source, name)
+    else:
+        mono, rate = decode_audio(audio_content(source, name), name)
+    if not len(mono):
+        raise InputError(f"{name}: expected samples, but it is empty")
+    require_finite(mono, name)
+    if (peak := float(np.abs(mono).max())) > _MAX_PEAK:
+        raise InputError(
+            f"{name}: expected floating point samples in [-1, 1], got a peak of {peak:g}; scale them"
+        )
+    resampled = resample(mono, rate, sample_rate, name)
+    if len(resampled) < min_samples:
+        raise InputError(
+            f"{name}: {len(mono) / rate:.3f} s long, but the minimum is one patch, {min_samples / sample_rate:.3f} s"
+        )
+    return resampled
+
+
+def decode_audio(
+    content: bytes,
+    name: str,
+    *,
+    max_seconds: float = MAX_RECORDING_SECONDS,
+    rates: tuple[int, int] = (1, MAX_RATE),
+) -> tuple[Audio, int]:
+    """The samples (samples,) of an audio file in [-1, 1], channels averaged, and their rate in Hz.
+
+    name: its name in messages. rates: lowest and highest sample rate in Hz.
+
+    Raises InputError for content that is not audio, and for a recording that is longer than `max_seconds` or has more
+    than MAX_RECORDING_SAMPLES: by its header before decoding, or, if the header has no length, while decoding.
+    """
+    if not isinstance(content, bytes | bytearray | memoryview):
+        raise wrong_type(content, "content", "the bytes of an audio file")
+    text_argument(name, "name")
+    if not 0 < (maximum := real_number(max_seconds)) <= MAX_RECORDING_SECONDS:
+        raise wrong_type(max_seconds, "max_seconds", f"a number of seconds up to {MAX_RECORDING_SECONDS:g}")
+    if not isinstance(rates, tuple) or len(rates) != 2:
+        raise wrong_type(rates, "rates", "the lowest and the highest sample rate in Hz")
+    lowest, highest = (whole_number(rate, "a rate", 1, "Hz") for rate in rates)
+    if not content:
+        raise InputError(f"{name}: expected an audio file, but it is empty, or was read to its end before")
+    try:
+        with _SequentialFile(_Content(content)) as file:
+            rate, channels = file.samplerate, file.channels
+            if lowest <= rate <= highest and channels <= MAX_CHANNELS:
+                return _samples(file, maximum, name), rate
+    except InputError:
+        raise
+    except (soundfile.LibsndfileError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "error_string", "its header contradicts itself")
+        raise InputError(f"{name}: expected an audio file, but it cannot be read ({reason})") from None
+    raise InputError(
+        f"{name}: expected {lowest} to {highest} Hz and at most {MAX_CHANNELS} channels, got {rate} Hz and {channels}"
+    )
+
+
+class _Content(io.BytesIO):
+    """The bytes of a file. A damaged header may lead to a negative offset, for which soundfile prints a traceback."""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Seek to the offset, or stay if it is negative."""
+        try:
+            return super().seek(offset, whence)
+        except ValueError:
+            return self.tell()
+
+
+class _SequentialFile(soundfile.SoundFile):
+    """A file in which soundfile does not seek after each block, which fails at the end of a FLAC without a length."""
+
+    def seekable(self) -> bool:
+        """False, so that soundfile never seeks."""
+        return False
+
+
+def _samples(file: soundfile.SoundFile, max_seconds: float, name: str) -> Audio:
+    if file.frames < _UNKNOWN_FRAMES:
+        _check_length(file.frames, file.samplerate, name, max_seconds)
+    blocks, decoded = [np.empty(0, np.float32)], 0
+    while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+        decoded += len(block)
+        _check_length(decoded, file.samplerate, name, max_seconds)
+        blocks.append(_mean_of_channels(block))
+    return np.concatenate(blocks)
+
+
+def _mean_of_channels(samples: Audio) -> Audio:
+    """The mean (samples,) of samples (samples, channels); NaN and infinity propagate."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean: Audio = samples.mean(axis=1, dtype=np.float32)
+    return mean
+
+
+def _check_length(frames: int, rate: int, name: str, max_seconds: float = MAX_RECORDING_SECONDS) -> None:
+    """Raises InputError for more than `max_seconds`, or MAX_RECORDING_SAMPLES samples per channel."""
+    if frames > int(max_seconds * rate):
+        raise InputError(f"{name}: longer than {max_seconds:g} s, the maximum of a recording; cut it")
+    if frames > MAX_RECORDING_SAMPLES:
+        raise InputError(
+            f"{name}: more than {MAX_RECORDING_SAMPLES} samples, the maximum of a recording: at its {rate} Hz that is "
+            f"{MAX_RECORDING_SAMPLES / rate:.0f} s; resample it to 48000 Hz or less, or cut it"
+        )
+
+
+def _from_array(source: tuple[npt.NDArray[np.generic], int], name: str) -> tuple[Audio, int]:
+    """Mono samples (samples,) in [-1, 1] of (samples, sample rate): channels averaged, and their rate."""
+    if len(source) != 2:
+        raise InputError(f"{name}: expected (samples, sample rate), got a tuple of {len(source)}")
+    samples, rate = np.asarray(source[0]), _checked_rate(source[1], name)
+    shape = f"{name}: expected samples of shape (samples,) or (samples, channels), got {samples.shape}"
+    if samples.ndim not in (1, 2):
+        raise InputError(shape)
+    if samples.ndim == 2 and samples.shape[1] > samples.shape[0] > 0:
+        raise InputError(f"{shape}; transpose them")
+    if samples.ndim == 2 and samples.shape[1] > MAX_CHANNELS:
+        raise InputError(f"{name}: expected at most {MAX_CHANNELS} channels, got {samples.shape[1]}")
+    if not np.issubdtype(samples.dtype, np.floating) and samples.dtype.name not in _PCM_SCALES:
+        raise InputError(
+            f"{name}: expected floating point, int16, int32 or uint8 samples, got {samples.dtype}"
+        )
+    _check_length(len(samples), rate, name)
+    zero, one = _PCM_SCALES.get(samples.dtype.name, (0, 1))
+    # A value too large for float32 becomes infinite, and is rejected by `require_finite`.
+    with np.errstate(over="ignore"):
+        values = (np.asarray(samples, np.float32) - np.float32(zero)) / np.float32(one)
+    return (values if values.ndim == 1 else _mean_of_channels(values)), rate
+
+
+def audio_content(source: object, name: str) -> bytes:
+    """The bytes of a source: read as a whole, because pipes cannot seek, and the format must not depend on the name.
+
+    Raises InputError for a source that cannot be read, is neither file nor pipe, or exceeds MAX_RECORDING_BYTES.
+    """
+    if not isinstance(source, bytes | bytearray | memoryview | str | Path) and not hasattr(source, "read"):
+        kind = type(source).__name__
+        raise InputError(
+            f"{name}: expected a path, bytes, an open binary file or (samples, sample rate), got {kind}"
+        )
+    try:
+        if isinstance(source, str | Path):
+            content = read_bounded(user_path(source), MAX_RECORDING_BYTES)
+        elif isinstance(source, bytes | bytearray | memoryview):
+            content = bytes(source)
+        else:
+            content = source.read(MAX_RECORDING_BYTES + 1)
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such file") from None
+    # ValueError: a file that was closed.
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if not isinstance(content, bytes):
+        raise InputError(f'{name}: expected a file opened for bytes; open it with mode "rb"')
+    if len(content) > MAX_RECORDING_BYTES:
+        raise InputError(f"{name}: expected at most {MAX_RECORDING_BYTES} bytes, the maximum of a recording")
+    return content
+
+
+def resample(samples: Audio, rate: object, wanted: int, name: str = "audio") -> Audio:
+    """The samples (samples,) resampled from `rate` to `wanted` Hz by soxr, as upstream's librosa.load does.
+
+    name: the name of the audio in the message. Raises InputError for a rate that is not a whole number in range.
+    """
+    given = _checked_rate(rate, name)
+    if given == wanted:
+        return samples
+    import soxr  # needed only if the rates differ
+
+    return np.asarray(soxr.resample(samples, given, wanted), np.float32)
+
+
+def _checked_rate(rate: object, name: str) -> int:
+    if isinstance(rate, bool) or not isinstance(rate, int | np.integer) or not 1 <= rate <= MAX_RATE:
+        raise InputError(
+            f"{name}: the sample rate must be a whole number of Hz from 1 to {MAX_RATE}, got {rate!r}"
+        )
+    return int(rate)
+
+
+def trim_silence(audio: Audio, sample_rate: int) -> Audio:
+    """A view of audio (samples,) at `sample_rate` Hz from 200 ms before its first sound to 200 ms after its last.
+
+    Audio that is all zeros is returned whole. As upstream (`_trim_audio_silence_vad`, model/voxcpm2.py), which finds
+    both ends with librosa 0.11 (`effects.trim`), and may then choose an earlier end by its own test.
+    """
+    if not audio.any():
+        return audio
+    levels = np.maximum(_levels(np.pad(audio, _FRAME // 2)), _MIN_LEVEL)
+    loud = np.flatnonzero(20.0 * np.log10(levels / levels.max()) > -_RANGE_DB)
+    start, end = int(loud[0]) * _HOP, int(loud[-1] + 1) * _HOP
+    if len(audio) >= _FRAME:
+        # Noise after speech is louder than that, but not within the same range of the highest peak.
+        voiced = np.flatnonzero(_levels(audio) >= np.abs(audio).max() * 10.0 ** (-_RANGE_DB / 20.0))
+        end = min(end, int(voiced[-1]) * _HOP + _FRAME) if len(voiced) else end
+    kept = _KEPT_MS * sample_rate // 1000
+    return audio[max(0, start - kept) : end + kept]
+
+
+def _levels(audio: Audio) -> npt.NDArray[np.float32]:
+    """Root mean square (frames,) of every whole frame."""
+    frames = np.lib.stride_tricks.sliding_window_view(audio, _FRAME)[::_HOP]
+    return np.sqrt(np.mean(np.square(frames), axis=1))

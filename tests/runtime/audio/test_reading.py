@@ -1,0 +1,254 @@
+"""Recordings are decoded in bounded memory; what is not audio, or is silent, is rejected in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_constants import bounded_files
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.audio.files import write_audio
+from voxcpm_runtime.audio.reading import decode_audio, read_audio
+
+RATE = 16000
+
+
+def sine(rate, seconds=0.5, hertz=440.0):
+    return (0.5 * np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)).astype(np.float32)
+
+
+FORMS = {
+    "wav": ("WAV", "PCM_16"),
+    "float": ("WAV", "FLOAT"),
+    "flac": ("FLAC", "PCM_16"),
+    "ogg": ("OGG", "VORBIS"),
+    "opus": ("OGG", "OPUS"),
+    "mp3": ("MP3", "MPEG_LAYER_III"),
+}
+
+
+def sound(seconds: float, gain: float = 0.3) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return (gain * rng.standard_normal(int(seconds * RATE)) / 4).astype(np.float32)
+
+
+def encoded(form: str, samples: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    container, subtype = FORMS[form]
+    soundfile.write(file, samples, RATE, format=container, subtype=subtype)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_recording_has_the_samples_of_libsndfile_and_a_truncated_one_those_that_it_has(form):
+    samples = sound(2)
+    content = encoded(form, samples)
+    whole, rate = decode_audio(content, "prompt audio")
+    assert (len(whole), rate) == (len(samples), RATE)
+    exact, _ = soundfile.read(io.BytesIO(content), dtype="float32")
+    np.testing.assert_allclose(whole, exact, atol=1e-7)
+
+    # A FLAC or MP3 decodes to fewer samples, or to none in one line.
+    with contextlib.suppress(InputError):
+        part, _ = decode_audio(content[: len(content) * 9 // 10], "prompt audio")
+        assert len(part) < len(exact)
+        np.testing.assert_allclose(part, exact[: len(part)], atol=1e-3)
+
+
+def test_a_wav_file_that_was_streamed_does_not_know_its_length_and_is_whole():
+    content = bytearray(encoded("wav", sound(1)))
+    at = content.index(b"data")
+    content[4:8], content[at + 4 : at + 8] = [struct.pack("<I", 0xFFFFFFFF)] * 2
+
+    assert len(decode_audio(bytes(content), "prompt audio")[0]) == RATE
+
+
+def streamed_flac(seconds: float) -> bytes:
+    """A FLAC whose header does not say how long it is: 36 bits of STREAMINFO are zero."""
+    content = bytearray(encoded("flac", sound(seconds)))
+    content[21] &= 0xF0
+    content[22:26] = bytes(4)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 65536 / RATE])
+def test_a_flac_without_a_length_has_the_samples_of_one_with_it(seconds):
+    whole, _ = decode_audio(encoded("flac", sound(seconds)), "prompt audio")
+
+    streamed, rate = decode_audio(streamed_flac(seconds), "prompt audio")
+
+    assert rate == RATE
+    np.testing.assert_array_equal(streamed, whole)
+
+
+@pytest.mark.parametrize("form", ["flac", "streamed flac"])
+def test_as_many_samples_as_the_bound_are_taken_and_one_more_is_not(monkeypatch, form):
+    content = streamed_flac(20) if form == "streamed flac" else encoded(form, sound(20))
+
+    monkeypatch.setattr("voxcpm_runtime.audio.reading.MAX_RECORDING_SAMPLES", 20 * RATE)
+    assert len(decode_audio(content, "prompt audio")[0]) == 20 * RATE
+    monkeypatch.setattr("voxcpm_runtime.audio.reading.MAX_RECORDING_SAMPLES", 20 * RATE - 1)
+    with pytest.raises(
+        InputError, match="prompt audio: more than 319999 samples, the maximum of a recording"
+    ):
+        decode_audio(content, "prompt audio")
+
+
+def test_a_sparse_file_of_gigabytes_is_not_read(tmp_path):
+    path = tmp_path / "sparse.wav"
+    path.write_bytes(encoded("wav", sound(1)))
+    with path.open("r+b") as file:
+        file.truncate(4 << 30)
+
+    with pytest.raises(InputError, match="at most 268435456 bytes are read, and it has 4294967296 bytes"):
+        read_audio(path, RATE, what="prompt audio")
+
+
+def test_a_file_with_too_many_channels_is_refused():
+    with pytest.raises(InputError, match="at most 8 channels, got 16000 Hz and 9"):
+        decode_audio(encoded("wav", np.zeros((RATE, 9), np.float32)), "prompt audio")
+
+
+def test_a_header_that_asks_for_a_place_before_the_file_prints_no_traceback(capfd):
+    content = (Path(__file__).parents[2] / "robustness" / "corpus" / "recording.seek.aiff").read_bytes()
+
+    with pytest.raises(InputError, match="cannot be read"):
+        decode_audio(content, "prompt audio")
+
+    assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def fifo(tmp_path, monkeypatch):
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("needs named pipes")
+    monkeypatch.setattr(bounded_files, "MAX_PIPE_SECONDS", 0.3)
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+def test_a_pipe_that_nobody_writes_to_is_given_up(fifo):
+    with pytest.raises(InputError, match=r"nothing came from the pipe for 0\.3 seconds"):
+        read_audio(fifo, RATE, what="prompt audio")
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (
+            np.zeros(2000, np.float32),
+            r"silence throughout: its peak is 0 \(digital silence\), below the minimum of 0.001 \(-60 dB\)",
+        ),
+        (np.full(2000, 0.5, np.float32), "silence throughout"),
+    ],
+)
+def test_a_silent_prompt_is_refused_with_what_was_measured(tts, samples, message):
+    with pytest.raises(InputError, match=f"prompt audio: {message}"):
+        tts.plan("hi", (samples, 1000), "so")
+
+
+@pytest.mark.parametrize("rate", [8000, 44100])
+def test_a_sine_is_the_same_sine_at_another_rate(rate):
+    audio = read_audio((sine(rate), rate), RATE)
+
+    assert audio.dtype == np.float32
+    assert abs(len(audio) - RATE // 2) <= 1
+    # The filter rings at the ends.
+    np.testing.assert_allclose(audio[400:-400], sine(RATE)[: len(audio)][400:-400], atol=2e-3)
+
+
+def test_a_path_bytes_a_file_and_an_array_are_the_same(tmp_path):
+    path = tmp_path / "prompt.wav"
+    stereo = np.stack([sine(RATE), 0.2 * sine(RATE)], axis=1)
+    soundfile.write(path, stereo, RATE, subtype="FLOAT")
+    mean = (stereo[:, 0] + stereo[:, 1]) / 2
+
+    content = path.read_bytes()
+    in_memory = (content, bytearray(content), memoryview(content), io.BytesIO(content))
+    for source in (path, str(path), *in_memory, (stereo, RATE)):
+        np.testing.assert_allclose(read_audio(source, RATE), mean, atol=1e-7)
+
+
+def test_a_file_is_read_from_its_position_on(tmp_path):
+    path = tmp_path / "prompt.bin"
+    wav = io.BytesIO()
+    soundfile.write(wav, sine(RATE), RATE, format="WAV", subtype="FLOAT")
+    path.write_bytes(b"something else" + wav.getvalue())
+
+    with path.open("rb") as file:
+        file.seek(len(b"something else"))
+        np.testing.assert_array_equal(read_audio(file, RATE), sine(RATE))
+        with pytest.raises(InputError, match="was read to its end before"):
+            read_audio(file, RATE)
+
+
+def test_a_pipe_is_read_as_a_file_is(tmp_path):
+    path = tmp_path / "prompt.mp3"
+    write_audio(path, sine(RATE, 0.25), RATE)
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as file:
+        file.write(path.read_bytes())
+
+    with os.fdopen(reader, "rb") as pipe:
+        np.testing.assert_array_equal(read_audio(pipe, RATE), read_audio(path, RATE))
+
+
+@pytest.mark.parametrize(("subtype", "error"), [("PCM_U8", 2**-7), ("PCM_24", 2**-23), ("DOUBLE", 2**-24)])
+def test_widths_and_channels_of_a_wav_file(tmp_path, subtype, error):
+    path = tmp_path / "prompt.wav"
+    gains = np.arange(1, 7) / 6
+    soundfile.write(path, sine(RATE)[:, np.newaxis].astype(np.float64) * gains, RATE, subtype=subtype)
+
+    np.testing.assert_allclose(read_audio(path, RATE), sine(RATE) * gains.mean(), atol=error)
+
+
+# uint8 as in an 8-bit WAV file: silence is 128.
+@pytest.mark.parametrize(
+    ("dtype", "zero", "one"),
+    [("uint8", 128, 128), ("int16", 0, 2**15), ("int32", 0, 2**31), ("float16", 0, 1), ("float64", 0, 1)],
+)
+def test_samples_are_scaled_to_one(dtype, zero, one):
+    samples = (zero + np.array([0.5, -0.25, 0.0]) * one).astype(dtype)
+
+    np.testing.assert_allclose(read_audio((samples, RATE), RATE), [0.5, -0.25, 0.0], atol=1e-6)
+
+
+def float_wav(samples):
+    """The bytes of a WAV file with these samples (samples, channels) as they are."""
+    file = io.BytesIO()
+    soundfile.write(file, np.array(samples, np.float32), RATE, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nowhere.wav", "prompt audio nowhere.wav: no such file"),
+        (b"this is no audio", "expected an audio file"),
+        ((np.zeros((0, 2), np.float32), RATE), "it is empty"),
+        ((np.array([0.0, np.nan], np.float32), RATE), "NaN or infinite"),
+        ((np.zeros(99, np.float32), RATE), "0.006 s long, but the minimum is one patch, 0.006 s"),
+        ((np.zeros((2, 2, 2), np.float32), RATE), "shape"),
+        ((np.zeros(500, np.int64), RATE), "got int64"),
+        ((np.zeros((2, 500), np.float32), RATE), r"\(2, 500\); transpose"),
+        ((np.full(500, 3e4, np.float32), RATE), "peak of 30000; scale"),
+        (float_wav([[3e38, 3e38]] * 9), "NaN or infinite"),
+        ((np.zeros(500, np.float32), 10**9), "from 1 to 384000, got 1000000000"),
+        (None, "got NoneType"),
+        (io.StringIO("text"), 'mode "rb"'),
+        ("a\0b.wav", "no null character"),
+        (".", "cannot be read"),
+        (b"RIFF\x24\0\0\0WAVEfmt ", "expected an audio file"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(source, message):
+    with pytest.raises(InputError, match=message) as caught:
+        read_audio(source, RATE, min_samples=100, what="prompt audio")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,134 @@
+"""Audio that is written: whole files or none, 16-bit samples, and edges without a click."""
+
+import numpy as np
+import pytest
+import soundfile
+
+from voxcpm_constants.errors import InputError
+from voxcpm_runtime.audio.files import FORMATS, check_output_path, write_audio
+from voxcpm_runtime.audio.pcm import faded_in, faded_out, pcm16
+from voxcpm_runtime.audio.reading import read_audio
+
+RATE = 16000
+FADE = 80  # 5 ms
+
+
+def sine(rate, seconds=0.5, hertz=440.0):
+    return (0.5 * np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)).astype(np.float32)
+
+
+def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+
+    assert write_audio("~/prompt.wav", sine(RATE), RATE) == 0
+
+    assert len(read_audio("~/prompt.wav", RATE)) == len(sine(RATE))
+
+
+def test_sixteen_bit_samples_are_rounded_and_clipped():
+    # 0.5 * 32767 = 16383.5 goes to the even neighbour.
+    samples = pcm16(np.array([0.0, 1.0, -1.0, 1.5, -2.0, 0.5, 1e-5, 2e-5], np.float32))
+
+    assert samples.dtype == np.int16
+    assert samples.tolist() == [0, 32767, -32767, 32767, -32767, 16384, 0, 1]
+
+
+def test_wav_is_sixteen_bit_and_clipped(tmp_path):
+    path = tmp_path / "out.wav"
+
+    clipped = write_audio(path, np.array([0.0, 1.0, -1.0, 1.5, -2.0, 0.5], np.float32), RATE)
+
+    assert clipped == 2
+    samples, rate = soundfile.read(path, dtype="int16")
+    assert (rate, soundfile.info(path).subtype) == (RATE, "PCM_16")
+    assert samples.tolist() == [0, 32767, -32767, 32767, -32767, 16384]
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_every_ending_is_written_and_read_back(tmp_path, ending):
+    rate = 44100  # which Opus does not have
+    path = tmp_path / f"out{ending}"
+    try:
+        check_output_path(path)
+    except InputError as error:
+        pytest.skip(str(error))
+
+    write_audio(path, sine(rate), rate)
+
+    back = read_audio(path, rate)
+    assert abs(len(back) / rate - 0.5) < 0.1
+    middle = back[len(back) // 4 : -len(back) // 4]
+    assert np.sqrt(np.mean(middle**2)) == pytest.approx(0.5 / np.sqrt(2), abs=0.02)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a file/out.wav", "a file is not a folder"),
+        ("out.txt", "expected a name that ends in .wav"),
+        ("folder.wav", "it is a folder"),
+        (f"new/{'a' * 300}.wav", "cannot be written"),
+        ("new/b\0c/out.wav", "no null character"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_known_before(tmp_path, name, message):
+    (tmp_path / "folder.wav").mkdir()
+    (tmp_path / "a file").touch()
+
+    with pytest.raises(InputError, match=message):
+        check_output_path(tmp_path / name)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_an_interrupted_write_leaves_what_was_there(tmp_path, monkeypatch, interruption):
+    path = tmp_path / "out.wav"
+    path.write_bytes(b"old")
+
+    def write(file, *_, **__):
+        file.write(b"half a")
+        raise interruption
+
+    monkeypatch.setattr(soundfile, "write", write)
+    with pytest.raises((KeyboardInterrupt, InputError)):
+        write_audio(path, sine(RATE), RATE)
+
+    assert path.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["out.wav"]
+
+
+@pytest.mark.parametrize("ending", [".wav", ".mp3"])
+def test_what_is_no_number_is_not_written(tmp_path, ending):
+    """The MP3 encoder would abort the process."""
+    with pytest.raises(InputError, match="expected finite samples"):
+        write_audio(tmp_path / f"out{ending}", np.full(5000, np.nan, np.float32), RATE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_step_at_the_edges_is_gone() -> None:
+    constant = np.full(1000, 0.5, np.float32)
+
+    faded = faded_out(faded_in(constant, RATE), RATE)
+
+    joined = np.concatenate([np.zeros(10, np.float32), faded, np.zeros(10, np.float32)])
+    assert np.abs(np.diff(constant, prepend=0, append=0)).max() == 0.5
+    # The steepest part of half a cosine of amplitude 0.5 over 80 samples: 0.25 · pi / 80.
+    assert np.abs(np.diff(joined)).max() == pytest.approx(0.25 * np.pi / FADE, rel=0.01)
+    assert faded.dtype == np.float32
+    np.testing.assert_array_equal(faded[FADE:-FADE], constant[FADE:-FADE])
+
+
+def test_a_silent_edge_is_left_as_it_is() -> None:
+    quiet = np.concatenate(
+        [np.full(FADE, 0.003), np.full(100, 0.5), np.full(FADE, -0.003)]
+    )  # -50.5 dBFS, then -6
+    np.testing.assert_array_equal(faded_out(faded_in(quiet, RATE), RATE), quiet)
+
+
+@pytest.mark.parametrize("samples", [0, 7])
+def test_audio_shorter_than_a_fade_is_faded_whole(samples: int) -> None:
+    faded = faded_out(np.ones(samples, np.float32), RATE)
+    assert len(faded) == samples
+    assert not samples or faded[-1] == 0.0
