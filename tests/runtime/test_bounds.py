@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import resource
 import sys
-import threading
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_constants import bounded_files
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.files import write_audio
 from voxcpm_runtime.commands import cli
@@ -47,60 +42,6 @@ def test_threads_beyond_the_cores_are_refused(refused, threads):
 @pytest.mark.parametrize("given", [["--text-file"], ["--text", "hi.", "--prompt-text", "a", "--prompt"]])
 def test_a_device_is_neither_text_nor_prompt(refused, given):
     assert "it is neither a file nor a pipe" in refused(*given, "/dev/zero")
-
-
-@pytest.fixture
-def dripping(monkeypatch):
-    """dripping(open_pipe): write a byte into a pipe again and again; half a second is the most of a whole pipe."""
-    monkeypatch.setattr(bounded_files, "MAX_WHOLE_PIPE_SECONDS", 0.5)
-    stopped, threads = threading.Event(), []
-
-    def write(open_pipe):
-        with open_pipe() as pipe, contextlib.suppress(BrokenPipeError):
-            for _ in range(300):
-                pipe.write(b"a")
-                if stopped.wait(0.05):
-                    return
-
-    def start(open_pipe):
-        threads.append(threading.Thread(target=write, args=(open_pipe,)))
-        threads[-1].start()
-
-    yield start
-    stopped.set()
-    for thread in threads:
-        thread.join()
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-@pytest.mark.parametrize(
-    "given", [["--text-file"], ["--text", "hi.", "--prompt-text", "a", "--prompt"]], ids=["text", "prompt"]
-)
-def test_a_pipe_that_drips_is_given_up(refused, dripping, folder, given):
-    os.mkfifo(folder / "pipe")
-    dripping(partial((folder / "pipe").open, "wb", buffering=0))
-
-    assert "pipe: cannot be read (the pipe had not ended after 0.5 seconds)" in refused(*given, "pipe")
-
-
-def test_standard_input_that_drips_is_given_up(refused, dripping, monkeypatch):
-    reader, writer = os.pipe()
-    dripping(partial(os.fdopen, writer, "wb", buffering=0))
-    with os.fdopen(reader) as standard_input:
-        monkeypatch.setattr("sys.stdin", standard_input)
-
-        assert "the pipe had not ended after 0.5 seconds" in refused("--text-file", "-")
-
-
-def test_standard_input_may_wait_for_its_first_byte(monkeypatch):
-    """A program that thinks first may write into it; a named pipe is given up sooner."""
-    monkeypatch.setattr(bounded_files, "MAX_PIPE_SECONDS", 0.1)
-    reader, writer = os.pipe()
-    timer = threading.Timer(0.5, lambda: (os.write(writer, b"hi."), os.close(writer)))
-    timer.start()
-    with os.fdopen(reader, "rb") as file:
-        assert bounded_files.bounded(file, 10) == b"hi."
-    timer.join()
 
 
 def test_a_silent_prompt_is_refused(refused):

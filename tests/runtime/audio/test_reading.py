@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from voxcpm_constants import bounded_files
 from voxcpm_constants.errors import InputError
 from voxcpm_runtime.audio.files import write_audio
 from voxcpm_runtime.audio.reading import decode_audio, read_audio
@@ -123,20 +122,6 @@ def test_a_header_that_asks_for_a_place_before_the_file_prints_no_traceback(capf
         decode_audio(content, "prompt audio")
 
     assert capfd.readouterr().err == ""
-
-
-@pytest.fixture
-def fifo(tmp_path, monkeypatch):
-    if not hasattr(os, "mkfifo"):
-        pytest.skip("needs named pipes")
-    monkeypatch.setattr(bounded_files, "MAX_PIPE_SECONDS", 0.3)
-    os.mkfifo(tmp_path / "fifo")
-    return tmp_path / "fifo"
-
-
-def test_a_pipe_that_nobody_writes_to_is_given_up(fifo):
-    with pytest.raises(InputError, match=r"nothing came from the pipe for 0\.3 seconds"):
-        read_audio(fifo, RATE, what="prompt audio")
 
 
 @pytest.mark.parametrize(
