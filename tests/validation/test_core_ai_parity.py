@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from voxcpm_constants.step_models import (
     LOCDIT_STEP,
     STEP_MODEL_NAMES,
 )
-from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
+from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.model.driver import Driver
 from voxcpm_runtime.voxcpm import VoxCPM
 from voxcpm_validation import step_agreement, validate
@@ -104,10 +105,11 @@ def test_a_defect_is_below_the_floor(
     name: str,
     spoilt: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
-    def load(*wanted: Any) -> Defective:
-        return Defective(load_core_ai_step_model(*wanted), spoilt)
+    def load(*wanted: Any) -> Any:
+        model = CoreAIWorker(*wanted).step_models[name]
+        return SimpleNamespace(step_models={name: Defective(model, spoilt)})
 
-    monkeypatch.setattr(step_agreement, "load_core_ai_step_model", load)
+    monkeypatch.setattr(step_agreement, "CoreAIWorker", load)
     found = measured(tiny_bundle_27, "fp32", first[1], name)
     report = Report(bundle="b", checkpoint="c", tools={}, steps=(found,), end_to_end=())
     assert [line.split(":")[0] for line in report.failures()] == [f"{name} fp32 core-ai"]

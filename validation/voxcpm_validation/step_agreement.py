@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
-from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
+from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.backends.loading import load_portable_step_model
 from voxcpm_runtime.backends.portable import PROBE_OUTPUT
 from voxcpm_validation.measures import Agreement, agreement
@@ -89,7 +89,7 @@ def measure_step(
     probe = arithmetic == "faithful" and [len(manifest.form(p).functions) for p in packages] == [1]
     runner: Any
     if arithmetic == "core-ai":
-        runner = load_core_ai_step_model(bundle, manifest, precision, step_model)
+        runner = CoreAIWorker(bundle, precision, [step_model]).step_models[step_model]
     else:
         runner = load_portable_step_model(
             bundle, manifest, precision, step_model, mode=arithmetic, probe=probe

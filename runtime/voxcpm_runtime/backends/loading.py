@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version as package_version
@@ -85,7 +85,9 @@ def place_step_models(
         return load_portable_step_model(folder, manifest, precision, name, threads=threads, **on_gpu)
 
     if chosen == "coreai":
-        models = _on_core_ai(bundle, wanted)
+        from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
+
+        models = CoreAIWorker(folder, precision, wanted).step_models
         return {name: Placed(models[name], COREAI) for name in wanted}
     if chosen == "coreml":
         try:
@@ -190,17 +192,6 @@ def load_portable_step_model(
         return first if len(functions) == 1 else FunctionsByLength(package, first, load_one)
 
     return in_turn(manifest.parts(name), load)
-
-
-def _on_core_ai(bundle: Bundle, names: Sequence[str]) -> Mapping[str, StepFunction]:
-    from voxcpm_runtime.backends.core_ai.step_model import is_the_systems, load_core_ai_step_model
-    from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
-
-    if is_the_systems():
-        return CoreAIWorker(bundle.folder, bundle.precision, names).step_models
-    return _all_at_once(
-        names, partial(load_core_ai_step_model, bundle.folder, bundle.manifest, bundle.precision)
-    )
 
 
 def arithmetic_key(units: Mapping[str, str], device: str = CPU_DEVICE) -> str:

@@ -38,17 +38,13 @@ def check_program(program: Path) -> None:
         )
 
 
-def compiled_program(program: Path, digest: str) -> CompiledPackage:
-    """The compiled form of a program for this machine, in the user's cache. digest: identifies the program's content.
+def compiled_program(program: Path, digest: str) -> tuple[Path, CompiledPackage]:
+    """The compiled form of a program for this machine, and what keeps it there. digest: of the program's content.
 
-    `path` raises BundleError for what cannot be compiled.
+    It lies in the user's cache; one that is not whole is made again. Raises BundleError.
     """
     compiler = f"{CORE_AI_PACKAGE}-{version(CORE_AI_PACKAGE)}"
-    return CompiledPackage(program, digest, compile_program, compiler=compiler, suffix=COMPILED)
-
-
-def whole_path(compiled: CompiledPackage) -> Path:
-    """The folder of a compiled form; one that is not whole is made again. Raises BundleError."""
+    compiled = CompiledPackage(program, digest, compile_program, compiler=compiler, suffix=COMPILED)
     try:
         path, new = compiled.path()
         if not new and not _is_whole(path):
@@ -57,7 +53,7 @@ def whole_path(compiled: CompiledPackage) -> Path:
         raise BundleError(
             f"no room for Core AI's compiled programs ({os_reason(error)}); free space"
         ) from None
-    return path
+    return path, compiled
 
 
 def compile_program(program: Path, compiled: Path) -> None:

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -25,13 +26,13 @@ from voxcpm_constants.errors import BundleError, VoxCPMError
 from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import Precision
 from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
-from voxcpm_runtime.backends.step_function import Array, StepState
+from voxcpm_runtime.backends.step_function import Array, StepFunction, StepState
 
 MAX_OUTPUTS, PREPARED_AT = 15_000, 12_000
 
 
 class WorkerState:
-    """The state of one stream, in the child process."""
+    """The state of one stream, in the child process: a `StepState`."""
 
     def __init__(self, worker: CoreAIWorker, number: int) -> None:
         self.worker, self.number = worker, number
@@ -59,7 +60,7 @@ class WorkerStepModel:
     def __call__(self, inputs: Mapping[str, Array], state: StepState | None = None) -> dict[str, Array]:
         """Run one step. Raises what the step model raises, and BundleError if the child process ends."""
         if state is not None and not (isinstance(state, WorkerState) and state.worker is self._worker):
-            raise ValueError(f"{self._name}: the state is not of this step model")
+            raise ValueError(f"{self._name}: pass a state that this step model made")
         number = None if state is None else state.number
         outputs: dict[str, Array] = self._worker.ask("call", self._name, dict(inputs), number)
         return outputs
@@ -82,7 +83,15 @@ class CoreAIWorker:
     ) -> None:
         self._loaded = (folder, precision, tuple(names))
         self._max_outputs, self._prepared_at = max_outputs, prepared_at
-        self._outputs, self._numbers = _outputs_of_a_call(folder, names), count()
+        manifest = Manifest.read(folder)
+        self._outputs = {
+            name: sum(
+                len(part.outputs) + (2 if manifest.form(part).state == "rows" else 0)
+                for part in manifest.parts(name)
+            )
+            for name in names
+        }
+        self._numbers = count()
         self._states: dict[int, str] = {}
         self._closed: list[int] = []
         # Threads of their own: Ctrl-C must not arrive between a question and its answer, which the next question would
@@ -91,7 +100,7 @@ class CoreAIWorker:
         self._starting = ThreadPoolExecutor(1, "core-ai-next-worker")
         self._child, self._returned = _Child(*self._loaded), 0
         self._next: Future[_Child] | None = None
-        self.step_models = {name: WorkerStepModel(self, name) for name in names}
+        self.step_models: dict[str, StepFunction] = {name: WorkerStepModel(self, name) for name in names}
 
     def new_state(self, name: str) -> WorkerState:
         """A state of the step model in the child process, which lives as long as the object that is returned."""
@@ -142,37 +151,18 @@ class CoreAIWorker:
             self._next = self._starting.submit(_Child, *self._loaded)
 
 
-def _outputs_of_a_call(folder: Path, names: Sequence[str]) -> dict[str, int]:
-    """Output arrays of a call of each step model."""
-    manifest = Manifest.read(folder)
-    forms = {name: [manifest.form(part) for part in manifest.parts(name)] for name in names}
-    return {
-        name: sum(
-            len(model.outputs) + (len(model.state) if form.state == "rows" else 0)
-            for form in parts
-            for model in [next(iter(form.functions.values()))]
-        )
-        for name, parts in forms.items()
-    }
-
-
 class _Child:
     """A child process with the step models loaded. Raises BundleError for what it cannot load."""
 
     def __init__(self, folder: Path, precision: Precision, names: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
+            given = [str(theirs.fileno()), str(folder.absolute()), precision, *names]
             self._process = subprocess.Popen(  # noqa: S603 - our own program
-                [
-                    sys.executable,
-                    "-m",
-                    __name__,
-                    str(theirs.fileno()),
-                    str(folder.absolute()),
-                    precision,
-                    *names,
-                ],
+                [sys.executable, "-m", __name__, *given],
                 stdin=subprocess.DEVNULL,
+                # Core AI writes a line for each function.
+                stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 # Ctrl-C reaches every process of the terminal; the parent decides what ends.
                 start_new_session=True,
@@ -181,6 +171,8 @@ class _Child:
             )
         self._connection = Connection(ours.detach())
         weakref.finalize(self, _ended, self._connection, self._process)
+        for message in self._answer():
+            warnings.warn(message, stacklevel=2)
         self._answer()
 
     def ask(self, *request: Any) -> Any:
@@ -216,13 +208,18 @@ def _main(descriptor: str, folder: str, precision: Precision, *names: str) -> No
     """Serve until the connection is closed."""
     connection = Connection(int(descriptor))
     states: dict[int, Any] = {}
-    try:
-        manifest = Manifest.read(Path(folder))
-        models = {name: load_core_ai_step_model(Path(folder), manifest, precision, name) for name in names}
-    except VoxCPMError as error:
-        connection.send(error)
-        return
-    connection.send(None)
+    models: dict[str, Any] = {}
+    failed: VoxCPMError | None = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            manifest = Manifest.read(Path(folder))
+            for name in names:
+                models[name] = load_core_ai_step_model(Path(folder), manifest, precision, name)
+        except VoxCPMError as error:
+            failed = error
+    connection.send([str(warning.message) for warning in caught if warning.category is UserWarning])
+    connection.send(failed)
 
     def new_state(name: str, number: int) -> None:
         states[number] = models[name].new_state()

@@ -16,8 +16,8 @@ import threading
 from pathlib import Path
 
 from voxcpm_constants.targets import MAIN
+from voxcpm_constants.tensor_files import WEIGHT_FILE
 from voxcpm_constants.user_folders import cache_folder
-from voxcpm_constants.weight_files import WEIGHT_FILE
 from voxcpm_runtime.backends.portable.lowered import Lowered, Mode
 from voxcpm_runtime.backends.portable.package import MODEL_FILE, map_weights
 from voxcpm_runtime.backends.portable.signed_products import exact

@@ -18,7 +18,7 @@ import numpy as np
 
 from voxcpm_constants.errors import BundleError, first_line
 from voxcpm_constants.targets import MAIN
-from voxcpm_constants.weight_files import BLOB_RECORD, BLOB_SENTINEL, WEIGHT_FILE
+from voxcpm_constants.tensor_files import BLOB_RECORD, BLOB_SENTINEL, WEIGHT_FILE
 from voxcpm_runtime.backends.portable.lowered import OPEN_END, Interface
 
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from voxcpm_constants.manifest import Manifest
 from voxcpm_constants.step_models import (
-    AUDIO_VAE_DECODER,
     BASE_LM_STEP,
     FEAT_ENCODER,
-    LOCDIT_STEP,
     RESIDUAL_LM_STEP,
     StepModel,
 )
 from voxcpm_runtime.backends.loading import load_step_models
 from voxcpm_runtime.bundle.opening import Bundle, open_bundle
+from voxcpm_runtime.commands import cli
 from voxcpm_runtime.voxcpm import VoxCPM
 
 pytest.importorskip("coreai", exc_type=ImportError)
@@ -141,75 +142,25 @@ def test_half_arithmetic_speaks_too(tiny_bundle_27: Path, tts: VoxCPM) -> None:
     assert np.corrcoef(spoken.latents.ravel(), expected.latents.ravel())[0, 1] > 0.99
 
 
-def test_wrong_inputs_and_states_are_told(bundle: Bundle) -> None:
-    names = [FEAT_ENCODER, BASE_LM_STEP, RESIDUAL_LM_STEP, LOCDIT_STEP, AUDIO_VAE_DECODER]
-    models = load_step_models(bundle, "coreai", names=names)
-    given = {name: inputs_of(bundle.manifest.step_models[name].at(0)) for name in names}
-
-    base, state = models[BASE_LM_STEP], models[BASE_LM_STEP].new_state()
-    without = {name: array for name, array in given[BASE_LM_STEP].items() if name != "position"}
-    with pytest.raises(ValueError, match="base_lm_step needs an input position"):
-        base(without, state)
-    with pytest.raises(ValueError, match="base_lm_step has a state: pass one"):
-        base(given[BASE_LM_STEP])
-    with pytest.raises(ValueError, match="the state is not of this step model"):
-        base(given[BASE_LM_STEP], models[RESIDUAL_LM_STEP].new_state())
-    with pytest.raises(ValueError, match="the state is not of this step model"):
-        models[AUDIO_VAE_DECODER](given[AUDIO_VAE_DECODER], state)
-    with pytest.raises(ValueError, match="the state is not of this step model"):
-        models[LOCDIT_STEP](given[LOCDIT_STEP], state)
-
-    embeddings = given[BASE_LM_STEP]["embeddings"]
+def test_wrong_inputs_and_states_are_errors(bundle: Bundle) -> None:
+    models = load_step_models(bundle, "coreai", names=[BASE_LM_STEP, RESIDUAL_LM_STEP])
+    base, given = models[BASE_LM_STEP], inputs_of(bundle.manifest.step_models[BASE_LM_STEP].at(0))
+    state, embeddings = base.new_state(), given["embeddings"]
+    for wrong in (None, load_step_models(bundle, "coreai", names=[BASE_LM_STEP])[BASE_LM_STEP].new_state()):
+        with pytest.raises(ValueError, match="base_lm_step: pass a state that this step model made"):
+            base(given, wrong)
+    for name, array in (("embeddings", embeddings[..., 1:]), ("position", np.array([0.5]))):
+        with pytest.raises(ValueError, match=rf"expected {name} as \w+ \(1.*, got float"):
+            base({**given, name: array}, state)
     with pytest.raises(ValueError, match="embeddings may have the lengths 1, 16, not 3"):
-        base({**given[BASE_LM_STEP], "embeddings": np.repeat(embeddings, 3, axis=1)}, state)
-    with pytest.raises(ValueError, match=r"embeddings must have shape \(1, 1, \d+\), not"):
-        base({**given[BASE_LM_STEP], "embeddings": embeddings[..., 1:]}, state)
-    with pytest.raises(ValueError, match="position must be int32, not float64"):
-        base({**given[BASE_LM_STEP], "position": np.array([0.5])}, state)
-    with pytest.raises(ValueError, match="embeddings must be float32, not complex64"):
-        base({**given[BASE_LM_STEP], "embeddings": embeddings.astype(np.complex64)}, state)
+        base({**given, "embeddings": np.repeat(embeddings, 3, axis=1)}, state)
 
-    expected = base(given[BASE_LM_STEP], base.new_state())
-    np.testing.assert_array_equal(base(given[BASE_LM_STEP], state)["hidden"], expected["hidden"])
-
-
-def test_ctrl_c_arrives_when_the_call_has_ended(tiny_bundle_27: Path, cache: Path, tmp_path: Path) -> None:  # noqa: ARG001 - the environment
-    """Core AI writes into the state until then. Afterwards the step model can be called again."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        f"""
-import asyncio, signal, threading, _thread, time
-from voxcpm_runtime.backends.core_ai.calls import awaited
-from voxcpm_runtime.voxcpm import VoxCPM
-
-ended = []
-# A background job of a shell ignores the signal, and so do its children, unless they ask for it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
-async def slow():
-    await asyncio.sleep(0.5)
-    ended.append(time.monotonic())
-
-tts = VoxCPM.from_bundle({str(tiny_bundle_27)!r}, precision="fp32")
-threading.Timer(0.1, _thread.interrupt_main).start()
-try:
-    awaited(slow())
-except KeyboardInterrupt:
-    assert ended, "the call has not ended"
-    print(len(tts.generate({TEXT!r}, **{GIVEN!r})))
-else:
-    raise SystemExit("no interruption")
-"""
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", program], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert int(done.stdout) > 0
+    expected = base(given, base.new_state())
+    np.testing.assert_array_equal(base(given, state)["hidden"], expected["hidden"])
 
 
 def test_nothing_is_printed_by_core_ai_and_python_ends_in_order(tiny_bundle_27: Path, cache: Path) -> None:  # noqa: ARG001 - the environment
-    """Without torch. Core AI's threads ended a third of such processes with a signal, before they were waited for."""
+    """Without torch. Core AI's threads ended a third of such processes with a signal."""
     program = f"""
 import sys
 sys.modules["torch"] = None
@@ -222,48 +173,15 @@ load_step_models(bundle, names=["feat_encoder"])["feat_encoder"](
     {{t.name: np.zeros(t.shape_at(0), np.float32) for t in declared.inputs}}
 )
 """
-    for _ in range(10):
+    for _ in range(3):
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_call_under_way_is_waited_for_when_python_ends(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        """
-import asyncio, threading, time
-from voxcpm_runtime.backends.core_ai.calls import awaited
-
-async def slow():
-    await asyncio.sleep(0.5)
-    print("ended")
-
-threading.Thread(target=lambda: awaited(slow()), daemon=True).start()
-time.sleep(0.1)
-"""
-    )
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
-    assert done.stdout == "ended\n"
-
-
-def truncated(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
-def with_one_flipped_bit(content: bytes) -> bytes:
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-
-
-def zeroed(content: bytes) -> bytes:
-    return bytes(len(content))
-
-
-@pytest.mark.parametrize("damage", [truncated, with_one_flipped_bit, zeroed])
 def test_a_damaged_compiled_form_is_made_again(
-    tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes]
+    tiny_bundle_27: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Core AI ends the process at one, or computes other values with it."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
@@ -271,10 +189,32 @@ def test_a_damaged_compiled_form_is_made_again(
     inputs = inputs_of(bundle.manifest.step_models[FEAT_ENCODER].at(0))
     expected = load_step_models(bundle, names=[FEAT_ENCODER])[FEAT_ENCODER](inputs)
     (code,) = tmp_path.glob("compiled/*.aimodelx/*.odix")
-    damaged = damage(code.read_bytes())
+    content = code.read_bytes()
+    damaged = content[:-1] + bytes([content[-1] ^ 1])
     code.write_bytes(damaged)
 
     model = load_step_models(bundle, names=[FEAT_ENCODER])[FEAT_ENCODER]
     assert code.read_bytes() != damaged
     for name, values in model(inputs).items():
         np.testing.assert_array_equal(values, expected[name])
+
+
+pytest.importorskip("coreai", exc_type=ImportError)
+
+
+@pytest.mark.usefixtures("own_compiled_27")
+def test_benchmark_times_every_function_on_core_ai(
+    tiny_bundle_27: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--precision", "fp32", "--json", "--patches", "2", "--repeats", "1", "--no-cold"]
+    assert cli.main(["benchmark", str(tiny_bundle_27), *words]) == 0
+
+    report = json.loads(capsys.readouterr().out)
+    calls = {
+        name: len(declared.chunk_lengths)
+        for name, declared in Manifest.read(tiny_bundle_27).step_models.items()
+    }
+    assert len(report["step_milliseconds"]) == sum(calls.values())
+    assert {timed.partition("[")[0] for timed in report["step_milliseconds"]} == calls.keys()
+    assert min(report["step_milliseconds"].values()) > 0
+    assert report["real_time_factor"] > 0

@@ -26,15 +26,14 @@ def program(tmp_path: Path) -> Path:
 @pytest.fixture
 def loaded(
     program: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[[], tuple[list[Any], list[Any]]]:
-    """loaded(): the paths that the system's runtime was asked for, and the functions."""
+) -> Callable[[], tuple[list[Any], Any]]:
+    """loaded(): the paths that the system's runtime was asked for, and the model."""
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path / "cache"))
-    names = SimpleNamespace(input_names=["patches"], output_names=["embeddings"], state_names=[])
     asked: list[tuple[Path, Any]] = []
 
     async def load(path: Path, options: Any) -> Any:
         asked.append((path, options))
-        return SimpleNamespace(function_names=["main"], load_function=lambda _: SimpleNamespace(desc=names))
+        return SimpleNamespace(function_names=["main"])
 
     # Any other way to make options is an AttributeError.
     options = SimpleNamespace(
@@ -46,24 +45,22 @@ def loaded(
         ComputeUnitKind=SimpleNamespace(gpu=lambda: "gpu"),
     )
     monkeypatch.setattr(core_ai, "_runtime", lambda: runtime)
-    function: Any = SimpleNamespace(
-        package=program, name="main", check=lambda *_: None, declared=None, state=None
-    )
-    return lambda: (asked, core_ai.load_functions([function], "0" * 64, "fp32", []))
+    function: Any = SimpleNamespace(package=program, name="main")
+    return lambda: (asked, core_ai._load_program([function], "0" * 64))
 
 
-def test_the_systems_runtime_loads_the_program_itself_for_the_gpu_and_its_model_is_kept(
-    loaded: Callable[[], tuple[list[Any], list[Any]]], program: Path, tmp_path: Path
+def test_the_systems_runtime_loads_the_program_itself_for_the_gpu(
+    loaded: Callable[[], tuple[list[Any], Any]], program: Path, tmp_path: Path
 ) -> None:
-    asked, functions = loaded()
+    asked, model = loaded()
 
     assert asked == [(program, "prefer gpu")]
-    assert [function._model.function_names for function in functions] == [["main"]]
+    assert model.function_names == ["main"]
     assert not (tmp_path / "cache").exists()
 
 
 def test_a_damaged_program_does_not_reach_the_systems_runtime(
-    loaded: Callable[[], tuple[list[Any], list[Any]]], program: Path
+    loaded: Callable[[], tuple[list[Any], Any]], program: Path
 ) -> None:
     (program / "main.mlirb").write_bytes(b"cold")
 

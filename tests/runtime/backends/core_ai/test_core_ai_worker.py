@@ -35,13 +35,13 @@ def test_streams_go_on_as_they_were_when_the_process_is_replaced(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Contexts and caches move over: two streams of six calls with a limit of five outputs a process."""
+    here = load_step_models(bundle, "coreai", names=NAMES)
     started: list[_Child] = []
     begin = _Child.__init__
     monkeypatch.setattr(
         _Child, "__init__", lambda self, *given: (started.append(self), begin(self, *given))[1]
     )
     worker = CoreAIWorker(bundle.folder, "fp32", NAMES, max_outputs=5, prepared_at=3)
-    here = load_step_models(bundle, "coreai", names=NAMES)
     rng = np.random.default_rng(0)
     states = {name: (worker.step_models[name].new_state(), here[name].new_state()) for name in NAMES}
     for position in range(6):
@@ -65,7 +65,7 @@ def test_streams_go_on_as_they_were_when_the_process_is_replaced(
 
 def test_what_the_process_says_against_a_call_is_said_here_and_its_end_is_one_line(bundle: Bundle) -> None:
     worker = CoreAIWorker(bundle.folder, "fp32", NAMES[:1])
-    with pytest.raises(ValueError, match="needs an input latents"):
+    with pytest.raises(ValueError, match="expected latents"):
         worker.step_models[AUDIO_VAE_DECODER]({}, None)
     worker._child._process.kill()
     with pytest.raises(BundleError, match=r"Core AI ended its process \(SIGKILL\); open the bundle again"):
