@@ -36,7 +36,6 @@ GROUPS = {
 }
 """Markers of what has a command of its own; tests with none of them are marked `default`."""
 GROUP_OF_BUNDLE = {
-    "core_ai_conversion": "core_ai",
     "tiny_bundle_27": "core_ai",
     "second_bundle_27": "core_ai",
     "tiny_parts_bundle": "long",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import platform
@@ -13,7 +12,7 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCES = ("constants", "conversion", "tests/shared_bundles.py")
@@ -34,11 +33,15 @@ PACKAGES = (
 )
 
 
+_DIGITS = 16
+
+
 @dataclass(frozen=True)
 class KeptConversions:
     folder: Path = REPOSITORY / "build" / "test-bundles"
     tree: Path = REPOSITORY
-    max_bytes: int = 2 * 10**9
+    newest: int = 4
+    """Entries of one name that are kept."""
 
     def copy(self, name: str, arguments: object, make: Callable[[Path], object], to: Path) -> None:
         """Write what `make(folder)` writes, which `arguments` decide, to the folder `to`: a copy of the kept files.
@@ -48,20 +51,20 @@ class KeptConversions:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         entry = self.folder / f"{name}-{self._digest(arguments)}"
-        with self._lock(name):
+        with FileLock(self.folder / f"{name}.lock"):
             if not entry.is_dir():
                 unfinished = self.folder / f".{name}"
                 shutil.rmtree(unfinished, ignore_errors=True)  # what a killed process left
                 make(unfinished / name)
                 (unfinished / name).rename(entry)
                 shutil.rmtree(unfinished)
+                for old in sorted(self.folder.glob(f"{name}-{'?' * _DIGITS}"), key=_age)[self.newest :]:
+                    shutil.rmtree(old)
             os.utime(entry)
             shutil.copytree(entry, to, symlinks=True)
-        with contextlib.suppress(Timeout), self._lock("removal", blocking=False):
-            self._remove_least_recently_used()
 
     def _digest(self, arguments: object) -> str:
-        return hashlib.sha256(f"{self._tools_and_sources} {arguments!r}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self._tools_and_sources} {arguments!r}".encode()).hexdigest()[:_DIGITS]
 
     @cached_property
     def _tools_and_sources(self) -> str:
@@ -74,21 +77,9 @@ class KeptConversions:
             digest.update(f"{path.relative_to(self.tree)} {content}\n".encode())
         return digest.hexdigest()
 
-    def _lock(self, name: str, *, blocking: bool = True) -> FileLock:
-        return FileLock(self.folder / f"{name}.lock", blocking=blocking)
 
-    def _remove_least_recently_used(self) -> None:
-        entries = [path for path in self.folder.glob("[!.]*") if path.is_dir()]
-        total = 0
-        for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime, reverse=True):
-            total += sum(path.lstat().st_size for path in entry.rglob("*"))
-            if total > self.max_bytes:
-                name = entry.name.rpartition("-")[0]
-                with contextlib.suppress(Timeout), self._lock(name, blocking=False):  # held: it is in use
-                    gone = self.folder / f".{name}"
-                    shutil.rmtree(gone, ignore_errors=True)
-                    entry.rename(gone)
-                    shutil.rmtree(gone)
+def _age(entry: Path) -> float:
+    return -entry.stat().st_mtime
 
 
 def versions() -> dict[str, str]:

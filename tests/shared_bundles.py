@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -132,30 +131,11 @@ def speaking_bundle(conversion: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def core_ai_conversion(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
-    """A folder with `bundle` for macOS 27, which the command wrote, and `output.txt`, all that it printed; skips where
-    Core AI's packages have no wheels.
-    """
+def tiny_bundle_27(tiny_checkpoint: Path, conversion: Callable[..., Path]) -> Path:
+    """A bundle like `tiny_bundle`, for macOS 27 and without int8; skips where Core AI's packages have no wheels."""
     pytest.importorskip("coreai_torch", exc_type=ImportError)
-
-    def make(folder: Path, checkpoint: Path, *options: str) -> None:
-        from voxcpm_runtime.commands import cli
-
-        folder.mkdir(parents=True)
-        # Not in a process of its own, which would take five seconds to get ready.
-        with _printed_to(folder / "output.txt"):
-            code = cli.main(["convert", str(checkpoint), "-o", str(folder / "bundle"), *options])
-        assert code == 0, (folder / "output.txt").read_text()
-
-    options = ("--target", "macos27", "--precision", "fp16", "--precision", "fp32")
-    sizes = ("--max-length", "128", "--prefill-chunk", "16", "--solver-steps", "0")
-    return conversion("core-ai", make, tiny_checkpoint, *options, *sizes)
-
-
-@pytest.fixture(scope="session")
-def tiny_bundle_27(core_ai_conversion: Path) -> Path:
-    """A bundle like `tiny_bundle`, for macOS 27 and without int8."""
-    return core_ai_conversion / "bundle"
+    given = (StepSizes(kv_length=128, prefill_chunks=(1, 16)), ("fp16", "fp32"), "macOS27")
+    return conversion("bundle-tiny-27", write_bundle, tiny_checkpoint, *given)
 
 
 @pytest.fixture(scope="session")
@@ -228,21 +208,6 @@ def write_bundle(
     convert(opened, bundle, precisions=precisions, sizes=sizes, target=target, kv_cache=kv_cache)
 
 
-@contextmanager
-def _printed_to(path: Path) -> Iterator[None]:
-    """A context whose output, that of native code included, goes into a file."""
-    with path.open("w") as file, redirect_stdout(file), redirect_stderr(file):
-        kept = [(descriptor, os.dup(descriptor)) for descriptor in (1, 2)]
-        try:
-            for descriptor, _ in kept:
-                os.dup2(file.fileno(), descriptor)
-            yield
-        finally:
-            for descriptor, copy in kept:
-                os.dup2(copy, descriptor)
-                os.close(copy)
-
-
 def _write_packages(
     folder: Path,
     checkpoint: Path,
@@ -252,7 +217,7 @@ def _write_packages(
     target: Target = "macOS14",
     kv_cache: KVCache = "scatter",
 ) -> None:
-    from voxcpm_constants.manifest import Manifest, record_folder, schema_version
+    from voxcpm_constants.manifest import Manifest, schema_version
     from voxcpm_constants.step_models import declare_step_models
     from voxcpm_conversion.checkpoint import Checkpoint
     from voxcpm_conversion.core_ai import packages as core_ai
@@ -274,11 +239,9 @@ def _write_packages(
         files={},
     )
     workspace = Workspace(folder, {})
+    maker = core_ai if target == CORE_AI else core_ml
     for name in manifest.step_models:
         for package in manifest.parts(name):
-            form = manifest.form(package)
-            maker = core_ai if target == CORE_AI else core_ml
-            maker.add_packages(workspace, opened, package, form, sizes, precisions, target)
-    files = {path: record for path, record in record_folder(workspace.folder).items() if "/" in path}
-    manifest.model_copy(update={"files": files}).write(workspace.folder)
+            maker.add_packages(workspace, opened, manifest, package, precisions)
+    manifest.model_copy(update={"files": workspace.files()}).write(workspace.folder)
     workspace.publish()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +30,13 @@ class Conversions:
     def __init__(self, tree: Path, folder: Path) -> None:
         self.tree, self.folder, self.made = tree, folder, 0
 
-    def copy(self, name: str = "bundle", arguments: object = (), size: int = 5, **options: Any) -> Path:
+    def copy(self, name: str = "bundle", arguments: object = (), **options: Any) -> Path:
         def make(folder: Path) -> None:
             self.made += 1
             folder.mkdir(parents=True)
-            (folder / "file").write_bytes(bytes(size))
+            (folder / "file").write_bytes(bytes(5))
 
-        to = self.folder / f"copy-{threading.get_ident()}-{len(list(self.folder.iterdir()))}"
+        to = self.folder / f"copy-{len(list(self.folder.iterdir()))}"
         KeptConversions(self.folder / "kept", self.tree, **options).copy(name, arguments, make, to)
         return to
 
@@ -49,24 +47,18 @@ def test_a_later_run_gets_a_copy_of_its_own(conversions: Conversions) -> None:
     assert conversions.made == 1
 
 
-@pytest.mark.parametrize("name", ["conversion/package/module.py", "constants/package/new.py"])
-def test_a_changed_source_makes_it_again(conversions: Conversions, tree: Path, name: str) -> None:
-    conversions.copy()
-    (tree / name).write_text("x = 2")
-    conversions.copy()
-    assert conversions.made == 2
-
-
-def test_other_arguments_and_other_tools_make_another(
-    conversions: Conversions, monkeypatch: pytest.MonkeyPatch
+def test_other_arguments_sources_and_tools_make_another(
+    conversions: Conversions, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conversions.copy(arguments=["fp16"])
     conversions.copy(arguments=["int8"])
     assert conversions.made == 2
-    versions = {"torch": "2.13.0"}
-    for versions["torch"] in ("2.13.0", "2.14.0", "2.14.0"):
-        monkeypatch.setattr(kept_conversions, "versions", versions.copy)
-        conversions.copy()
+    (tree / "constants/package/new.py").write_text("x = 2")
+    for _ in range(2):
+        conversions.copy(arguments=["fp16"])
+    assert conversions.made == 3
+    monkeypatch.setattr(kept_conversions, "versions", lambda: {"torch": "2.14.0"})
+    conversions.copy(arguments=["fp16"])
     assert conversions.made == 4
 
 
@@ -84,18 +76,10 @@ def test_a_conversion_that_did_not_end_is_not_used(conversions: Conversions, tmp
     assert [path.name for path in (tmp_path / "kept").glob(".*")] == []
 
 
-def test_runs_at_the_same_time_convert_once(conversions: Conversions) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        copies = list(threads.map(lambda _: conversions.copy(), range(16)))
-    assert {(copy / "file").read_bytes() for copy in copies} == {bytes(5)}
-    assert conversions.made == 1
-
-
-def test_the_least_recently_used_is_removed(conversions: Conversions) -> None:
-    for name in ("first", "second", "first", "third"):
-        conversions.copy(name, size=400, max_bytes=1000)
+def test_the_oldest_of_a_name_is_removed(conversions: Conversions) -> None:
+    for arguments in ("first", "second", "third"):
+        conversions.copy(arguments=arguments, newest=2)
+    conversions.copy(arguments="second", newest=2)
     assert conversions.made == 3
-    conversions.copy("first", max_bytes=1000)
-    assert conversions.made == 3
-    conversions.copy("second", max_bytes=1000)
+    conversions.copy(arguments="first", newest=2)
     assert conversions.made == 4

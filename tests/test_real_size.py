@@ -16,7 +16,7 @@ from voxcpm_constants.manifest import Manifest, package_path
 from voxcpm_constants.step_models import Precision
 from voxcpm_constants.vectors import CHAIN, filled_caches, read_vectors, streams
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
-from voxcpm_runtime.backends.core_ai.step_model import load_core_ai_step_model
+from voxcpm_runtime.backends.core_ai.worker import CoreAIWorker
 from voxcpm_runtime.backends.portable import PortableStepModel
 from voxcpm_runtime.backends.step_function import StepState
 from voxcpm_runtime.bundle.opening import open_bundle
@@ -165,7 +165,7 @@ def test_a_call_on_core_ai_agrees_with_torch(
     opened = open_bundle(converted_27[0], precision)
     sizes, declared = opened.manifest.sizes, opened.manifest.step_models[name]
     vectors = read_vectors(opened.folder, declared, sizes)
-    model = load_core_ai_step_model(opened.folder, opened.manifest, opened.precision, name)
+    model = CoreAIWorker(opened.folder, opened.precision, [name]).step_models[name]
     # At the shortest length, with full caches where there are any: on Linux a call takes up to 20 s of processor time.
     found = streams(declared, sizes)
     stream = next((stream for stream in found if stream.filled), found[0])

@@ -12,26 +12,19 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from voxcpm_constants.bounds import (
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    MAX_RATE,
-    MAX_STRIDE,
-    MAX_STRIDES,
-    MAX_VOCABULARY,
-    MAX_WIDTH,
-)
+from voxcpm_constants.bounds import MAX_LAYERS, MAX_POSITIONS, MAX_RATE
 from voxcpm_constants.errors import CheckpointError, first_wrong_field
 from voxcpm_constants.generations import GENERATIONS, Generation, Traits
 from voxcpm_constants.json_files import read_json
 
 _Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
-_Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
+# Published checkpoints have widths of at most 8192, strides of at most 8, and 73,448 tokens.
+_Width = Annotated[int, Field(gt=0, le=1 << 17)]
 _Positions = Annotated[int, Field(gt=0, le=MAX_POSITIONS)]
 _Rate = Annotated[int, Field(gt=0, le=MAX_RATE)]
-_Stride = Annotated[int, Field(gt=0, le=MAX_STRIDE)]
-_Strides = Annotated[tuple[_Stride, ...], Field(min_length=1, max_length=MAX_STRIDES)]
-_Factors = Annotated[tuple[float, ...], Field(max_length=MAX_WIDTH)]
+_Stride = Annotated[int, Field(gt=0, le=1 << 12)]
+_Strides = Annotated[tuple[_Stride, ...], Field(min_length=1, max_length=16)]
+_Factors = Annotated[tuple[float, ...], Field(max_length=1 << 17)]
 
 
 class _Config(BaseModel):
@@ -60,7 +53,7 @@ class LanguageModelConfig(_Config):
     rms_norm_eps: float = Field(gt=0)
     rope_theta: float = Field(gt=0)
     rope_scaling: RopeScaling
-    vocab_size: int = Field(gt=0, le=MAX_VOCABULARY)
+    vocab_size: int = Field(gt=0, le=1 << 22)
     bos_token_id: int = 1
     eos_token_id: int = 2
     use_mup: bool = True
@@ -208,57 +201,43 @@ class Architecture(_Config):
     @property
     def base_lm(self) -> Transformer:
         """Sizes of the base language model."""
-        lm = self.lm_config
-        return self._transformer(
-            lm.hidden_size, lm.intermediate_size, lm.num_hidden_layers, lm.num_attention_heads, lm.kv_channels
-        )
+        return self._language_model(self.lm_config.num_hidden_layers)
 
     @property
     def residual_lm(self) -> Transformer:
         """Sizes of the residual language model, which has the base LM's width."""
-        lm = self.lm_config
-        return self._transformer(
-            lm.hidden_size,
-            lm.intermediate_size,
-            self.residual_lm_num_layers,
-            lm.num_attention_heads,
-            lm.kv_channels,
-            use_rope=not self.residual_lm_no_rope,
-        )
+        return self._language_model(self.residual_lm_num_layers, use_rope=not self.residual_lm_no_rope)
 
     @property
     def feat_encoder(self) -> Transformer:
         """Sizes of the local encoder, which turns a latent patch into one vector."""
-        return self._local_transformer(self.encoder_config)
+        return self._transformer(self.encoder_config)
 
     @property
     def locdit(self) -> Transformer:
         """Sizes of the local DiT, which predicts the velocity of a noisy patch."""
-        return self._local_transformer(self.dit_config)
+        return self._transformer(self.dit_config)
 
-    def _local_transformer(self, config: LocalTransformerConfig) -> Transformer:
-        return self._transformer(
-            config.hidden_dim, config.ffn_dim, config.num_layers, config.num_heads, config.kv_channels
-        )
-
-    def _transformer(
-        self,
-        hidden: int,
-        ffn: int,
-        layers: int,
-        heads: int,
-        kv_channels: int | None,
-        *,
-        use_rope: bool = True,
-    ) -> Transformer:
+    def _language_model(self, layers: int, *, use_rope: bool = True) -> Transformer:
         lm = self.lm_config
-        return Transformer(
-            hidden_size=hidden,
-            intermediate_size=ffn,
+        local = LocalTransformerConfig(
+            hidden_dim=lm.hidden_size,
+            ffn_dim=lm.intermediate_size,
+            num_heads=lm.num_attention_heads,
             num_layers=layers,
-            num_heads=heads,
+            kv_channels=lm.kv_channels,
+        )
+        return self._transformer(local, use_rope=use_rope)
+
+    def _transformer(self, config: LocalTransformerConfig, *, use_rope: bool = True) -> Transformer:
+        lm, layers = self.lm_config, config.num_layers
+        return Transformer(
+            hidden_size=config.hidden_dim,
+            intermediate_size=config.ffn_dim,
+            num_layers=layers,
+            num_heads=config.num_heads,
             num_kv_heads=lm.num_key_value_heads,
-            head_dim=kv_channels or hidden // heads,
+            head_dim=config.kv_channels or config.hidden_dim // config.num_heads,
             rms_norm_eps=lm.rms_norm_eps,
             residual_scale=lm.scale_depth / math.sqrt(layers) if lm.use_mup else 1.0,
             use_rope=use_rope,
@@ -291,24 +270,14 @@ class Architecture(_Config):
         return self.audio_vae_config.out_sample_rate or self.audio_vae_config.sample_rate
 
     @property
-    def encoder_hop(self) -> int:
-        """Input samples per latent frame."""
-        return math.prod(self.audio_vae_config.encoder_rates)
-
-    @property
-    def decoder_hop(self) -> int:
-        """Output samples per latent frame."""
-        return math.prod(self.audio_vae_config.decoder_rates)
-
-    @property
     def patch_input_samples(self) -> int:
         """Samples in one patch at the input sample rate."""
-        return self.patch_size * self.encoder_hop
+        return self.patch_size * math.prod(self.audio_vae_config.encoder_rates)
 
     @property
     def patch_output_samples(self) -> int:
         """Samples in one patch at the output sample rate."""
-        return self.patch_size * self.decoder_hop
+        return self.patch_size * math.prod(self.audio_vae_config.decoder_rates)
 
     @property
     def patch_seconds(self) -> float:

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.bounds import MAX_NPY_HEADER_BYTES
 from voxcpm_constants.errors import BundleError, first_line
 
 EMBED_TOKENS = "embed_tokens"
@@ -24,6 +23,8 @@ LM_TO_DIT = "lm_to_dit_proj"
 RESIDUAL_TO_DIT = "res_to_dit_proj"
 FUSION = "fusion_concat_proj"
 
+_MAX_HEADER_BYTES = 512
+"""Of an `.npy` file; those of a bundle have 118."""
 # bfloat16 and float16 weights fit float16 to within half of its smallest step; float32 ones need not.
 _LOSSLESS_FLOAT16 = 2.0**-25
 
@@ -61,7 +62,7 @@ def load_constants(folder: Path, a: Architecture) -> dict[str, npt.NDArray[np.fl
         path = folder / f"{stem}.npy"
         try:
             with np.errstate(over="ignore"):
-                mapped = np.lib.format.open_memmap(path, mode="r", max_header_size=MAX_NPY_HEADER_BYTES)
+                mapped = np.lib.format.open_memmap(path, mode="r", max_header_size=_MAX_HEADER_BYTES)
         except Exception as error:  # noqa: BLE001 - numpy parses the header as Python, and raises any error of its parser
             raise BundleError(
                 f"{path}: expected a numpy array, but it cannot be read ({first_line(error)})"

@@ -1,7 +1,7 @@
-"""Limits of input from outside: files, recordings, texts, configurations.
+"""Limits of input from outside, which is rejected before memory or time is spent on it, and of Apple's hardware.
 
-Input beyond a limit is rejected in one line before memory or time is spent on it. Every limit is far above the size of
-published checkpoints and usable recordings. The ranges of generation options are in the runtime's `options`.
+Every limit of input is far above published checkpoints and usable recordings. The ranges of generation options are in
+the runtime's `options`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ MAX_VOICE_BYTES = 256 << 20
 """A voice, its prefix, or a saved segment: a minute of latents takes about 100 kB."""
 MAX_RECORDING_BYTES = 256 << 20
 """A recording before decoding: 20 minutes of stereo at 48 kHz have 230 MB as WAV."""
-MAX_NPY_HEADER_BYTES = 512
-"""The header of an `.npy` file; those of a bundle have 118."""
 
 # Recordings.
 MAX_RECORDING_SECONDS = 1200.0
@@ -27,10 +25,6 @@ MAX_CHANNELS = 8
 """Channels of a recording."""
 MAX_RATE = 384_000
 """Sample rate in Hz. Resampling from a rate without a common factor takes 20 filter coefficients per Hz."""
-MAX_PIPE_SECONDS = 15.0
-"""Timeout in seconds for the next byte of a pipe."""
-MAX_WHOLE_PIPE_SECONDS = 600.0
-"""Timeout in seconds for the end of a pipe or of standard input."""
 
 # Sessions.
 MAX_BUFFER_SECONDS = 3600
@@ -44,28 +38,26 @@ MAX_SENTENCE_CHARACTERS = 4000
 MAX_READ_AT_ONCE = 5000
 """Characters of a text that are read and checked before speech starts; the rest is read while it is spoken."""
 
-# Tokenisers.
-MAX_TOKENIZER_STEPS = 64
-"""Steps of a tokenizer.json that rewrite or split a text; VoxCPM's have four."""
-MAX_TOKENIZER_GROWTH = 100
-"""Factor by which the texts of these steps may lengthen a text; for VoxCPM it is 2: ▁ before a character."""
-
 # Configurations.
 MAX_LAYERS = 1024
 """Layers of one transformer; published checkpoints have at most 28."""
-MAX_WIDTH = 1 << 17
-"""Width of a layer, a head or a patch; published checkpoints have at most 8192."""
-MAX_VOCABULARY = 1 << 22
-"""Entries of a vocabulary; published ones have 73,448."""
 MAX_POSITIONS = 1 << 20
 """Positions of a KV cache, and of rotary embeddings."""
-MAX_STRIDE = 1 << 12
-"""A stride of the AudioVAE; published checkpoints have at most 8."""
-MAX_STRIDES = 16
-"""Strides of the AudioVAE's encoder or decoder."""
 
 # Euler steps of a patch.
 MAX_EULER_STEPS = 200
 """The largest number for any call."""
 MIN_SOLVER_STEPS = 2
 """The smallest number for `locdit_solve`, where CFG-zero* gives the first step zero velocity."""
+
+# What packages respect to run on Apple's hardware; the rules of `voxcpm-coreml lint` give the sources.
+LARGEST_RANK = 4
+"""Axes of a tensor: the Neural Engine's compiler refuses programs with more."""
+LONGEST_AXIS = 16_384
+"""Elements along one axis of an activation: the Neural Engine's limit for its width, its height and its depth."""
+STATE_MULTIPLE = 32
+"""The last two axes of a Core ML state are multiples of this: the Neural Engine failed on a width of 270."""
+MASKED_BATCH = 10
+"""Leading axis from which masked attention is wrong on macOS 26.2's GPU."""
+LARGEST_WEIGHT_FILE = 2_000_000_000
+"""Bytes of one package's weights: an M1 loaded VoxCPM2's base LM (2.66 GB in fp16) only after it was split in two."""

@@ -62,7 +62,7 @@ def system_reason(error: BaseException) -> str:
     if not isinstance(error, OSError):
         return first_line(error)
     # shutil.Error carries a list of (source, destination, reason).
-    if error.args and isinstance(error.args[0], list) and error.args[0]:
+    if error.args and isinstance(error.args[0], list):
         _, destination, reason = error.args[0][0]
         return f"{destination}: {str(reason).strip()}"
     path = error.filename2 or error.filename
@@ -81,10 +81,7 @@ def system_errors_as(kind: type[VoxCPMError]) -> Iterator[None]:
 
 def is_refused_memory(error: ImportError) -> bool:
     """Whether a library could not be loaded for lack of memory, by the words of the system's loader."""
-    return any(
-        sign in str(error)
-        for sign in ("failed to map segment", "Cannot allocate memory", "cannot allocate memory")
-    )
+    return re.search("failed to map segment|[Cc]annot allocate memory", str(error)) is not None
 
 
 def first_line(error: BaseException) -> str:

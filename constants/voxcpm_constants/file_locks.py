@@ -9,15 +9,11 @@ from pathlib import Path
 
 
 class Lock:
-    """A lock, held until `release`, or the end of this object or of the process."""
+    """A lock, held until `release`, or the end of this object or of the process. descriptor: of a locked file."""
 
     def __init__(self, descriptor: int) -> None:
-        """descriptor: of a locked file; closed by `release`."""
-        self._close = weakref.finalize(self, os.close, descriptor)
-
-    def release(self) -> None:
-        """Release the lock. Releasing again does nothing."""
-        self._close()
+        self.release = weakref.finalize(self, os.close, descriptor)
+        """release(): closes the descriptor. Releasing again does nothing."""
 
 
 def try_lock(descriptor: int) -> bool | None:

@@ -3,19 +3,19 @@
 bundle/
   manifest.json
   manifest.sha256    the manifest's digest, in the format of `sha256sum -c`; older bundles have none
-  README.md    the model card; has no digest, so it may be edited
-  constants/   config.json and the arrays of `voxcpm_constants.arrays`
-  tokenizer/   tokenizer.json, tokenizer_config.json
-  fp16/        <step model>.mlpackage (and .mlmodelc where Apple's compiler was present), for macOS 27
-               <step model>.aimodel; int8/, int4/ and fp32/ likewise
-  vectors/     test vectors of the step models (`voxcpm_constants.vectors`)
+  README.md          the model card; has no digest, so it may be edited
+  constants/         config.json and the arrays of `voxcpm_constants.arrays`
+  tokenizer/         tokenizer.json, tokenizer_config.json
+  fp16/              <step model>.mlpackage (and .mlmodelc where Apple's compiler was present), for macOS 27
+                     <step model>.aimodel; int8/, int4/ and fp32/ likewise
+  vectors/           test vectors of the step models (`voxcpm_constants.vectors`)
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -38,9 +38,7 @@ from voxcpm_constants.targets import (
 )
 
 SCHEMA_VERSION = 5
-"""The newest version that this release reads. 3 added `speech`, which readers of 2 reject. 4 added the target macOS27,
-and 5 changed the form of its programs; bundles for other targets are still written as 3.
-"""
+"""The newest version that this release reads. 5 is for Core AI; bundles for other targets are still written as 3."""
 _SCHEMA_BEFORE_CORE_AI = 3
 MANIFEST_FILE = "manifest.json"
 # Not a field of the manifest: earlier releases refuse one that they do not know.
@@ -52,6 +50,7 @@ TOKENIZER_FOLDER = "tokenizer"
 TOKENIZER_FILE = "tokenizer/tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer/tokenizer_config.json"
 VECTORS_FOLDER = "vectors"
+_OF_THE_SYSTEM = re.compile(r"\.DS_Store|Thumbs\.db|desktop\.ini|\._.*")
 
 
 class _Record(BaseModel):
@@ -141,21 +140,20 @@ class Manifest(_Record):
         try:
             content = json_content(path)
             document: Any = parsed_json(content)
-        except (OSError, ValueError) as error:
-            raise BundleError(
-                f"{path}: expected JSON, but it cannot be read ({error}); convert again"
-            ) from None
-        version = document.get("schema_version") if isinstance(document, dict) else None
-        if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise BundleError(
-                f"{path}: schema version {version} is newer than this release reads ({SCHEMA_VERSION}); "
-                "update voxcpm-coreml"
-            )
-        try:
+            version = document.get("schema_version") if isinstance(document, dict) else None
+            if isinstance(version, int) and version > SCHEMA_VERSION:
+                raise BundleError(
+                    f"{path}: schema version {version} is newer than this release reads ({SCHEMA_VERSION}); "
+                    "update voxcpm-coreml"
+                )
             manifest = cls.model_validate(document)
         except ValidationError as error:
             raise BundleError(
                 f"{path}: not a bundle manifest: {first_wrong_field(error)}; convert again"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise BundleError(
+                f"{path}: expected JSON, but it cannot be read ({error}); convert again"
             ) from None
         _check_own_digest(bundle, content)
         if manifest.target == CORE_AI and manifest.schema_version < SCHEMA_VERSION:
@@ -177,43 +175,42 @@ class Manifest(_Record):
         return package_form(package, self.target, self.kv_cache)
 
     def package_path(self, precision: Precision, package: str) -> PurePosixPath:
-        """Path of a package, relative to the bundle. package: the name of a step model, or of a part of one."""
+        """Path of a package of this bundle."""
         return package_path(precision, package, self.target)
+
+    def package_folders(self, precisions: Collection[Precision]) -> list[str]:
+        """Paths of the packages of some precisions, relative to the bundle."""
+        return [
+            str(self.package_path(precision, package.name))
+            for precision in precisions
+            for step_model in self.step_models
+            for package in self.parts(step_model)
+        ]
 
     def check_complete(self, bundle: Path) -> None:
         """Raises BundleError if a file that is needed for speech is not listed, and so would not be verified."""
         needed = [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE]
         needed += [f"{CONSTANTS_FOLDER}/{stem}.npy" for stem in constant_shapes(self.architecture)]
         folders = {"/".join(PurePosixPath(name).parts[:2]) for name in self.files}
-        packages = [
-            str(self.package_path(precision, package.name))
-            for precision in self.precisions
-            for step_model in self.step_models
-            for package in self.parts(step_model)
-        ]
-        for name in (*needed, *packages):
+        for name in (*needed, *self.package_folders(self.precisions)):
             if name not in folders:
                 raise BundleError(
                     f"{bundle / MANIFEST_FILE}: {name} is not in its list of files; convert again"
                 )
 
     def check_nothing_else(self, bundle: Path, precisions: Collection[Precision]) -> None:
-        """Raises BundleError for an unlisted, and so unverified, file or link in a folder that is read: constants,
-        tokenizer, and packages of these precisions.
-
-        Files of the system (`.DS_Store`) are allowed, except within a package.
+        """Raises BundleError for a file or link that the manifest does not list in a folder that is read: constants,
+        tokenizer, and packages of these precisions. Files of the system (`.DS_Store`) are allowed.
         """
-        above = {str(parent) for name in self.files for parent in PurePosixPath(name).parents}
-        for folder in (CONSTANTS_FOLDER, TOKENIZER_FOLDER, *precisions):
-            for entry in _entries(bundle / folder):
-                # An app may ship compiled forms (`.mlmodelc`) next to the packages.
-                passed_over = (
-                    f"{folder}/{entry.name}" not in above
-                    if folder in precisions
-                    else _is_of_the_system(entry)
-                )
-                if not passed_over:
-                    _check_listed(entry, f"{folder}/{entry.name}", self.files.keys(), above)
+        for folder in (CONSTANTS_FOLDER, TOKENIZER_FOLDER, *self.package_folders(precisions)):
+            for path in sorted((bundle / folder).rglob("*")):
+                listed = path.relative_to(bundle).as_posix() in self.files
+                is_folder = path.is_dir() and not path.is_symlink()
+                if not (listed or is_folder or _OF_THE_SYSTEM.fullmatch(path.name)):
+                    raise BundleError(
+                        f"{path}: the manifest does not list it, so that nothing verifies it; remove it, copy the "
+                        "bundle again or convert again"
+                    )
 
     def files_of(self, precision: Precision) -> dict[str, FileRecord]:
         """The files of one precision by path: constants, tokenizer and step models, without the test vectors."""
@@ -241,7 +238,7 @@ class Manifest(_Record):
 
 
 def schema_version(target: Target) -> int:
-    """The lowest schema version for a bundle of this target, for the sake of earlier releases."""
+    """The lowest schema version for a bundle of this target, so that earlier releases can read it."""
     return SCHEMA_VERSION if target == CORE_AI else _SCHEMA_BEFORE_CORE_AI
 
 
@@ -293,21 +290,15 @@ def record_folder(folder: Path) -> dict[str, FileRecord]:
     }
 
 
-def _places(bundle: Path) -> Path:
-    """The folder that contains a bundle's files once links are resolved: the bundle, or in the cache of the hub the
-    repository, whose snapshots link to its blobs.
-    """
-    folder = bundle.resolve()
-    is_snapshot = folder.parent.name == "snapshots" and (folder.parents[1] / "blobs").is_dir()
-    return folder.parents[1] if is_snapshot else folder
-
-
 def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool) -> None:
     """Compare the sizes of files with their records, and with `digests` also their contents.
 
     Raises BundleError, naming the first wrong file, also for a link to a file outside the bundle.
     """
-    allowed = _places(bundle)
+    allowed = bundle.resolve()
+    if allowed.parent.name == "snapshots" and (allowed.parents[1] / "blobs").is_dir():
+        # In the hub's cache, the files of a snapshot are links to blobs next to it.
+        allowed = allowed.parents[1]
     for name, record in expected.items():
         path = bundle / name
         if not path.resolve().is_relative_to(allowed):
@@ -318,8 +309,7 @@ def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool)
             raise BundleError(
                 f"{path}: missing from the bundle (the manifest lists it); copy it again or convert again"
             )
-        size = path.stat().st_size
-        if size != record.bytes:
+        if (size := path.stat().st_size) != record.bytes:
             raise BundleError(
                 f"{path}: expected {record.bytes} bytes, found {size}; copy it again or convert again"
             )
@@ -327,31 +317,3 @@ def check_files(bundle: Path, expected: dict[str, FileRecord], *, digests: bool)
             raise BundleError(
                 f"{path}: content differs from the manifest's digest; copy it again or convert again"
             )
-
-
-def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise BundleError(f"{folder}: cannot be read ({os_reason(error)})") from None
-
-
-def _check_listed(
-    entry: os.DirEntry[str], name: str, listed: Collection[str], folders: Collection[str]
-) -> None:
-    """Raises BundleError unless a file is listed, or every file in a folder. name: its path in the bundle."""
-    # A linked folder is entered only for listed files, which `check_files` has found to be in the bundle.
-    if entry.is_dir(follow_symlinks=name in folders):
-        for below in _entries(entry.path):
-            _check_listed(below, f"{name}/{below.name}", listed, folders)
-    elif name not in listed:
-        raise BundleError(
-            f"{entry.path}: the manifest does not list it, so that nothing verifies it; remove it, copy the bundle "
-            "again or convert again"
-        )
-
-
-def _is_of_the_system(entry: os.DirEntry[str]) -> bool:
-    known = entry.name in {".DS_Store", "Thumbs.db", "desktop.ini"} or entry.name.startswith("._")
-    return known and entry.is_file(follow_symlinks=False)

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from voxcpm_constants.architecture import Architecture, Transformer
-from voxcpm_constants.bounds import MAX_EULER_STEPS, MAX_LAYERS, MAX_POSITIONS
-from voxcpm_constants.hardware_limits import LONGEST_AXIS
+from voxcpm_constants.bounds import LONGEST_AXIS, MAX_EULER_STEPS, MAX_LAYERS, MAX_POSITIONS
 
 AUDIO_VAE_ENCODER = "audio_vae_encoder"
 AUDIO_VAE_DECODER = "audio_vae_decoder"
@@ -78,7 +77,7 @@ class TensorSpec(_Declared):
 
 
 class StepModel(_Declared):
-    """The declaration of one step model: the tensors that it takes and returns, in their order."""
+    """The tensors that one step model takes and returns, in their order."""
 
     name: str
     inputs: tuple[TensorSpec, ...]
@@ -160,12 +159,25 @@ def declare_step_models(
     audio_vae_fp32: the AudioVAE computes in float32 in every precision.
     """
     contexts: ContextDtype = "float32" if audio_vae_fp32 else "compute"
+    hidden = architecture.base_lm.hidden_size
     models = [
         _audio_vae_encoder(architecture, contexts),
         _audio_vae_decoder(architecture, contexts),
         _feat_encoder(architecture, sizes),
-        _base_lm_step(architecture, sizes),
-        _residual_lm_step(architecture, sizes),
+        _lm_step(
+            BASE_LM_STEP,
+            architecture.base_lm,
+            sizes,
+            ("hidden", hidden, "last hidden state, after the final norm"),
+            ("fsq_hidden", hidden, "hidden state through scalar quantisation: used at audio positions"),
+            ("stop_logits", 2, "continue, stop: read from fsq_hidden"),
+        ),
+        _lm_step(
+            RESIDUAL_LM_STEP,
+            architecture.residual_lm,
+            sizes,
+            ("hidden", hidden, "residual hidden state, after the final norm"),
+        ),
         _locdit_step(architecture),
     ]
     if sizes.solver_steps:
@@ -174,8 +186,7 @@ def declare_step_models(
 
 
 def _axis(lengths: tuple[int, ...], unit: int = 1) -> Axis:
-    scaled = tuple(length * unit for length in lengths)
-    return scaled[0] if len(scaled) == 1 else scaled
+    return tuple(length * unit for length in lengths) if len(lengths) > 1 else lengths[0] * unit
 
 
 def encoder_patches(a: Architecture) -> tuple[int, ...]:
@@ -229,23 +240,6 @@ def _feat_encoder(a: Architecture, sizes: StepSizes) -> StepModel:
     )
 
 
-def _base_lm_step(a: Architecture, sizes: StepSizes) -> StepModel:
-    hidden = a.base_lm.hidden_size
-    return _lm_step(
-        BASE_LM_STEP,
-        a.base_lm,
-        sizes,
-        ("hidden", hidden, "last hidden state, after the final norm"),
-        ("fsq_hidden", hidden, "hidden state through scalar quantisation: used at audio positions"),
-        ("stop_logits", 2, "continue, stop: read from fsq_hidden"),
-    )
-
-
-def _residual_lm_step(a: Architecture, sizes: StepSizes) -> StepModel:
-    output = ("hidden", a.residual_lm.hidden_size, "residual hidden state, after the final norm")
-    return _lm_step(RESIDUAL_LM_STEP, a.residual_lm, sizes, output)
-
-
 def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, int, str]) -> StepModel:
     chunk = _axis(sizes.prefill_chunks)
     cache = (1, lm.num_kv_heads, sizes.kv_length, lm.head_dim)
@@ -258,13 +252,13 @@ def _lm_step(name: str, lm: Transformer, sizes: StepSizes, *outputs: tuple[str, 
         outputs=tuple(_tensor(tensor, (1, chunk, width), meaning) for tensor, width, meaning in outputs),
         state=tuple(
             _tensor(
-                f"{kind}_cache_{layer:02d}",
+                f"{word[0]}_cache_{layer:02d}",
                 cache,
                 f"{word} of layer {layer} (batch, kv_heads, positions, head_dim)",
                 "compute",
             )
             for layer in range(lm.num_layers)
-            for kind, word in (("k", "keys"), ("v", "values"))
+            for word in ("keys", "values")
         ),
     )
 
@@ -360,9 +354,8 @@ def _residual_unit_contexts(channels: int) -> Iterator[tuple[int, int]]:
 def parts(model: StepModel, sizes: StepSizes) -> tuple[StepModel, ...]:
     """The step models that run one after the other as `model`, each in its own package; usually `model` alone.
 
-    A base LM whose weights are too large for one package has several: each has some of the layers and their caches. The
-    first one takes the embeddings, each other one the previous part's hidden states, under the same name; the last one
-    returns the outputs of the step model.
+    A base LM whose weights are too large for one package has several, each with some of the layers and their caches.
+    The first one takes the embeddings, the others the previous part's hidden states, under the same name.
     """
     count = sizes.base_lm_parts if model.name == BASE_LM_STEP else 1
     if count == 1:

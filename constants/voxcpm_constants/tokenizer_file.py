@@ -13,20 +13,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tokenizers import AddedToken, Tokenizer
 
 from voxcpm_constants.errors import first_line, first_wrong_field
 from voxcpm_constants.json_files import read_json
-from voxcpm_constants.tokenizer_steps import check_steps
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 WORD_START = "▁"
+
+# Tokens that delimit audio in VoxCPM's sequence (upstream `model/voxcpm.py`, `model/voxcpm2.py`).
+AUDIO_START, AUDIO_END = 101, 102
+REFERENCE_START, REFERENCE_END = 103, 104
 
 _LLAMA_NORMALIZER = {
     "type": "Sequence",
@@ -77,7 +79,7 @@ class _Config(BaseModel):
     mask_token: _Named | None = None
     extra_special_tokens: list[_Named] | dict[str, _Named] | None = None
     additional_special_tokens: list[_Named] | None = None
-    added_tokens_decoder: dict[str, _AddedToken] | None = None
+    added_tokens_decoder: dict[Annotated[int, Field(strict=False)], _AddedToken] | None = None
     add_prefix_space: bool | None = None
     legacy: bool | None = None
     split_special_tokens: bool | None = None
@@ -89,13 +91,8 @@ class _Config(BaseModel):
     def named(self) -> list[str]:
         """The special tokens that have names, in the order in which transformers adds them."""
         own = [
-            self.bos_token,
-            self.eos_token,
-            self.unk_token,
-            self.sep_token,
-            self.pad_token,
-            self.cls_token,
-            self.mask_token,
+            *(self.bos_token, self.eos_token, self.unk_token, self.sep_token),
+            *(self.pad_token, self.cls_token, self.mask_token),
         ]
         extra = self.extra_special_tokens or self.additional_special_tokens or []
         values = [*own, *(extra.values() if isinstance(extra, dict) else extra)]
@@ -109,52 +106,28 @@ def open_tokenizer(folder: Path, *, needs_config: bool = True) -> tuple[Tokenize
     ValueError, one line with the path, for a file that is missing, damaged, or not of a BPE tokeniser.
     """
     config_path, path = folder / TOKENIZER_CONFIG_FILE, folder / TOKENIZER_FILE
-    settings: Any = {}
-    if needs_config or config_path.exists():
-        settings = _read(config_path, read_json)
-    document = _read(path, read_tokenizer)
-    if not isinstance(settings, dict):
-        raise ValueError(f"{config_path}: expected a JSON object")  # noqa: TRY004 - of the file, not of the argument
+    settings = _read(config_path, read_json) if needs_config or config_path.exists() else {}
+    document = _read(path, _bpe_document)
     try:
         config = _Config.model_validate(settings)
-        if config.added_tokens_decoder is not None:
-            _by_id(config.added_tokens_decoder)
     except ValidationError as error:
         raise ValueError(f"{config_path}: not a tokeniser file ({first_wrong_field(error)})") from None
-    except ValueError as error:
-        raise ValueError(
-            f"{config_path}: not a tokeniser file (added_tokens_decoder: {first_line(error)})"
-        ) from None
     try:
-        with panics_told("not a tokeniser file"):
-            if document.get("normalizer") == _LLAMA_NORMALIZER:
-                return _llama_tokenizer(document, config), config.unknown()
-            return _tokenizer_of_file(document), config.unknown()
-    except PanickedError as error:
-        raise ValueError(f"{path}: {error}") from None
-    except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception for a bad file
+        if document.get("normalizer") == _LLAMA_NORMALIZER:
+            return _llama_tokenizer(document, config), config.unknown()
+        return _tokenizer_of_file(document), config.unknown()
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         raise ValueError(f"{path}: not a tokeniser file ({first_line(error)})") from None
 
 
-class PanickedError(Exception):
-    """An error of the library's Rust code: a panic, which is not an Exception, or an error without its own class."""
+def is_panic(error: BaseException) -> bool:
+    """Whether an error is from tokenizers' Rust code: a panic, which is not an Exception, or a bare Exception."""
+    return type(error).__name__ == "PanicException" or type(error) is Exception
 
 
-@contextmanager
-def panics_told(what: str) -> Iterator[None]:
-    """Turn an error of the library's Rust code into a one-line PanickedError."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException" and type(error) is not Exception:
-            raise
-        raise PanickedError(
-            f"{what} ({first_line(error)}); convert again with another tokenizer.json"
-        ) from None
-
-
-def read_tokenizer(path: Path) -> dict[str, Any]:
-    """The document of a BPE tokeniser's file. Raises OSError, and ValueError, one line, for any other file."""
+def _bpe_document(path: Path) -> dict[str, Any]:
     document = read_json(path)
     if not isinstance(document, dict):
         raise ValueError("expected a JSON object")  # noqa: TRY004 - of the file, not of the argument
@@ -163,7 +136,7 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
         raise ValueError("expected a BPE tokeniser, as every VoxCPM has")
     if model.get("dropout"):
         raise ValueError("expected a BPE without dropout, which draws the tokens of a text by chance")
-    check_steps(document)
+    _check_steps(document)
     return document
 
 
@@ -200,7 +173,7 @@ def _llama_tokenizer(document: dict[str, Any], config: _Config) -> Tokenizer:
 def _added_tokens(document: dict[str, Any], config: _Config) -> list[AddedToken]:
     """Tokens cut out before BPE, by id: those of the configuration, or else of the file, then the named ones."""
     listed = config.added_tokens_decoder
-    records = _listed_tokens(document) if listed is None else _by_id(listed)
+    records = _listed_tokens(document) if listed is None else [token for _, token in sorted(listed.items())]
     added = [AddedToken(**record.model_dump(exclude_unset=True)) for record in records]
     known = {record.content for record in records}
     for name in config.named():
@@ -218,10 +191,6 @@ def _listed_tokens(document: dict[str, Any]) -> list[_AddedToken]:
         raise ValueError(f"added_tokens: {first_wrong_field(error)}") from None
 
 
-def _by_id(listed: dict[str, _AddedToken]) -> list[_AddedToken]:
-    return [record for _, record in sorted(listed.items(), key=lambda item: int(item[0]))]
-
-
 def _content(token: _Named) -> str:
     return token if isinstance(token, str) else token.content
 
@@ -231,3 +200,80 @@ def _read(path: Path, read: Callable[[Path], _T]) -> _T:
         return read(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: expected a tokeniser file, but it cannot be read ({error})") from None
+
+
+_STEPS = {
+    "normalizer": (
+        "normalizers",
+        ("Lowercase", "Prepend", "Replace", "NFC", "NFD", "NFKC", "NFKD", "Strip", "StripAccents"),
+    ),
+    "pre_tokenizer": (
+        "pretokenizers",
+        ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "Whitespace", "WhitespaceSplit"),
+    ),
+}
+"""The parts that rewrite or split a text: the key of the steps in a Sequence, and the kinds of steps that are run.
+
+VoxCPM's own are Lowercase, Prepend and Replace. The others neither panic in tokenizers (0.23), which prints lines of
+Rust on standard error, nor take long.
+"""
+_WITH_TEXT = ("Prepend", "Replace", "Split")
+"""Steps with a text of their own. Each of the others is allowed once, which bounds how much longer they make a text."""
+_MAX_STEPS, _MAX_GROWTH = 64, 100
+
+
+def _check_steps(document: dict[str, Any]) -> None:
+    """Raises ValueError, one line, for steps that are unknown, too many, or make a text much longer."""
+    growth = 1.0
+    kinds: list[str] = []
+    for part, (inner, known) in _STEPS.items():
+        for step in _flattened(document.get(part), inner):
+            kind = step.get("type") if isinstance(step, dict) else None
+            if kind not in known:
+                raise ValueError(
+                    f"expected no steps of its {part} but Sequence, {', '.join(known)}, got {str(kind)[:40]!r}; "
+                    "leave it out, as every VoxCPM does"
+                )
+            if kind in _WITH_TEXT:
+                growth *= _growth(step)
+            elif kind in kinds:
+                raise ValueError(f"expected its step {kind} once; leave the others out")
+            kinds.append(kind)
+    if len(kinds) > _MAX_STEPS:
+        raise ValueError(f"expected at most {_MAX_STEPS} steps, got {len(kinds)}; leave some out")
+    if growth > _MAX_GROWTH:
+        raise ValueError(
+            f"expected steps that make a text at most {_MAX_GROWTH} times as long, got {growth:.3g} times; "
+            "a VoxCPM replaces a space by ▁ and puts one before the text"
+        )
+
+
+def _flattened(step: Any, inner: str) -> Iterator[Any]:
+    """The steps of a part, those in a Sequence one by one."""
+    if isinstance(step, dict) and step.get("type") == "Sequence" and isinstance(step.get(inner), list):
+        for each in step[inner]:
+            yield from _flattened(each, inner)
+    elif step is not None:
+        yield step
+
+
+def _growth(step: dict[str, Any]) -> float:
+    """By how much a step can lengthen a text. Raises ValueError for a regular expression, and for an empty text."""
+    kind, pattern = step["type"], step.get("pattern")
+    if kind == "Prepend":
+        found = step.get("prepend")
+    elif not isinstance(pattern, dict) or "Regex" in pattern:
+        raise ValueError(
+            "it has a regular expression of its own, which can take any time, and which no VoxCPM has; leave it out"
+        )
+    else:
+        found = pattern.get("String")
+    # An empty Prepend makes a later step panic, and an empty pattern is found between any two characters.
+    if not isinstance(found, str) or not found:
+        raise ValueError(f"expected a text of at least one character in its step {kind}; leave it out")
+    if kind != "Replace":
+        return 1.0 + len(found) if kind == "Prepend" else 1.0
+    content = step.get("content")
+    if not isinstance(content, str):
+        raise ValueError("expected a text as the content of its step Replace")  # noqa: TRY004 - of the file
+    return max(1.0, len(content) / len(found))

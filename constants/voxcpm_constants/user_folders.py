@@ -10,6 +10,7 @@ Without them: the platform's user cache and user data folders. An empty variable
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from voxcpm_constants.errors import InputError
@@ -18,7 +19,7 @@ CACHE_VARIABLE = "VOXCPM_COREML_CACHE"
 VOICES_VARIABLE = "VOXCPM_COREML_VOICES"
 DEFAULT_VOICE = "default"
 """The name of the checkpoint's own voice, which no stored voice may have."""
-_APPLICATION = "voxcpm-coreml"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def cache_folder(kind: str) -> Path:
@@ -26,32 +27,25 @@ def cache_folder(kind: str) -> Path:
 
     Raises InputError if the variable names a file.
     """
-    chosen = _chosen(CACHE_VARIABLE)
-    if chosen is not None:
-        return chosen / kind
-    import platformdirs  # slow to import, and only needed without the variable
-
-    return Path(platformdirs.user_cache_dir(_APPLICATION)) / kind
+    return _folder(kind, "user_cache_dir")
 
 
 def voices_folder() -> Path:
     """The folder of the user's voices, which may not exist yet. Raises InputError if a variable names a file."""
-    chosen = _chosen(VOICES_VARIABLE)
-    return _data_folder("voices") if chosen is None else chosen
+    return _chosen(VOICES_VARIABLE) or _folder("voices", "user_data_dir")
 
 
 def jobs_folder() -> Path:
     """The folder of a server's jobs, which may not exist yet. Raises InputError if the variable names a file."""
-    return _data_folder("jobs")
+    return _folder("jobs", "user_data_dir")
 
 
-def _data_folder(kind: str) -> Path:
-    everything = _chosen(CACHE_VARIABLE)
-    if everything is not None:
+def _folder(kind: str, platform_folder: str) -> Path:
+    if (everything := _chosen(CACHE_VARIABLE)) is not None:
         return everything / kind
-    import platformdirs
+    import platformdirs  # slow to import, and only needed without the variable
 
-    return Path(platformdirs.user_data_dir(_APPLICATION)) / kind
+    return Path(getattr(platformdirs, platform_folder)("voxcpm-coreml")) / kind
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
@@ -65,6 +59,11 @@ def user_path(path: str | os.PathLike[str]) -> Path:
         raise InputError(f"{path!r}: the file system cannot encode these characters") from None
     except RuntimeError:
         raise InputError(f"{path}: there is no user of this name, so ~ cannot be expanded") from None
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name has the form `organisation/name`. Callers look for a path of that name first."""
+    return _HUB_ID.fullmatch(name) is not None
 
 
 def _chosen(variable: str) -> Path | None:

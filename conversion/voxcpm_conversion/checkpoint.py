@@ -16,22 +16,18 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
-from torch import nn
 
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.bounded_files import read_bounded
 from voxcpm_constants.errors import CheckpointError, first_line
-from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import MODEL_CARD_FILE, Source
 from voxcpm_constants.speech_profile import SPEECH_FILE, SpeechProfile
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, open_tokenizer
-from voxcpm_constants.user_folders import user_path
+from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_conversion.lora import WEIGHT_FILES as LORA_FILES
 from voxcpm_conversion.lora import Lora
 from voxcpm_conversion.weight_files import Shape, WeightFile, open_weight_file
@@ -41,7 +37,6 @@ CONFIG_FILE = "config.json"
 MODEL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 VAE_FILES = ("audiovae.safetensors", "audiovae.pth")
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".pth", ".pt", ".ckpt")
-_LISTED = 5
 _MAX_CARD_BYTES = 1 << 20
 _FRONT_MATTER = re.compile(r"---\r?\n.*?^---", re.DOTALL | re.MULTILINE)
 _LICENCE = re.compile(r"^license:[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
@@ -63,8 +58,6 @@ _WEIGHT_NORM = (
     (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
 )
 
-_T = TypeVar("_T")
-
 
 @dataclass(frozen=True)
 class _Weight:
@@ -73,16 +66,9 @@ class _Weight:
     file: WeightFile
     stored: tuple[str, ...]
 
-    @property
-    def shape(self) -> Shape:
-        return self.file.shapes[self.stored[-1]]
-
 
 class Checkpoint:
-    """An opened checkpoint, from `Checkpoint.open`.
-
-    speech: its `speech.json`, if it has one. lora: the LoRA that `tensor` merges into the weights.
-    """
+    """An opened checkpoint. speech: its `speech.json`, if any. lora: merged into the weights as they are read."""
 
     def __init__(
         self,
@@ -124,9 +110,7 @@ class Checkpoint:
         """Open a folder or, if there is no such folder, a Hugging Face id ("openbmb/VoxCPM1.5") at `revision`.
 
         lora: folder or weight file of a LoRA to merge. cache_dir: folder for downloads, by default the hub's own.
-        local_files_only: take what was downloaded before.
-        Raises CheckpointError if there is no such checkpoint, a file is missing or damaged, `speech.json` is wrong, the
-        architecture is not VoxCPM's, or the LoRA does not fit it.
+        Raises CheckpointError for a file that is missing, damaged or not VoxCPM's, and a LoRA that does not fit.
         """
         name = str(folder_or_hub_id)
         folder = user_path(folder_or_hub_id)
@@ -151,7 +135,6 @@ class Checkpoint:
         if not (folder / TOKENIZER_FILE).is_file():
             raise CheckpointError(f"{folder}: expected the tokenizer, but there is no {TOKENIZER_FILE}")
         try:
-            # As the runtime opens it: a tokenizer that does not open is not converted.
             open_tokenizer(folder, needs_config=False)
         except ValueError as error:
             raise CheckpointError(str(error)) from None
@@ -161,7 +144,7 @@ class Checkpoint:
 
     def shapes(self) -> dict[str, Shape]:
         """Shape of every weight by upstream's name, after weight norm is folded; reads no tensor data."""
-        return {name: weight.shape for name, weight in self._weights.items()}
+        return {name: weight.file.shapes[weight.stored[-1]] for name, weight in self._weights.items()}
 
     def tensor(self, name: str) -> torch.Tensor:
         """One weight as a float32 copy, with the LoRA merged. Raises CheckpointError for an absent name and NaN."""
@@ -178,16 +161,6 @@ class Checkpoint:
                 "checkpoint again, or take an earlier one of its training"
             )
         return whole
-
-    def load_into(self, module: nn.Module, names: Iterable[str]) -> None:
-        """Load the named float32 weights into `module`, whose parameters may be on the meta device.
-
-        Raises CheckpointError for a weight that the checkpoint lacks, ValueError for one that the module lacks.
-        """
-        weights = {name: self.tensor(name) for name in names}
-        loaded = module.load_state_dict(weights, strict=False, assign=True)
-        if loaded.unexpected_keys:
-            raise ValueError(f"the module has no parameters {loaded.unexpected_keys}")
 
     def tokenizer_files(self) -> dict[str, Path]:
         """Paths of the tokenizer's files by name: `tokenizer.json`, and the companions that exist."""
@@ -209,12 +182,11 @@ class Checkpoint:
 
     def source(self) -> Source:
         """The origin of the weights, as the bundle's manifest records it."""
-        lora = None if self.lora is None else self.lora.record()
         return Source(
             checkpoint=self._name,
             revision=self._revision,
             sha256=self.sha256(),
-            lora=lora,
+            lora=None if self.lora is None else self.lora.record(),
             licence=self.licence(),
         )
 
@@ -245,23 +217,19 @@ def _weights(file: WeightFile) -> dict[str, _Weight]:
     """The weights of a file by name: prefixes of wrappers removed, the pairs of weight norm joined."""
     stored: dict[str, str] = {}
     for key in file.shapes:
-        _add(stored, _without_wrappers(key), key, file)
-    pairs: dict[str, tuple[str, str]] = {}
+        name = key
+        while prefix := next((prefix for prefix in _WRAPPER_PREFIXES if name.startswith(prefix)), None):
+            name = name.removeprefix(prefix)
+        if stored.setdefault(name, key) != key:
+            raise CheckpointError(f"{file.paths[0]}: the weight {name} is there twice, under different names")
+    pairs: dict[str, tuple[str, ...]] = {}
     for name in list(stored):
         for magnitude, direction in _WEIGHT_NORM:
             stem = name.removesuffix(direction)
             if name.endswith(direction) and _fits(file, stored.get(stem + magnitude), stored[name]):
-                _add(pairs, f"{stem}.weight", (stored.pop(stem + magnitude), stored.pop(name)), file)
-    weights = {name: _Weight(file, (key,)) for name, key in stored.items()}
-    for name, pair in pairs.items():
-        _add(weights, name, _Weight(file, pair), file)
-    return weights
-
-
-def _add(table: dict[str, _T], name: str, value: _T, file: WeightFile) -> None:
-    if name in table:
-        raise CheckpointError(f"{file.paths[0]}: the weight {name} is there twice, under different names")
-    table[name] = value
+                pairs[f"{stem}.weight"] = (stored.pop(stem + magnitude), stored.pop(name))
+    single = {name: (key,) for name, key in stored.items()}
+    return {name: _Weight(file, keys) for name, keys in {**single, **pairs}.items()}
 
 
 def _fits(file: WeightFile, magnitude: str | None, direction: str) -> bool:
@@ -270,21 +238,13 @@ def _fits(file: WeightFile, magnitude: str | None, direction: str) -> bool:
     return magnitude is not None and bool(rows) and math.prod(file.shapes[magnitude]) == rows[0]
 
 
-def _without_wrappers(key: str) -> str:
-    while prefix := next((prefix for prefix in _WRAPPER_PREFIXES if key.startswith(prefix)), None):
-        key = key.removeprefix(prefix)
-    return key
-
-
 def _first(folder: Path, names: tuple[str, ...]) -> Path:
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         there = sorted(file.name for file in folder.iterdir() if file.name.endswith(_WEIGHT_SUFFIXES))
         others = [name for name in there if name not in (*MODEL_FILES, *VAE_FILES)]
         renamed = (
-            f"found {', '.join(others[:_LISTED])}; rename it if it is that file"
-            if others
-            else "found neither"
+            f"found {', '.join(others[:5])}; rename it if it is that file" if others else "found neither"
         )
         raise CheckpointError(f"{folder}: expected {' or '.join(names)}, {renamed}")
     return path

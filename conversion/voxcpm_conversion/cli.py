@@ -13,18 +13,23 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from voxcpm_constants.bounds import MAX_EULER_STEPS, MAX_POSITIONS, MIN_SOLVER_STEPS
+from voxcpm_constants.bounds import (
+    LONGEST_AXIS,
+    MAX_EULER_STEPS,
+    MAX_POSITIONS,
+    MIN_SOLVER_STEPS,
+    STATE_MULTIPLE,
+)
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.hardware_limits import LONGEST_AXIS, STATE_MULTIPLE
 from voxcpm_constants.progress_lines import progress_lines
 from voxcpm_constants.step_models import PRECISIONS, Precision, StepSizes
 from voxcpm_constants.targets import CORE_AI, KV_CACHES, TARGETS, Target
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.convert import Report, check_forms, check_solver_steps
 from voxcpm_conversion.convert import convert as convert_checkpoint
-from voxcpm_conversion.core_ml.compilation import why_not_compiled
+from voxcpm_conversion.core_ml.packages import why_not_compiled
+from voxcpm_conversion.recipes import base_lm_parts, check_split
 from voxcpm_conversion.replacing import bundle_folder
-from voxcpm_conversion.splitting import base_lm_parts, check_split
 
 DEFAULT_MAX_LENGTH = 1024
 """Default of `--max-length`, for checkpoints that were made for as many positions or more."""

@@ -22,7 +22,6 @@ from voxcpm_constants.manifest import (
     CONSTANTS_FOLDER,
     TOKENIZER_FOLDER,
     Manifest,
-    package_path,
     schema_version,
 )
 from voxcpm_constants.step_models import (
@@ -31,21 +30,19 @@ from voxcpm_constants.step_models import (
     StepModel,
     StepSizes,
     declare_step_models,
-    parts,
 )
-from voxcpm_constants.targets import CORE_AI, KVCache, Target, package_form
+from voxcpm_constants.targets import CORE_AI, KVCache, Target
 from voxcpm_constants.tokenizer_file import TOKENIZER_CONFIG_FILE
 from voxcpm_constants.vectors import VECTORS_FORMAT, vectors_path
 from voxcpm_conversion.checkpoint import CONFIG_FILE as CHECKPOINT_CONFIG
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.core_ml.compilation import compile_packages
+from voxcpm_conversion.core_ml.packages import compile_packages
 from voxcpm_conversion.model_card import write_model_card
 from voxcpm_conversion.modules.voxcpm import EMBED_TOKENS as EMBED_TOKENS_WEIGHT
+from voxcpm_conversion.modules.voxcpm import check_weights
 from voxcpm_conversion.recipes import check_target
 from voxcpm_conversion.replacing import bundle_folder
-from voxcpm_conversion.step_modules import loaded_modules
 from voxcpm_conversion.vectors import add_vectors
-from voxcpm_conversion.weight_shapes import check_weights
 from voxcpm_conversion.workspace import Workspace
 
 Report = Callable[[str, str, int, int], None]
@@ -64,65 +61,42 @@ def convert(
     overwrite: bool = False,
     report: Report = lambda model, stage, done, total: None,
 ) -> Manifest:
-    """Write `bundle`, continuing an interrupted run with the same arguments; an error leaves no bundle.
+    """Write `bundle`, resuming an interrupted run with the same arguments; an error leaves no bundle.
 
     kv_cache: what a macOS 14 package returns of its caches. audio_vae_fp32: the AudioVAE computes in float32 in every
-    precision (`declare_step_models`). overwrite: replace a bundle that exists; nothing but a
-    bundle is ever replaced (`replacing`).
-    Raises InputError for sizes the checkpoint does not allow, a precision that the target does not or an output that
-    exists and may not be replaced, CheckpointError for weights that are missing, unexpected or of another shape.
+    precision (`declare_step_models`). overwrite: replace an existing bundle, and nothing else (`replacing`).
+    Raises InputError for sizes that the checkpoint does not allow, a precision that the target does not, and an output
+    that may not be replaced, CheckpointError for weights that are missing, unexpected or of another shape.
     """
     a = checkpoint.architecture
     folder = bundle_folder(bundle, checkpoint.inputs(), overwrite=overwrite)
     check_forms(precisions, sizes, target, kv_cache, audio_vae_fp32=audio_vae_fp32)
     _check_architecture(a, sizes)
     check_weights(checkpoint.shapes(), a)
-    source = checkpoint.source()
     converter = _converter(target)
-    tools = {name: version(name) for name in converter.TOOLS}
-    declarations = declare_step_models(a, sizes, audio_vae_fp32=audio_vae_fp32)
-    ordered = tuple(p for p in PRECISIONS if p in precisions)
-    plan = {
-        "schema": schema_version(target),
-        "source": source.sha256,
-        "lora": source.lora.model_dump(mode="json") if source.lora else None,
-        "sizes": sizes.model_dump(mode="json"),
-        "target": target,
-        "kv_cache": kv_cache,
-        "audio_vae_fp32": audio_vae_fp32,
-        "tools": tools,
-        "vectors": VECTORS_FORMAT,
-    }
+    manifest = Manifest(
+        schema_version=schema_version(target),
+        architecture=a,
+        sizes=sizes,
+        step_models=declare_step_models(a, sizes, audio_vae_fp32=audio_vae_fp32),
+        precisions=tuple(p for p in PRECISIONS if p in precisions),
+        target=target,
+        kv_cache=kv_cache,
+        source=checkpoint.source(),
+        speech=checkpoint.speech,
+        tools={name: version(name) for name in converter.TOOLS},
+        files={},
+    )
+    plan = {**manifest.model_dump(mode="json", exclude={"files"}), "vectors": VECTORS_FORMAT}
     with Workspace(folder, plan) as workspace:
         # The workspace has put back a bundle that an interrupted run had renamed.
         bundle_folder(folder, checkpoint.inputs(), overwrite=overwrite)
-        # An interrupted run may have made other precisions.
-        for other in set(PRECISIONS) - set(ordered):
-            workspace.drop(other)
         _add_constants(workspace, checkpoint)
-        for declaration in declarations.values():
-            with workspace.temporary_files():
-                _add_step_model(
-                    converter, workspace, checkpoint, declaration, sizes, ordered, target, kv_cache, report
-                )
-        names = [
-            package.name for declaration in declarations.values() for package in parts(declaration, sizes)
-        ]
+        for declaration in manifest.step_models.values():
+            _add_step_model(converter, workspace, checkpoint, manifest, declaration, report)
         if target != CORE_AI:
-            compile_packages(workspace, names, ordered, target)
-        manifest = Manifest(
-            schema_version=schema_version(target),
-            architecture=a,
-            sizes=sizes,
-            step_models=declarations,
-            precisions=ordered,
-            target=target,
-            kv_cache=kv_cache,
-            source=source,
-            speech=checkpoint.speech,
-            tools=tools,
-            files=workspace.files(),
-        )
+            compile_packages(workspace, manifest)
+        manifest = manifest.model_copy(update={"files": workspace.files()})
         manifest.write(workspace.folder)
         write_model_card(workspace.folder, manifest)
         # Again: the output may have changed meanwhile.
@@ -148,31 +122,20 @@ def _add_step_model(
     converter: ModuleType,
     workspace: Workspace,
     checkpoint: Checkpoint,
+    manifest: Manifest,
     declaration: StepModel,
-    sizes: StepSizes,
-    precisions: Sequence[Precision],
-    target: Target,
-    kv_cache: KVCache,
     report: Report,
 ) -> None:
-    """Add the packages of a step model that the workspace lacks, and its test vectors."""
-    record = partial(add_vectors, workspace, declaration, checkpoint.architecture, sizes)
-    packages = parts(declaration, sizes)
-    lacking = {
-        package: [p for p in precisions if not workspace.has(str(package_path(p, package.name, target)))]
-        for package in packages
-    }
-    # The vectors are of the whole, of which a part has only some layers.
-    comes_with_a_package = len(packages) == 1 and any(lacking.values())
-    if not comes_with_a_package and not workspace.has(str(vectors_path(declaration.name))):
-        record(loaded_modules(checkpoint, declaration, sizes))
-    for package, missing in lacking.items():
-        if missing:
-            form = package_form(package, target, kv_cache)
-            stage = partial(report, package.name)
-            loaded = record if len(packages) == 1 else None
+    """Add the test vectors and the packages of a step model that the workspace lacks."""
+    if not workspace.has(str(vectors_path(declaration.name))):
+        add_vectors(workspace, checkpoint, declaration, manifest.sizes)
+    for package in manifest.parts(declaration.name):
+        lacking = [
+            p for p in manifest.precisions if not workspace.has(str(manifest.package_path(p, package.name)))
+        ]
+        if lacking:
             converter.add_packages(
-                workspace, checkpoint, package, form, sizes, missing, target, report=stage, loaded=loaded
+                workspace, checkpoint, manifest, package, lacking, report=partial(report, package.name)
             )
 
 

@@ -10,6 +10,7 @@ A layer's weight W (out, in) becomes W + alpha / r · B A with lora_A (r, in) an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.errors import CheckpointError, first_wrong_field
 from voxcpm_constants.json_files import read_json
 from voxcpm_constants.manifest import MergedLora, record_file
 from voxcpm_constants.user_folders import user_path
@@ -31,6 +32,8 @@ CONFIG_FILE = "lora_config.json"
 WEIGHT_FILES = ("lora_weights.safetensors", "lora_weights.ckpt")
 _SUFFIXES = (".safetensors", ".ckpt", ".pth")
 _A, _B = "lora_A", "lora_B"
+# A layer's name without its position in the stack: base_lm.layers.3.self_attn.q_proj -> base_lm.q_proj.
+_KIND = re.compile(r"^(\w+)\..*\b(\w+)$")
 _ATTENTION = ("q_proj", "v_proj", "k_proj", "o_proj")
 
 
@@ -67,10 +70,7 @@ class LoraConfig(BaseModel):
 
 
 class Lora:
-    """An opened LoRA that fits an architecture, from `Lora.open`.
-
-    weights: path of its weight file. config_file: path of its lora_config.json, if it has one.
-    """
+    """An opened LoRA that fits an architecture. weights, config_file: paths of its files; the latter may be None."""
 
     def __init__(
         self, name: str, file: WeightFile, config_file: Path | None, layers: Mapping[str, Shape]
@@ -82,10 +82,10 @@ class Lora:
         document = {} if config_file is None else _document(config_file)
         base = document.get("base_model")
         self._hint = f"it was trained on {base}" if base else "is it a LoRA of another model?"
-        found = _layers_with_weights(file, layers, self._hint)
+        found = self._layers_with_weights(layers)
         self.config = _assumed(file) if config_file is None else _config(config_file, document)
-        self._merged = tuple(layer for layer in found if self.config.enables(layer))
-        self._skipped = tuple(layer for layer in found if not self.config.enables(layer))
+        self._merged = [layer for layer in found if self.config.enables(layer)]
+        self._skipped = [layer for layer in found if not self.config.enables(layer)]
         if not self._merged:
             raise CheckpointError(
                 f"{self.weights}: expected weights of layers that {CONFIG_FILE} enables, but {_some(self._skipped)} "
@@ -125,7 +125,7 @@ class Lora:
             r=self.config.r,
             alpha=self.config.alpha,
             weights=len(self._merged),
-            modules=tuple(sorted({_kind(layer) for layer in self._merged})),
+            modules=tuple(sorted({_KIND.sub(r"\1.\2", layer) for layer in self._merged})),
         )
 
     def remarks(self) -> list[str]:
@@ -142,6 +142,23 @@ class Lora:
             config = CONFIG_FILE if self.config_file else "upstream's default"
             lines.append(f"{self.weights}: skipped {_some(self._skipped)}, which {config} does not enable")
         return lines
+
+    def _layers_with_weights(self, layers: Mapping[str, Shape]) -> list[str]:
+        """The layers that the file has weights for. Raises CheckpointError for an empty file and for other weights."""
+        if not self._file.shapes:
+            raise CheckpointError(
+                f"{self.weights}: expected {_A} and {_B} of some layers, found no weights at all"
+            )
+        split = {key: key.rpartition(".") for key in sorted(self._file.shapes)}
+        foreign = [
+            key for key, (layer, _, half) in split.items() if layer not in layers or half not in (_A, _B)
+        ]
+        if foreign:
+            raise CheckpointError(
+                f"{self.weights}: expected {_A} and {_B} of this checkpoint's linear layers, "
+                f"found {_some(foreign)}; {self._hint}"
+            )
+        return list(dict.fromkeys(layer for layer, _, _ in split.values()))
 
     def _check_pair(self, layer: str, shape: Shape) -> None:
         out_features, in_features = shape
@@ -188,9 +205,7 @@ def _config(path: Path, document: dict[str, Any]) -> LoraConfig:
     try:
         return LoraConfig.model_validate(document["lora_config"])
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in ("lora_config", *first["loc"]))
-        raise CheckpointError(f"{path}: {where}: {first['msg']}") from None
+        raise CheckpointError(f"{path}: lora_config.{first_wrong_field(error)}") from None
 
 
 def _assumed(file: WeightFile) -> LoraConfig:
@@ -211,33 +226,5 @@ def _linear_layers(a: Architecture) -> dict[str, Shape]:
     return {name: (m.out_features, m.in_features) for name, m in modules if isinstance(m, nn.Linear)}
 
 
-def _layers_with_weights(file: WeightFile, layers: Mapping[str, Shape], hint: str) -> list[str]:
-    """The layers that a LoRA's file has weights for. Raises CheckpointError for an empty file and for other weights."""
-    if not file.shapes:
-        raise CheckpointError(
-            f"{file.paths[0]}: expected {_A} and {_B} of some layers, found no weights at all"
-        )
-    found: dict[str, None] = {}
-    foreign = []
-    for key in sorted(file.shapes):
-        layer, _, half = key.rpartition(".")
-        if layer in layers and half in (_A, _B):
-            found[layer] = None
-        else:
-            foreign.append(key)
-    if foreign:
-        raise CheckpointError(
-            f"{file.paths[0]}: expected {_A} and {_B} of this checkpoint's linear layers, "
-            f"found {_some(foreign)}; {hint}"
-        )
-    return list(found)
-
-
-def _kind(layer: str) -> str:
-    """The layer's name without its position in the stack: base_lm.layers.3.self_attn.q_proj -> base_lm.q_proj."""
-    part, kind = layer.partition(".")[0], layer.rpartition(".")[2]
-    return part if part == kind else f"{part}.{kind}"
-
-
-def _some(names: list[str] | tuple[str, ...]) -> str:
+def _some(names: list[str]) -> str:
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

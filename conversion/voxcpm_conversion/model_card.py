@@ -11,15 +11,14 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 
 from voxcpm_constants.generations import GENERATIONS
-from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import (
     CONSTANTS_FOLDER,
     MODEL_CARD_FILE,
     TOKENIZER_FOLDER,
     Manifest,
-    Source,
 )
 from voxcpm_constants.targets import CORE_AI, Target
+from voxcpm_constants.user_folders import is_hub_id
 
 _OPENING, _CLOSING = "<!-- validation -->", "<!-- /validation -->"
 _NOT_VALIDATED = "Not validated yet: `voxcpm-coreml validate` writes its figures here."
@@ -31,7 +30,24 @@ SYSTEMS: dict[Target, str] = {
 }
 """The systems on which the packages of a target run."""
 
-_LOADING = """\
+_CARD = """\
+---
+{front_matter}
+---
+
+# {name} for {framework}
+
+Text-to-speech: a VoxCPM checkpoint, converted by voxcpm-coreml to {count} {framework} models. Together \
+they are a *bundle*.
+
+{facts}
+## Sizes
+
+In MB. A device needs one precision, the constants and the tokenizer ({shared} MB).
+
+{sizes}
+## Load it
+
 `BUNDLE` is this folder, or the id of the repository that holds it (`organisation/name`).
 
 From Python, with the package `voxcpm-coreml`; PyTorch is not needed:
@@ -47,6 +63,15 @@ From the command line:
 
     voxcpm-coreml generate BUNDLE --text "Hello." -o hello.wav
     voxcpm-coreml inspect BUNDLE
+
+{in_an_app}
+{figures}## Agreement with the checkpoint
+
+{validation}
+
+## What it cannot do
+
+{limits}
 """
 
 _IN_AN_APP = {
@@ -78,40 +103,30 @@ def write_model_card(bundle: Path, manifest: Manifest) -> None:
 
 def model_card(manifest: Manifest) -> str:
     """The card of a bundle in Markdown, with front matter for a hub."""
-    models = f"{len(_packages(manifest))} {_framework(manifest)} models"
-    made = f"a VoxCPM checkpoint, converted by voxcpm-coreml to {models}"
-    return "\n".join(
-        [
-            "---",
-            _front_matter(manifest),
-            "---",
-            "",
-            f"# {_name(manifest.source)} for {_framework(manifest)}",
-            "",
-            f"Text-to-speech: {made}. Together they are a *bundle*.",
-            "",
-            *table(("", ""), _facts(manifest)),
-            "## Sizes",
-            "",
-            f"In MB. A device needs one precision, the constants and the tokenizer ({_shared(manifest)} MB).",
-            "",
-            *table(("package", *manifest.precisions), _sizes(manifest)),
-            "## Load it",
-            "",
-            _LOADING,
-            _IN_AN_APP[_framework(manifest)].replace("PRECISION", manifest.precisions[0]),
-            *_figures(manifest),
-            "## Agreement with the checkpoint",
-            "",
-            _OPENING,
-            _NOT_VALIDATED,
-            _CLOSING,
-            "",
-            "## What it cannot do",
-            "",
-            *(f"- {line}" for line in _limits(manifest)),
-            "",
-        ]
+    framework = "Core AI" if manifest.target == CORE_AI else "Core ML"
+    speech, source = manifest.speech, manifest.source
+    front_matter = ModelCardData(
+        license=source.licence.lower() or None,
+        base_model=source.checkpoint if is_hub_id(source.checkpoint) else None,
+        library_name=framework.lower().replace(" ", ""),
+        pipeline_tag="text-to-speech",
+        language=None if speech is None else speech.language,
+        tags=[framework.lower().replace(" ", ""), "voxcpm", *manifest.precisions],
+    )
+    figures = "" if speech is None else _table(("", ""), speech.figures.items())
+    name = source.checkpoint.rpartition("/")[2]
+    return _CARD.format(
+        front_matter=front_matter.to_yaml(),
+        name=name if source.lora is None else f"{name} with {source.lora.name}",
+        framework=framework,
+        count=len(_packages(manifest)),
+        facts=_table(("", ""), _facts(manifest)),
+        shared=_megabytes(manifest, CONSTANTS_FOLDER, TOKENIZER_FOLDER),
+        sizes=_table(("package", *manifest.precisions), _sizes(manifest)),
+        in_an_app=_IN_AN_APP[framework].replace("PRECISION", manifest.precisions[0]),
+        figures=f"## Figures of the checkpoint\n\n{figures}\n" if speech and speech.figures else "",
+        validation=f"{_OPENING}\n{_NOT_VALIDATED}\n{_CLOSING}",
+        limits="\n".join(f"- {line}" for line in _limits(manifest)),
     )
 
 
@@ -122,31 +137,14 @@ def with_validation(card: str, section: str) -> str | None:
     return f"{before}{opening}\n{section.strip()}\n{closing}{after}" if opening and closing else None
 
 
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(table(header, rows))
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a Markdown table, an empty one after it."""
     lines = (header, ["---"] * len(header), *rows)
     return [*(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines), ""]
-
-
-def _front_matter(manifest: Manifest) -> str:
-    source = manifest.source
-    return ModelCardData(
-        license=source.licence.lower() or None,
-        base_model=source.checkpoint if is_hub_id(source.checkpoint) else None,
-        library_name=_framework(manifest).lower().replace(" ", ""),
-        pipeline_tag="text-to-speech",
-        language=None if manifest.speech is None else manifest.speech.language,
-        tags=[_framework(manifest).lower().replace(" ", ""), "voxcpm", *manifest.precisions],
-    ).to_yaml()
-
-
-def _framework(manifest: Manifest) -> str:
-    return "Core AI" if manifest.target == CORE_AI else "Core ML"
-
-
-def _name(source: Source) -> str:
-    name = source.checkpoint.rpartition("/")[2]
-    return name if source.lora is None else f"{name} with {source.lora.name}"
 
 
 def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -173,13 +171,6 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())
 
 
-def _figures(manifest: Manifest) -> list[str]:
-    """The section with the checkpoint's own figures; empty without them."""
-    if manifest.speech is None or not manifest.speech.figures:
-        return []
-    return ["## Figures of the checkpoint", "", *table(("", ""), manifest.speech.figures.items())]
-
-
 def _sizes(manifest: Manifest) -> Iterator[list[str]]:
     for name in _packages(manifest):
         folders = (manifest.package_path(precision, name) for precision in manifest.precisions)
@@ -190,10 +181,6 @@ def _sizes(manifest: Manifest) -> Iterator[list[str]]:
 def _packages(manifest: Manifest) -> list[str]:
     """Names of the packages: the step models, and the parts of one that has several."""
     return [part.name for name in manifest.step_models for part in manifest.parts(name)]
-
-
-def _shared(manifest: Manifest) -> str:
-    return _megabytes(manifest, CONSTANTS_FOLDER, TOKENIZER_FOLDER)
 
 
 def _megabytes(manifest: Manifest, *folders: str) -> str:

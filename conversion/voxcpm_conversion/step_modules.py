@@ -6,7 +6,6 @@ Shapes below: S embeddings, T patches, P frames a patch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -262,39 +261,6 @@ class WithState(nn.Module):
         return results[: self.outputs]
 
 
-class _Plan(NamedTuple):
-    """The arguments of `build_step`."""
-
-    declared: StepModel
-    modules: VoxCPMModules
-    a: Architecture
-    sizes: StepSizes
-    state: StateForm
-
-    def language_model(self, stack: Stack, t: Transformer) -> CachedStack:
-        return CachedStack(stack, self.a, t, self.sizes, self.declared, self.state)
-
-
-def _base_lm(plan: _Plan) -> nn.Module:
-    modules, lm = plan.modules, plan.language_model(plan.modules.base_lm, plan.a.base_lm)
-    if plan.declared.outputs[0].name == PASSED_ON:
-        return LMStep(lm)
-    return BaseLMStep(lm, modules.fsq_layer, modules.stop_proj, modules.stop_head)
-
-
-STEP_BUILDERS: dict[str, Callable[[_Plan], nn.Module]] = {
-    names.AUDIO_VAE_ENCODER: lambda p: AudioVAEStep(p.modules.audio_vae.encoder),
-    names.AUDIO_VAE_DECODER: lambda p: AudioVAEStep(p.modules.audio_vae.decoder),
-    names.FEAT_ENCODER: lambda p: FeatEncoderStep(p.modules.feat_encoder, p.modules.enc_to_lm_proj, p.a),
-    names.BASE_LM_STEP: _base_lm,
-    names.RESIDUAL_LM_STEP: lambda p: LMStep(p.language_model(p.modules.residual_lm, p.a.residual_lm)),
-    names.LOCDIT_STEP: lambda p: LocDiTStep(p.modules.feat_decoder.estimator, p.a),
-    names.LOCDIT_SOLVE: lambda p: LocDiTSolve(
-        LocDiTStep(p.modules.feat_decoder.estimator, p.a), p.a.dit_config.hidden_dim
-    ),
-}
-
-
 def build_step(
     declared: StepModel,
     modules: VoxCPMModules,
@@ -306,17 +272,31 @@ def build_step(
 
     These may still be on the meta device. state: only "rows" makes a difference here.
     """
+
+    def language_model(stack: Stack, t: Transformer) -> CachedStack:
+        return CachedStack(stack, a, t, sizes, declared, state)
+
+    def base_lm() -> nn.Module:
+        lm = language_model(modules.base_lm, a.base_lm)
+        if declared.outputs[0].name == PASSED_ON:
+            return LMStep(lm)
+        return BaseLMStep(lm, modules.fsq_layer, modules.stop_proj, modules.stop_head)
+
+    def locdit() -> LocDiTStep:
+        return LocDiTStep(modules.feat_decoder.estimator, a)
+
+    builders: dict[str, Callable[[], nn.Module]] = {
+        names.AUDIO_VAE_ENCODER: lambda: AudioVAEStep(modules.audio_vae.encoder),
+        names.AUDIO_VAE_DECODER: lambda: AudioVAEStep(modules.audio_vae.decoder),
+        names.FEAT_ENCODER: lambda: FeatEncoderStep(modules.feat_encoder, modules.enc_to_lm_proj, a),
+        names.BASE_LM_STEP: base_lm,
+        names.RESIDUAL_LM_STEP: lambda: LMStep(language_model(modules.residual_lm, a.residual_lm)),
+        names.LOCDIT_STEP: locdit,
+        names.LOCDIT_SOLVE: lambda: LocDiTSolve(locdit(), a.dit_config.hidden_dim),
+    }
     # A part's name begins with that of its step model.
-    build = next(build for name, build in STEP_BUILDERS.items() if declared.name.startswith(name))
-    return build(_Plan(declared, modules, a, sizes, state)).eval().requires_grad_(False)
-
-
-def step_parameter_names(
-    declared: StepModel, modules: VoxCPMModules, a: Architecture, sizes: StepSizes
-) -> list[str]:
-    """Names, in a checkpoint, of the weights that a step model uses."""
-    qualified = {id(parameter): key for key, parameter in modules.named_parameters()}
-    return [qualified[id(p)] for p in build_step(declared, modules, a, sizes).parameters() if p is not None]
+    build = next(build for name, build in builders.items() if declared.name.startswith(name))
+    return build().eval().requires_grad_(False)
 
 
 def example_inputs(tensors: Iterable[TensorSpec], chunk: int) -> tuple[Tensor, ...]:
@@ -326,8 +306,10 @@ def example_inputs(tensors: Iterable[TensorSpec], chunk: int) -> tuple[Tensor, .
 
 
 def loaded_modules(checkpoint: Checkpoint, declared: StepModel, sizes: StepSizes) -> VoxCPMModules:
-    """All modules, of which those of one step model have their weights, in float32."""
+    """All modules on the meta device, except that those of one step model have their weights, in float32."""
     modules = empty_modules(checkpoint.architecture)
-    names = step_parameter_names(declared, modules, checkpoint.architecture, sizes)
-    checkpoint.load_into(modules, names)
+    names = {id(parameter): name for name, parameter in modules.named_parameters()}
+    step = build_step(declared, modules, checkpoint.architecture, sizes)
+    weights = {names[id(p)]: checkpoint.tensor(names[id(p)]) for p in step.parameters()}
+    modules.load_state_dict(weights, strict=False, assign=True)
     return modules

@@ -16,8 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -70,88 +69,56 @@ def write_synthetic_checkpoint(
 ) -> Path:
     """Write config.json, model.safetensors (in `dtype`), audiovae.safetensors (float32) and the tokenizer's files.
 
-    architecture_json: a `config.json` document, a preset's or a published one.
-    tokenizer: the folder of a tokenizer, or its tokenizer.json, to copy.
-    Returns the folder. Raises CheckpointError for a config that is not VoxCPM's, an absent tokenizer, a folder that
-    already has a file of these names or that another process writes, and for what the system refuses, such as space.
-    Everything is written to a temporary folder first, so that an error leaves no partial checkpoint.
+    architecture_json: a `config.json` document, a preset's or a published one. tokenizer: a folder to copy them from.
+    Returns the folder, which is there only when it is complete. Raises CheckpointError for a config that is not
+    VoxCPM's, an absent tokenizer, a folder that is not empty, and for what the system refuses, such as space.
     """
     architecture = Architecture.from_document(dict(architecture_json))
-    source = tokenizer if tokenizer.is_dir() else tokenizer.parent
-    if not (source / TOKENIZER_FILE).is_file():
+    if not (tokenizer / TOKENIZER_FILE).is_file():
         raise CheckpointError(f"{tokenizer}: expected a folder with {TOKENIZER_FILE} to copy")
-    copied = [name for name in (TOKENIZER_FILE, *TOKENIZER_COMPANIONS) if (source / name).is_file()]
-    if source.resolve() == folder.resolve():
-        copied = []
-    written = [CONFIG_FILE, MODEL_FILES[0], VAE_FILES[0], *copied]
-    if present := [name for name in written if os.path.lexists(folder / name)]:
-        raise CheckpointError(f"{folder}: there is a {present[0]} here already; choose another folder")
-    weights = _Weights(architecture, seed)
-
-    def write(into: Path) -> None:
-        model, vae = weights.stored(DTYPES[dtype])
-        write_safetensors(into / MODEL_FILES[0], model)
-        write_safetensors(into / VAE_FILES[0], vae)
-        for name in copied:
-            shutil.copyfile(source / name, into / name)
-        document = json.dumps(dict(architecture_json), indent=1) + "\n"
-        (into / CONFIG_FILE).write_text(document, encoding="utf-8")
-
-    _write_whole(folder, write)
+    model, vae = _Weights(architecture, seed).stored(DTYPES[dtype])
+    place = Path(os.path.realpath(folder))
+    try:
+        if os.path.lexists(place) and (not place.is_dir() or any(place.iterdir())):
+            raise CheckpointError(f"{folder}: expected a new or empty folder; choose another")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as temporary:
+            made = Path(temporary, "checkpoint")
+            made.mkdir()
+            _write_safetensors(made / MODEL_FILES[0], model)
+            _write_safetensors(made / VAE_FILES[0], vae)
+            for name in (TOKENIZER_FILE, *TOKENIZER_COMPANIONS):
+                if (tokenizer / name).is_file():
+                    shutil.copyfile(tokenizer / name, made / name)
+            document = json.dumps(dict(architecture_json), indent=1) + "\n"
+            (made / CONFIG_FILE).write_text(document, encoding="utf-8")
+            made.replace(place)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: the checkpoint cannot be written ({os_reason(error)})") from None
     return folder
 
 
-def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write(folder)` make files in a temporary folder, then rename them into place. Raises CheckpointError."""
-    place = Path(os.path.realpath(folder))
-    if os.path.lexists(place) and not place.is_dir():
-        raise CheckpointError(f"{folder}: expected a folder to write into, but it is a file")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as temporary:
-            hidden = Path(temporary, "checkpoint")
-            hidden.mkdir()
-            write(hidden)
-            if not place.is_dir():
-                hidden.rename(place)
-                return
-            # config.json last: without it the folder is not a checkpoint.
-            for made in sorted(hidden.iterdir(), key=lambda path: path.name == CONFIG_FILE):
-                made.rename(place / made.name)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: the checkpoint cannot be written ({os_reason(error)})") from None
+_Stored = tuple[Shape, torch.dtype, Callable[[], Tensor]]
+"""A tensor to write; the function makes its data just before."""
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of a file to write; `make` returns its data and is called just before writing."""
-
-    shape: Shape
-    dtype: torch.dtype
-    make: Callable[[], Tensor]
-
-
-def write_safetensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+def _write_safetensors(path: Path, tensors: Mapping[str, _Stored]) -> None:
     """Write a safetensors file one tensor at a time; the library's own writer needs all of them in memory.
 
     Format: https://huggingface.co/docs/safetensors (length of the header, JSON header, data without gaps).
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, tensor in tensors.items():
-        end = offset + math.prod(tensor.shape) * tensor.dtype.itemsize
-        header[name] = {
-            "dtype": _SAFETENSORS_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
+    for name, (shape, dtype, _) in tensors.items():
+        offsets = [offset, offset + math.prod(shape) * dtype.itemsize]
+        header[name] = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": list(shape), "data_offsets": offsets}
+        offset = offsets[1]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            data = tensor.make().to(tensor.dtype).contiguous()
+        for _, dtype, make in tensors.values():
+            data = make().to(dtype).contiguous()
             file.write(memoryview(data.flatten().view(torch.uint8).numpy()))
 
 
@@ -162,29 +129,26 @@ class _Weights:
         self.architecture = architecture
         self._seed = seed
 
-    def stored(self, dtype: torch.dtype) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
+    def stored(self, dtype: torch.dtype) -> tuple[dict[str, _Stored], dict[str, _Stored]]:
         """The contents of model.safetensors and of audiovae.safetensors, by name."""
-        model: dict[str, StoredTensor] = {}
-        vae: dict[str, StoredTensor] = {}
+        model: dict[str, _Stored] = {}
+        vae: dict[str, _Stored] = {}
         for name, shape in expected_shapes(self.architecture).items():
-            if not name.startswith(VAE_PREFIX):
-                model[name] = StoredTensor(shape, dtype, partial(self.drawn, name, shape))
+            own = name.removeprefix(VAE_PREFIX)
+            if own == name:
+                model[name] = shape, dtype, partial(self.drawn, name, shape)
+            elif name.endswith(".weight") and len(shape) == 3:
+                # Convolutions have weight norm, as in published checkpoints: a direction, and its length.
+                stem, rows = own.removesuffix(".weight"), (shape[0], 1, 1)
+                vae[f"{stem}.weight_g"] = rows, torch.float32, partial(self._magnitude, own, shape)
+                vae[f"{stem}.weight_v"] = shape, torch.float32, partial(self._direction, own, shape)
             else:
-                vae |= dict(self._stored_in_vae(name.removeprefix(VAE_PREFIX), shape))
+                vae[own] = shape, torch.float32, partial(self.drawn, name, shape)
         boundaries = self.architecture.audio_vae_config.sr_bin_boundaries
         if boundaries is not None and self.architecture.traits.stores_rate_boundaries:
-            buffer = torch.tensor(boundaries, dtype=torch.int32)
-            vae["decoder.sr_bin_boundaries"] = StoredTensor((len(boundaries),), torch.int32, lambda: buffer)
+            make = partial(torch.tensor, boundaries, dtype=torch.int32)
+            vae["decoder.sr_bin_boundaries"] = (len(boundaries),), torch.int32, make
         return model, vae
-
-    def _stored_in_vae(self, name: str, shape: Shape) -> Iterator[tuple[str, StoredTensor]]:
-        if not (name.endswith(".weight") and len(shape) == 3):
-            yield name, StoredTensor(shape, torch.float32, lambda: self.drawn(VAE_PREFIX + name, shape))
-            return
-        # Convolutions have weight norm, as in published checkpoints: a direction, and its length as a separate tensor.
-        stem, rows = name.removesuffix(".weight"), (shape[0], 1, 1)
-        yield f"{stem}.weight_g", StoredTensor(rows, torch.float32, lambda: self._magnitude(name, shape))
-        yield f"{stem}.weight_v", StoredTensor(shape, torch.float32, lambda: self._direction(name, shape))
 
     def normal(self, name: str, shape: Shape) -> Tensor:
         """Standard normal float32 values, determined by the seed and the name."""

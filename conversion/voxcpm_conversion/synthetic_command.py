@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.errors import InputError
 from voxcpm_constants.json_files import read_json
-from voxcpm_conversion.synthetic import DTYPES, Dtype, write_synthetic_checkpoint
+from voxcpm_conversion.synthetic import DTYPES, write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_presets import VOCABULARY, presets, write_tokenizer
 
 
@@ -34,38 +34,23 @@ def synthesize_checkpoint(
     ] = None,
 ) -> None:
     """Write a checkpoint of seeded random weights: it loads, converts and runs, and speaks noise."""
-    document = _document(config)
+    document = presets().get(config.lower()) or _document(Path(config))
+    if dtype not in DTYPES:
+        raise InputError(f"--dtype {dtype}: expected {', '.join(DTYPES)}")
+    vocabulary = int(document["lm_config"]["vocab_size"])
+    if tokenizer is None and vocabulary < VOCABULARY:
+        raise InputError(
+            f"vocab_size {vocabulary}: the made tokenizer needs {VOCABULARY}; give another with --tokenizer"
+        )
     with tempfile.TemporaryDirectory() as made:
-        source = tokenizer or _small_tokenizer(Path(made), document)
-        write_synthetic_checkpoint(output, document, seed=seed, dtype=_dtype(dtype), tokenizer=source)
+        source = tokenizer or write_tokenizer(Path(made))
+        write_synthetic_checkpoint(output, document, seed=seed, dtype=dtype, tokenizer=source)
     typer.echo(f"{output}: synthetic weights (they speak noise), seed {seed}")
 
 
-def _document(config: str) -> dict[str, Any]:
-    named = presets().get(config.lower())
-    if named is not None:
-        return named
-    path = Path(config)
+def _document(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise CheckpointError(
-            f"{config}: no such file (expected a config.json, or one of {', '.join(presets())})"
-        )
+        raise InputError(f"{path}: no such file (expected a config.json, or one of {', '.join(presets())})")
     Architecture.from_file(path)
     document: dict[str, Any] = read_json(path)
     return document
-
-
-def _dtype(name: str) -> Dtype:
-    for dtype in DTYPES:
-        if dtype == name:
-            return dtype
-    raise CheckpointError(f"--dtype {name}: expected {', '.join(DTYPES)}")
-
-
-def _small_tokenizer(folder: Path, document: dict[str, Any]) -> Path:
-    vocabulary = int(document["lm_config"]["vocab_size"])
-    if vocabulary < VOCABULARY:
-        raise CheckpointError(
-            f"vocab_size {vocabulary}: the made tokenizer needs {VOCABULARY}; give another with --tokenizer"
-        )
-    return write_tokenizer(folder)["tokenizer.json"]

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from voxcpm_constants.special_tokens import AUDIO_END, AUDIO_START, REFERENCE_END, REFERENCE_START
+from voxcpm_constants.tokenizer_file import AUDIO_END, AUDIO_START, REFERENCE_END, REFERENCE_START
 
 VOCABULARY = 512
-_POSITIONS = 512
 
 _SPECIAL_TOKENS = {
     0: "<unk>",
@@ -31,29 +30,85 @@ _CHARACTERS = "▁" + "".join(chr(code) for code in range(ord("!"), ord("~") + 1
 _CHINESE = "你好世界今天气很，。"
 # Merges in order of rank. Upstream splits the merged Chinese words into single characters again.
 _MERGES = (
-    ("▁", "t"),
-    ("h", "e"),
-    ("l", "l"),
-    ("▁t", "he"),
-    ("o", "u"),
-    ("你", "好"),
-    ("世", "界"),
-    ("今", "天"),
+    *(("▁", "t"), ("h", "e"), ("l", "l"), ("▁t", "he"), ("o", "u")),
+    *(("你", "好"), ("世", "界"), ("今", "天")),
 )
 
 
 def presets() -> dict[str, dict[str, Any]]:
     """`config.json` documents by name: tiny ones, and "0.5b", "1.5" and "2" with the sizes of published checkpoints."""
-    return {**_tiny_presets(), **_published_presets()}
+    rates_of_2 = {"out_sample_rate": 48000, "sr_bin_boundaries": [20000, 30000, 40000]}
+    # The rope factors of 1.5 are assumed to be those of 0.5B.
+    small_factors = _logistic(32, 0.85382356, 50.0, 2.667)
+    large_factors = _logistic(64, 0.915773467047734, 31.105949332194012, 5.334)
+    small = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
+    large = {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "kv_channels": 128}
+    return {
+        # Like 1.5.
+        "tiny": _tiny("voxcpm", _tiny_lm(16), {"encoder_rates": [2, 3, 7], "decoder_rates": [7, 3, 2]}),
+        # Unusual sizes.
+        "tiny-kv": _tiny(
+            "voxcpm",
+            _tiny_lm(24, max_position_embeddings=1024, use_mup=True, num_key_value_heads=1, kv_channels=24),
+            {"encoder_rates": [2, 5, 4], "decoder_rates": [4, 5, 2], "depthwise": False},
+            {"kv_channels": 24},
+            patch_size=4,
+        ),
+        # Like VoxCPM2.
+        "tiny-2": _tiny(
+            "voxcpm2",
+            _tiny_lm(16, kv_channels=16),
+            {"encoder_rates": [2, 5, 4], "decoder_rates": [5, 4, 3, 2], **rates_of_2},
+            {"kv_channels": 16},
+            patch_size=4,
+            residual_lm_no_rope=True,
+        ),
+        "0.5b": _published(
+            "voxcpm", _published_lm(small_factors, **small), {"num_layers": 4}, {}, max_length=4096
+        ),
+        "1.5": _published(
+            "voxcpm",
+            _published_lm(small_factors, **small),
+            {"num_layers": 8},
+            {
+                "latent_dim": 64,
+                "encoder_dim": 64,
+                "encoder_rates": [2, 3, 6, 7, 7],
+                "decoder_dim": 2048,
+                "decoder_rates": [7, 7, 6, 3, 2],
+                "sample_rate": 44100,
+            },
+            patch_size=4,
+            residual_lm_num_layers=8,
+        ),
+        "2": _published(
+            "voxcpm2",
+            _published_lm(large_factors, **large),
+            {"num_layers": 12, "kv_channels": 128},
+            {
+                "latent_dim": 64,
+                "encoder_dim": 128,
+                "encoder_rates": [2, 5, 8, 8],
+                "decoder_dim": 2048,
+                "decoder_rates": [8, 6, 5, 2, 2, 2],
+                "sample_rate": 16000,
+                **rates_of_2,
+            },
+            patch_size=4,
+            residual_lm_num_layers=8,
+            scalar_quantization_latent_dim=512,
+            residual_lm_no_rope=True,
+        ),
+    }
 
 
 def _config(
-    architecture: str, lm: dict[str, Any], local: dict[str, Any], vae: dict[str, Any], **sizes: Any
+    generation: str, lm: dict[str, Any], local: dict[str, Any], vae: dict[str, Any], **sizes: Any
 ) -> dict[str, Any]:
     """A document. local: sizes of the local encoder and of the local DiT."""
     cfm = {"sigma_min": 1e-06, "solver": "euler", "t_scheduler": "log-norm", "inference_cfg_rate": 2.0}
     return {
-        "architecture": architecture,
+        "architecture": generation,
         "lm_config": lm,
         "scalar_quantization_scale": 9,
         "encoder_config": local,
@@ -64,10 +119,11 @@ def _config(
     }
 
 
-def _language_model(
-    long_factor: Sequence[float], short_factor: Sequence[float], positions: int, **sizes: Any
+def _lm(
+    long_factor: Sequence[float], short_factor: Sequence[float], positions: int, sizes: dict[str, Any]
 ) -> dict[str, Any]:
     """`lm_config`. The two lists of factors have one element for each rotated pair of a head's dimensions."""
+    rope_scaling = {"type": "longrope", "long_factor": [*long_factor], "short_factor": [*short_factor]}
     return {
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -75,12 +131,7 @@ def _language_model(
         "num_key_value_heads": 2,
         "rms_norm_eps": 1e-05,
         "rope_theta": 10000,
-        "rope_scaling": {
-            "type": "longrope",
-            "long_factor": list(long_factor),
-            "short_factor": list(short_factor),
-            "original_max_position_embeddings": positions,
-        },
+        "rope_scaling": {**rope_scaling, "original_max_position_embeddings": positions},
         "use_mup": False,
         "scale_emb": 12,
         "dim_model_base": 256,
@@ -89,128 +140,52 @@ def _language_model(
     }
 
 
-def _tiny_presets() -> dict[str, dict[str, Any]]:
-    """Presets that convert in seconds: "tiny" (like 1.5), "tiny-kv" (unusual sizes), "tiny-2" (like VoxCPM2)."""
-    rates_of_2 = {
-        "encoder_rates": [2, 5, 4],
-        "decoder_rates": [5, 4, 3, 2],
-        "out_sample_rate": 48000,
-        "sr_bin_boundaries": [20000, 30000, 40000],
-    }
-    return {
-        "tiny": _tiny(
-            "voxcpm",
-            _tiny_language_model(16),
-            {"encoder_rates": [2, 3, 7], "decoder_rates": [7, 3, 2]},
-        ),
-        "tiny-kv": _tiny(
-            "voxcpm",
-            _tiny_language_model(
-                24,
-                max_position_embeddings=2 * _POSITIONS,
-                use_mup=True,
-                num_key_value_heads=1,
-                kv_channels=24,
-            ),
-            {"encoder_rates": [2, 5, 4], "decoder_rates": [4, 5, 2], "depthwise": False},
-            kv_channels=24,
-            patch_size=4,
-        ),
-        "tiny-2": _tiny(
-            "voxcpm2",
-            _tiny_language_model(16, kv_channels=16),
-            rates_of_2,
-            kv_channels=16,
-            patch_size=4,
-            residual_lm_no_rope=True,
-        ),
-    }
-
-
-def _tiny_language_model(head_dim: int, **sizes: Any) -> dict[str, Any]:
-    pairs = range(head_dim // 2)
-    defaults = {
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "vocab_size": VOCABULARY,
-    }
-    return _language_model(
-        [1.0 + 0.5 * pair for pair in pairs],
-        [1.0 + 0.05 * pair for pair in pairs],
-        _POSITIONS,
-        **defaults | sizes,
-    )
+def _tiny_lm(head_dim: int, **sizes: Any) -> dict[str, Any]:
+    long_factor = [1.0 + 0.5 * pair for pair in range(head_dim // 2)]
+    short_factor = [1.0 + 0.05 * pair for pair in range(head_dim // 2)]
+    usual = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4, "num_hidden_layers": 2}
+    return _lm(long_factor, short_factor, 512, {**usual, "vocab_size": VOCABULARY, **sizes})
 
 
 def _tiny(
-    architecture: str,
+    generation: str,
     lm: dict[str, Any],
     vae: dict[str, Any],
-    *,
-    patch_size: int = 2,
-    kv_channels: int | None = None,
+    local: dict[str, int] | None = None,
     **sizes: Any,
 ) -> dict[str, Any]:
-    local = {"hidden_dim": 64, "ffn_dim": 128, "num_heads": 4, "num_layers": 2}
-    if kv_channels is not None:  # upstream accepts a missing kv_channels, but not null
-        local["kv_channels"] = kv_channels
+    usual = {"patch_size": 2, "feat_dim": 16, "residual_lm_num_layers": 1, "max_length": 512, "device": "cpu"}
     return _config(
-        architecture,
+        generation,
         lm,
-        local,
+        # Upstream accepts a missing kv_channels, but not null.
+        {"hidden_dim": 64, "ffn_dim": 128, "num_heads": 4, "num_layers": 2, **(local or {})},
         {"latent_dim": 16, "encoder_dim": 8, "decoder_dim": 64, "sample_rate": 16000, **vae},
-        patch_size=patch_size,
-        feat_dim=16,
-        residual_lm_num_layers=1,
-        scalar_quantization_latent_dim=128,
-        max_length=_POSITIONS,
-        device="cpu",
-        **sizes,
+        **{**usual, "scalar_quantization_latent_dim": 128, **sizes},
     )
 
 
-def _published_presets() -> dict[str, dict[str, Any]]:
-    """The sizes of the published checkpoints. In bfloat16 these take 1.6, 1.9 and 5.0 GB."""
-    minicpm4 = {"num_attention_heads": 16, "vocab_size": 73448}
-    small_factors = _logistic(32, 0.85382356, 50.0, 2.667)
-    small_lm = _language_model(
-        small_factors, small_factors, 32768,
-        hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, **minicpm4,
-    )  # fmt: skip
-    large_factors = _logistic(64, 0.915773467047734, 31.105949332194012, 5.334)
-    large_lm = _language_model(
-        large_factors, large_factors, 32768,
-        hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, kv_channels=128, **minicpm4,
-    )  # fmt: skip
-    local = {"hidden_dim": 1024, "ffn_dim": 4096, "num_heads": 16}
-    common = {"feat_dim": 64, "device": "cuda"}
-    return {
-        "0.5b": _config(
-            "voxcpm", small_lm, {**local, "num_layers": 4}, {},
-            patch_size=2, residual_lm_num_layers=6, scalar_quantization_latent_dim=256, max_length=4096, **common,
-        ),
-        # The rope factors of 1.5 are assumed to be those of 0.5B.
-        "1.5": _config(
-            "voxcpm", small_lm, {**local, "num_layers": 8},
-            {
-                "latent_dim": 64, "encoder_dim": 64, "encoder_rates": [2, 3, 6, 7, 7],
-                "decoder_dim": 2048, "decoder_rates": [7, 7, 6, 3, 2], "sample_rate": 44100,
-            },
-            patch_size=4, residual_lm_num_layers=8, scalar_quantization_latent_dim=256, max_length=8192, **common,
-        ),
-        "2": _config(
-            "voxcpm2", large_lm, {**local, "num_layers": 12, "kv_channels": 128},
-            {
-                "latent_dim": 64, "encoder_dim": 128, "encoder_rates": [2, 5, 8, 8],
-                "decoder_dim": 2048, "decoder_rates": [8, 6, 5, 2, 2, 2], "sample_rate": 16000,
-                "out_sample_rate": 48000, "sr_bin_boundaries": [20000, 30000, 40000],
-            },
-            patch_size=4, residual_lm_num_layers=8, scalar_quantization_latent_dim=512, max_length=8192,
-            residual_lm_no_rope=True, **common,
-        ),
-    }  # fmt: skip
+def _published_lm(factors: Sequence[float], **sizes: Any) -> dict[str, Any]:
+    return _lm(factors, factors, 32768, {"num_attention_heads": 16, "vocab_size": 73448, **sizes})
+
+
+def _published(
+    generation: str, lm: dict[str, Any], local: dict[str, int], vae: dict[str, Any], **sizes: Any
+) -> dict[str, Any]:
+    usual = {
+        "patch_size": 2,
+        "feat_dim": 64,
+        "residual_lm_num_layers": 6,
+        "max_length": 8192,
+        "device": "cuda",
+    }
+    return _config(
+        generation,
+        lm,
+        {"hidden_dim": 1024, "ffn_dim": 4096, "num_heads": 16, **local},
+        vae,
+        **{**usual, "scalar_quantization_latent_dim": 256, **sizes},
+    )
 
 
 def _logistic(count: int, low: float, high: float, width: float) -> list[float]:
@@ -219,44 +194,28 @@ def _logistic(count: int, low: float, high: float, width: float) -> list[float]:
     return [low + (high - low) / (1 + math.exp((centre - index) / width)) for index in range(count)]
 
 
-def write_tokenizer(folder: Path) -> dict[str, Path]:
+def write_tokenizer(folder: Path) -> Path:
     """Write a small tokenizer in the published form: byte-fallback BPE over characters with Llama's `▁` prefix.
 
     Ids 0 to 2 and 101 to 104 are the special tokens; some tokens are words of several Chinese characters.
-    Returns the paths of `tokenizer.json`, `tokenizer_config.json` and `special_tokens_map.json` by name.
+    Returns the folder.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+    from tokenizers import AddedToken, Tokenizer, models, normalizers
 
     tokenizer = Tokenizer(
-        models.BPE(
-            _vocabulary(), list(_MERGES), unk_token=_SPECIAL_TOKENS[0], fuse_unk=True, byte_fallback=True
-        )
+        models.BPE(_vocabulary(), [*_MERGES], unk_token="<unk>", fuse_unk=True, byte_fallback=True)  # noqa: S106
     )
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in _SPECIAL_TOKENS.values()]
     )
-    folder.mkdir(parents=True, exist_ok=True)
     specials = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    config = {
-        "tokenizer_class": "LlamaTokenizerFast",
-        "add_bos_token": True,
-        "add_eos_token": False,
-        **specials,
-    }
-    documents = {
-        "tokenizer.json": tokenizer.to_str(pretty=False),
-        "tokenizer_config.json": json.dumps(
-            {**config, "legacy": True, "clean_up_tokenization_spaces": False, "model_max_length": _POSITIONS}
-        ),
-        "special_tokens_map.json": json.dumps(specials),
-    }
-    for name, text in documents.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return {name: folder / name for name in documents}
+    config = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, **specials, "legacy": True}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "special_tokens_map.json").write_text(json.dumps(specials), encoding="utf-8")
+    return folder
 
 
 def _vocabulary() -> dict[str, int]:

@@ -6,14 +6,15 @@ They are read tensor by tensor, by the names in the file; `checkpoint` interpret
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.errors import CheckpointError, first_line
 from voxcpm_constants.json_files import read_json
 
 Shape = tuple[int, ...]
@@ -23,22 +24,15 @@ _CONTAINERS = ("state_dict", "model", "module")
 _AGAIN = "download it again"
 
 
-class WeightFile(Protocol):
+@dataclass(frozen=True)
+class WeightFile:
     """Named tensors in one or several files; their shapes are known without reading data."""
 
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files, the index first if there is one."""
-        ...
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        """Shape of each tensor, by name."""
-        ...
-
-    def read(self, name: str) -> torch.Tensor:
-        """The tensor in its stored dtype. Raises CheckpointError if its data cannot be read."""
-        ...
+    paths: tuple[Path, ...]
+    """The files, the index first if there is one."""
+    shapes: dict[str, Shape]
+    read: Callable[[str], torch.Tensor]
+    """read(name): the tensor in its stored dtype. Raises CheckpointError if its data cannot be read."""
 
 
 def open_weight_file(path: Path) -> WeightFile:
@@ -47,55 +41,39 @@ def open_weight_file(path: Path) -> WeightFile:
     Raises CheckpointError for a damaged file or one without a state dict.
     """
     if path.name.endswith(".safetensors.index.json"):
-        return _Shards(path)
-    return _Safetensors(path) if path.suffix == ".safetensors" else _Pickle(path)
+        return _shards(path)
+    return _safetensors(path) if path.suffix == ".safetensors" else _pickle(path)
 
 
-class _Safetensors:
-    def __init__(self, path: Path) -> None:
-        self.paths: tuple[Path, ...] = (path,)
-        self.shapes: dict[str, Shape] = {}
+def _safetensors(path: Path) -> WeightFile:
+    # Opened for each tensor: a memory map that stays open holds every page that was read in memory.
+    def opened(use: Callable[[Any], Any]) -> Any:
         try:
-            with _safetensors(path) as file:
-                for name in file.keys():  # noqa: SIM118 - not a mapping
-                    self.shapes[name] = tuple(file.get_slice(name).get_shape())
+            with safe_open(path, framework="pt", device="cpu") as file:
+                return use(file)
         except (SafetensorError, OSError) as error:
             raise _unreadable(path, "a safetensors file", error) from None
 
-    def read(self, name: str) -> torch.Tensor:
-        try:
-            # Opened for each tensor: a memory map that stays open holds every page that was read in memory.
-            with _safetensors(self.paths[0]) as file:
-                tensor: torch.Tensor = file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise _unreadable(self.paths[0], "a safetensors file", error) from None
-        return tensor
+    shapes = opened(lambda file: {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+    return WeightFile((path,), shapes, lambda name: opened(lambda file: file.get_tensor(name)))
 
 
-def _safetensors(path: Path) -> Any:
-    return safe_open(path, framework="pt", device="cpu")
-
-
-class _Shards:
+def _shards(index: Path) -> WeightFile:
     """`model.safetensors.index.json` and the files in its `weight_map`."""
-
-    def __init__(self, index: Path) -> None:
-        try:
-            document = read_json(index)
-            owner = {str(name): str(file) for name, file in document["weight_map"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _unreadable(index, "a safetensors index with a weight_map", error) from None
-        self._shards = {file: _Safetensors(_shard_path(index, file)) for file in sorted(set(owner.values()))}
-        self.paths: tuple[Path, ...] = (index, *(index.parent / file for file in self._shards))
-        self._owner = owner
-        self.shapes: dict[str, Shape] = {}
-        for name, file in owner.items():
-            if name not in self._shards[file].shapes:
-                raise CheckpointError(f"{index}: expected {name} in {file}, but it is not there; {_AGAIN}")
-            self.shapes[name] = self._shards[file].shapes[name]
-
-    def read(self, name: str) -> torch.Tensor:
-        return self._shards[self._owner[name]].read(name)
+    try:
+        document = read_json(index)
+        owner = {str(name): str(file) for name, file in document["weight_map"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(index, "a safetensors index with a weight_map", error) from None
+    shards = {file: _safetensors(_shard_path(index, file)) for file in sorted(set(owner.values()))}
+    for name, file in owner.items():
+        if name not in shards[file].shapes:
+            raise CheckpointError(f"{index}: expected {name} in {file}, but it is not there; {_AGAIN}")
+    return WeightFile(
+        paths=(index, *(shard.paths[0] for shard in shards.values())),
+        shapes={name: shards[file].shapes[name] for name, file in owner.items()},
+        read=lambda name: shards[owner[name]].read(name),
+    )
 
 
 def _shard_path(index: Path, file: str) -> Path:
@@ -106,45 +84,33 @@ def _shard_path(index: Path, file: str) -> Path:
     return path
 
 
-class _Pickle:
-    def __init__(self, path: Path) -> None:
-        self.paths: tuple[Path, ...] = (path,)
-        try:
-            # weights_only: a pickle can run code, and a downloaded checkpoint must not.
-            # Files older than PyTorch 1.6 are not zip archives and cannot be memory-mapped.
-            document = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        except Exception as error:  # noqa: BLE001 - a damaged or hostile pickle raises nearly anything
-            raise _unreadable(path, "a PyTorch state dict of plain tensors", error) from None
-        self._tensors = _state_dict(path, document)
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
-
-    def read(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
-
-
-def _state_dict(path: Path, document: object) -> dict[str, torch.Tensor]:
-    """The state dict inside any containers. Raises CheckpointError if there is none."""
+def _pickle(path: Path) -> WeightFile:
+    try:
+        # weights_only: a pickle can run code, and a downloaded checkpoint must not.
+        # Files older than PyTorch 1.6 are not zip archives and cannot be memory-mapped.
+        document = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # noqa: BLE001 - a damaged or hostile pickle raises nearly anything
+        raise _unreadable(path, "a PyTorch state dict of plain tensors", error) from None
     while isinstance(document, Mapping):
-        inner = next((document[key] for key in _CONTAINERS if isinstance(document.get(key), Mapping)), None)
-        if inner is None:
+        inner = [document[key] for key in _CONTAINERS if isinstance(document.get(key), Mapping)]
+        if not inner:
             break
-        document = inner
+        document = inner[0]
     if not isinstance(document, Mapping) or not document:
-        raise CheckpointError(f"{path}: expected a PyTorch state dict, found {_describe(document)}")
+        raise CheckpointError(f"{path}: expected a PyTorch state dict, found {_kind(document)}")
     for name, value in document.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise CheckpointError(
-                f"{path}: expected a PyTorch state dict, but {name!r} is {_describe(value)}, not a tensor"
+                f"{path}: expected a PyTorch state dict, but {name!r} is {_kind(value)}, not a tensor"
             )
-    return dict(document)
+    tensors: dict[str, torch.Tensor] = dict(document)
+    return WeightFile((path,), {name: tuple(t.shape) for name, t in tensors.items()}, tensors.__getitem__)
 
 
-def _describe(value: object) -> str:
+def _kind(value: object) -> str:
     return f"an empty {type(value).__name__}" if value in ({}, [], ()) else f"a {type(value).__name__}"
 
 
 def _unreadable(path: Path, expected: str, error: Exception) -> CheckpointError:
-    """An error with the first line of the library's message, which may have many."""
-    lines = str(error).strip().splitlines()
-    reason = lines[0].strip().rstrip(".:") if lines else type(error).__name__
+    reason = first_line(error).strip().rstrip(".:")
     return CheckpointError(f"{path}: expected {expected}, but it cannot be read ({reason}); {_AGAIN}")

@@ -13,8 +13,7 @@ import typer
 import websockets  # noqa: F401 - without it uvicorn would answer everything but websockets
 
 from voxcpm_constants.errors import os_reason
-from voxcpm_constants.hub import is_hub_id
-from voxcpm_constants.user_folders import user_path
+from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_runtime import InputError
 from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.parameters import takes_groups

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,9 @@ from torch import nn
 
 from voxcpm_constants.errors import CheckpointError
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.modules.voxcpm import empty_modules, expected_shapes
+from voxcpm_conversion.modules.voxcpm import check_weights
 from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
-from voxcpm_conversion.weight_shapes import check_weights
 from voxcpm_validation.upstream import load_upstream
 
 NORM = "base_lm.norm.weight"
@@ -26,7 +24,7 @@ Tensors = dict[str, torch.Tensor]
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
-    tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))["tokenizer.json"]
+    tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     return write_synthetic_checkpoint(folder, presets()["tiny"], seed=1, dtype="float32", tokenizer=tokenizer)
 
 
@@ -56,19 +54,11 @@ def one_line_error(folder: Path | str, fragment: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_shapes_are_those_of_the_modules_with_weight_norm_folded(tiny: Path) -> None:
-    checkpoint = Checkpoint.open(tiny)
-    assert checkpoint.shapes() == expected_shapes(checkpoint.architecture)
-    assert not [name for name in checkpoint.shapes() if name.endswith(("_g", "_v"))]
-
-
 @pytest.mark.parametrize(
     "wrap",
     [
         pytest.param(lambda t: t, id="bare"),
-        pytest.param(lambda t: {"state_dict": t, "epoch": 3}, id="state_dict"),
         pytest.param(lambda t: {"model": {"module": t}, "optimizer": {}}, id="model of module"),
-        pytest.param(lambda t: {f"model.{k}": v for k, v in t.items()}, id="model. prefix"),
         pytest.param(
             lambda t: {"state_dict": {f"module._orig_mod.{k}": v for k, v in t.items()}}, id="both prefixes"
         ),
@@ -113,56 +103,6 @@ def test_both_spellings_of_weight_norm_are_one_weight(copy: Path, magnitude: str
     torch.testing.assert_close(tensor, 3 * normed.weight.detach(), rtol=1e-6, atol=1e-7)
 
 
-def test_half_a_weight_norm_pair_is_reported(copy: Path) -> None:
-    path = copy / "audiovae.safetensors"
-    weights = load_file(path)
-    del weights["encoder.fc_mu.weight_g"]
-    save_file(weights, path)
-    one_line_error(copy, "1 missing: audio_vae.encoder.fc_mu.weight")
-    one_line_error(copy, "1 unexpected: audio_vae.encoder.fc_mu.weight_v")
-
-
-def test_load_into_gives_float32_data_to_the_named_parameters_only(copy: Path) -> None:
-    save_file(
-        {name: tensor.to(torch.bfloat16) for name, tensor in model_weights(copy).items()},
-        copy / "model.safetensors",
-    )
-    checkpoint = Checkpoint.open(copy)
-    modules = empty_modules(checkpoint.architecture)
-    checkpoint.load_into(modules, [NORM])
-    parameters = dict(modules.named_parameters())
-    assert parameters[NORM].dtype is torch.float32
-    assert torch.equal(parameters[NORM], checkpoint.tensor(NORM))
-    assert [name for name, parameter in parameters.items() if not parameter.is_meta] == [NORM]
-    with pytest.raises(CheckpointError, match=r"base_lm\.norm\.bias"):
-        checkpoint.load_into(modules, ["base_lm.norm.bias"])
-
-
-def test_missing_unexpected_and_wrong_shaped_weights_are_named(copy: Path) -> None:
-    weights = model_weights(copy)
-    weights["base_lm.norm.wait"] = weights.pop(NORM)
-    weights["stop_head.weight"] = torch.zeros(3, 64)
-    save_file(weights, copy / "model.safetensors")
-    one_line_error(copy, "1 missing: base_lm.norm.weight (64,)")
-    one_line_error(copy, "1 unexpected: base_lm.norm.wait (64,)")
-    one_line_error(copy, "1 of another shape: stop_head.weight (expected (2, 64), found (3, 64))")
-
-
-def test_buffers_that_are_no_weights_are_accepted(copy: Path) -> None:
-    weights = model_weights(copy)
-    weights["base_lm.rope_emb.inv_freq"] = torch.ones(8)
-    save_file(weights, copy / "model.safetensors")
-    checkpoint = Checkpoint.open(copy)
-    check_weights(checkpoint.shapes(), checkpoint.architecture)
-
-
-def test_unmerged_lora_weights_are_refused_as_such(copy: Path) -> None:
-    weights = model_weights(copy)
-    weights["base_lm.layers.0.self_attn.q_proj.lora_A"] = torch.zeros(8, 64)
-    save_file(weights, copy / "model.safetensors")
-    one_line_error(copy, "give the LoRA as a folder of its own with --lora")
-
-
 def test_a_full_fine_tune_as_upstream_saves_it_opens_as_any_other(tiny: Path, tmp_path: Path) -> None:
     model, latest = load_upstream(tiny, max_length=64), tmp_path / "latest"
     generator = torch.Generator().manual_seed(2)
@@ -186,15 +126,6 @@ def test_a_full_fine_tune_as_upstream_saves_it_opens_as_any_other(tiny: Path, tm
     assert checkpoint.source().sha256 != base.source().sha256
 
 
-def test_digest_changes_with_a_weight_and_not_with_the_folder(tiny: Path, copy: Path) -> None:
-    assert Checkpoint.open(copy).sha256() == Checkpoint.open(tiny).sha256()
-    assert Checkpoint.open(copy).source().checkpoint == "copy"
-    weights = model_weights(copy)
-    weights[NORM][0] += 1
-    save_file(weights, copy / "model.safetensors")
-    assert Checkpoint.open(copy).source().sha256 != Checkpoint.open(tiny).sha256()
-
-
 class Payload:
     """An object that runs code when it is unpickled."""
 
@@ -205,15 +136,31 @@ class Payload:
         return exec, (f"open({str(self.trace)!r}, 'w').close()",)
 
 
-@pytest.mark.parametrize("save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
-def test_a_pickle_with_code_in_it_is_refused_and_not_run(
-    copy: Path, tmp_path: Path, save: Callable[[object, Path], None]
-) -> None:
+def test_a_pickle_with_code_in_it_is_refused_and_not_run(copy: Path, tmp_path: Path) -> None:
     trace = tmp_path / "ran"
     (copy / "model.safetensors").unlink()
-    save({"state_dict": {NORM: Payload(trace)}}, copy / "pytorch_model.bin")
+    torch.save({"state_dict": {NORM: Payload(trace)}}, copy / "pytorch_model.bin")
     one_line_error(copy, "pytorch_model.bin: expected a PyTorch state dict")
     assert not trace.exists()
+
+
+def test_weights_that_do_not_fit_are_named(copy: Path) -> None:
+    weights = model_weights(copy)
+    weights["base_lm.norm.wait"] = weights.pop(NORM)
+    weights["stop_head.weight"] = torch.zeros(3, 64)
+    weights["base_lm.rope_emb.inv_freq"] = torch.ones(8)  # a buffer, which is accepted
+    save_file(weights, copy / "model.safetensors")
+    vae = load_file(copy / "audiovae.safetensors")
+    del vae["encoder.fc_mu.weight_g"]
+    save_file(vae, copy / "audiovae.safetensors")
+    one_line_error(copy, "2 missing: audio_vae.encoder.fc_mu.weight (16, 64, 3), base_lm.norm.weight (64,)")
+    one_line_error(
+        copy, "2 unexpected: audio_vae.encoder.fc_mu.weight_v (16, 64, 3), base_lm.norm.wait (64,)"
+    )
+    one_line_error(copy, "1 of another shape: stop_head.weight (expected (2, 64), found (3, 64))")
+    weights["base_lm.layers.0.self_attn.q_proj.lora_A"] = torch.zeros(8, 64)
+    save_file(weights, copy / "model.safetensors")
+    one_line_error(copy, "give the LoRA as a folder of its own with --lora")
 
 
 def remove(name: str) -> Callable[[Path], None]:
@@ -236,23 +183,15 @@ def infinite(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def truncated_pickle(folder: Path) -> None:
-    as_pickle(folder, lambda t: t)
-    truncate("pytorch_model.bin")(folder)
-
-
 @pytest.mark.parametrize(
     ("damage", "fragment"),
     [
         (remove("config.json"), "no config.json"),
         (remove("tokenizer.json"), "no tokenizer.json"),
-        (remove("model.safetensors"), "expected model.safetensors or"),
         (remove("audiovae.safetensors"), "expected audiovae.safetensors or audiovae.pth"),
         (truncate("model.safetensors"), "model.safetensors: expected a safetensors file"),
         (llama, "not the config.json of a VoxCPM checkpoint"),
         (infinite, "lm_config.rms_norm_eps: Input should be a finite number"),
-        (truncated_pickle, "pytorch_model.bin: expected a PyTorch state dict"),
-        (lambda folder: as_pickle(folder, lambda t: [1, 2]), "found a list"),
         (lambda folder: as_pickle(folder, lambda t: {"epoch": 3}), "'epoch' is a int, not a tensor"),
     ],
 )
@@ -291,7 +230,17 @@ def test_a_hub_id_opens_the_snapshot_and_records_its_commit(
 PROFILE = {"longest_seconds": 6, "longest_tokens": 80, "seconds_per_letter": 0.06, "licence": "CC0-1.0"}
 
 
-def test_a_speech_json_is_read_with_its_licence(copy: Path) -> None:
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\ntags:\n- x\nlicense: apache-2.0\n---\n# A voice\n", "apache-2.0"),
+        ("---\nlicense: 'cc-by-4.0'\n---\n", "cc-by-4.0"),
+        ("---\ntags: []\n---\nlicense: mit\n", ""),
+    ],
+)
+def test_a_checkpoints_own_card_names_its_licence(copy: Path, card: str, licence: str) -> None:
+    (copy / "README.md").write_text(card)
+    assert Checkpoint.open(copy).source().licence == licence
     (copy / "speech.json").write_text(json.dumps(PROFILE))
     checkpoint = Checkpoint.open(copy)
     assert checkpoint.speech is not None
@@ -300,26 +249,9 @@ def test_a_speech_json_is_read_with_its_licence(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("card", "licence"),
-    [
-        ("---\ntags:\n- x\nlicense: apache-2.0\n---\n# A voice\n", "apache-2.0"),
-        ("---\nlicense: 'cc-by-4.0'\n---\n", "cc-by-4.0"),
-        ("---\ntags: []\n---\nlicense: mit\n", ""),
-        ("# A voice\n\nlicense: mit\n", ""),
-    ],
-)
-def test_a_checkpoints_own_card_names_its_licence(copy: Path, card: str, licence: str) -> None:
-    (copy / "README.md").write_text(card)
-    assert Checkpoint.open(copy).source().licence == licence
-    (copy / "speech.json").write_text(json.dumps(PROFILE))
-    assert Checkpoint.open(copy).source().licence == "CC0-1.0"
-
-
-@pytest.mark.parametrize(
     ("wrong", "fragment"),
     [
         ({"longest_tokens": 7}, "longest_tokens: Input should be greater than or equal to 8"),
-        ({"seconds_per_letter": 0}, "seconds_per_letter: Input should be greater than 0"),
         (
             {"longest_seconds": 0.4},
             "the file: Value error, longest_seconds is 0.4, but by the other figures 8 letters",

@@ -135,19 +135,15 @@ def test_the_layers_are_those_that_upstream_chooses(
 
 def test_skips_what_the_config_does_not_enable_and_says_so(tiny_checkpoint: Path, copy: Path) -> None:
     assert open_on(tiny_checkpoint, copy).remarks() == []
-    edit_config(copy, enable_dit=False, target_modules_lm=["q_proj", "o_proj"])
+    edit_config(copy, enable_dit=False, target_modules_lm=["q_proj", "o_proj"], use_dora=True)
     layers = assert_same_as_upstream(tiny_checkpoint, copy)
     assert {layer.rpartition(".")[2] for layer in layers} == {"q_proj", "o_proj"}
-    (remark,) = open_on(tiny_checkpoint, copy).remarks()
+    unknown, remark = open_on(tiny_checkpoint, copy).remarks()
+    assert unknown == "lora_config.json: ignored unknown keys use_dora"
     assert "skipped base_lm.layers.0.self_attn.k_proj and 13 more" in remark
 
 
-def test_layers_without_weights_stay_as_they_are(tiny_checkpoint: Path, copy: Path) -> None:
-    edit_weights(copy, lambda w: [w.pop(f"{Q}.lora_{half}") for half in "AB"])
-    assert Q not in assert_same_as_upstream(tiny_checkpoint, copy)
-
-
-@pytest.mark.parametrize("rename", ["voice.safetensors", "voice.ckpt", "voice.pth"])
+@pytest.mark.parametrize("rename", ["voice.safetensors", "voice.pth"])
 def test_a_weight_file_alone_is_a_lora_too(tiny_checkpoint: Path, copy: Path, rename: str) -> None:
     weights, file = load_file(copy / "lora_weights.safetensors"), copy / rename
     save_file(weights, file) if file.suffix == ".safetensors" else torch.save(weights, file)
@@ -169,11 +165,6 @@ def test_defaults_are_upstreams(attention: Path) -> None:
         theirs = sys.modules[model.__module__].LoRAConfig().model_dump()
         theirs["target_proj_modules"] += extra
         assert {key: list(v) if isinstance(v, tuple) else v for key, v in ours.items()} == theirs
-
-
-def test_unknown_keys_are_named(tiny_checkpoint: Path, copy: Path) -> None:
-    edit_config(copy, use_dora=True)
-    assert open_on(tiny_checkpoint, copy).remarks() == ["lora_config.json: ignored unknown keys use_dora"]
 
 
 def foreign(name: str) -> Callable[[Path], None]:
@@ -204,25 +195,14 @@ RANK_16_A = replace(f"{Q}.lora_A", 16, 64)
     ("damage", "fragment"),
     [
         (remove(WEIGHTS), "expected a LoRA, lora_weights.safetensors or lora_weights.ckpt, found neither"),
-        (write(WEIGHTS, "not a file of weights"), "expected a safetensors file"),
-        (write("lora_config.json", "r: 8"), "lora_config.json: expected JSON"),
         (write("lora_config.json", '{"r": 8}'), "expected upstream's layout, an object lora_config"),
         (lambda folder: edit_config(folder, r=0), "lora_config.r: Input should be greater than 0"),
-        (lambda folder: edit_config(folder, alpha="much"), "lora_config.alpha: Input should be a valid integer"),
-        (lambda folder: edit_config(folder, r=4), f"{Q}".replace("q_proj", "k_proj") + ".lora_A of shape (4, 64)"),
         (RANK_16_A, f"expected {Q}.lora_A of shape (8, 64) (r 8, of lora_config.json), found (16, 64)"),
         (without_config(RANK_16_A), "of shape (8, 64) (r 8, the first that it has), found (16, 64)"),
-        (replace(f"{Q}.lora_B", 64, 4), f"expected {Q}.lora_B of shape (64, 8) (r 8, of lora_config.json), found"),
-        (replace(f"{Q}.lora_B", 96, 8), "found (96, 8); it was trained on openbmb/VoxCPM1.5"),
         (lambda folder: edit_weights(folder, lambda w: w.pop(f"{Q}.lora_B")), f"{Q}.lora_B of shape (64, 8)"),
-        (lambda folder: edit_weights(folder, lambda w: w.pop(f"{Q}.lora_A")), f"{Q}.lora_A of shape (8, 64)"),
         (lambda folder: edit_weights(folder, dict.clear), "found no weights at all"),
         (lambda folder: edit_config(folder, enable_lm=False, enable_dit=False), "that lora_config.json enables"),
-        (foreign("base_lm.layers.7.self_attn.q_proj.lora_A"), "found base_lm.layers.7.self_attn.q_proj.lora_A;"),
         (foreign("fusion_concat_proj.lora_A"), "found fusion_concat_proj.lora_A; it was trained on openbmb/VoxCPM1.5"),
-        (foreign(f"{Q}.weight"), f"expected lora_A and lora_B of this checkpoint's linear layers, found {Q}.weight"),
-        (foreign("base_lm.norm.lora_A"), "found base_lm.norm.lora_A"),
-        (without_config(foreign("base_lm.embed_tokens.lora_A")), "is it a LoRA of another model?"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_clear_line(
@@ -233,30 +213,6 @@ def test_what_does_not_fit_is_one_clear_line(
         Checkpoint.open(tiny_checkpoint, lora=copy)
     assert fragment in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["absent", "absent/lora_weights.ckpt", "config.json"])
-def test_no_lora_there_is_one_clear_line(tiny_checkpoint: Path, name: str) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"no LoRA here \(expected a folder with lora_weights\.safetensors"
-    ):
-        Checkpoint.open(tiny_checkpoint, lora=tiny_checkpoint / name)
-
-
-class Payload:
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return exec, (f"open({str(self.trace)!r}, 'w').close()",)
-
-
-def test_a_pickle_with_code_in_it_is_refused_and_not_run(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    trace, file = tmp_path / "ran", tmp_path / "voice.ckpt"
-    torch.save({"state_dict": {f"{Q}.lora_A": Payload(trace)}}, file)
-    with pytest.raises(CheckpointError, match="expected a PyTorch state dict of plain tensors"):
-        Checkpoint.open(tiny_checkpoint, lora=file)
-    assert not trace.exists()
 
 
 def test_without_a_config_the_rank_is_the_weights(

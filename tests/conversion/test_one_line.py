@@ -3,9 +3,7 @@
 import errno
 import json
 import os
-import re
 import shutil
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,19 +11,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from voxcpm_constants.errors import CheckpointError, InputError
+from voxcpm_constants.errors import CheckpointError
 from voxcpm_constants.step_models import StepSizes
+from voxcpm_constants.tensor_files import WEIGHT_FILE
 from voxcpm_conversion import convert as conversion
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml import packages
 from voxcpm_conversion.core_ml.compression import compress
-from voxcpm_conversion.lora import Lora
-from voxcpm_conversion.workspace import Workspace
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.text.tokenizer import TextTokenizer
 
 DEEP = "[" * 100_000 + "]" * 100_000
-PLAN = {"schema": 3, "source": "s", "tools": {}}
 LONG = "a" * 300
 
 
@@ -49,11 +45,10 @@ def converted(checkpoint, bundle):
     )
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_a_weight_that_is_not_finite_is_named(checkpoint, value):
+def test_a_weight_that_is_not_finite_is_named(checkpoint):
     name = "base_lm.layers.0.mlp.up_proj.weight"
     weights = load_file(checkpoint / "model.safetensors")
-    weights[name][3, 2] = value
+    weights[name][3, 2] = np.nan
     save_file(weights, checkpoint / "model.safetensors")
 
     opened = Checkpoint.open(checkpoint)
@@ -63,25 +58,22 @@ def test_a_weight_that_is_not_finite_is_named(checkpoint, value):
     assert opened.tensor("base_lm.layers.0.mlp.down_proj.weight").isfinite().all()
 
 
-@pytest.mark.parametrize("document", [[], {"model": {"type": "BPE"}}])
-def test_a_tokenizer_that_would_not_open_is_not_converted(capsys, checkpoint, tmp_path, document):
-    (checkpoint / "tokenizer.json").write_text(json.dumps(document))
-
-    line = one_line(capsys, "convert", checkpoint, "-o", tmp_path / "bundle")
-
-    assert re.search(r"tokenizer\.json: (not|expected) a tokeniser file", line)
-    assert not (tmp_path / "bundle").exists()
-
-
 @pytest.mark.parametrize(
-    "document", [{"unk_token": 5}, {"added_tokens_decoder": {"1": {"content": 5}}}, None]
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", '{"model": {"type": "BPE"}}', "not a tokeniser file"),
+        ("tokenizer_config.json", '{"unk_token": 5}', "not a tokeniser file"),
+        ("config.json", DEEP, "cannot be read"),
+        ("speech.json", DEEP, "cannot be read"),
+    ],
 )
-def test_a_tokenizer_config_that_would_not_open_is_not_converted(capsys, checkpoint, tmp_path, document):
-    (checkpoint / "tokenizer_config.json").write_text(json.dumps(document))
+def test_a_file_that_would_not_open_is_not_converted(capsys, checkpoint, tmp_path, name, content, message):
+    (checkpoint / name).write_text(content)
 
     line = one_line(capsys, "convert", checkpoint, "-o", tmp_path / "bundle")
 
-    assert line.startswith(f"error: {checkpoint / 'tokenizer_config.json'}: ")
+    assert line.startswith(f"error: {checkpoint / name}: ")
+    assert message in line
     assert not (tmp_path / "bundle").exists()
 
 
@@ -96,32 +88,12 @@ def test_a_checkpoint_without_a_tokenizer_config_converts_and_opens(checkpoint, 
     assert TextTokenizer.from_folder(tmp_path / "bundle" / "tokenizer")("Hello.")
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "speech.json"])
-def test_json_nested_deeply_in_a_checkpoint(capsys, checkpoint, tmp_path, name):
-    (checkpoint / name).write_text(DEEP)
-
-    assert name in one_line(capsys, "convert", checkpoint, "-o", tmp_path / "bundle")
-
-
-def test_json_nested_deeply_in_a_lora_and_in_shards(checkpoint, tmp_path):
-    (tmp_path / "lora").mkdir()
-    save_file({"a": np.zeros(1, np.float32)}, tmp_path / "lora" / "lora_weights.safetensors")
-    (tmp_path / "lora" / "lora_config.json").write_text(DEEP)
-    with pytest.raises(CheckpointError, match=r"lora_config\.json.*recursion limit"):
-        Lora.open(tmp_path / "lora", Checkpoint.open(checkpoint).architecture)
-    (checkpoint / "model.safetensors").unlink()
-    (checkpoint / "model.safetensors.index.json").write_text(DEEP)
-    with pytest.raises(CheckpointError, match=r"index\.json.*recursion limit"):
-        Checkpoint.open(checkpoint)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
         ("convert", LONG, "-o", "b"),
         ("convert", "{}", "-o", LONG),
         ("synthetic", "tiny", "-o", LONG),
-        ("synthetic", LONG, "-o", "b"),
         ("synthetic", "tiny", "-o", "file"),
         ("synthetic", "tiny", "-o", "file/b"),
     ],
@@ -135,96 +107,8 @@ def test_names_that_cannot_be_written(capsys, tiny_checkpoint, tmp_path, monkeyp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
-def test_of_two_conversions_into_one_folder_one_is_refused(capsys, tiny_checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(conversion, "_add_constants", lambda *_: pytest.fail("it began"))
-    with Workspace(tmp_path / "b", PLAN):
-        line = one_line(capsys, "convert", tiny_checkpoint, "-o", tmp_path / "b", "--max-length", 128)
-    assert "another conversion is writing this bundle" in line
-    Workspace(tmp_path / "b", PLAN).close()
-
-
-def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path):
-    left = Workspace(tmp_path / "b", PLAN)
-    left.add("int8/whole.mlpackage", lambda path: path.write_text("content"))
-    for name in (".scratch", ".temporary", "fp16/.unfinished-a.mlpackage"):
-        (left.folder / name).mkdir(parents=True)
-    (left.folder / "fp16" / ".unfinished-vectors.npz").touch()
-    left.close()
-
-    with Workspace(tmp_path / "b", PLAN) as again:
-        there = sorted(path.relative_to(again.folder).as_posix() for path in again.folder.rglob("*"))
-
-    assert there == ["int8", "int8/whole.mlpackage", "parts.json", "plan.json"]
-
-
 def stop(*_):
     raise KeyboardInterrupt
-
-
-def test_temporary_files_of_libraries_lie_in_the_workspace(tiny_checkpoint, tmp_path, monkeypatch):
-    """So that those of a killed conversion go with it."""
-    places = []
-
-    def recorded(*_):
-        places.append(Path(tempfile.mkdtemp(suffix=".mlpackage")))
-        raise KeyboardInterrupt
-
-    before = tempfile.gettempdir()
-    monkeypatch.setattr(conversion, "_add_step_model", recorded)
-    with pytest.raises(KeyboardInterrupt):
-        converted(tiny_checkpoint, tmp_path / "b")
-
-    (place,) = places
-    assert (tmp_path / ".b.partial") in place.parents
-    assert not place.exists()
-    assert tempfile.gettempdir() == before
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_a_write_that_a_full_disk_refuses_names_the_folder(
-    capsys, tiny_checkpoint, tmp_path, monkeypatch, number
-):
-    def full(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(conversion, "_add_step_model", full)
-
-    assert cli.main(["convert", str(tiny_checkpoint), "-o", str(tmp_path / "b")]) == 2
-
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line == (
-        f"error: {tmp_path / '.b.partial'}: cannot be written ({os.strerror(number)}); the same command continues"
-    )
-
-
-@pytest.mark.parametrize(
-    ("said", "kind", "message"),
-    [
-        (
-            "filesystem error: cannot copy: Interrupted system call [/a/tmp1] [/a/tmp2.mlpackage/Data/weights]",
-            InputError,
-            r"cannot be written \(cannot copy: Interrupted system call\); the same command continues$",
-        ),
-        (
-            "A valid manifest does not exist at path: /a/tmp1.mlpackage/Manifest.json",
-            InputError,
-            r"cannot be written \(A valid manifest does not exist\); the same command continues$",
-        ),
-        ("expected scalar type Half", RuntimeError, "expected scalar type Half"),
-    ],
-)
-def test_a_file_that_a_library_cannot_write_is_one_line(
-    tiny_checkpoint, tmp_path, monkeypatch, said, kind, message
-):
-    """In coremltools' words (9.0); other errors of the same kind stay what they are."""
-
-    def refused(*_):
-        raise RuntimeError(said)
-
-    monkeypatch.setattr(conversion, "_add_step_model", refused)
-
-    with pytest.raises(kind, match=message):
-        converted(tiny_checkpoint, tmp_path / "b")
 
 
 def test_a_package_that_cannot_be_read_again_is_one_line():
@@ -262,15 +146,29 @@ def test_without_max_length_it_is_what_the_checkpoint_allows(checkpoint, tmp_pat
         assert max(asked[-1]["sizes"].prefill_chunks) <= expected
 
 
-def test_a_full_disk_that_a_library_does_not_name(tiny_checkpoint, tmp_path, monkeypatch):
-    def full(*_):
-        raise RuntimeError("[MIL FileWriter]: Unknown error occurred while writing data to the file.")
+@pytest.fixture
+def package(tiny_bundle, tmp_path):
+    name = "locdit_step.mlpackage"
+    return shutil.copytree(tiny_bundle / "fp16" / name, tmp_path / name, copy_function=shutil.copyfile)
 
-    monkeypatch.setattr(conversion, "_add_step_model", full)
-    with pytest.raises(
-        InputError, match=r"cannot be written \(Unknown error occurred .* to the file\.\); the same"
-    ):
-        converted(tiny_checkpoint, tmp_path / "b")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5000))
-    with pytest.raises(InputError, match="no space left on device; free some"):
-        converted(tiny_checkpoint, tmp_path / "b")
+
+def damaged(content, at, change):
+    content[at] += change
+    return content
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda content: damaged(content, 0, -1), id="a weight that is not counted"),
+        pytest.param(lambda content: content[:-1], id="an end that is missing"),
+        pytest.param(lambda content: content + bytes(64), id="something behind the end"),
+    ],
+)
+def test_a_package_whose_weights_were_not_all_written_is_refused(package, damage):
+    packages._require_whole(package)
+    weights = package / WEIGHT_FILE
+    weights.write_bytes(damage(bytearray(weights.read_bytes())))
+
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        packages._require_whole(package)

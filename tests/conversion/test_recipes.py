@@ -12,7 +12,6 @@ import pytest
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.manifest import package_path
 from voxcpm_constants.step_models import (
-    BASE_LM_STEP,
     STEP_MODEL_NAMES,
     StepSizes,
     declare_step_models,
@@ -21,6 +20,7 @@ from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_conversion.modules.voxcpm import empty_modules
 from voxcpm_conversion.recipes import BLOCK, RECIPES, chosen_format
 from voxcpm_conversion.step_modules import build_step
+from voxcpm_conversion.synthetic_presets import presets
 from voxcpm_runtime.voxcpm import VoxCPM
 
 SIZES = StepSizes(kv_length=128, prefill_chunks=(1,))
@@ -28,15 +28,8 @@ DEQUANTIZE = "constexpr_blockwise_shift_scale"
 
 # Weights that have 8 bits or more in int4, by their names in the step modules.
 SENSITIVE = (
-    "*stop_proj*",
-    "*stop_head*",
-    "*quantizer_in_proj*",
-    "*quantizer_out_proj*",
-    "projection_weight",
-    "encoder_in_proj_weight",
-    "*_[kvo]_proj_weight",
-    "dit_*",
-    "network_*",
+    *("*stop_proj*", "*stop_head*", "*quantizer_in_proj*", "*quantizer_out_proj*", "projection_weight"),
+    *("encoder_in_proj_weight", "*_[kvo]_proj_weight", "dit_*", "network_*"),
 )
 
 
@@ -52,11 +45,6 @@ def _names(a: Architecture) -> Iterator[tuple[str, str]]:
                 and not name.endswith(("token", "alpha"))
             ):
                 yield step_model, name.replace(".", "_")
-
-
-@pytest.fixture
-def bundle(tiny_bundle_15: Path) -> Path:
-    return tiny_bundle_15
 
 
 def _formats(package: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
@@ -87,9 +75,9 @@ def _formats(package: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
 @pytest.mark.parametrize("precision", RECIPES)
 @pytest.mark.parametrize("step_model", STEP_MODEL_NAMES)
 def test_packages_hold_each_weight_in_the_format_of_the_table(
-    bundle: Path, tiny_checkpoint: Path, step_model: str, precision: str
+    tiny_bundle_15: Path, tiny_checkpoint: Path, step_model: str, precision: str
 ) -> None:
-    found = _formats(bundle / package_path(precision, step_model))  # type: ignore[arg-type]
+    found = _formats(tiny_bundle_15 / package_path(precision, step_model))  # type: ignore[arg-type]
     weights = [
         w for s, w in _names(Architecture.from_file(tiny_checkpoint / "config.json")) if s == step_model
     ]
@@ -103,46 +91,21 @@ def test_packages_hold_each_weight_in_the_format_of_the_table(
     assert large
 
 
-def test_an_int4_bundle_speaks(bundle: Path) -> None:
-    tts = VoxCPM.from_bundle(bundle, "int4")
+def test_an_int4_bundle_speaks(tiny_bundle_15: Path) -> None:
+    tts = VoxCPM.from_bundle(tiny_bundle_15, "int4")
     audio = tts.generate("the you and the world", seed=0, min_len=4, max_len=4)
     assert np.isfinite(audio).all()
     assert audio.any()
 
 
-def test_every_rule_names_a_weight(any_architectures: list[Architecture]) -> None:
-    names = {name for a in any_architectures for name in _names(a)}
-    for recipe in RECIPES.values():
-        for rule in recipe.rules:
-            assert any(fnmatchcase(s, rule.step_model) and fnmatchcase(w, rule.weight) for s, w in names), (
-                rule
-            )
-
-
-def test_sensitive_weights_have_8_bits_or_more(any_architectures: list[Architecture]) -> None:
-    names = {name for a in any_architectures for name in _names(a)}
+def test_sensitive_weights_have_8_bits_or_more() -> None:
+    names = {
+        name
+        for preset in ("tiny", "tiny-2")
+        for name in _names(Architecture.from_document(presets()[preset]))
+    }
     for pattern in SENSITIVE:
         matched = [name for name in names if fnmatchcase(name[1], pattern)]
         assert matched, pattern
         for step_model, weight in matched:
             assert chosen_format("int4", step_model, weight, (64, 64)) != "int4", weight
-
-
-@pytest.fixture(scope="module")
-def any_architectures(tmp_path_factory: pytest.TempPathFactory) -> list[Architecture]:
-    """The architectures of all presets, of each generation."""
-    import json
-
-    from voxcpm_conversion.synthetic_presets import presets
-
-    folder = tmp_path_factory.mktemp("configurations")
-    for name, document in presets().items():
-        (folder / name).write_text(json.dumps(document))
-    return [Architecture.from_file(folder / name) for name in presets()]
-
-
-def test_a_row_that_does_not_divide_into_blocks_has_8_bits() -> None:
-    weight = "lm_stack_layers_0_mlp_gate_proj_weight"
-    assert chosen_format("int4", BASE_LM_STEP, weight, (160, 64)) == "int4"
-    assert chosen_format("int4", BASE_LM_STEP, weight, (160, 80)) == "int8"
-    assert chosen_format("int4", BASE_LM_STEP, weight, (160, 64, 1)) == "int8"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from torch import Tensor
 from voxcpm_constants import step_models as names
 from voxcpm_constants.step_models import StepSizes, declare_step_models
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.modules.voxcpm import empty_modules
-from voxcpm_conversion.step_modules import build_step, example_inputs, step_parameter_names
+from voxcpm_conversion.modules.minicpm4 import RMSNorm
+from voxcpm_conversion.step_modules import build_step, example_inputs, loaded_modules
 from voxcpm_validation.upstream import load_upstream
 
 SIZES = StepSizes(kv_length=64)
@@ -35,10 +36,8 @@ class Pair:
         return torch.randn(*shape, generator=self.generator)
 
     def step(self, name: str) -> Callable[..., Any]:
-        modules = empty_modules(self.architecture)
         declared = declare_step_models(self.architecture, SIZES)[name]
-        wanted = step_parameter_names(declared, modules, self.architecture, SIZES)
-        self.checkpoint.load_into(modules, wanted)
+        modules = loaded_modules(self.checkpoint, declared, SIZES)
         return build_step(declared, modules, self.architecture, SIZES)
 
     def stream(
@@ -141,3 +140,22 @@ def test_locdit(pair: Pair, t: float) -> None:
     embedded = (estimator.time_embeddings(given) for given in (times, deltas))
     velocity = pair.step(names.LOCDIT_STEP)(x, mu, next(embedded), cond, next(embedded))
     _assert_close(velocity, estimator(x, mu, times, cond, deltas))
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 3e4])
+def test_norm_at_any_scale_equals_the_definition(scale: float) -> None:
+    x = scale * torch.randn(4, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    norm = RMSNorm(256, 1e-5)
+    weight = torch.linspace(0.5, 2.0, 256)
+    norm.load_state_dict({"weight": weight})
+    expected = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5) * weight
+    np.testing.assert_allclose(norm(x.float()).detach().numpy(), expected.numpy(), rtol=2e-5, atol=1e-7)
+
+
+def test_norm_of_fp16_values_that_square_beyond_fp16() -> None:
+    x = torch.tensor([[3.0e4, -2.0e4, 5.0, 0.1]])
+    norm = RMSNorm(4, 1e-5).half()
+    expected = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5)
+    np.testing.assert_allclose(
+        norm(x.half()).float().detach().numpy(), expected.numpy(), rtol=3e-3, atol=1e-6
+    )

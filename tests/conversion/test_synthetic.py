@@ -1,26 +1,20 @@
 from __future__ import annotations
 
 import json
-import re
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from voxcpm_constants.architecture import Architecture
-from voxcpm_constants.errors import CheckpointError
+from voxcpm_constants.errors import CheckpointError, InputError
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.synthetic import StoredTensor, write_safetensors, write_synthetic_checkpoint
+from voxcpm_conversion.synthetic import write_synthetic_checkpoint
 from voxcpm_conversion.synthetic_command import synthesize_checkpoint
-from voxcpm_conversion.synthetic_presets import VOCABULARY, presets, write_tokenizer
-from voxcpm_conversion.weight_shapes import check_weights
+from voxcpm_conversion.synthetic_presets import presets, write_tokenizer
 
 TINY = ("tiny", "tiny-2", "tiny-kv")
 PUBLISHED = ("0.5b", "1.5", "2")
@@ -28,7 +22,7 @@ PUBLISHED = ("0.5b", "1.5", "2")
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))["tokenizer.json"]
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -40,14 +34,6 @@ def test_a_preset_of_published_size_has_the_published_configuration(name: str, s
         # Angles are computed in float32, whose rounding is 6e-8.
         assert preset["lm_config"]["rope_scaling"].pop(key) == pytest.approx(expected, rel=2e-7), key
     assert preset == published
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_published_size_is_written(tmp_path: Path) -> None:
-    assert command("0.5B", "-o", str(tmp_path))[0] == 0
-    checkpoint = Checkpoint.open(tmp_path)
-    check_weights(checkpoint.shapes(), checkpoint.architecture)
-    assert checkpoint.tensor("base_lm.layers.23.mlp.down_proj.weight").isfinite().all()
 
 
 def test_files_are_in_the_published_form(tmp_path: Path, tokenizer: Path) -> None:
@@ -85,74 +71,33 @@ def test_the_seed_decides_and_the_depth_does_not(tmp_path: Path, tokenizer: Path
     assert not torch.equal(first.tensor(name), other.tensor(name))
 
 
-def test_written_safetensors_are_read_by_the_library(tmp_path: Path) -> None:
-    values = {
-        "bf16": torch.randn(3, 5).to(torch.bfloat16),
-        "f16": torch.randn(7).to(torch.float16),
-        "i32": torch.tensor([1, 2, 3], dtype=torch.int32),
-        "scalar": torch.tensor(0.5),
-    }
-    stored = {name: StoredTensor(tuple(t.shape), t.dtype, lambda t=t: t) for name, t in values.items()}
-    write_safetensors(tmp_path / "x.safetensors", stored)
-    with safe_open(tmp_path / "x.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
-        assert all(torch.equal(file.get_tensor(name), value) for name, value in values.items())
-
-
-def test_refuses_a_folder_with_a_checkpoint_and_a_config_of_something_else(
-    tmp_path: Path, tokenizer: Path
-) -> None:
-    write_synthetic_checkpoint(tmp_path / "a", presets()["tiny"], seed=0, tokenizer=tokenizer)
-    with pytest.raises(CheckpointError, match="already"):
+def test_refuses_a_folder_with_files_and_a_config_of_something_else(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/model.safetensors").touch()
+    with pytest.raises(CheckpointError, match="new or empty folder"):
         write_synthetic_checkpoint(tmp_path / "a", presets()["tiny"], seed=0, tokenizer=tokenizer)
     with pytest.raises(CheckpointError, match="lm_config"):
         write_synthetic_checkpoint(tmp_path / "b", {"hidden_size": 3}, seed=0, tokenizer=tokenizer)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        write_synthetic_checkpoint(tmp_path / "c", presets()["tiny"], seed=0, tokenizer=tmp_path / "no.json")
+    with pytest.raises(CheckpointError, match=r"with tokenizer\.json to copy"):
+        write_synthetic_checkpoint(tmp_path / "c", presets()["tiny"], seed=0, tokenizer=tmp_path / "no")
 
 
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """A context in which the system refuses to write more than `size` bytes into a file."""
+def test_what_the_disk_refuses_leaves_nothing_and_the_same_command_succeeds(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
-        yield
+        _, error = command("tiny", "-o", str(folder))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.parametrize("exists", [False, True])
-def test_what_the_disk_refuses_leaves_nothing_and_the_same_command_succeeds(
-    tmp_path: Path, exists: bool
-) -> None:
-    folder = tmp_path / "made"
-    if exists:
-        folder.mkdir()
-    with largest_file(10_000):
-        _, error = command("tiny", "-o", str(folder))
     assert isinstance(error, CheckpointError)
     assert str(error) == f"{folder}: the checkpoint cannot be written (File too large)"
-    assert list(tmp_path.rglob("*")) == ([folder] if exists else [])
+    assert list(tmp_path.rglob("*")) == [folder]
 
     assert command("tiny", "-o", str(folder))[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     assert Checkpoint.open(folder).sha256()
-
-
-def test_tokenizer_has_the_special_ids_bytes_and_chinese_words(tokenizer: Path) -> None:
-    made = Tokenizer.from_file(str(tokenizer))
-    assert [made.id_to_token(index) for index in (0, 1, 2, 101, 103)] == [
-        "<unk>",
-        "<s>",
-        "</s>",
-        "<|audio_start|>",
-        "<|audio_prompt_start|>",
-    ]
-    assert made.encode("the 你好 ~", add_special_tokens=False).tokens == ["▁the", "▁", "你好", "▁", "~"]
-    assert made.encode("é", add_special_tokens=False).tokens == ["▁", "<0xC3>", "<0xA9>"]
-    assert made.decode(made.encode("hello 世界 🙂", add_special_tokens=False).ids) == "hello 世界 🙂"
-    assert max(made.get_vocab().values()) < VOCABULARY
 
 
 def command(*arguments: str) -> tuple[int, BaseException | None]:
@@ -171,13 +116,5 @@ def test_command_takes_a_preset_in_either_case_or_a_config(tmp_path: Path) -> No
     assert command(str(config), "-o", str(tmp_path / "b"), "--seed", "3")[0] == 0
     assert Checkpoint.open(tmp_path / "a").sha256() == Checkpoint.open(tmp_path / "b").sha256()
     _, error = command("huge", "-o", str(tmp_path / "c"))
-    assert isinstance(error, CheckpointError)
+    assert isinstance(error, InputError)
     assert not (tmp_path / "c").exists()
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_overwrites_no_file_that_is_there(tmp_path: Path, tokenizer: Path, name: str) -> None:
-    (tmp_path / name).write_text("kept")
-    with pytest.raises(CheckpointError, match=f"{re.escape(name)} here already; choose another folder"):
-        write_synthetic_checkpoint(tmp_path, presets()["tiny"], seed=0, tokenizer=tokenizer)
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "kept"}

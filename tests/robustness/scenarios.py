@@ -179,7 +179,7 @@ class Scenario:
         for pattern in self.finished:
             for path in folder.glob(pattern):
                 # Temporary files of a tool are no parts.
-                if path.parts[-2] not in (".temporary", ".scratch"):
+                if path.parts[-2] != "temporary":
                     found["/".join(path.parts[-2:])] = path.stat().st_mtime_ns
         return found
 
@@ -192,19 +192,18 @@ def begin(whole: Any, folder: Path) -> None:
     finished = [
         number
         for number, (kind, path) in enumerate(whole.calls)
-        if kind == "rename" and fnmatch(path, ".bundle.partial/int8/[a-z]*.mlpackage")
+        if kind == "rename" and fnmatch(path, ".bundle.partial/bundle/int8/[a-z]*.mlpackage")
     ]
     scenario, run = whole.scenario, folder / "run"
     scenario.prepare(run, whole.materials)
     ended = scenario.run(whole.children, run, whole.materials, call=finished[-1] + 1)
     assert ended.code == -9, ended.err
     unfinished = run / ".bundle.partial"
-    for of_the_killed in (".scratch", ".temporary"):
-        shutil.rmtree(unfinished / of_the_killed)
+    shutil.rmtree(unfinished / "temporary")
     for lacking, parts in LACKING.items():
         shutil.copytree(unfinished, folder / lacking)
         for part in parts:
-            missing = folder / lacking / part
+            missing = folder / lacking / "bundle" / part
             shutil.rmtree(missing) if missing.is_dir() else missing.unlink()
 
 
@@ -295,7 +294,7 @@ SCENARIOS = {
             result=("bundle/*",),
             done="bundle: already exists",
             saved=(".bundle.partial/*",),
-            finished=(".bundle.partial/*/*.mlpackage", "bundle/*/*.mlpackage"),
+            finished=(".bundle.partial/bundle/*/*.mlpackage", "bundle/*/*.mlpackage"),
             warm=False,
             converts=True,
         ),
@@ -317,13 +316,13 @@ SCENARIOS = {
             lambda given: ("convert", given.checkpoint, *CONVERSION, "--overwrite", "-o", "bundle"),
             final=("bundle/*",),
             result=("bundle/*",),
-            saved=(".bundle.partial/*", ".bundle.replaced/*"),
-            finished=(".bundle.partial/*/*.mlpackage",),
+            saved=(".bundle.partial/*",),
+            finished=(".bundle.partial/bundle/*/*.mlpackage",),
             gathers=True,
             warm=False,
             converts=True,
             there={"bundle": "earlier", ".bundle.partial": f"begun/{RESIDUAL_LM_STEP}"},
-            never_gone=("bundle/manifest.json", ".bundle.replaced/manifest.json"),
+            never_gone=("bundle/manifest.json", ".bundle.partial/replaced/manifest.json"),
         ),
     )
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from voxcpm_constants import special_tokens, step_models
+from voxcpm_constants import step_models, tokenizer_file
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.generations import GENERATIONS
 from voxcpm_constants.manifest import Manifest, schema_version
@@ -91,7 +91,7 @@ def declared(generation: Architecture, sizes: StepSizes, name: str):
 def test_the_constants_are_those_of_python() -> None:
     assert constants() | {"computeUnits": None} == {
         "schemaVersion": schema_version("macOS15"),
-        "audioStart": special_tokens.AUDIO_START,
+        "audioStart": tokenizer_file.AUDIO_START,
         "stopIndex": driver._STOP,
         "zeroVelocityFraction": step_models._ZERO_VELOCITY_FRACTION,
         "normFloor": pytest.approx(float(flow_matching._NORM_FLOOR)),

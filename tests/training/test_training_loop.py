@@ -1,14 +1,24 @@
-"""Gradients in one tensor train as ordinary ones do, and one process needs no others."""
+"""The loop's gradients, the filter of what the recogniser understood, and Kokoro's batches."""
 
 from __future__ import annotations
 
 import copy
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from voxcpm_training import processes
+from voxcpm_training.kokoro import Kokoro, Request, _Encoded, _of_like_length
+from voxcpm_training.recogniser_filter import Filter, watch
+from voxcpm_training.speech import Utterances
+from voxcpm_training.text import character_ids, encode
 from voxcpm_training.training_loop import Gradients
 
 
@@ -34,29 +44,156 @@ def test_gradients_in_one_tensor_give_the_same_update_as_clip_grad_norm(longest:
             torch.testing.assert_close(a, b)
 
 
-def test_gradients_reach_only_their_own_parameters() -> None:
-    """Generator and discriminator share a loss's graph; each adds its own part."""
-    generator, judge = nn.Linear(2, 2), nn.Linear(2, 1)
-    own, other = Gradients(generator.parameters()), Gradients(judge.parameters())
+PROGRAM = """
+import torch
+from torch import nn
+from voxcpm_training import processes
 
-    own.add(judge(generator(torch.ones(1, 2))).sum())
+device = processes.start()
+torch.manual_seed(processes.rank)
+module = nn.BatchNorm1d(2)
+module.weight.data += processes.rank + 1
+module.running_mean += processes.rank + 1
+processes.synchronise(module)
+assert module.weight.tolist() == [2, 2], module.weight
+assert module.running_mean.tolist() == [1, 1], module.running_mean
 
-    assert own.flat.abs().sum() > 0
-    assert other.flat.abs().sum() == 0
+gradient = torch.tensor([1.0, 2.0]) * (processes.rank + 1)
+processes.average(gradient)
+assert gradient.tolist() == [1.5, 3.0], gradient
+
+assert processes.of_first(0.5 + processes.rank) == 0.5
+
+# Five shards of 1 to 5 rows, dealt out alternately.
+mine = [torch.full((n, 3), float(n)) for n in range(1, 6)][processes.rank :: processes.world]
+everything = processes.gathered(mine, 3, device)
+assert [part[:, 0].tolist() for part in everything] == [[n] * n for n in range(1, 6)], everything
+processes.stop()
+"""
 
 
-def test_one_process_needs_no_others() -> None:
-    assert (processes.rank, processes.world) == (0, 1)
-    processes.start()
-    assert not torch.distributed.is_initialized()
-    module, tensor = nn.Linear(2, 2), torch.tensor([1.0, 3.0])
-    before = module.weight.detach().clone()
-    processes.synchronise(module)
-    processes.average(tensor)
-    parts = [torch.zeros(2, 4), torch.ones(1, 4)]
+def test_two_processes_share_gradients_weights_and_latents() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", PROGRAM],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in both]
+    finally:
+        for process in both:
+            process.kill()
 
-    assert torch.equal(module.weight, before)
-    assert tensor.tolist() == [1.0, 3.0]
-    assert processes.of_first(0.25) == 0.25
-    assert processes.gathered(parts, 4, torch.device("cpu")) is parts
-    processes.stop()
+    assert [process.returncode for process in both] == [0, 0], "\n".join(errors)
+
+
+SAID = ("it rained all day.", "the dog ran home.", "two birds sang.")
+HEARD = ("It rained all day.", "The god went Rome.", "Two birds sang.")
+
+
+def write_shard(path: Path) -> None:
+    ids = character_ids()
+    texts = [encode(text, ids) for text in SAID]
+    # The length of an utterance tells the recogniser of these tests which one it hears.
+    samples = np.array([3840 * (i + 1) for i in range(len(SAID))])
+    np.savez(
+        path,
+        audio=np.zeros(samples.sum(), np.int16), samples=samples, phones=np.zeros(samples.sum() // 960, np.uint8),
+        text=np.concatenate(texts), characters=np.array([len(t) for t in texts]), speaker=np.zeros(3, np.uint16),
+    )  # fmt: skip
+
+
+def heard(audio: list[np.ndarray]) -> list[str]:
+    return [HEARD[len(signal) // 3840 - 1] for signal in audio]
+
+
+def test_what_was_misheard_is_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shard = tmp_path / "shard-00007.npz"
+    write_shard(shard)
+
+    assert watch(tmp_path, Filter(heard, maximum=0.25, batch=2).judge, None) == 0
+
+    assert np.load(tmp_path / "shard-00007.keep.npy").tolist() == [True, False, True]
+    assert Utterances.of_shards([shard]).kept.tolist() == [True, False, True]
+    line = json.loads(capsys.readouterr().out)
+    assert (line["shard"], line["utterances"], line["kept"]) == ("shard-00007", 3, 2)
+
+
+UNHEARD = {"af_nova", "am_echo", "bf_lily", "bm_lewis"}
+MAX_FRAMES = 8000
+"""Frames that are decoded at once, padding included."""
+
+
+def batches_of(lengths: list[int]) -> list[list[int]]:
+    """The lengths in each batch, for items that are numbered from 100."""
+    length_of = dict(enumerate(lengths, 100))
+    return [[length_of[item] for item in batch] for batch in _of_like_length(list(length_of), lengths)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        # 5 % of 400 are 20 frames, and 2 more are allowed for short utterances.
+        ([400, 410, 422, 423], [[400, 410, 422], [423]]),
+        ([20, 23, 24], [[20, 23], [24]]),
+        # The first of a batch counts, not the one before: each of these is less than 3 % longer than the last.
+        ([400, 411, 422, 433, 444], [[400, 411, 422], [433, 444]]),
+        # 8 × 1000 frames are decoded at once, and 7 × 1010 where the longest has 1010: 8 × 1010 are too many.
+        ([1000] * 7 + [1010] * 3, [[1000] * 7, [1010] * 3]),
+        # What is too long for any batch is decoded by itself.
+        ([9000, 9000], [[9000], [9000]]),
+    ],
+)
+def test_batches_of_like_length(lengths: list[int], expected: list[list[int]]) -> None:
+    assert batches_of(lengths) == expected
+
+
+class StandIn(Kokoro):
+    """A Kokoro without weights: an utterance has its style's first value as frames and its second as audio."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.encoded: list[int] = []
+        self.decoded: list[list[int]] = []
+
+    def _encode(self, requests):
+        self.encoded.append(len(requests))
+        return [
+            _Encoded(torch.zeros(0), torch.zeros(0), torch.zeros(0), int(request.style[0]))
+            for request in requests
+        ]
+
+    def _decode(self, encoded, requests):
+        assert [e.length for e in encoded] == [int(request.style[0]) for request in requests]
+        self.decoded.append([e.length for e in encoded])
+        return [(request.style[1:], np.zeros(1, np.float32)) for request in requests]
+
+
+def test_speech_comes_in_the_order_of_the_requests() -> None:
+    """Numbers of phonemes and of frames disagree, so that both sortings are undone."""
+    rng = np.random.default_rng(0)
+    requests = [
+        Request([1] * int(rng.integers(1, 200)), np.array([rng.integers(10, 880), number], np.float32), 1.0)
+        for number in range(300)
+    ]
+    kokoro = StandIn()
+
+    spoken = kokoro.speak(requests)
+
+    assert [audio.tolist() for audio, _ in spoken] == [[number] for number in range(300)]
+    assert kokoro.encoded == [128, 128, 44]
+    assert sum(map(len, kokoro.decoded)) == 300
+    assert all(max(b) <= min(b) * 1.05 + 2 and max(b) * len(b) <= MAX_FRAMES for b in kokoro.decoded)

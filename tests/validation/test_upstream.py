@@ -47,7 +47,7 @@ class Speaker:
 @pytest.fixture(scope="module", params=["tiny", "tiny-2", "tiny-kv"])
 def speaker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Speaker:
     folder = tmp_path_factory.mktemp(request.param)
-    tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))["tokenizer.json"]
+    tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     return Speaker(write_synthetic_checkpoint(folder, presets()[request.param], seed=0, tokenizer=tokenizer))
 
 

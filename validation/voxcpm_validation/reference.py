@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from voxcpm_constants import special_tokens
 from voxcpm_constants import step_models as names
+from voxcpm_constants import tokenizer_file
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.step_models import StepModel, StepSizes, declare_step_models, encoder_patches
 from voxcpm_runtime.audio.reading import resample
@@ -163,7 +163,7 @@ def _feat_encoder(model: Any, latents: Floats) -> Sequences:
 
 
 def _language_models(model: Any, a: Architecture, text: str, latents: Floats) -> dict[str, Sequences]:
-    tokens = torch.tensor([[*model.text_tokenizer(text), special_tokens.AUDIO_START]])
+    tokens = torch.tensor([[*model.text_tokenizer(text), tokenizer_file.AUDIO_START]])
     embedded_text = model.base_lm.embed_tokens(tokens) * a.text_embedding_scale
     embedded_audio = model.enc_to_lm_proj(model.feat_encoder(torch.from_numpy(latents[None])))
     embeddings = torch.cat((embedded_text, embedded_audio), dim=1)

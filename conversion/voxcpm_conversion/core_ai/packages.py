@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import gc
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.manifest import package_path
-from voxcpm_constants.step_models import Precision, StepModel, StepSizes
-from voxcpm_constants.targets import PackageForm, Target
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import Precision, StepModel
+from voxcpm_constants.targets import PackageForm, updated_name
 from voxcpm_conversion.checkpoint import Checkpoint
-from voxcpm_conversion.core_ai.arithmetic import halve
 from voxcpm_conversion.core_ai.compression import compress
-from voxcpm_conversion.core_ai.convolutions import use_phases
-from voxcpm_conversion.core_ai.export import export_program
+from voxcpm_conversion.core_ai.modules import CoreAIStep, halve, register_lowering, use_phases
 from voxcpm_conversion.core_ai.toolchain import TOOLS, check_toolchain, import_module, quiet
-from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 from voxcpm_conversion.recipes import RECIPES
 from voxcpm_conversion.step_modules import build_step, example_inputs, loaded_modules
 from voxcpm_conversion.workspace import Workspace
@@ -32,69 +30,55 @@ __all__ = ["TOOLS", "add_packages", "check_toolchain"]
 def add_packages(
     workspace: Workspace,
     checkpoint: Checkpoint,
-    declaration: StepModel,
-    form: PackageForm,
-    sizes: StepSizes,
+    manifest: Manifest,
+    package: StepModel,
     precisions: Sequence[Precision],
-    target: Target,
     *,
     report: Callable[[str, int, int], None] = lambda stage, done, total: None,
-    loaded: Callable[[VoxCPMModules], object] | None = None,
 ) -> None:
-    """Export a step model, or a part of one, in the given precisions and add its programs to the workspace.
-
-    loaded(modules) is called with the torch modules whenever the step model's weights are in them, in float32.
-    """
+    """Export a step model, or a part of one, in some precisions and add its programs to the workspace."""
     for precision in precisions:
-
-        def progress(stage: str, done: int, precision: Precision = precision) -> None:
-            report(f"{precision} {stage}", done, 3)
-
-        progress("weights", 0)
         with quiet():
-            modules = loaded_modules(checkpoint, declaration, sizes)
-            if loaded is not None:
-                loaded(modules)
-            program, weights = _program(checkpoint, declaration, form, sizes, precision, modules, progress)
+            report(f"{precision} weights", 0, 3)
+            steps = _steps(checkpoint, manifest, package, precision)
+            report(f"{precision} export", 1, 3)
+            program = export_program(steps, manifest.form(package), half=precision != "fp32")
+            weights = _bytes(steps.values())
             # Exported graphs and programs refer to themselves in circles, and hold all weights until those are found.
-            del modules
+            del steps
             gc.collect()
-            progress("store", 2)
-            name = package_path(precision, declaration.name, target)
-            description = f"VoxCPM {declaration.name}, {precision}"
-            workspace.add(str(name), partial(_save, program, weights, description))
+            report(f"{precision} store", 2, 3)
+            description = f"VoxCPM {package.name}, {precision}"
+            workspace.add(
+                str(manifest.package_path(precision, package.name)),
+                partial(_save, program, weights, description),
+            )
             del program
             gc.collect()
-        progress("store", 3)
+        report(f"{precision} store", 3, 3)
 
 
-def _program(
-    checkpoint: Checkpoint,
-    declaration: StepModel,
-    form: PackageForm,
-    sizes: StepSizes,
-    precision: Precision,
-    modules: VoxCPMModules,
-    progress: Callable[[str, int], None],
-) -> tuple[Any, int]:
-    """The program, and the bytes of its weights."""
-    a, half = checkpoint.architecture, precision != "fp32"
+def _steps(
+    checkpoint: Checkpoint, manifest: Manifest, package: StepModel, precision: Precision
+) -> dict[str, nn.Module]:
+    """The module of each function by name, with weights in the precision's formats."""
+    a, sizes, form = checkpoint.architecture, manifest.sizes, manifest.form(package)
+    modules = loaded_modules(checkpoint, package, sizes)
     use_phases(modules)
     # The form stacks the caches of all layers; a step module has those of each.
-    unstacked = (declaration.at(chunk) for chunk in range(declaration.chunk_count))
+    unstacked = (package.at(chunk) for chunk in range(package.chunk_count))
     steps = {
         name: build_step(declared, modules, a, sizes, form.state)
         for name, declared in zip(form.functions, unstacked, strict=True)
     }
     if precision in RECIPES:
-        first, declared = next(iter(steps.values())), declaration.at(0)
+        first, declared = next(iter(steps.values())), package.at(0)
         examples = example_inputs((*declared.inputs, *declared.state), 0)
-        compress(first, declaration.name, precision, examples)
-    if half:
+        compress(first, package.name, precision, examples)
+    if precision != "fp32":
         for step in steps.values():
             halve(step)
-    progress("export", 1)
-    return export_program(steps, form, half=half), _bytes(steps.values())
+    return steps
 
 
 def _bytes(steps: Iterable[nn.Module]) -> int:
@@ -119,3 +103,48 @@ def _save(program: Any, weights: int, description: str, path: Path) -> None:
     metadata = runtime.AIModelAssetMetadata()
     metadata.model_description = description
     program.save_asset(path, metadata)
+
+
+def export_program(steps: Mapping[str, nn.Module], form: PackageForm, *, half: bool) -> Any:
+    """Convert the functions of a step model to one Core AI program, an `AIProgram`.
+
+    steps: the module of each function of `form`, by name; they may share parameters, of which the program has one copy.
+    half: their parameters are float16, and so is the arithmetic.
+    """
+    coreai_torch = import_module("coreai_torch")
+    # Stack traces of PyTorch would be stored otherwise, with the paths of this machine.
+    converter = coreai_torch.TorchConverter(mode=coreai_torch.TorchConverter.Mode.RELEASE)
+    register_lowering(converter)
+    for name, declared in form.functions.items():
+        passed = declared.state if form.state == "rows" else ()
+        with torch.no_grad():
+            exported = torch.export.export(
+                CoreAIStep(steps[name], declared, form.state, half=half).eval(),
+                _examples(declared, half=half),
+            ).run_decompositions(_decompositions())
+        converter.add_exported_program(
+            exported,
+            entrypoint_name=name,
+            input_names=[t.name for t in (*declared.inputs, *passed)],
+            output_names=[
+                *(t.name for t in declared.outputs),
+                *(updated_name(t, form.state) for t in passed),
+            ],
+            state_names=[t.name for t in declared.state if t not in passed],
+        )
+    return converter.to_coreai()
+
+
+@cache
+def _decompositions() -> dict[Any, Any]:
+    # A dictionary: PyTorch's own table looks through all its operators whenever it is copied.
+    return dict(import_module("coreai_torch").get_decomp_table())
+
+
+def _examples(declared: StepModel, *, half: bool) -> tuple[Tensor, ...]:
+    """Zeros for the inputs and states of a function."""
+    tensors = (*declared.inputs, *declared.state)
+    return tuple(
+        example.to(torch.float16 if half else torch.float32) if tensor.dtype == "compute" else example
+        for tensor, example in zip(tensors, example_inputs(tensors, 0), strict=True)
+    )

@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import ModuleType
 
 from voxcpm_constants.errors import InputError
-from voxcpm_conversion.silence import silenced
+from voxcpm_conversion.core_ml.toolchain import silenced
 
 _MISSING = (
     "--target macos27 needs Core AI's converter: pip install 'voxcpm-coreml[convert-coreai]' "

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from voxcpm_constants.manifest import package_path
-from voxcpm_constants.step_models import Precision, StepModel, StepSizes
-from voxcpm_constants.targets import MAIN, PackageForm, StateForm, Target
-from voxcpm_constants.weight_files import WEIGHT_FILE, is_whole
+from voxcpm_constants.errors import core_ml_reason
+from voxcpm_constants.macos import macos
+from voxcpm_constants.manifest import Manifest
+from voxcpm_constants.step_models import Precision, StepModel
+from voxcpm_constants.targets import MAIN, OLDEST_MACOS, StateForm, Target
+from voxcpm_constants.tensor_files import WEIGHT_FILE, is_whole
 from voxcpm_conversion.checkpoint import Checkpoint
 from voxcpm_conversion.core_ml.compression import compress
 from voxcpm_conversion.core_ml.export import export_step
 from voxcpm_conversion.core_ml.toolchain import TOOLS, StageReport, import_coremltools, stages_reported
-from voxcpm_conversion.modules.voxcpm import VoxCPMModules
 from voxcpm_conversion.step_modules import build_step, loaded_modules
 from voxcpm_conversion.workspace import Workspace
 
@@ -29,54 +31,43 @@ _IN_A_PACKAGE = {"Manifest.json", "Data"}
 def add_packages(
     workspace: Workspace,
     checkpoint: Checkpoint,
-    declaration: StepModel,
-    form: PackageForm,
-    sizes: StepSizes,
+    manifest: Manifest,
+    package: StepModel,
     precisions: Sequence[Precision],
-    target: Target,
     *,
     report: StageReport = lambda stage, done, total: None,
-    loaded: Callable[[VoxCPMModules], object] | None = None,
 ) -> None:
-    """Export a step model, or a part of one, in the given precisions and add its packages to the workspace.
-
-    loaded(modules) is called with the torch modules whenever the step model's weights are in them, in float32.
-    """
-    with stages_reported(report), workspace.scratch() as scratch:
+    """Export a step model, or a part of one, in some precisions and add its packages to the workspace."""
+    form = manifest.form(package)
+    with stages_reported(report), workspace.temporary_files() as scratch:
         for function, declared in form.functions.items():
-            for precision, model in _models(
-                checkpoint, declared, form.state, sizes, precisions, target, loaded
-            ):
+            for precision, model in _models(checkpoint, manifest, declared, form.state, precisions):
                 _describe(model, declared, precision, form.state)
                 model.save(str(scratch / precision / f"{function}.mlpackage"))
         for precision in precisions:
             functions = {name: scratch / precision / f"{name}.mlpackage" for name in form.functions}
-            workspace.add(str(package_path(precision, declaration.name)), partial(_join, functions))
+            workspace.add(str(manifest.package_path(precision, package.name)), partial(_join, functions))
 
 
 def _models(
     checkpoint: Checkpoint,
+    manifest: Manifest,
     declared: StepModel,
     state: StateForm,
-    sizes: StepSizes,
     precisions: Sequence[Precision],
-    target: Target,
-    loaded: Callable[[VoxCPMModules], object] | None,
 ) -> Iterator[tuple[Precision, Any]]:
-    """One function of a package as an MLModel in each folder; int8 and int4 are made from fp16."""
-    a, modules = checkpoint.architecture, loaded_modules(checkpoint, declared, sizes)
-    if loaded is not None:
-        loaded(modules)
-    step = build_step(declared, modules, a, sizes, state)
+    """One function of a package as an MLModel in each precision; int8 and int4 are made from fp16."""
+    modules = loaded_modules(checkpoint, declared, manifest.sizes)
+    step = build_step(declared, modules, checkpoint.architecture, manifest.sizes, state)
     in_float32 = [precision for precision in precisions if declared.precision_in(precision) == "fp32"]
     if in_float32:
-        whole = export_step(step, declared, "fp32", target=target, state=state)
+        whole = export_step(step, declared, "fp32", target=manifest.target, state=state)
         yield from ((precision, whole) for precision in in_float32)
         del whole
     of_half = [precision for precision in precisions if precision not in in_float32]
     if not of_half:
         return
-    half = export_step(step, declared, "fp16", target=target, state=state)
+    half = export_step(step, declared, "fp16", target=manifest.target, state=state)
     # The module's float32 weights are twice as large as the program's: VoxCPM2's base LM would need 17 GB for both.
     del step, modules
     for precision in of_half:
@@ -123,3 +114,40 @@ def _require_whole(package: Path) -> None:
     listed = {each.name for each in package.iterdir()} == _IN_A_PACKAGE
     if not listed or (weights.exists() and not is_whole(weights)):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def why_not_compiled(target: Target) -> str | None:
+    """Why this system cannot compile packages of a target, in a line; None if it can."""
+    system = macos()
+    if system is None:
+        return "Apple's Core ML compiler runs on macOS only; a package is compiled where it is first loaded"
+    if system.version[0] < OLDEST_MACOS[target]:
+        return (
+            f"{target} packages are compiled on macOS {OLDEST_MACOS[target]} or newer, and this is {system}"
+        )
+    return None
+
+
+def compile_packages(workspace: Workspace, manifest: Manifest) -> None:
+    """Compile each package of the workspace that is not compiled yet; where that is impossible, do nothing.
+
+    Warns of each package that Core ML refuses: an app needs no compiled form, and another system may take the package.
+    """
+    if why_not_compiled(manifest.target) is not None:
+        return
+    for name in manifest.package_folders(manifest.precisions):
+        compiled = str(PurePosixPath(name).with_suffix(".mlmodelc"))
+        if workspace.has(compiled):
+            continue
+        try:
+            workspace.add(compiled, partial(_compile, workspace.folder / name))
+        except RuntimeError as error:
+            warnings.warn(
+                f"{name}: no .mlmodelc, since Core ML on {macos()} refuses it ({core_ml_reason(error)}); "
+                "to run it here, convert with another --target or --precision",
+                stacklevel=2,
+            )
+
+
+def _compile(package: Path, compiled: Path) -> None:
+    import_coremltools().models.utils.compile_model(str(package), destination_path=str(compiled))

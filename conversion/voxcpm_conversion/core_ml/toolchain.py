@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from voxcpm_conversion.silence import silenced
-
 TOOLS = ("coremltools", "torch", "numpy", "voxcpm-coreml")
 """The distributions whose versions determine a package."""
 
@@ -25,6 +23,19 @@ _PROGRESS_BARS = (
     ("coremltools.optimize.coreml._quantization_passes", "tqdm"),
     ("coremltools.optimize.coreml._post_training_quantization", "tqdm"),
 )
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """A context without warnings and logs of any library."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def import_coremltools() -> ModuleType:

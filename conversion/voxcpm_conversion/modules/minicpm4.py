@@ -7,13 +7,13 @@ finite number. Shapes below: B sequences of S positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from voxcpm_constants.architecture import LanguageModelConfig, Transformer
+from voxcpm_constants.errors import CheckpointError
 
 Rope = tuple[Tensor, Tensor]
 """(cos, sin), each (positions, head_dim)."""
@@ -75,9 +75,10 @@ class Past:
         queries (1, kv_heads, groups · S, head_dim), and so the result. keys, values (1, kv_heads, S, head_dim). In a
         traced graph, writing to an input makes a new value, and writing to a buffer updates a Core ML state.
         """
-        k, v = self.written(keys, values)
-        weights = torch.softmax(queries @ k.transpose(-1, -2) + self.mask, dim=-1)
-        return weights @ v, (k, v)
+        # torch names the program's values after these variables.
+        cached_keys, cached_values = self.written(keys, values)
+        weights = torch.softmax(queries @ cached_keys.transpose(-1, -2) + self.mask, dim=-1)
+        return weights @ cached_values, (cached_keys, cached_values)
 
     def written(self, keys: Tensor, values: Tensor) -> Cached:
         """The cache after the step's keys and values, (1, kv_heads, S, head_dim), are written to it."""
@@ -122,9 +123,6 @@ class Attention(nn.Module):
     of the two axes is unknown, so every reshape can infer it, and the graph contains no shape arithmetic.
     """
 
-    attended: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(attended)
-    """The form in which attention without a cache is computed."""
-
     def __init__(self, t: Transformer, length: int | None) -> None:
         super().__init__()
         self.length = length
@@ -156,7 +154,7 @@ class Attention(nn.Module):
             q, k = rotate(q, (cos[keep], sin[keep])), rotate(k, rope)
         q = (q * width**-0.5).reshape(batch, self.kv_heads, rows, width)
         if past is None:
-            result, present = self.attended(q, k, v), (k, v)
+            result, present = attended(q, k, v), (k, v)
         else:
             result, present = past.attended(q, k, v)
         result = result.reshape(batch, heads, queries, width).transpose(1, 2)
@@ -208,20 +206,9 @@ class Layer(nn.Module):
         keep: slice = EVERY,
     ) -> tuple[Tensor, Cached]:
         """x (B, S, hidden) -> (B, kept, hidden): the positions `keep` attend to all, and only they are computed."""
-        branch, cached = self.attention_branch(x, rope, past, keep)
-        x = kept(x, keep) + branch
-        return x + self.mlp_branch(x), cached
-
-    def attention_branch(
-        self, x: Tensor, rope: Rope | None, past: Past | ReadOnlyPast | None = None, keep: slice = EVERY
-    ) -> tuple[Tensor, Cached]:
-        """What attention adds to x (B, S, hidden): (B, kept, hidden); and the keys and values attended to."""
         branch, cached = self.self_attn(self.input_layernorm(x), rope, past, keep)
-        return self._scaled(branch), cached
-
-    def mlp_branch(self, x: Tensor) -> Tensor:
-        """What the feed-forward block adds to x (B, S, hidden)."""
-        return self._scaled(self.mlp(self.post_attention_layernorm(x)))
+        x = kept(x, keep) + self._scaled(branch)
+        return x + self._scaled(self.mlp(self.post_attention_layernorm(x))), cached
 
     def _scaled(self, branch: Tensor) -> Tensor:
         return branch if self.residual_scale == 1.0 else branch * self.residual_scale
@@ -250,14 +237,15 @@ class Stack(nn.Module):
 def rope_table(lm: LanguageModelConfig, head_dim: int, length: int) -> Rope:
     """Cosines and sines of LongRoPE, each (length, head_dim), in float32 and in upstream's order of operations.
 
-    Raises ValueError if the checkpoint's factors do not fit the head dimension.
+    Raises CheckpointError if the checkpoint's factors do not fit the head dimension.
     """
     scaling = lm.rope_scaling
     original = scaling.original_max_position_embeddings
     factors = scaling.long_factor if lm.max_position_embeddings > original else scaling.short_factor
     if len(factors) != head_dim // 2:
-        raise ValueError(
-            f"rope_scaling has {len(factors)} factors; a head dimension of {head_dim} needs {head_dim // 2}"
+        raise CheckpointError(
+            f"config.json: rope_scaling has {len(factors)} factors, but a head dimension of {head_dim} needs "
+            f"{head_dim // 2}"
         )
     scale = math.sqrt(1 + math.log(lm.max_position_embeddings / original) / math.log(original))
     inverse_frequency = 1.0 / (lm.rope_theta ** (torch.arange(0, head_dim, 2).float() / head_dim))

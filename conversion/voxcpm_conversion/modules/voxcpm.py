@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
 from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.errors import CheckpointError
 from voxcpm_conversion.modules.audio_vae import AudioVAE
 from voxcpm_conversion.modules.local_transformers import LocalDiT, LocalEncoder, ScalarQuantizer
 from voxcpm_conversion.modules.minicpm4 import Stack
+from voxcpm_conversion.weight_files import Shape
+
+_LISTED = 20
+"""Weights named in an error, of each kind."""
 
 
 class FlowMatching(nn.Module):
@@ -52,7 +59,37 @@ def empty_modules(a: Architecture) -> VoxCPMModules:
         return VoxCPMModules(a).eval().requires_grad_(False)
 
 
-def expected_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
+def expected_shapes(a: Architecture) -> dict[str, Shape]:
     """Shape of every weight of a checkpoint of this architecture, by name."""
     shapes = {name: tuple(parameter.shape) for name, parameter in empty_modules(a).named_parameters()}
     return {EMBED_TOKENS: (a.lm_config.vocab_size, a.lm_config.hidden_size), **shapes}
+
+
+def check_weights(found: Mapping[str, Shape], a: Architecture) -> None:
+    """Compare names and shapes of a checkpoint's weights with those of its architecture.
+
+    Raises CheckpointError, which lists the weights that are missing, unexpected or of another shape.
+    """
+    expected = expected_shapes(a)
+    lora = [name for name in found if ".lora_" in f".{name}" and name not in expected]
+    if lora:
+        raise CheckpointError(
+            f"the checkpoint carries {len(lora)} LoRA weights in addition to the base weights ({lora[0]}, …): "
+            "keep the base weights alone here, and give the LoRA as a folder of its own with --lora"
+        )
+    missing = [f"{name} {expected[name]}" for name in sorted(expected.keys() - found.keys())]
+    unexpected = [f"{name} {found[name]}" for name in sorted(found.keys() - expected.keys())]
+    wrong = [
+        f"{name} (expected {shape}, found {found[name]})"
+        for name, shape in sorted(expected.items())
+        if found.get(name, shape) != shape
+    ]
+    groups = (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
+    complaints = [f"{len(names)} {what}: {_listing(names)}" for what, names in groups if names]
+    if complaints:
+        raise CheckpointError(f"the weights do not fit config.json; {'; '.join(complaints)}")
+
+
+def _listing(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

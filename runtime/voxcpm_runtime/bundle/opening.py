@@ -12,7 +12,6 @@ import numpy.typing as npt
 from voxcpm_constants.architecture import Architecture
 from voxcpm_constants.arrays import load_constants
 from voxcpm_constants.errors import BundleError, InputError, first_line
-from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import (
     CONSTANTS_FOLDER,
     MANIFEST_DIGEST_FILE,
@@ -23,6 +22,7 @@ from voxcpm_constants.manifest import (
     check_files,
 )
 from voxcpm_constants.step_models import PRECISIONS, Precision, declare_step_models
+from voxcpm_constants.user_folders import is_hub_id
 from voxcpm_runtime.argument_types import path_argument, shown, wrong_type
 from voxcpm_runtime.bundle.verified_files import check_digests
 from voxcpm_runtime.text.tokenizer import TextTokenizer

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from voxcpm_constants.errors import InputError, MissingExtraError
-from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import MANIFEST_FILE
-from voxcpm_constants.user_folders import cache_folder, user_path
+from voxcpm_constants.user_folders import cache_folder, is_hub_id, user_path
 
 DEFAULT_PRECISION = "int8"
 _GROUP, _COMMAND = "voxcpm_coreml.commands", "convert"

@@ -15,7 +15,7 @@ from types import FrameType
 import typer
 
 from voxcpm_constants.errors import InputError
-from voxcpm_constants.hub import is_hub_id
+from voxcpm_constants.user_folders import is_hub_id
 from voxcpm_runtime.argument_types import shown
 from voxcpm_runtime.audio.files import check_output_path, write_audio
 from voxcpm_runtime.bundle.opening import Bundle

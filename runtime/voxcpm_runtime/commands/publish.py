@@ -15,10 +15,9 @@ from typing import Annotated
 import typer
 
 from voxcpm_constants.errors import BundleError, InputError, first_line
-from voxcpm_constants.hub import is_hub_id
 from voxcpm_constants.manifest import MANIFEST_DIGEST_FILE, MANIFEST_FILE, MODEL_CARD_FILE, Manifest
 from voxcpm_constants.step_models import PRECISIONS
-from voxcpm_constants.user_folders import user_path
+from voxcpm_constants.user_folders import is_hub_id, user_path
 from voxcpm_runtime.bundle.opening import open_bundle
 
 _REFUSALS = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from voxcpm_constants.special_tokens import AUDIO_START, REFERENCE_END, REFERENCE_START
+from voxcpm_constants.tokenizer_file import AUDIO_START, REFERENCE_END, REFERENCE_START
 
 Latents = npt.NDArray[np.float32]
 """Latent patches (patches, frames, latent_dim), or one patch (frames, latent_dim)."""

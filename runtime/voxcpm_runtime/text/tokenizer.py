@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer
 
-from voxcpm_constants.errors import BundleError
-from voxcpm_constants.tokenizer_file import WORD_START, PanickedError, open_tokenizer, panics_told
+from voxcpm_constants.errors import BundleError, first_line
+from voxcpm_constants.tokenizer_file import WORD_START, is_panic, open_tokenizer
 
 _CHINESE = re.compile("[\u4e00-\u9fff]+")
 
@@ -70,7 +70,10 @@ class TextTokenizer:
 
     def _encoding(self, text: str) -> Encoding:
         try:
-            with panics_told("the tokeniser fails on the text"):
-                return self._tokenizer.encode(text, add_special_tokens=False)
-        except PanickedError as error:
-            raise BundleError(str(error)) from None
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise BundleError(
+                f"the tokeniser fails on the text ({first_line(error)}); convert again with another tokenizer.json"
+            ) from None

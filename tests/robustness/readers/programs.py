@@ -79,7 +79,7 @@ def _beginning(specification: Any, count: int) -> Any:
 
 def weights(bundle: Path, folder: Path) -> Reader:
     """weight.bin: the records before the weights, and its length."""
-    from voxcpm_constants.weight_files import BLOB_RECORD, BLOB_SENTINEL, WEIGHT_FILE
+    from voxcpm_constants.tensor_files import BLOB_RECORD, BLOB_SENTINEL, WEIGHT_FILE
     from voxcpm_runtime.backends.portable.package import read_package
 
     package = _copied(bundle, folder, "feat_encoder")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from voxcpm_conversion.core_ai.caches import register_lowering
+from voxcpm_conversion.core_ai.modules import register_lowering
 from voxcpm_conversion.core_ai.toolchain import import_module, quiet
 from voxcpm_runtime.commands import cli
 from voxcpm_validation.lint import core_ai_rules

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from voxcpm_constants.hardware_limits import LARGEST_WEIGHT_FILE, STATE_MULTIPLE
+from voxcpm_constants.bounds import LARGEST_WEIGHT_FILE, STATE_MULTIPLE
 from voxcpm_constants.step_models import TensorSpec
 from voxcpm_constants.targets import updated_name
-from voxcpm_constants.weight_files import WEIGHT_FILE
+from voxcpm_constants.tensor_files import WEIGHT_FILE
 from voxcpm_conversion.core_ml.toolchain import import_coremltools
 from voxcpm_runtime.backends.portable.lowered import Interface
 from voxcpm_runtime.backends.portable.package import HALF_BYTES, TensorType

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from voxcpm_constants.hardware_limits import (
+from voxcpm_constants.bounds import (
     LARGEST_RANK,
     LARGEST_WEIGHT_FILE,
     LONGEST_AXIS,

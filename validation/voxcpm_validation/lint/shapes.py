@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from voxcpm_constants.hardware_limits import LARGEST_RANK, LONGEST_AXIS
+from voxcpm_constants.bounds import LARGEST_RANK, LONGEST_AXIS
 from voxcpm_runtime.backends.portable.package import Argument, Operation
 
 from .function import PROGRAM, Function, Violation, agrees, shown, violation

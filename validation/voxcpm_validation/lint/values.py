@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from voxcpm_constants.hardware_limits import MASKED_BATCH
+from voxcpm_constants.bounds import MASKED_BATCH
 from voxcpm_runtime.backends.portable.package import Blob, Constant, Operation
 
 from .function import Function, Violation, constants_of, shown, violation

@@ -1,0 +1,386 @@
+"""What a conversion writes and replaces: no bundle is lost, whatever is refused or interrupted, nor another folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from voxcpm_constants.architecture import Architecture
+from voxcpm_constants.errors import InputError
+from voxcpm_constants.manifest import Manifest, Source, record_folder
+from voxcpm_constants.step_models import StepSizes
+from voxcpm_conversion import convert as conversion
+from voxcpm_conversion.checkpoint import Checkpoint
+from voxcpm_conversion.replacing import bundle_folder
+from voxcpm_conversion.workspace import Workspace
+from voxcpm_runtime.commands.cli import main
+
+PLAN: dict[str, object] = {"source": "digest", "tools": {"coremltools": "9.0"}}
+STEPS = ("rename of the old", "rename of the new", "removal of the old")
+
+
+def write_package(path: Path, content: str = "1234") -> None:
+    path.mkdir()
+    (path / "weight.bin").write_text(content)
+
+
+def content(bundle: Path) -> str | None:
+    weights = bundle / "fp16" / "a.mlpackage" / "weight.bin"
+    return weights.read_text() if weights.is_file() else None
+
+
+def finished(bundle: Path) -> Workspace:
+    workspace = Workspace(bundle, PLAN)
+    if not workspace.has("fp16/a.mlpackage"):
+        workspace.add("fp16/a.mlpackage", lambda path: write_package(path, "new"))
+    return workspace
+
+
+def old_bundle(bundle: Path) -> None:
+    (bundle / "fp16").mkdir(parents=True)
+    write_package(bundle / "fp16" / "a.mlpackage", "old")
+
+
+def disturb(monkeypatch: pytest.MonkeyPatch, step: str, bundle: Path, act: Callable[[], None]) -> None:
+    """Have `act` called just before a step of `publish`, the first time."""
+    replace, rmtree, done = Path.replace, shutil.rmtree, []
+
+    def at(name: str) -> None:
+        if name == step and name not in done:
+            done.append(name)
+            act()
+
+    def replaced(path: Path, target: Path) -> Path:
+        at({bundle: "rename of the old"}.get(path, ""))
+        at("rename of the new" if target == bundle and path.name == "bundle" else "")
+        return replace(path, target)
+
+    def removed(path: Path, **options: bool) -> None:
+        at("removal of the old" if (path / "temporary" / "replaced").exists() else "")
+        rmtree(path, **options)
+
+    monkeypatch.setattr(Path, "replace", replaced)
+    monkeypatch.setattr(shutil, "rmtree", removed)
+
+
+@pytest.mark.parametrize(
+    ("step", "has_old"), [(STEPS[0], True), (STEPS[1], True), (STEPS[1], False), (STEPS[2], True)]
+)
+def test_a_conversion_that_is_killed_at_a_last_step_is_continued(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str, has_old: bool
+) -> None:
+    bundle = tmp_path / "b"
+    if has_old:
+        old_bundle(bundle)
+    child = os.fork()
+    if not child:
+        disturb(monkeypatch, step, bundle, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        finished(bundle).publish()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    if step == "removal of the old":
+        assert content(bundle) == "new"
+        finished(bundle).close()
+        assert content(bundle) == "new"
+        return
+    with Workspace(bundle, PLAN) as workspace:
+        # The old one has its name, and what was finished is there.
+        assert content(bundle) == ("old" if has_old else None)
+        assert content(workspace.folder) == "new"
+        workspace.publish()
+    assert content(bundle) == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert [path.name for path in bundle.iterdir()] == ["fp16"]
+
+
+@pytest.mark.parametrize(("step", "has_old"), [(STEPS[0], True), (STEPS[1], True), (STEPS[1], False)])
+def test_a_last_step_that_is_refused_leaves_the_old_bundle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str, has_old: bool
+) -> None:
+    bundle = tmp_path / "b"
+    if has_old:
+        old_bundle(bundle)
+
+    def refuse() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    disturb(monkeypatch, step, bundle, refuse)
+    with pytest.raises(InputError, match="Input/output"), finished(bundle) as workspace:
+        workspace.publish()
+    assert content(bundle) == ("old" if has_old else None)
+
+    finished(bundle).publish()
+    assert content(bundle) == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_of_two_conversions_into_one_folder_one_is_refused(tmp_path: Path) -> None:
+    first = Workspace(tmp_path / "b", PLAN)
+    with pytest.raises(InputError, match="another conversion is writing this bundle"):
+        Workspace(tmp_path / "b", PLAN)
+    first.close()
+    Workspace(tmp_path / "b", PLAN).close()
+
+
+def test_what_another_plan_has_begun_is_not_continued(tmp_path: Path) -> None:
+    finished(tmp_path / "b").close()
+    for plan, continued in ((PLAN, True), ({**PLAN, "tools": {}}, False)):
+        with Workspace(tmp_path / "b", plan) as workspace:
+            assert workspace.has("fp16/a.mlpackage") is continued
+            assert (content(workspace.folder) == "new") is continued
+
+
+def test_a_bundle_is_as_readable_as_the_process_makes_folders(tmp_path: Path) -> None:
+    """coremltools makes folders and files in temporary places, which are their owner's alone."""
+
+    def write(path: Path) -> None:
+        shutil.copytree(tempfile.mkdtemp(dir=tmp_path), path)
+        (path / "weights").mkdir(0o700)
+        (path / "weights" / "weight.bin").touch(0o600)
+
+    before = os.umask(0o027)
+    try:
+        with Workspace(tmp_path / "bundle", PLAN) as workspace:
+            workspace.add("fp16/a.mlpackage", write)
+    finally:
+        os.umask(before)
+
+    package = workspace.folder / "fp16" / "a.mlpackage"
+    made = {path.name: path.stat().st_mode & 0o777 for path in (package, *package.rglob("*"))}
+    assert made == {"a.mlpackage": 0o750, "weights": 0o750, "weight.bin": 0o640}
+
+
+def begun(bundle: Path) -> Path:
+    """The folder of a conversion that ended with three parts finished: two folders, and a file."""
+    with Workspace(bundle, PLAN) as workspace:
+        for name in ("a", "b"):
+            workspace.add(f"fp16/{name}.mlpackage", write_package)
+        workspace.add("vectors/a.npz", lambda path: path.write_text("content"))
+        return workspace.folder
+
+
+@pytest.mark.parametrize("changed", ["bytes", "missing", "link", "more"])
+def test_a_part_that_has_changed_since_it_was_finished_is_made_again(tmp_path: Path, changed: str) -> None:
+    """A flipped byte would be published with its own digest, and never be noticed."""
+    package = begun(tmp_path / "bundle") / "fp16" / "a.mlpackage"
+    weights = package / "weight.bin"
+    if changed == "more":
+        (package / "stray").write_text("of nobody")
+    else:
+        weights.unlink()
+    if changed == "link":
+        (tmp_path / "else").write_text("1234")
+        weights.symlink_to(tmp_path / "else")
+    elif changed == "bytes":
+        weights.write_text("1235")
+
+    with Workspace(tmp_path / "bundle", PLAN) as workspace:
+        for part in ("fp16/b.mlpackage", "vectors/a.npz"):
+            assert workspace.has(part)
+        if changed == "more":
+            assert workspace.has("fp16/a.mlpackage")
+            assert not (package / "stray").exists()
+        else:
+            assert not workspace.has("fp16/a.mlpackage")
+            assert not package.exists()
+            workspace.add("fp16/a.mlpackage", write_package)
+        assert workspace.files() == record_folder(workspace.folder)
+
+
+@pytest.mark.parametrize("damage", ["{", '{"fp16/a.mlpackage": {"../x": {"bytes": 1, "sha256": "0"}}}'])
+def test_without_readable_records_every_part_is_made_again(tmp_path: Path, damage: str) -> None:
+    folder = begun(tmp_path / "bundle")
+    (folder.parent / "parts.json").write_text(damage)
+
+    with Workspace(tmp_path / "bundle", PLAN) as workspace:
+        assert workspace.files() == {}
+        assert list(folder.iterdir()) == []
+
+
+def test_temporary_files_of_libraries_go_with_the_workspace(tmp_path: Path) -> None:
+    """coremltools makes gigabytes of them, which would stay if the process were killed."""
+    before = tempfile.gettempdir()
+    with Workspace(tmp_path / "b", PLAN) as workspace:
+        with workspace.temporary_files() as folder:
+            place = Path(tempfile.mkdtemp(suffix=".mlpackage"))
+        assert place.parent == folder
+        assert tmp_path / ".b.partial" in place.parents
+        assert not place.exists()
+        assert tempfile.gettempdir() == before
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_write_that_the_disk_refuses_names_the_folder(tmp_path: Path, number: int) -> None:
+    with pytest.raises(InputError) as caught, Workspace(tmp_path / "b", PLAN):
+        raise OSError(number, os.strerror(number))
+    assert str(caught.value) == (
+        f"{tmp_path}: cannot be written ({os.strerror(number)}); the same command continues"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("filesystem error: cannot copy: Interrupted call [/a/tmp1] [/b]", "cannot copy: Interrupted call"),
+        ("A valid manifest does not exist at path: /a/Manifest.json", "A valid manifest does not exist"),
+        ("[MIL FileWriter]: Unknown error occurred while writing.", "Unknown error occurred while writing."),
+        ("expected scalar type Half", None),
+    ],
+)  # fmt: skip
+def test_a_file_that_coremltools_cannot_write_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, reason: str | None
+) -> None:
+    """In its words (9.0); other errors of the same kind stay what they are."""
+
+    def refused() -> str:
+        with (
+            pytest.raises((InputError, RuntimeError)) as caught,
+            Workspace(tmp_path / "b", PLAN) as workspace,
+            workspace.temporary_files(),
+        ):
+            raise RuntimeError(said)
+        return str(caught.value)
+
+    assert refused() == (
+        said if reason is None else f"{tmp_path}: cannot be written ({reason}); the same command continues"
+    )
+    full = shutil.disk_usage(tmp_path)._replace(free=5000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    assert "cannot be written (no space left on device)" in refused()
+
+
+@pytest.fixture
+def bundle(tiny_checkpoint):
+    """bundle(folder): a bundle there, by its manifest."""
+
+    def make(folder):
+        manifest = Manifest(
+            architecture=Architecture.from_file(tiny_checkpoint / "config.json"),
+            sizes=StepSizes(kv_length=64),
+            step_models={},
+            precisions=("fp16",),
+            source=Source(checkpoint="tiny", sha256=""),
+            tools={},
+            files={},
+        )
+        folder.mkdir(parents=True)
+        manifest.write(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty current folder inside another."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def refused(output, *inputs, match, overwrite=True):
+    with pytest.raises(InputError, match=match) as raised:
+        bundle_folder(Path(output), inputs, overwrite=overwrite)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_bundle_is_replaced_and_only_when_asked(bundle, here):
+    bundle(here / "b")
+    (here / "ck").mkdir()
+    assert bundle_folder(Path("b"), ["ck"], overwrite=True) == here / "b"
+    refused("b", "ck", match=r"already exists.*--overwrite", overwrite=False)
+    assert bundle_folder(Path("new"), ["ck"], overwrite=False) == here / "new"
+
+
+@pytest.mark.parametrize("name", ["ck", "absent/../ck", "{absolute}/ck", "link/../ck"])
+def test_an_input_is_no_output_however_it_is_written(bundle, here, name):
+    bundle(here / "ck")  # even one that a bundle's manifest lies in
+    (here / "below").mkdir()
+    (here / "link").symlink_to(here / "below")
+    refused(name.format(absolute=here), "ck", match="would delete .*ck, which the conversion reads")
+
+
+def test_what_holds_an_input_or_the_current_folder_is_no_output(bundle, here, monkeypatch):
+    bundle(here / "b")
+    (here / "b/lora").mkdir()
+    (here / "b/lora/lora_weights.ckpt").touch()
+    (here / "ck").mkdir()
+    refused("b", "ck", "b/lora/lora_weights.ckpt", match="which the conversion reads")
+    (here / "linked").symlink_to(here / "b/lora")
+    refused("b", "linked", match="which the conversion reads")
+    (here / "ck/model.safetensors").symlink_to(here / "b/lora/lora_weights.ckpt")
+    refused("b", "ck", match="which the conversion reads")
+    monkeypatch.chdir(here / "b/lora")
+    refused("..", match="current folder")
+
+
+def test_only_a_bundle_is_replaced(here):
+    (here / "app").mkdir()
+    (here / "app/manifest.json").write_text(json.dumps({"name": "my app", "version": "1.0"}))
+    refused("app", match=r"no bundle's manifest\.json")
+    os.mkfifo(here / "pipe")
+    (here / "loop").symlink_to("loop")
+    for name in ("app/manifest.json", "pipe", "loop"):
+        for overwrite in (True, False):
+            refused(name, match=f"{name}: what is here is not a folder", overwrite=overwrite)
+
+
+def test_a_users_folder_of_a_name_that_conversion_uses_is_kept(here):
+    with Workspace(here / "a", {}) as left:
+        left.add("fp16/a", Path.touch)
+    assert bundle_folder(Path("a"), [], overwrite=False) == here / "a"
+    (here / ".b.partial").mkdir()
+    (here / ".b.partial/diary.txt").touch()
+    (here / ".c.partial").symlink_to(here)
+    for name in "bc":
+        refused(name, match=rf"\.{name}\.partial: .*move it away")
+
+
+def test_the_output_is_checked_again_before_it_is_replaced(tiny_checkpoint, tmp_path, monkeypatch):
+    """A conversion takes minutes, in which a folder may appear."""
+
+    def appear(*_):
+        (tmp_path / "b").mkdir(exist_ok=True)
+        (tmp_path / "b/diary.txt").touch()
+
+    monkeypatch.setattr(conversion, "_add_step_model", appear)
+    with pytest.raises(InputError, match="no bundle's manifest"):
+        conversion.convert(
+            Checkpoint.open(tiny_checkpoint),
+            tmp_path / "b",
+            precisions=["fp16"],
+            sizes=StepSizes(kv_length=64),
+            overwrite=True,
+        )
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["diary.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ck", "-o", "ck"], "which the conversion reads"),
+        (["ck", "-o", "lora", "--lora", "lora"], "which the conversion reads"),
+        # Before anything is looked for, let alone downloaded.
+        (["some-org/some-model", "-o", "photos"], "no bundle's manifest.json"),
+    ],
+)
+def test_the_command_deletes_nothing_else(here, capsys, arguments, message):
+    for name in ("ck/config.json", "lora/lora_weights.ckpt", "photos/a.jpg"):
+        (here / name).parent.mkdir()
+        (here / name).touch()
+    before = sorted(here.rglob("*"))
+    assert main(["convert", *arguments, "--overwrite"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert sorted(here.rglob("*")) == before
