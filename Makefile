@@ -72,8 +72,11 @@ test-page: $(STAMP)  ## the server's page in Chromium; pictures of it in build/s
 load: $(STAMP)  ## a server under 100 clients for a minute and a half: figures, and an error if an answer is wrong or memory grows
 	@$(BIN)/python benchmarks/load.py
 
-freeze: $(STAMP)  ## samples, public names, flags and answers, compared with a revision; make freeze REVISION=main~5
+freeze: $(STAMP)  ## samples, names, flags, answers, packages, figures and speed beside a revision's; make freeze REVISION=main~5
 	@$(BIN)/python tests/freeze/freeze.py $(or $(REVISION),HEAD~1)
+	@$(BIN)/python -m pytest tests/runtime/bundle/test_earlier_formats.py
+	@$(BIN)/python benchmarks/compare.py runtime/voxcpm_runtime/default_bundle \
+	  build/freeze/$$(git rev-parse --short=12 '$(or $(REVISION),HEAD~1)^{commit}')/tree .
 
 # Tests, not files, are shared out, and whoever is done first takes from the other: a conversion's faults are many tests.
 torture: $(STAMP)  ## kills, failing calls, damage, fuzzing, made-up requests, a minute of soak; SEED=18, SHARE=0.1

@@ -3,8 +3,9 @@
     python tests/freeze/freeze.py REVISION [--only speech ...]
 
 Records what users see through public names alone: samples of every generation, precision and mode, streamed and whole;
-public names and signatures; commands and their flags; the OpenAPI document and answers to fixed requests. Both trees
-speak with the same bundles, which REVISION's tree converts. Prints each difference, and exits with 1 if there is one.
+public names and signatures; commands and their flags; the OpenAPI document and answers to fixed requests; the packages
+and test vectors that a conversion writes, and the figures that validation measures against upstream. Otherwise both
+trees speak with the same bundles, which REVISION's tree converts. Prints each difference, and exits with 1 if there is one.
 No record is kept, as samples depend on the processor and on the release of ONNX Runtime.
 """
 
@@ -22,6 +23,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -33,6 +35,7 @@ from typing import Any
 TREE = Path(__file__).resolve().parents[2]
 ROOTS = ("constants", "runtime", "conversion", "validation", "server")
 CONFIGURATIONS = ("tiny", "tiny-kv", "tiny-2")
+CONVERTED = ("--precision", "fp16", "--precision", "int8", "--max-length", "128")
 Record = dict[str, Any]
 LONG = "Hello there. The old farmer fed his chickens.\n\nThen he walked to the river, slowly, and sat down there."
 REQUESTS: tuple[tuple[str, dict[str, Any] | None], ...] = (
@@ -181,9 +184,36 @@ def _answer(url: str, body: dict[str, Any] | None) -> list[Any]:
     return [status, kind, len(content), hashlib.sha256(content).hexdigest()[:16]]
 
 
+def packages(bundles: Path) -> Record:
+    """Checksums of the files that a conversion writes."""
+    from voxcpm_runtime.commands.cli import main
+
+    record: Record = {}
+    for name in CONFIGURATIONS:
+        with tempfile.TemporaryDirectory() as folder:
+            bundle = Path(folder, name)
+            main(["convert", str(bundles / f"checkpoint-{name}"), "-o", str(bundle), *CONVERTED])
+            files = json.loads((bundle / "manifest.json").read_text())["files"]
+            record[name] = {file: entry["sha256"] for file, entry in files.items()}
+    return record
+
+
+def validation(bundles: Path) -> Record:
+    """Figures and verdicts of `validate`, without its times."""
+    from voxcpm_runtime.commands.cli import main
+
+    record: Record = {}
+    for name in CONFIGURATIONS:
+        checkpoint = str(bundles / f"checkpoint-{name}")
+        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(SystemExit):
+            main(["validate", str(bundles / name), "--checkpoint", checkpoint, "--report", folder, "--patches", "4"])
+            record[name] = json.loads(Path(folder, "validation.json").read_text())
+    return record
+
+
 PARTS: dict[str, Callable[[Path], Record]] = {
-    "speech": speech, "names": names, "flags": flags, "answers": answers
-}  # fmt: skip
+    part.__name__: part for part in (speech, names, flags, answers, packages, validation)
+}
 
 
 def _recorded(tree: Path, part: str, bundles: Path) -> Record:
@@ -208,8 +238,7 @@ def _convert(tree: Path, folder: Path) -> None:
             continue
         if not checkpoint.exists():
             run("synthetic", name, "-o", str(checkpoint), "--dtype", "float32")
-        sizes = ("--precision", "fp16", "--precision", "int8", "--max-length", "128")
-        run("convert", str(checkpoint), "-o", str(bundle), *sizes)
+        run("convert", str(checkpoint), "-o", str(bundle), *CONVERTED)
 
 
 def differences(before: Any, after: Any, place: str = "") -> list[str]:
