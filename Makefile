@@ -10,7 +10,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c con
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help clients venv lint types test test-fast test-all test-core-ai test-listening test-long test-robustness test-slow test-page test-wheel test-clients test-ray freeze torture faults soak load wheel built-in-voice demo hashes mac-packages audit clean
+.PHONY: help clients venv lint types test test-fast test-all test-core-ai test-listening test-long test-robustness test-slow test-page test-wheel test-clients test-ray freeze torture faults soak load wheel built-in-voice demo lock mac-packages audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -142,15 +142,16 @@ $(SUPPLY)/.installed: constraints.txt
 	@$(SUPPLY)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt uv pip-audit
 	@touch $@
 
-hashes: $(STAMP) $(SUPPLY)/.installed  ## hashes/*.txt anew: what the set-up commands install, with SHA-256 of each file
-	@PYTHONPATH=tests $(BIN)/python tests/hashes.py $(SUPPLY)/bin/uv
+lock: $(SUPPLY)/.installed  ## uv.lock anew; PACKAGE=numpy==2.4.6 changes a version
+	@$(SUPPLY)/bin/uv lock --no-python-downloads $(addprefix --upgrade-package ,$(PACKAGE))
 
 # Strict: a package that the database does not know is an error, not a line among others.
 mac-packages: $(SUPPLY)/.installed  ## whether macOS 14, 15 and 26 have a wheel of each package, on Python 3.10 to 3.13
-	@PYTHONPATH=tests $(SUPPLY)/bin/python tests/mac_packages.py $(SUPPLY)/bin/uv
+	@$(SUPPLY)/bin/python tests/mac_packages.py $(SUPPLY)/bin/uv
 
-audit: $(SUPPLY)/.installed  ## pip-audit: what is known against the packages of hashes/make.txt
-	@$(SUPPLY)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r hashes/make.txt
+audit: $(SUPPLY)/.installed  ## pip-audit: known vulnerabilities of the packages in uv.lock
+	@$(SUPPLY)/bin/uv export --quiet --frozen --all-extras --no-emit-project -o $(SUPPLY)/requirements.txt
+	@$(SUPPLY)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r $(SUPPLY)/requirements.txt
 
 DEMO_CHECKPOINT := conversion/voxcpm_conversion/default_checkpoint
 

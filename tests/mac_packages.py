@@ -9,13 +9,17 @@ import itertools
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from hashes import EXTRAS, REPOSITORY
-
-COMMANDS = {"pip install .": (), 'pip install ".[convert]"': EXTRAS["install"], "make": EXTRAS["make"]}
+REPOSITORY = Path(__file__).parents[1]
+COMMANDS = {
+    "pip install .": (),
+    'pip install ".[convert]"': ("convert",),
+    "make": ("convert", "validate", "listen", "dev"),
+}
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 SYSTEMS = ("14.0", "15.0", "26.0")
-CORE_AI = ("make, its step for Core AI", EXTRAS["core-ai"])
+CORE_AI = ("make, its step for Core AI", ("convert-coreai",))
 WITHOUT_WHEEL = "docopt"
 """Required by num2words. It is pure Python, and pip builds it anywhere."""
 

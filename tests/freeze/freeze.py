@@ -5,8 +5,9 @@
 Records what users see through public names alone: samples of every generation, precision and mode, streamed and whole;
 public names and signatures; commands and their flags; the OpenAPI document and answers to fixed requests; the packages
 and test vectors that a conversion writes, and the figures that validation measures against upstream. Otherwise both
-trees speak with the same bundles, which REVISION's tree converts. Prints each difference, and exits with 1 if there is one.
-No record is kept, as samples depend on the processor and on the release of ONNX Runtime.
+trees speak with the same bundles, which REVISION's tree converts.
+
+Prints each difference, and exits with 1 if there is one. No record is kept, as samples depend on the processor and on the release of ONNX Runtime.
 """
 
 # ruff: noqa: T201 - a script that prints
@@ -206,7 +207,8 @@ def validation(bundles: Path) -> Record:
     for name in CONFIGURATIONS:
         checkpoint = str(bundles / f"checkpoint-{name}")
         with tempfile.TemporaryDirectory() as folder, contextlib.suppress(SystemExit):
-            main(["validate", str(bundles / name), "--checkpoint", checkpoint, "--report", folder, "--patches", "4"])
+            given = ["--checkpoint", checkpoint, "--report", folder, "--patches", "4"]
+            main(["validate", str(bundles / name), *given])
             record[name] = json.loads(Path(folder, "validation.json").read_text())
     return record
 
