@@ -47,6 +47,7 @@ def test_every_line_is_one_that_is_checked_here() -> None:
     assert {words[0] for words in lines()} <= known
 
 
+@pytest.mark.parametrize("words", COMMANDS, ids=shlex.join)
 def test_every_command_of_the_program_exists(words: list[str]) -> None:
     given = list(itertools.takewhile(lambda word: word not in ("|", ">", ">>"), words))
     assert given[0] in cli.commands()

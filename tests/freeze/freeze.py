@@ -7,7 +7,8 @@ public names and signatures; commands and their flags; the OpenAPI document and 
 and test vectors that a conversion writes, and the figures that validation measures against upstream. Otherwise both
 trees speak with the same bundles, which REVISION's tree converts.
 
-Prints each difference, and exits with 1 if there is one. No record is kept, as samples depend on the processor and on the release of ONNX Runtime.
+Prints each difference, and exits with 1 if there is one. No record is kept, as samples depend on the processor and on
+the release of ONNX Runtime.
 """
 
 # ruff: noqa: T201 - a script that prints
