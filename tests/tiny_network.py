@@ -122,10 +122,10 @@ def _running_sum(state: dict[str, np.ndarray], values: np.ndarray) -> np.ndarray
 
 def fake_encode(state: dict[str, np.ndarray], audio: np.ndarray, a: Architecture) -> np.ndarray:
     """(samples,) -> (latent_dim, frames)"""
-    frames = audio.reshape(-1, a.encoder_hop).mean(axis=1)
+    frames = audio.reshape(-1, a.patch_input_samples // a.patch_size).mean(axis=1)
     return _running_sum(state, frames[:, np.newaxis] * np.arange(1, FEAT + 1, dtype=np.float32)).T
 
 
 def fake_decode(state: dict[str, np.ndarray], latents: np.ndarray, a: Architecture) -> np.ndarray:
     """(latent_dim, frames) -> (samples,)"""
-    return np.repeat(_running_sum(state, latents.T)[:, 0], a.decoder_hop)
+    return np.repeat(_running_sum(state, latents.T)[:, 0], a.patch_output_samples // a.patch_size)
