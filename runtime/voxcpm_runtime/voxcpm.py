@@ -37,10 +37,10 @@ from voxcpm_runtime.text.input_text import checked_text, valid_unicode
 from voxcpm_runtime.text.normalization import spelled
 from voxcpm_runtime.text.segments import Segment
 from voxcpm_runtime.upstream_names import UpstreamNames
-from voxcpm_runtime.voices.built_in import built_in_voices_for
 from voxcpm_runtime.voices.prefix_cache import cached_prefixes
 from voxcpm_runtime.voices.recordings import Recordings
-from voxcpm_runtime.voices.voice import Voice, checked_provenance
+from voxcpm_runtime.voices.store import built_in_voices
+from voxcpm_runtime.voices.voice import Voice, checked_provenance, latent_space
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -158,7 +158,8 @@ class VoxCPM(UpstreamNames):
     @property
     def built_in_voices(self) -> dict[str, Voice]:
         """The built-in voices that this bundle can speak with, by name; none unless it has the built-in AudioVAE."""
-        return built_in_voices_for(self.bundle.architecture)
+        space = latent_space(self.bundle.architecture)
+        return {name: v for name, v in built_in_voices().items() if v.header.latent_space == space}
 
     def generate(
         self,

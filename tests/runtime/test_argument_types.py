@@ -174,7 +174,6 @@ CALLS: dict[str, tuple[Callable[[Scene], Call], Callable[[Scene], Mapping[str, A
     "VoiceStore.located": (lambda s: s.store.located, lambda _: {}),
     "VoiceStore.remove": (lambda s: s.store.remove, lambda _: {}),
     "VoiceStore.path": (lambda s: s.store.path, lambda _: {}),
-    "VoiceStore.hidden": (lambda s: s.store.hidden, lambda _: {}),
     "decode_audio": (lambda _: decode_audio, lambda s: {"content": s.wav, "name": "x"}),
     "pcm16": (lambda _: pcm16, lambda _: {}),
 }

@@ -46,10 +46,8 @@ class Bundle:
 
     def __repr__(self) -> str:
         a = self.architecture
-        return (
-            f"Bundle(checkpoint={shown(self.manifest.source.checkpoint)}, generation={a.generation!r}, "
-            f"precision={self.precision!r}, sample_rate={a.output_sample_rate})"
-        )
+        checkpoint = shown(self.manifest.source.checkpoint)
+        return f"Bundle(checkpoint={checkpoint}, generation={a.generation!r}, precision={self.precision!r})"
 
     @property
     def architecture(self) -> Architecture:
@@ -165,9 +163,6 @@ def _check_declaration(folder: Path, manifest: Manifest) -> None:
                 f"{folder / MANIFEST_FILE}: inputs and outputs of {name} are not those that this release runs; "
                 "convert again"
             )
-    sizes = manifest.sizes
-    if 1 not in sizes.prefill_chunks:
-        raise BundleError(
-            f"{folder / MANIFEST_FILE}: prefill_chunks must contain 1, got {sizes.prefill_chunks}"
-        )
+    if 1 not in (chunks := manifest.sizes.prefill_chunks):
+        raise BundleError(f"{folder / MANIFEST_FILE}: prefill_chunks must contain 1, got {chunks}")
     manifest.check_complete(folder)

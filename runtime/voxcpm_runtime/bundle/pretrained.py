@@ -19,7 +19,7 @@ from voxcpm_constants.manifest import MANIFEST_FILE
 from voxcpm_constants.user_folders import cache_folder, is_hub_id, user_path
 
 DEFAULT_PRECISION = "int8"
-_GROUP, _COMMAND = "voxcpm_coreml.commands", "convert"
+_GROUP = "voxcpm_coreml.commands"
 _TOOLS = ("coremltools", "torch", "voxcpm-coreml")
 _LONGEST_WAIT = 3600
 """Seconds to wait for another process to convert the same checkpoint; the largest takes minutes."""
@@ -84,11 +84,10 @@ def pretrained_bundle(asked: Pretrained, precision: str | None = None) -> Path:
 
 def _convert(model: str) -> Callable[..., object]:
     """The function of the command `convert`."""
-    found = entry_points(group=_GROUP, name=_COMMAND)
     try:
         for tool in _TOOLS:
             version(tool)
-        return next(iter(found)).load()  # type: ignore[no-any-return]
+        return next(iter(entry_points(group=_GROUP, name="convert"))).load()  # type: ignore[no-any-return]
     except (ModuleNotFoundError, StopIteration) as error:
         raise MissingExtraError(
             f"{model} is a checkpoint, and converting it needs {getattr(error, 'name', None) or 'voxcpm_conversion'}; "
@@ -102,13 +101,13 @@ def _name(asked: Pretrained, precision: str) -> str:
     for given in (asked.model, asked.lora):
         path = None if given is None else user_path(given)
         # A hub id is not resolved: the first conversion is kept.
-        parts.append(given if path is None or not path.exists() else _marks(path.resolve()))
+        parts.append(given if path is None or not path.exists() else _identity(path.resolve()))
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     last = "".join(char if char.isalnum() or char in "._-" else "-" for char in Path(asked.model).name)[:60]
     return f"pretrained-{last}-{digest}"
 
 
-def _marks(path: Path) -> list[Any]:
+def _identity(path: Path) -> list[Any]:
     """Names, sizes and times of a file, or of the files in a folder."""
     files = sorted(entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]
     stats = [(file.name, os.stat(file)) for file in files]  # noqa: PTH116 - follows links, as in the hub's cache

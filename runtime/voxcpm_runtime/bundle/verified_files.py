@@ -49,8 +49,13 @@ def check_recorded(folder: Path) -> None:
 
 def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:
     """Hash the files that changed since they were last verified. Raises BundleError, naming the first wrong one."""
-    record = _record_path(bundle)
-    known = _read(record)
+    record = cache_folder("verified") / f"{hashlib.sha256(str(bundle.resolve()).encode()).hexdigest()}.json"
+    try:
+        known = read_json(record)
+    except (OSError, ValueError):
+        known = {}
+    if not isinstance(known, dict):
+        known = {}
     unknown = {name: file for name, file in expected.items() if known.get(name) != _mark(bundle / name, file)}
     if not unknown:
         return
@@ -58,29 +63,12 @@ def check_digests(bundle: Path, expected: Mapping[str, FileRecord]) -> None:
     fresh = {name: _mark(bundle / name, file) for name, file in unknown.items()}
     # If the cache cannot be written, the next start only takes longer.
     with contextlib.suppress(OSError):
-        _write(record, {**known, **fresh})
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(record) as written:
+            written.write(json.dumps({**known, **fresh}).encode())
 
 
 def _mark(path: Path, file: FileRecord) -> list[int | str]:
     stat = path.stat()
     # Any program can set the modification time, as `touch -r` does, but only the system sets the change time.
     return [file.sha256, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
-def _record_path(bundle: Path) -> Path:
-    name = hashlib.sha256(str(bundle.resolve()).encode()).hexdigest()
-    return cache_folder("verified") / f"{name}.json"
-
-
-def _read(record: Path) -> dict[str, list[int | str]]:
-    try:
-        document = read_json(record)
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _write(record: Path, marks: Mapping[str, list[int | str]]) -> None:
-    record.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(record) as file:
-        file.write(json.dumps(marks).encode())

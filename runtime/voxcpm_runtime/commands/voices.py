@@ -13,9 +13,8 @@ from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, Engine, Quiet, RecordingArguments
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_runtime.storage.whole_file import refuse_inputs
-from voxcpm_runtime.voices.built_in import built_in_voices
 from voxcpm_runtime.voices.recordings import Recordings
-from voxcpm_runtime.voices.store import VoiceStore
+from voxcpm_runtime.voices.store import VoiceStore, built_in_voices
 from voxcpm_runtime.voices.voice import Voice
 
 voices = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)

@@ -15,8 +15,7 @@ from safetensors.numpy import load
 from voxcpm_constants.errors import first_line
 from voxcpm_constants.tensor_files import header_of, tensor_file
 
-DIGEST_KEY = "sha256"
-"""The key of the digest in the metadata of the file."""
+_DIGEST_KEY = "sha256"
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
 
@@ -32,9 +31,8 @@ class Unsealed(NamedTuple):
 
 def sealed(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes:
     """A safetensors file of the tensors and metadata, with the digest of both."""
-    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     own = dict(metadata or {})
-    return tensor_file(contiguous, {**own, DIGEST_KEY: _digest(contiguous, own)})
+    return tensor_file(tensors, {**own, _DIGEST_KEY: _digest(tensors, own)})
 
 
 def unsealed(content: bytes) -> Unsealed:
@@ -45,8 +43,8 @@ def unsealed(content: bytes) -> Unsealed:
         raise ValueError(first_line(error)) from None
     # The header is valid, as safetensors has parsed it; but `load` does not return the metadata.
     metadata = dict(header_of(content)[0].get("__metadata__") or {})
-    digest = metadata.pop(DIGEST_KEY, None)
-    if digest is not None and digest != _digest(tensors, metadata):
+    digest = metadata.pop(_DIGEST_KEY, None)
+    if digest not in (None, _digest(tensors, metadata)):
         raise ValueError("its content differs from its digest")
     return Unsealed(tensors, metadata, has_digest=digest is not None)
 

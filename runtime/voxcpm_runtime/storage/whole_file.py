@@ -27,10 +27,6 @@ from voxcpm_constants.errors import InputError, os_reason
 from voxcpm_constants.file_locks import Lock, is_at, try_lock
 from voxcpm_constants.user_folders import user_path
 
-_PART = "part"
-_TOKEN_BYTES = 8
-_PART_NAME = re.compile(rf"\.(.+)\.(?:\d|[0-9a-f]{{{2 * _TOKEN_BYTES}}}|\d+-\d+)\.{_PART}", re.DOTALL)
-"""The name of a temp file of `whole_file`: the final name with a token, or two numbers from an earlier release."""
 _LONGEST_NAME = 200
 """Bytes of a name within a hidden name; file systems allow 255."""
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
@@ -43,7 +39,7 @@ _REFUSED_KINDS = {stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket", stat.S_IFBLK:
 def whole_file(path: Path, *, keep: bool = True, overwrite: bool | None = None) -> Iterator[BinaryIO]:
     """Open a temp file next to the target of `path`, renamed to it at the end; any error, or Ctrl-C, removes it.
 
-    It is locked while it is written. Without a lock it was left by a killed process, and is overwritten or removed.
+    It is locked while it is written. Without a lock it was left by a killed process, and is overwritten.
 
     keep: False always removes it, to test whether `path` can be written. overwrite: see `replaced_file`. Raises OSError
     if it cannot be written.
@@ -94,10 +90,9 @@ def replaced_file(path: Path, *, overwrite: bool | None = None) -> Path | None:
 
 
 def refuse_inputs(output: Path, inputs: Iterable[str | Path | None]) -> None:
-    """Raises InputError if an output is also one of the inputs, under any name or link.
+    """Raises InputError if an output is also one of the inputs, under any name or link; a pipe or device may be both.
 
-    inputs: files and folders that are read for this output; None for one that is not given. A pipe or a device may be
-    both.
+    inputs: files and folders that are read for this output; None for one that is not given.
     """
     for given in inputs:
         with contextlib.suppress(OSError):
@@ -136,51 +131,23 @@ def make_folder(path: Path) -> None:
         raise InputError(f"{path}: the folder cannot be created ({os_reason(error)})") from None
 
 
-def remove_leftover(part: Path) -> None:
-    """Remove a temp file, unless a process is writing it. Errors are ignored."""
-    if not os.path.lexists(part):
-        return
-    with contextlib.suppress(OSError), part.open("rb") as file:
-        # It may have been renamed since it was opened, and another file may have its name.
-        if try_lock(file.fileno()) and is_at(file.fileno(), part):
-            part.unlink()
-
-
-def remove_leftovers(folder: Path, written: re.Pattern[str]) -> None:
-    """Remove the temp files of a folder that no process is writing. Errors are ignored.
-
-    written: matches the names of the files that this program writes there; other files that look unfinished, such as
-    downloads, are not touched.
-    """
-    for part in folder.glob(f".*.{_PART}"):
-        own = _PART_NAME.fullmatch(part.name)
-        if own and written.fullmatch(own[1]) and part.is_file() and not part.is_symlink():
-            remove_leftover(part)
-
-
-def _part(path: Path, token: str) -> Path:
-    return hidden_beside(path, f"{token}.{_PART}")
-
-
 def _opened(path: Path) -> tuple[Path, BinaryIO, Lock]:
     """A new temp file, open and locked. Its name is always the same, so that it replaces one of a killed process,
     unless another process is writing to it, or it belongs to another user.
     """
-    part = _part(path, "0")
+    part = hidden_beside(path, "0.part")
+    file: BinaryIO | None = None
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        file = os.fdopen(descriptor, "wb+")
     except OSError:
         if not os.path.lexists(part):
             raise
-        file = None
-    else:
-        file = os.fdopen(descriptor, "wb+")
-        # It may have been renamed between these calls, and then it is a finished file.
-        if not (try_lock(descriptor) and is_at(descriptor, part)):
+    # It may have been renamed between these calls, and then it is a finished file.
+    if file is None or not (try_lock(file.fileno()) and is_at(file.fileno(), part)):
+        if file is not None:
             file.close()
-            file = None
-    if file is None:
-        part = _part(path, secrets.token_hex(_TOKEN_BYTES))
+        part = hidden_beside(path, f"{secrets.token_hex(8)}.part")
         file = part.open("xb+")
         try_lock(file.fileno())
     try:

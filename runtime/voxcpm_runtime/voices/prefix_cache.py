@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -18,12 +18,9 @@ from voxcpm_runtime.storage.sealed_tensors import sealed, unsealed
 from voxcpm_runtime.storage.whole_file import whole_file
 from voxcpm_runtime.voices.voice import Voice
 
-KEPT_IN_MEMORY = 4
+_KEPT_IN_MEMORY = 4
 """Number of voices; ten seconds of prompt with its transcript take about 2 MB for VoxCPM 1.5."""
 _SUFFIX = ".prefix"
-_DIGITS = 16
-PREFIX_NAME = rf"\.[0-9a-f]{{{_DIGITS}}}{re.escape(_SUFFIX)}"
-"""A pattern of the end of a prefix's file name, after the name of the voice's file."""
 _BASE, _RESIDUAL, _PROMPT = "base.", "residual.", "prompt_embeddings"
 
 
@@ -46,11 +43,11 @@ def cached_prefixes(
     right shapes. A file that is damaged or does not fit is replaced; if that fails, the prefix is kept in memory only.
     """
 
-    @functools.lru_cache(maxsize=KEPT_IN_MEMORY)
+    @functools.lru_cache(maxsize=_KEPT_IN_MEMORY)
     def prefix(voice: Voice) -> Prefix:
         if voice.path is None:
             return make(voice)
-        digest = hashlib.sha256(f"{key}|{voice.digest}".encode()).hexdigest()[:_DIGITS]
+        digest = hashlib.sha256(f"{key}|{voice.digest}".encode()).hexdigest()[:16]
         path = voice.path.with_name(f"{voice.path.name}.{digest}{_SUFFIX}")
         known = _read(path)
         if known is None or not fits(voice, known):
@@ -61,16 +58,16 @@ def cached_prefixes(
     return prefix
 
 
-def prefix_files(voice_path: Path) -> Iterable[Path]:
+def prefix_files(voice_path: Path) -> list[Path]:
     """The prefix files next to a voice's file, without others of similar names."""
-    own = re.compile(re.escape(voice_path.name) + PREFIX_NAME)
+    own = re.compile(rf"{re.escape(voice_path.name)}\.[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
     return [
         path for path in voice_path.parent.glob(f"*{_SUFFIX}") if own.fullmatch(path.name) and path.is_file()
     ]
 
 
 def _read(path: Path) -> Prefix | None:
-    """The prefix in a file; None if it is missing or damaged, or of an earlier release, which wrote no digest."""
+    """The prefix in a file; None if it is missing or damaged."""
     try:
         tensors, _, has_digest = unsealed(read_bounded(path, MAX_VOICE_BYTES))
     except (OSError, ValueError):

@@ -6,7 +6,6 @@ import datetime as dt
 import hashlib
 import math
 import os
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from voxcpm_runtime.text.input_text import checked_text, require_references
 from voxcpm_runtime.voices.store import VoiceStore
 from voxcpm_runtime.voices.voice import Turn, Voice, VoiceHeader, latent_space
 
-MIN_PEAK = 0.001
+_MIN_PEAK = 0.001
 """The minimum peak of a recording, linear: 33 steps of 16 bits. Anything below is silence."""
 
 VoiceSource = Voice | str | Path
@@ -78,22 +77,19 @@ class Recordings:
         return recordings
 
     def in_voice(self, source: VoiceSource | None) -> Recordings:
-        """The same with a voice, if one is given: a Voice, a name for `VoiceStore.load`, or a path.
+        """The same with a voice: a Voice, a name for `VoiceStore.load`, or a path; `default` and None change nothing.
 
-        `default` is the checkpoint's own voice. Raises InputError for a voice together with recordings, an unknown
-        name, and a file that is not a voice.
+        Raises InputError for a voice together with recordings, an unknown name, and a file that is not a voice.
         """
-        if isinstance(source, str) and source == DEFAULT_VOICE:
-            if hidden := VoiceStore().hidden():
-                warnings.warn(hidden, stacklevel=2)
+        if source is None or (isinstance(source, str) and source == DEFAULT_VOICE):
             return self
-        if source is None:
-            return self
-        if not isinstance(source, Voice | str | os.PathLike):
-            raise wrong_type(source, "voice", "a Voice, its name, or the path of its file")
         if isinstance(source, str):
             source = VoiceStore().load(source)
-        return replace(self, voice=source if isinstance(source, Voice) else Voice.load(source))
+        elif isinstance(source, os.PathLike):
+            source = Voice.load(source)
+        elif not isinstance(source, Voice):
+            raise wrong_type(source, "voice", "a Voice, its name, or the path of its file")
+        return replace(self, voice=source)
 
     @property
     def continues(self) -> bool:
@@ -144,16 +140,29 @@ class Recordings:
 
         Raises InputError for a file that cannot be read.
         """
-        return replace(
-            self,
-            prompt=_content(self.prompt, "prompt audio"),
-            reference=_content(self.reference, "reference audio"),
-        )
+
+        def content(source: AudioSource | None, what: str) -> AudioSource | None:
+            return audio_content(source, f"{what} {source}") if isinstance(source, str | Path) else source
+
+        prompt, reference = content(self.prompt, "prompt audio"), content(self.reference, "reference audio")
+        return replace(self, prompt=prompt, reference=reference)
 
     def provenance(self, source: Source) -> dict[str, str]:
         """File names and digests of the recordings, if known, today's date, and the bundle's checkpoint."""
-        recorded = _provenance(self.prompt, "prompt") | _provenance(self.reference, "reference")
-        return {"checkpoint": source.checkpoint, **recorded}
+        said = {
+            "checkpoint": source.checkpoint,
+            "created": dt.datetime.now(dt.timezone.utc).date().isoformat(),
+        }
+        for what, recording in (("prompt", self.prompt), ("reference", self.reference)):
+            content = recording
+            if isinstance(recording, str | Path):
+                path = user_path(recording)
+                said[what] = path.name
+                # A pipe was read before; a second read would wait forever.
+                content = path.read_bytes() if path.is_file() else None
+            if isinstance(content, bytes):
+                said[f"{what}_sha256"] = hashlib.sha256(content).hexdigest()
+        return said
 
     def digests(self) -> dict[str, str | None]:
         """What identifies these recordings: SHA-256 of each file and of the voice, and the transcript.
@@ -194,6 +203,7 @@ class UnencodedVoice:
         """The voice, encoded by the AudioVAE encoder of `driver`."""
         a = self.architecture
         prompt = None if self.prompt is None else driver.encode_prompt(self.prompt)
+        reference = None if self.reference is None else driver.encode_reference(self.reference)
         header = VoiceHeader(
             name=name,
             generation=a.generation,
@@ -202,26 +212,10 @@ class UnencodedVoice:
             turns=() if prompt is None else (Turn(text=self.transcript, patches=len(prompt)),),
             provenance=provenance or {},
         )
-        reference = None if self.reference is None else driver.encode_reference(self.reference)
         return Voice(header, prompt, reference)
 
     def _patches(self, audio: Audio | None) -> int:
         return 0 if audio is None else -(-len(audio) // self.architecture.patch_input_samples)
-
-
-def _provenance(source: AudioSource | None, what: str) -> dict[str, str]:
-    if source is None:
-        return {}
-    said = {"created": dt.datetime.now(dt.timezone.utc).date().isoformat()}
-    content = source
-    if isinstance(source, str | Path):
-        path = user_path(source)
-        said[what] = path.name
-        # A pipe was read before; a second read would wait forever.
-        content = path.read_bytes() if path.is_file() else source
-    if isinstance(content, bytes):
-        said[f"{what}_sha256"] = hashlib.sha256(content).hexdigest()
-    return said
 
 
 def _file_digest(source: AudioSource | None, what: str) -> str | None:
@@ -232,30 +226,22 @@ def _file_digest(source: AudioSource | None, what: str) -> str | None:
     return hashlib.sha256(audio_content(source, f"{what} {source}")).hexdigest()
 
 
-def _content(source: AudioSource | None, what: str) -> AudioSource | None:
-    return audio_content(source, f"{what} {source}") if isinstance(source, str | Path) else source
-
-
 def _read(source: AudioSource | None, a: Architecture, trimmed: bool, what: str) -> Audio | None:
     if source is None:
         return None
-    audio = read_audio(source, a.input_sample_rate, min_samples=a.patch_input_samples, what=what)
+    rate, minimum = a.input_sample_rate, a.patch_input_samples
+    audio = read_audio(source, rate, min_samples=minimum, what=what)
     # Ignore DC offset.
     peak = float(np.abs(audio - audio.mean()).max())
-    if peak < MIN_PEAK:
+    if peak < _MIN_PEAK:
         level = f"{20 * math.log10(peak):.0f} dB" if peak else "digital silence"
         raise InputError(
-            f"{what}: silence throughout: its peak is {peak:.2g} ({level}), below the minimum of {MIN_PEAK:g} "
-            f"({20 * math.log10(MIN_PEAK):.0f} dB); expected speech"
+            f"{what}: silence throughout: its peak is {peak:.2g} ({level}), below the minimum of {_MIN_PEAK:g} "
+            f"({20 * math.log10(_MIN_PEAK):.0f} dB); expected speech"
         )
-    return _trimmed(audio, a, what) if trimmed else audio
-
-
-def _trimmed(audio: Audio, a: Architecture, what: str) -> Audio:
-    trimmed = trim_silence(audio, a.input_sample_rate)
-    if len(trimmed) < a.patch_input_samples:
-        left, minimum = len(trimmed) / a.input_sample_rate, a.patch_input_samples / a.input_sample_rate
+    if trimmed and len(audio := trim_silence(audio, rate)) < minimum:
         raise InputError(
-            f"{what}: {left:.3f} s are left without its silence, but the minimum is one patch, {minimum:.3f} s"
+            f"{what}: {len(audio) / rate:.3f} s are left without its silence, but the minimum is one patch, "
+            f"{minimum / rate:.3f} s"
         )
-    return trimmed
+    return audio

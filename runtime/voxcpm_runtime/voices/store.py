@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from voxcpm_constants.errors import InputError, system_errors_as
 from voxcpm_constants.user_folders import DEFAULT_VOICE, voices_folder
 from voxcpm_runtime.argument_types import instance, path_argument, switch, text_argument
-from voxcpm_runtime.storage.whole_file import make_folder, remove_leftovers
-from voxcpm_runtime.voices.built_in import built_in_voices
-from voxcpm_runtime.voices.prefix_cache import PREFIX_NAME, prefix_files
+from voxcpm_runtime.storage.whole_file import make_folder
+from voxcpm_runtime.voices.prefix_cache import prefix_files
 from voxcpm_runtime.voices.voice import SUFFIX, Voice
 
+BUILT_IN = Path(__file__).with_name("built_in_voices")
+"""Recordings of the speakers that the built-in voice's checkpoint was trained with."""
 _NAME = re.compile(r"[\w][\w .-]*", re.UNICODE)
-_OWN_FILE = re.compile(rf"{_NAME.pattern}{re.escape(SUFFIX)}(?:{PREFIX_NAME})?")
+
+
+@functools.cache
+def built_in_voices() -> dict[str, Voice]:
+    """The built-in voices by name, sorted; without paths, so that no prefixes are cached in the package."""
+    return {path.stem: replace(Voice.load(path), path=None) for path in sorted(BUILT_IN.glob(f"*{SUFFIX}"))}
 
 
 class VoiceStore:
@@ -28,11 +36,7 @@ class VoiceStore:
         self.folder = voices_folder() if folder is None else path_argument(folder, "folder")
 
     def __repr__(self) -> str:
-        try:
-            voices = str(len(self.names()))
-        except InputError:
-            voices = "unreadable"
-        return f"VoiceStore({str(self.folder)!r}, voices={voices})"
+        return f"VoiceStore({str(self.folder)!r})"
 
     @system_errors_as(InputError)
     def names(self) -> list[str]:
@@ -53,7 +57,6 @@ class VoiceStore:
         path = self.free_path(voice.name, overwrite=overwrite)
         make_folder(self.folder)
         _forget_prefixes(path)
-        remove_leftovers(self.folder, _OWN_FILE)
         return voice.save(path, overwrite=overwrite)
 
     def free_path(self, name: str, *, overwrite: bool = False) -> Path:
@@ -76,23 +79,14 @@ class VoiceStore:
         Raises InputError, listing the voices that exist.
         """
         path = self.located(name)
-        if name == DEFAULT_VOICE and (hidden := self.hidden()):
-            raise InputError(hidden)
-        if path.is_file() or _is_path(name):
-            return Voice.load(path)
         if name == DEFAULT_VOICE:
             raise InputError(f"{name} is the checkpoint's own voice, which has no file")
+        if path.is_file() or _is_path(name):
+            return Voice.load(path)
         if name in built_in_voices():
             return built_in_voices()[name]
         present = ", ".join(dict.fromkeys([*self.names(), *built_in_voices()]))
         raise InputError(f"no voice {name} (there are: {present}); make one with `voxcpm-coreml voices add`")
-
-    def hidden(self) -> str:
-        """A line about an earlier release's file under the reserved name; empty if there is none."""
-        path = self.path(DEFAULT_VOICE)
-        if not os.path.lexists(path):
-            return ""
-        return f"{path}: {DEFAULT_VOICE} is the checkpoint's own voice; rename this file to speak with it"
 
     @system_errors_as(InputError)
     def remove(self, name: str) -> None:

@@ -91,9 +91,8 @@ class Voice:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        header = self.header
         return (
-            f"Voice(name={shown(self.name)}, generation={shown(header.generation)}, sample_rate={header.sample_rate}, "
+            f"Voice(name={shown(self.name)}, generation={shown(self.header.generation)}, "
             f"prompt_patches={self.prompt_patches}, reference_patches={self.reference_patches})"
         )
 
@@ -134,25 +133,27 @@ class Voice:
         not patches of this voice.
         """
         valid_unicode(text_argument(text, "text"), "text")
-        self._check_turn(latents)
-        if window_patches is not None:
-            whole_number(window_patches, "window_patches", 0, "patches")
+        given = np.asarray(latents)
+        shapes = {known.shape[1:] for known in self._tensors().values()} or {given.shape[1:]}
+        if given.dtype.kind != "f" or given.ndim != 3 or not len(given) or given.shape[1:] not in shapes:
+            raise wrong_type(
+                latents, "latents", "patches (patches, frames, latent_dim), as Speech.latents are"
+            )
         turns = [*self.header.turns, Turn(text=text, patches=len(latents))]
         prompt = latents if self.prompt is None else np.concatenate([self.prompt, latents])
-        kept = 0 if self.prompt is None else 1
-        while window_patches is not None and len(prompt) > window_patches and len(turns) > kept + 1:
+        if window_patches is not None:
+            maximum = whole_number(window_patches, "window_patches", 0, "patches")
+            kept = 0 if self.prompt is None else 1
             start = turns[0].patches if kept else 0
-            prompt = np.concatenate([prompt[:start], prompt[start + turns[kept].patches :]])
-            del turns[kept]
-        if window_patches is not None and len(prompt) > window_patches:
-            return self
+            while len(prompt) > maximum and len(turns) > kept + 1:
+                prompt = np.concatenate([prompt[:start], prompt[start + turns.pop(kept).patches :]])
+            if len(prompt) > maximum:
+                return self
         header = self.header.model_copy(update={"turns": tuple(turns)})
         return replace(self, header=header, prompt=prompt, path=None)
 
     def check(self, a: Architecture) -> None:
-        """Raises InputError if the voice was made for another AudioVAE than the bundle's, has patches of another shape,
-        or has a reference on a generation before VoxCPM2.
-        """
+        """Raises InputError for another AudioVAE, patches of another shape, or a reference before VoxCPM2."""
         instance(a, Architecture, "a", "the architecture of a bundle")
         if self.header.latent_space != latent_space(a):
             raise InputError(
@@ -207,21 +208,9 @@ class Voice:
             ) from None
         return cls(header, tensors.get(_PROMPT), tensors.get(_REFERENCE), path)
 
-    def _check_turn(self, latents: Latents) -> None:
-        given = np.asarray(latents)
-        shapes = {known.shape[1:] for known in self._tensors().values()} or {given.shape[1:]}
-        if given.dtype.kind != "f" or given.ndim != 3 or not len(given) or given.shape[1:] not in shapes:
-            raise wrong_type(
-                latents, "latents", "patches (patches, frames, latent_dim), as Speech.latents are"
-            )
-
     def _tensors(self) -> dict[str, Latents]:
-        given = {_PROMPT: self.prompt, _REFERENCE: self.reference}
-        return {
-            name: np.ascontiguousarray(latents, np.float32)
-            for name, latents in given.items()
-            if latents is not None
-        }
+        given = ((_PROMPT, self.prompt), (_REFERENCE, self.reference))
+        return {name: np.ascontiguousarray(part, np.float32) for name, part in given if part is not None}
 
 
 def checked_provenance(given: object) -> dict[str, str]:
@@ -258,14 +247,10 @@ def _read(path: Path) -> tuple[VoiceHeader, dict[str, Any]]:
     if unknown := tensors.keys() - {_PROMPT, _REFERENCE}:
         raise ValueError(f"expected {_PROMPT} and {_REFERENCE}, got {min(unknown)!r}")
     for name, latents in tensors.items():
-        if (
-            latents.dtype != np.float32
-            or latents.ndim != 3
-            or not latents.size
-            or not np.isfinite(latents).all()
-        ):
+        is_float = latents.dtype == np.float32 and latents.ndim == 3
+        if not is_float or not latents.size or not np.isfinite(latents).all():
             raise ValueError(f"{name} is not finite float32 (patches, frames, latent_dim)")
-    said = sum(turn.patches for turn in header.turns)
-    if not tensors or said != len(tensors.get(_PROMPT, ())):
-        raise ValueError(f"its turns have {said} patches, its prompt {len(tensors.get(_PROMPT, ()))}")
+    said, prompt = sum(turn.patches for turn in header.turns), len(tensors.get(_PROMPT, ()))
+    if not tensors or said != prompt:
+        raise ValueError(f"its turns have {said} patches, its prompt {prompt}")
     return header, tensors

@@ -30,8 +30,6 @@ class StoredVoices:
 
     def __init__(self, store: VoiceStore, aliases: Mapping[str, str]) -> None:
         _check_folder(store.folder)
-        if hidden := store.hidden():
-            _log.warning("%s", hidden)
         self._store = store
         self._aliases = dict(aliases)
 

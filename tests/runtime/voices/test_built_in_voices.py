@@ -14,7 +14,7 @@ import soundfile
 from voxcpm_runtime import InputError, Voice, VoiceStore, VoxCPM, pcm16
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_runtime.commands import cli
-from voxcpm_runtime.voices.built_in import FOLDER, built_in_voices
+from voxcpm_runtime.voices.store import BUILT_IN, built_in_voices
 
 TEXT, SEED = "Hello.", 3
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_there_are_thirteen_whose_provenance_and_licence_are_stated(tts: VoxCPM) -> None:
-    stated = (FOLDER / "README.md").read_text(encoding="utf-8")
+    stated = (BUILT_IN / "README.md").read_text(encoding="utf-8")
 
     assert len(built_in_voices()) == 13
     for name, voice in built_in_voices().items():
@@ -46,7 +46,7 @@ def test_there_are_thirteen_whose_provenance_and_licence_are_stated(tts: VoxCPM)
 
 
 def test_every_way_speaks_with_it_by_its_name(tts: VoxCPM, folder: Path) -> None:
-    copied = shutil.copy(FOLDER / "heart.voice", folder / "mine.voice")
+    copied = shutil.copy(BUILT_IN / "heart.voice", folder / "mine.voice")
     expected = pcm16(tts.generate(TEXT, voice=Voice.load(copied), seed=SEED))
 
     assert np.array_equal(pcm16(tts.generate(TEXT, voice="heart", seed=SEED)), expected)
@@ -64,7 +64,7 @@ def test_every_way_speaks_with_it_by_its_name(tts: VoxCPM, folder: Path) -> None
     for name in ("one.wav", "two.wav"):
         assert np.array_equal(soundfile.read(name, dtype="int16")[0], expected)
     # Nothing was cached beside the installed files.
-    assert not list(FOLDER.glob("*.prefix"))
+    assert not list(BUILT_IN.glob("*.prefix"))
 
 
 def test_the_users_own_voice_of_the_same_name_comes_first(
@@ -72,7 +72,7 @@ def test_the_users_own_voice_of_the_same_name_comes_first(
 ) -> None:
     store = VoiceStore()
     built_in = store.load("heart")
-    michael = Voice.load(FOLDER / "michael.voice").save(folder / "mine.voice")
+    michael = Voice.load(BUILT_IN / "michael.voice").save(folder / "mine.voice")
     own = Voice(michael.header.model_copy(update={"name": "heart"}), michael.prompt)
 
     assert cli.main(["voices", "list"]) == 0
@@ -97,7 +97,7 @@ def test_a_built_in_voice_cannot_be_removed(capsys: pytest.CaptureFixture[str]) 
     assert said == (
         "error: voice heart is built in and cannot be removed; add a voice of that name to replace it\n"
     )
-    assert (FOLDER / "heart.voice").is_file()
+    assert (BUILT_IN / "heart.voice").is_file()
 
 
 def test_it_is_not_offered_with_another_audio_vae(speaking: Callable[..., str]) -> None:
