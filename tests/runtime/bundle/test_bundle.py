@@ -65,7 +65,7 @@ def test_another_precisions_files_are_looked_at_on_request_only(bundle_folder):
         open_bundle(bundle_folder, "int8", verify=True)
 
 
-def test_a_second_start_hashes_nothing(bundle_folder, hashed):
+def test_a_second_start_hashes_nothing(bundle_folder, hashed, tmp_path):
     open_bundle(bundle_folder)
     assert len(hashed) > 6
     hashed.clear()
@@ -74,6 +74,12 @@ def test_a_second_start_hashes_nothing(bundle_folder, hashed):
     assert not hashed
 
     open_bundle(bundle_folder, verify=True)
+    assert "tokenizer.json" in hashed
+    # A damaged record of digests only costs time.
+    (record,) = (tmp_path / "cache" / "verified").iterdir()
+    record.write_text("[]")
+    hashed.clear()
+    open_bundle(bundle_folder)
     assert "tokenizer.json" in hashed
 
 
@@ -140,9 +146,8 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.skipif(sys.platform != "linux" and os.geteuid() == 0, reason="root may read everything")
-@pytest.mark.parametrize("what", ["manifest.json", "tokenizer/tokenizer.json", "a.voice", "."])
+@pytest.mark.parametrize("what", ["tokenizer/tokenizer.json", "a.voice"])
 def test_what_may_not_be_read_is_one_line(bundle_folder, tmp_path, what):
-    """A file of a bundle, its folder, or a voice."""
     voice = tmp_path / "a.voice"
     voice.write_bytes(b"x")
     path = voice if what == "a.voice" else bundle_folder / what
@@ -164,15 +169,3 @@ def test_what_may_not_be_read_is_one_line(bundle_folder, tmp_path, what):
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
     assert line.startswith("error: ")
     assert "ermission denied" in line
-
-
-@pytest.mark.parametrize("damage", ["{", "[]", '{"tokenizer/tokenizer.json": 1}'])
-def test_a_damaged_record_of_digests_only_costs_time(bundle_folder, hashed, damage, tmp_path):
-    open_bundle(bundle_folder)
-    (record,) = (tmp_path / "cache" / "verified").iterdir()
-    record.write_text(damage)
-    hashed.clear()
-
-    open_bundle(bundle_folder)
-
-    assert "tokenizer.json" in hashed

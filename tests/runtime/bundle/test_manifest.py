@@ -22,7 +22,6 @@ def listed(bundle_folder, name):
     "needed",
     [
         "tokenizer/tokenizer_config.json",
-        "constants/embed_tokens.npy",
         "constants/res_to_dit_proj_b.npy",
         WEIGHTS,
     ],
@@ -36,8 +35,8 @@ def test_each_file_of_speech_must_be_listed(bundle_folder, needed):
 
 @pytest.mark.parametrize(
     "name",
-    ["/etc/passwd", "constants/../../secret", "constants//a", "constants\\a\\b", "C:/a", "constants/\u202ea", ""],
-)  # fmt: skip
+    ["/etc/passwd", "constants/../../secret", "constants\\a\\b", "constants/\u202ea"],
+)
 def test_a_path_that_is_not_in_a_folder_of_the_bundle_is_refused(bundle_folder, name):
     listed(bundle_folder, name)
 
@@ -55,15 +54,13 @@ def spoken_with(bundle_folder, extra):
 
 
 @pytest.mark.parametrize(
-    "extra",
+    ("extra", "linked", "verify"),
     [
-        "int8/locdit_step.mlpackage/Data/com.apple.CoreML/weights/weight.bin",
-        "constants/other.npy",
-        "tokenizer/added_tokens.json",
+        ("int8/locdit_step.mlpackage/Data/com.apple.CoreML/weights/weight.bin", False, False),
+        ("constants/other.npy", True, False),
+        ("tokenizer/added_tokens.json", False, True),
     ],
 )
-@pytest.mark.parametrize("linked", [False, True])
-@pytest.mark.parametrize("verify", [False, True])
 def test_a_file_or_link_that_is_not_listed_is_refused(bundle_folder, extra, linked, verify, tmp_path):
     """Nothing compares it with anything, and what reads the folder might read it."""
     path = spoken_with(bundle_folder, extra)
@@ -78,18 +75,16 @@ def test_a_file_or_link_that_is_not_listed_is_refused(bundle_folder, extra, link
     assert "\n" not in str(caught.value)
 
 
-def test_a_compiled_form_beside_a_package_need_not_be_listed(bundle_folder):
-    """An app ships it, and Core ML makes it on the Mac where the bundle is compiled."""
-    spoken_with(bundle_folder, "int8/locdit_step.mlmodelc/model.mil").write_bytes(b"x")
-
-    assert open_bundle(bundle_folder, "int8").precision == "int8"
-
-
 @pytest.mark.parametrize(
     "extra",
-    ["constants/.DS_Store", "int8/._locdit_step.mlpackage", "int8/notes.txt", "tokenizer/Thumbs.db",
-     "fp16/locdit_step.mlpackage/notes.txt"],
-)  # fmt: skip
+    [
+        "constants/.DS_Store",
+        "int8/notes.txt",
+        "fp16/locdit_step.mlpackage/notes.txt",
+        # An app ships it, and Core ML makes it on the Mac where the bundle is compiled.
+        "int8/locdit_step.mlmodelc/model.mil",
+    ],
+)
 def test_a_file_that_nothing_reads_is_passed_over(bundle_folder, extra):
     """The system's files between the bundle's, and the files of other precisions."""
     spoken_with(bundle_folder, extra).write_bytes(b"x")
@@ -174,7 +169,6 @@ def npy(shape, descr="<f4", version=b"\x01\x00", data=b""):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (npy("(120, 8)", "<U4", data=bytes(120 * 8 * 16)), "expected float32 or float16 of shape"),
         (npy("(120, 8)", "|O", data=b"cposix\nsystem\n."), "cannot be read"),
         (npy("(120, 8)", "<i4", data=bytes(120 * 8 * 4)), r"got int32 of \(120, 8\)"),
         (npy("(100000000000, 100000000000)"), "cannot be read"),
@@ -209,7 +203,6 @@ def as_recorded(bundle_folder):
 @pytest.mark.parametrize(
     ("where", "key", "value"),
     [
-        ("lm_config", "num_hidden_layers", 10**9),
         ("lm_config", "vocab_size", 10**12),
         ("audio_vae_config", "encoder_rates", [2] * 10**5),
     ],

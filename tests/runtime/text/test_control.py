@@ -24,38 +24,35 @@ def upstreams_cli():
     return module
 
 
-@pytest.mark.parametrize("text", ["Hello.", " Hello.", "(slow) Hello.", "你好"])
-@pytest.mark.parametrize("control", [None, "", " \n", "warm, slow", "  warm ", "warm (a bit) voice", "温柔"])
+@pytest.mark.parametrize("text", ["Hello.", "(slow) Hello."])
+@pytest.mark.parametrize("control", [None, " \n", "  warm, slow ", "warm (a bit) voice"])
 def test_a_control_is_written_as_upstream_does(upstreams_cli, text, control):
     assert written(text, control) == upstreams_cli.build_final_text(text, control)
 
 
-@pytest.mark.parametrize("control", ["(warm)", " ( warm ) ", "（warm）", "((warm))", "（(warm)）"])
-def test_parentheses_around_a_control_are_not_doubled(control):
-    assert written("Hello.", control) == "(warm)Hello."
+@pytest.mark.parametrize(
+    ("control", "text"),
+    [
+        ("warm", "warm"), (" ( warm ) ", "warm"), ("（(warm)）", "warm"), ("(warm) (slow)", "(warm) (slow)"),
+        ("()", ""), ("(())", ""),
+    ],
+)  # fmt: skip
+def test_parentheses_around_all_of_a_control_are_not_doubled(control, text):
+    assert described(control) == text
 
 
-def test_parentheses_around_each_half_are_not_around_all_of_it():
-    assert written("Hello.", "(warm) (slow)") == "((warm) (slow))Hello."
-
-
-@pytest.mark.parametrize("control", ["warm", "warm (a bit) voice", "温柔（一点）"])
+@pytest.mark.parametrize("control", ["warm (a bit) voice", "温柔（一点）"])
 @pytest.mark.parametrize("text", ["Hello (you).", "", "No :) no"])
 def test_the_control_of_a_text_is_taken_off_again(text, control):
     assert without_control(controlled(text, control)) == text
 
 
-@pytest.mark.parametrize("text", ["", "Hello (you).", "(never closed", ") no (", " (late) it"])
+@pytest.mark.parametrize("text", ["", "Hello (you).", "(never closed", ") no ("])
 def test_a_text_without_a_control_stays_whole(text):
     assert without_control(text) == text
 
 
-@pytest.mark.parametrize("control", ["()", "（ ）", "(())"])
-def test_empty_parentheses_are_no_control(control):
-    assert written("Hello.", control) == "Hello."
-
-
-@pytest.mark.parametrize("control", ["warm) loud", "(warm", "warm（", ")warm(", "(warm))"])
+@pytest.mark.parametrize("control", ["warm) loud", "warm（", ")warm("])
 def test_a_parenthesis_without_a_partner_is_refused(control):
     with pytest.raises(InputError, match="has no partner") as caught:
         written("Hello.", control)

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edited_manifest import edit_manifest
 from voxcpm_constants.errors import BundleError
-from voxcpm_constants.manifest import Manifest, record_file
+from voxcpm_constants.manifest import record_file
 from voxcpm_conversion.default_bundle import DEFAULT_CHECKPOINT
 from voxcpm_runtime.commands import cli
 from voxcpm_runtime.text.tokenizer import TextTokenizer
@@ -87,21 +88,11 @@ def test_so_it_is_on_a_thousand_random_texts(published, llama):
         assert ours(text) == theirs(text), repr(text)
 
 
-def test_without_leading_spaces_and_markup_transformers_4_gives_the_same(published, as_it_stands):
-    ours, theirs = TextTokenizer.from_folder(published), as_it_stands(published)
-
-    for text in TEXTS:
-        if not text.startswith((" ", "▁")) and "<" not in text:
-            assert ours(text) == theirs(text), text
-
-
 @pytest.mark.parametrize(
     "changes",
     [
-        {"legacy": False},
         {"add_prefix_space": False},
         {"split_special_tokens": True},
-        {"extra_special_tokens": ["world"]},
         {"added_tokens_decoder": {"1": {"content": "<s>", "special": True}}},
     ],
 )
@@ -128,14 +119,10 @@ def test_a_tokeniser_with_its_own_normaliser_runs_as_it_stands(as_it_stands, lla
     assert ours("they went in opposite directions.") == fifth("they went in opposite directions.")
 
 
-def test_an_unknown_first_character_is_told():
-    tokenizer = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
-    assert tokenizer.unknown_characters("好 there") == "好"
-    assert tokenizer.unknown_characters(" there") == ""
-
-
 def test_characters_without_a_token_are_told(published):
-    assert TextTokenizer.from_folder(DEFAULT_CHECKPOINT).unknown_characters("Hello 你 there ☃☃.") == "你☃"
+    letters = TextTokenizer.from_folder(DEFAULT_CHECKPOINT)
+    assert letters.unknown_characters("Hello 你 there ☃☃.") == "你☃"
+    assert (letters.unknown_characters("好 there"), letters.unknown_characters(" there")) == ("好", "")
     assert TextTokenizer.from_folder(published).unknown_characters("Hello 你 ☃ \x01.") == ""
 
 
@@ -143,9 +130,7 @@ def test_characters_without_a_token_are_told(published):
     ("file", "content", "message"),
     [
         ("tokenizer.json", "{", "cannot be read"),
-        ("tokenizer.json", "[]", "expected a JSON object"),
         ("tokenizer.json", '{"model": {"type": "Unigram"}}', "expected a BPE tokeniser"),
-        ("tokenizer.json", '{"model": {"type": "BPE"}}', "not a tokeniser file"),
         ("tokenizer_config.json", None, "cannot be read"),
     ],
 )
@@ -179,7 +164,6 @@ def changed(tmp_path):
     "part",
     [
         {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}},
-        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}},
         {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
             {"type": "Split", "pattern": {"Regex": "(x*)*y"}, "behavior": "Removed", "invert": False}]}},
     ],
@@ -209,16 +193,10 @@ def sequence(*steps):
     ("part", "message"),
     [
         (sequence(*[replace("l", "l" * 200)] * 3), r"at most 100 times as long, got 8e\+06 times"),
-        (sequence(replace("l", "l" * 10), sequence(replace("l", "l" * 11))["normalizer"]), "got 110 times"),
         ({"normalizer": replace("ab", "l" * 202)}, "got 101 times"),
-        ({"normalizer": prepend("l" * 100)}, "got 101 times"),
         (sequence(*[{"type": "NFKD"}, replace("l", "\ufdfa")] * 2), "expected its step NFKD once"),
         ({"normalizer": replace("", "l")}, "a text of at least one character in its step Replace"),
-        ({"normalizer": {"type": "Replace", "pattern": "l", "content": "l"}}, "it has a regular expression"),
-        ({"normalizer": {"type": "Replace", "pattern": {"String": "l"}}}, "a text as the content"),
         (sequence(*[replace("l", "m")] * 65), "at most 64 steps, got 65"),
-        (sequence("Lowercase"), "got 'None'"),
-        ({"normalizer": {"normalizers": [{"type": "Lowercase"}]}}, "got 'None'"),
     ],
 )  # fmt: skip
 def test_a_normaliser_may_make_a_text_longer_only_within_a_bound(changed, part, message):
@@ -270,16 +248,13 @@ def test_a_tokeniser_that_draws_its_tokens_is_refused(changed):
         TextTokenizer.from_folder(changed({"model": {"dropout": 0.5}}))
 
 
-@pytest.mark.parametrize("name", ["Precompiled", "FixedLength"])
-def test_at_the_command_line_such_a_tokeniser_is_one_line(speaking, folder, changed, capfd, name):
+def test_at_the_command_line_such_a_tokeniser_is_one_line(speaking, folder, changed, capfd):
+    name = "FixedLength"
     bundle = Path(speaking)
     shutil.copyfile(changed(PANICS[name][0]) / "tokenizer.json", bundle / "tokenizer" / "tokenizer.json")
-    manifest = Manifest.read(bundle)
-    records = {
-        **manifest.files,
-        "tokenizer/tokenizer.json": record_file(bundle / "tokenizer" / "tokenizer.json"),
-    }
-    manifest.model_copy(update={"files": records}).write(bundle)
+    file = "tokenizer/tokenizer.json"
+    record = record_file(bundle / file).model_dump()
+    edit_manifest(bundle, lambda document: document["files"].update({file: record}))
 
     assert cli.main(["generate", speaking, "--text", "hello.", "-o", "out.wav"]) == 2
 

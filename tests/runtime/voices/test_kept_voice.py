@@ -52,14 +52,6 @@ def test_a_voice_speaks_on_every_bundle_of_its_generation(
     assert not np.array_equal(first, other)
 
 
-def test_saved_states_beside_a_voice_belong_to_one_bundle_each(tiny_bundle: Path, path: Path) -> None:
-    for precision in ("int8", "fp16", "int8"):
-        with VoxCPM.from_bundle(tiny_bundle, precision=precision) as tts:
-            tts.generate("and", voice=path, **GIVEN)
-
-    assert len(list(prefix_files(path))) == 2
-
-
 FOREIGN = (
     # These look like a temp file or a prefix.
     ".ada.voice.mine.part",
