@@ -139,9 +139,6 @@ def _lifespan(
         beginning = asyncio.ensure_future(begin(await open_rooms()))
         yield
         beginning.cancel()
-        await service.sessions.close()
-        for room in service.rooms.values():
-            await room.close()
-        await service.bundles.close()
+        await service.close()
 
     return lifespan

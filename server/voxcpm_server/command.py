@@ -75,7 +75,7 @@ def serve(
                 failures.append(failure)
                 server.should_exit = True
             elif not quiet:
-                typer.echo(f"listening on {_url(listener)} ({service.model_names[0]})", err=True)
+                typer.echo(f"listening on {_url(listener)} ({service.bundles.names[0]})", err=True)
                 for name, socket_ in listeners.items():
                     typer.echo(f"listening on {_url(socket_, 'tcp')} ({name.capitalize()})", err=True)
 

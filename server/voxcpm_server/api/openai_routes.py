@@ -54,7 +54,7 @@ async def create_speech(
             request,
             served,
             given,
-            Encoder(asked.response_format, served.speeches.sample_rate, asked.sample_rate, asked.speed),
+            Encoder(asked.response_format, served.tts.sample_rate, asked.sample_rate, asked.speed),
             events=asked.stream_format == "sse",
             whole=not asked.stream,
         )
@@ -76,7 +76,7 @@ async def list_models(request: Request) -> dict[str, Any]:
 @router.get("/models/{model}", tags=["lists"], responses={404: DOCUMENTED[404]})
 async def show_model(model: str, request: Request) -> dict[str, Any]:
     """One of the models."""
-    await service_of(request).bundles.check(model)
+    await service_of(request).bundles.find(model)
     return {"id": model, "object": "model", "created": 0, "owned_by": "voxcpm-coreml"}
 
 

@@ -119,11 +119,11 @@ async def about(request: Request) -> About:
 
 
 def _facts(served: Served) -> ModelFacts:
-    if served.opened is None:
+    if served.loaded is None:
         return ModelFacts(id=served.name, sample_rate=None, takes_instructions=None, needs_transcript=None)
     return ModelFacts(
         id=served.name,
-        sample_rate=served.speeches.sample_rate,
+        sample_rate=served.tts.sample_rate,
         takes_instructions=served.takes_instructions,
         needs_transcript=not served.tts.bundle.architecture.traits.takes_reference,
     )

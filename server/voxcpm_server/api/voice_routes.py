@@ -17,9 +17,8 @@ from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service, service_of
-from voxcpm_server.speech.speech_answers import speak
+from voxcpm_server.speech.speech_answers import speak, unless_gone
 from voxcpm_server.speech.speech_requests import decoded_recording
-from voxcpm_server.speech.streaming import unless_gone
 
 router = APIRouter(tags=["voices"])
 _PREVIEW_SEED = 0
@@ -78,7 +77,7 @@ async def _made(
         "prompt" if transcript else "reference": "upload",
         "sha256": hashlib.sha256(content).hexdigest(),
     }
-    turn = await served.speeches.queue.enter(owner)
+    turn = await service.queue.enter(owner)
     try:
         make = partial(
             served.tts.create_voice,
@@ -128,7 +127,7 @@ async def preview_voice(
         voice = await run_in_threadpool(service.voices.named, name, served.built_in_voices)
         if voice is not None:
             given["voice"] = voice
-        return await speak(request, served, given, Encoder("mp3", served.speeches.sample_rate))
+        return await speak(request, served, given, Encoder("mp3", served.tts.sample_rate))
 
 
 def _document(voice: Voice, service: Service) -> VoiceDocument:

@@ -71,7 +71,7 @@ async def stream_contexts(websocket: WebSocket, voice: str) -> None:
         service = service_of(websocket)
         # Names of ElevenLabs' own models mean the default bundle.
         model = websocket.query_params.get("model_id")
-        with await service.bundles.lease(model if model in service.model_names else None) as served:
+        with await service.bundles.lease(model if model in service.bundles.names else None) as served:
             wishes = await run_in_threadpool(_wishes, websocket, service, served, voice)
         return _Contexts(websocket, service, wishes)
 
@@ -129,7 +129,7 @@ class _Contexts(JsonSocket):
         wishes, speed = self._wishes, _speed(voice_settings)
 
         def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
-            return wishes.given, Encoder(wishes.codec, served.speeches.sample_rate, wishes.sample_rate, speed)
+            return wishes.given, Encoder(wishes.codec, served.tts.sample_rate, wishes.sample_rate, speed)
 
         stream = await self.begun(wishes.model, wanted)
         context = self._contexts[name] = _Context(name, stream, Alignment(restarts=wishes.times_restart))

@@ -31,8 +31,8 @@ from voxcpm_server.rooms import Room
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import cancelled_with, to_its_end
 from voxcpm_server.speech.service import Service
+from voxcpm_server.speech.speech_answers import unless_gone
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
-from voxcpm_server.speech.streaming import unless_gone
 
 _log = logging.getLogger("voxcpm_server")
 _DAY = 86_400
@@ -283,7 +283,7 @@ class Jobs(Room):
                 500, f"it was begun {MAX_STARTS} times without a finished segment, and is given up"
             )
         with await self._bundles.lease(job.asked["model"]) as served:
-            queue = served.speeches.queue
+            queue = self.service.queue
             turn = await queue.enter_last()
 
             async def enter_again() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 from starlette.requests import HTTPConnection
 
@@ -15,10 +15,11 @@ from voxcpm_server.rooms import Room, doors
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.queueing import FairQueue
 from voxcpm_server.speech.served_bundles import Bundles, Source, bytes_of
-from voxcpm_server.speech.speaking import Speeches
 from voxcpm_server.speech.stored_voices import StoredVoices, read_aliases
 from voxcpm_server.streams.conversations import OpenConversations
-from voxcpm_server.streams.sessions import Sessions
+
+if TYPE_CHECKING:
+    from voxcpm_server.speech.speaking import Pipe
 
 
 class Service:
@@ -40,23 +41,19 @@ class Service:
         self.replicated = replicated
         """Whether other apps answer at the same address."""
         self.settings = settings
+        self.needs_key = bool(len(keys))
+        """Whether clients must send one of the server's keys."""
         self._several_keys = len(keys) > 1
         per_key = settings.queue_per_key or self.max_per_key(settings.queue)
         self.queue = FairQueue(settings.concurrency, settings.queue, per_key)
         maximum = settings.max_conversations
         self.conversations = OpenConversations(maximum, self.max_per_key(maximum))
         self.metrics = Metrics(self.queue, self.conversations)
-        self.bundles = Bundles(
-            default,
-            settings.model_name,
-            named,
-            lambda tts: Speeches(tts, settings, self.queue, self.metrics),
-            max_bytes=bytes_of(settings.max_memory, "--max-memory") if settings.max_memory else None,
-        )
-        self.sessions = Sessions(settings, self.metrics)
+        max_bytes = bytes_of(settings.max_memory, "--max-memory") if settings.max_memory else None
+        self.bundles = Bundles(default, settings.model_name, named, max_bytes=max_bytes)
+        self.streams: set[Pipe[Any]] = set()
+        """The speeches that are being made."""
         self.voices = StoredVoices(VoiceStore(settings.voices_folder), read_aliases(settings.voice_aliases))
-        self.needs_key = bool(len(keys))
-        """Whether clients must send one of the server's keys."""
         self.draining = False
         """Whether the server is shutting down: it finishes the requests in progress."""
         self.rooms: dict[str, Room] = {name: door(self) for name, door in doors().items()}
@@ -75,10 +72,13 @@ class Service:
         if self.replicated:
             raise ApiError(501, f"{what}; not with --ray, where several answer at this address")
 
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """The names of all bundles, the default one's own first."""
-        return self.bundles.names
+    async def close(self) -> None:
+        """Cancel all speeches, and close the rooms and bundles."""
+        for stream in list(self.streams):
+            await stream.aclose()
+        for room in self.rooms.values():
+            await room.close()
+        await self.bundles.close()
 
 
 def service_of(request: HTTPConnection) -> Service:

@@ -1,27 +1,28 @@
-"""Answers with speech: streamed audio, server-sent events, or the whole audio at once."""
+"""Answers with speech: streamed audio, server-sent events, or the whole audio at once.
+
+Their work is cancelled when the client goes away or stalls.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from functools import partial
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
-from voxcpm_server.errors import as_api_error
+from voxcpm_server.errors import CLIENT_GONE, as_api_error, client_gone
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import service_of
-from voxcpm_server.speech.speaking import SpeechStream
-from voxcpm_server.speech.streaming import StreamedResponse, ended, unless_gone
+from voxcpm_server.speech.speaking import SpeechStream, stopped
 
-_EVENTS = "text/event-stream"
+Result = TypeVar("Result")
 # Voice agents' clients time out after 5 seconds without data.
 _SILENT_SECONDS = 3.0
 
@@ -40,83 +41,54 @@ async def speak(
     served: the bundle, which stays open until all is spoken. given: arguments of `VoxCPM.speak`.
     Raises ApiError and what `VoxCPM.speak` raises, as long as nothing has been sent.
     """
-    service = service_of(request)
-    planned = await unless_gone(request, served.speeches.planned(given))
-    beginning = asyncio.ensure_future(
-        served.speeches.begin(
-            request.state.owner, planned, whole=whole, speed=encoder.speed, began=request.state.began
-        )
-    )
-    _hold(served, beginning)
-    headers = {
-        "X-Seed": str(planned.seed),
-        "X-Sample-Rate": str(encoder.sample_rate),
-        "Cache-Control": "no-store",
-    }
-    patience = service.settings.client_timeout
-    end = partial(_end, beginning)
+    patience = service_of(request).settings.client_timeout
+    stream = SpeechStream(
+        service_of(request), served, request.state.owner,
+        whole=whole, speed=encoder.speed, since=request.state.began,
+    )  # fmt: skip
     try:
+        await unless_gone(request, stream.prepare(given))
+        headers = {
+            "X-Seed": str(stream.plan.randomness.seed or 0),
+            "X-Sample-Rate": str(encoder.sample_rate),
+            "Cache-Control": "no-store",
+        }
+        beginning = stream.begin()
+        # A request that cannot be spoken fails in this time, with a status.
         await unless_gone(request, asyncio.wait({beginning}, timeout=_SILENT_SECONDS if events else None))
-        if events and not beginning.done():
-            # A request that cannot be spoken has failed by now, with a status.
-            return StreamedResponse(_events(beginning, encoder), _EVENTS, headers, patience, end)
-        stream = beginning.result()
+        if beginning.done():
+            beginning.result()
+        if events:
+            parts = _events(beginning, stream, encoder)
+            return StreamedResponse(parts, "text/event-stream", headers, patience, stream.aclose)
+        content_type = encoder.format.content_type
+        if not whole:
+            return StreamedResponse(_audio(stream, encoder), content_type, headers, patience, stream.aclose)
+        body = b"".join([part async for part in _audio(stream, encoder, headed=False)])
     except BaseException:
-        await end()
-        raise
-    if events:
-        return StreamedResponse(_events(beginning, encoder), _EVENTS, headers, patience, end)
-    if not whole:
-        parts = _audio(stream, encoder)
-        return StreamedResponse(parts, encoder.format.content_type, headers, patience, end)
-    body = b"".join([part async for part in _encoded(stream, encoder)])
-    headers["X-Audio-Duration"] = f"{encoder.samples / encoder.sample_rate:.3f}"
-    return Response(encoder.header(encoder.samples) + body, 200, headers, encoder.format.content_type)
-
-
-def _hold(served: Served, beginning: asyncio.Task[SpeechStream]) -> None:
-    """Keep the bundle open until the speech has ended."""
-    release = served.hold()
-
-    def begun(task: asyncio.Task[SpeechStream]) -> None:
-        if task.cancelled() or task.exception() is not None:
-            release()
-        else:
-            task.result().when_done(release)
-
-    beginning.add_done_callback(begun)
-
-
-async def _end(beginning: asyncio.Task[SpeechStream]) -> None:
-    """Cancel a speech, whether it has begun or not."""
-    await ended(beginning)
-    if not beginning.cancelled() and beginning.exception() is None:
-        await beginning.result().aclose()
-
-
-async def _encoded(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes, None]:
-    """The encoded speech without a header. Closes the stream. Encoding a long piece takes seconds, hence threads."""
-    try:
-        async for piece in stream:
-            if data := await run_in_threadpool(encoder.encode, piece):
-                yield data
-        if data := await run_in_threadpool(encoder.finish):
-            yield data
-    finally:
         await stream.aclose()
+        raise
+    headers["X-Audio-Duration"] = f"{encoder.seconds:.3f}"
+    return Response(encoder.header(encoder.samples) + body, 200, headers, content_type)
 
 
-async def _audio(stream: SpeechStream, encoder: Encoder) -> AsyncGenerator[bytes, None]:
-    # Close the inner generator with this one, not when it is garbage collected.
-    async with aclosing(_encoded(stream, encoder)) as parts:
-        # At once: with a speed other than 1, the first audio comes later than the first patch.
-        if header := encoder.header():
-            yield header
-        async for data in parts:
+async def _audio(
+    stream: SpeechStream, encoder: Encoder, *, headed: bool = True
+) -> AsyncGenerator[bytes, None]:
+    """The encoded speech. Encoding a long piece takes seconds, hence threads."""
+    # At once: with a speed other than 1, the first audio comes later than the first patch.
+    if headed and (header := encoder.header()):
+        yield header
+    async for piece in stream:
+        if data := await run_in_threadpool(encoder.encode, piece):
             yield data
+    if data := await run_in_threadpool(encoder.finish):
+        yield data
 
 
-async def _events(beginning: asyncio.Task[SpeechStream], encoder: Encoder) -> AsyncGenerator[bytes, None]:
+async def _events(
+    beginning: asyncio.Task[None], stream: SpeechStream, encoder: Encoder
+) -> AsyncGenerator[bytes, None]:
     """Server-sent events like OpenAI's: deltas of audio in base64, then `done` with usage and length.
 
     Comments keep the connection alive until the speech has begun. An error is sent as an event, then raised.
@@ -125,21 +97,93 @@ async def _events(beginning: asyncio.Task[SpeechStream], encoder: Encoder) -> As
         while not beginning.done():
             yield b": waiting\n\n"
             await asyncio.wait({beginning}, timeout=_SILENT_SECONDS)
-        stream = beginning.result()
-        async with aclosing(_audio(stream, encoder)) as parts:
-            async for data in parts:
-                yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+        beginning.result()
+        async for data in _audio(stream, encoder):
+            yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
     except Exception as error:  # noqa: BLE001 - the status has been sent, so the error is an event
         answer = as_api_error(error)
         yield _event({"type": "error", **answer.document})
         # A client that ignores error events must not take a part for the whole.
         raise answer from None
-    tokens = stream.text_tokens
-    usage = {"input_tokens": tokens, "output_tokens": stream.patches, "total_tokens": tokens + stream.patches}
-    seconds = round(encoder.samples / encoder.sample_rate, 3)
-    yield _event({"type": "speech.audio.done", "usage": usage, "seconds": seconds})
+    tokens, patches = stream.text_tokens, stream.patches
+    usage = {"input_tokens": tokens, "output_tokens": patches, "total_tokens": tokens + patches}
+    yield _event({"type": "speech.audio.done", "usage": usage, "seconds": encoder.seconds})
     yield b"data: [DONE]\n\n"
 
 
 def _event(document: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(document)}\n\n".encode()
+
+
+async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of work, which is cancelled if the client goes away. The request's body must have been read.
+
+    Raises what the work raises, and ApiError (499) if the client goes away.
+    """
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise client_gone()
+        return working.result()
+    finally:
+        await stopped(gone)
+        await stopped(working)
+
+
+class StreamedResponse(Response):
+    """An answer whose parts are sent as they are made.
+
+    It ends if the client goes away or takes nothing for `patience` seconds. After an error the connection is closed
+    before the end of the body, so that the client does not take a part for the whole. The generator of the parts is
+    always closed, and `end` called: a generator that was never started does nothing when it is closed.
+    """
+
+    def __init__(
+        self,
+        parts: AsyncGenerator[bytes, None],
+        media_type: str,
+        headers: Mapping[str, str],
+        patience: float,
+        end: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(media_type=media_type, headers=dict(headers))
+        del self.headers["content-length"]
+        self._parts = parts
+        self._patience = patience
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the parts."""
+        sending = asyncio.ensure_future(self._send(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            error = sending.exception() if sending.done() else client_gone()
+        finally:
+            await stopped(gone)
+            await stopped(sending)
+            await self._parts.aclose()
+            await self._end()
+        if error is not None:
+            status = CLIENT_GONE if isinstance(error, OSError) else as_api_error(error).status_code
+            scope.setdefault("state", {})["broken_off"] = status
+
+    async def _send(self, send: Send) -> None:
+        async def taken(message: Message) -> None:
+            try:
+                await asyncio.wait_for(send(message), self._patience)
+            except asyncio.TimeoutError:
+                raise client_gone(f"the client took nothing for {self._patience:g} s") from None
+
+        # An earlier answer on this connection may still be unread.
+        await taken({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for part in self._parts:
+            await taken({"type": "http.response.body", "body": part, "more_body": True})
+        await taken({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from voxcpm_server.errors import CLIENT_GONE, ApiError, as_api_error
+from voxcpm_server.errors import CLIENT_GONE, ApiError, as_api_error, client_gone
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.streams.sessions import SessionStream
@@ -34,8 +33,8 @@ class OpenConversations:
     def __init__(self, maximum: int, max_per_key: int) -> None:
         self._maximum = maximum
         self._max_per_key = max_per_key
-        self._open: list[Conversation | None] = []
-        self._owners: Counter[str] = Counter()
+        # With their owners; None is a handshake.
+        self._open: list[tuple[str, Conversation | None]] = []
         self._draining = False
 
     def __len__(self) -> int:
@@ -45,22 +44,20 @@ class OpenConversations:
     def admitted(self, owner: str, conversation: Conversation | None = None) -> Iterator[None]:
         """Count a conversation, or None for a handshake, while it lasts. Raises as `check`."""
         self.check(owner)
-        self._open.append(conversation)
-        self._owners[owner] += 1
+        self._open.append((owner, conversation))
         try:
             yield
         finally:
-            self._open.remove(conversation)
-            self._owners[owner] -= 1
-            self._owners += Counter()  # drops owners without conversations
+            self._open.remove((owner, conversation))
 
     def check(self, owner: str) -> None:
         """Raises ApiError: 503 at shutdown or if too many conversations are open, 429 if too many of this key are."""
         if self._draining:
             raise server_ends()
+        own = sum(owner == other for other, _ in self._open)
         for count, maximum, status, whose in (
             (len(self._open), self._maximum, 503, ""),
-            (self._owners[owner], self._max_per_key, 429, " of this key"),
+            (own, self._max_per_key, 429, " of this key"),
         ):
             if count >= maximum:
                 message = f"{count} conversations{whose} are open already, the most that may"
@@ -69,11 +66,13 @@ class OpenConversations:
     async def drain(self, seconds: float, hurried: Callable[[], bool]) -> None:
         """Take no new conversations, let speeches finish for so long, or until `hurried`, and end the rest."""
         self._draining = True
-        for conversation in filter(None, list(self._open)):
-            conversation.end_when_silent()
+        for _, conversation in self._open:
+            if conversation is not None:
+                conversation.end_when_silent()
         await self._wait(seconds, hurried)
-        for conversation in filter(None, list(self._open)):
-            conversation.fail(server_ends())
+        for _, conversation in self._open:
+            if conversation is not None:
+                conversation.fail(server_ends())
         # For the last messages, which a client that does not read must not delay.
         await self._wait(1)
 
@@ -149,7 +148,7 @@ class Conversation(ABC):
         self.service.queue.check(self.owner)
         with await self.service.bundles.lease(model) as served:
             given, encoder = await run_in_threadpool(asked, served)
-            return await self.service.sessions.begin(served, self.owner, given, encoder)
+            return await SessionStream.begun(self.service, served, self.owner, given, encoder)
 
     def speak(self, stream: SessionStream, sending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Send a stream in a task that ends with the conversation, and whose error ends it. Closes the stream."""
@@ -199,9 +198,9 @@ class Conversation(ABC):
         try:
             result = await asyncio.wait_for(sent, patience)
         except asyncio.TimeoutError:
-            raise ApiError(CLIENT_GONE, f"the client took nothing for {patience:g} s") from None
+            raise client_gone(f"the client took nothing for {patience:g} s") from None
         except OSError:
-            raise ApiError(CLIENT_GONE, "the client has gone away") from None
+            raise client_gone() from None
         self._active_at = time.monotonic()
         return result
 
@@ -228,7 +227,7 @@ class Conversation(ABC):
                     receiving = None
                     self._active_at = time.monotonic()
                     if message is None:
-                        raise ApiError(CLIENT_GONE, "the client has gone away")
+                        raise client_gone()
                     if not await self.handle(message):
                         return
                 elif self._ends_when_silent and not self._speeches:

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from voxcpm_server.errors import CLIENT_GONE, ApiError, close_code
+from voxcpm_server.errors import CLIENT_GONE, ApiError, client_gone, close_code
 from voxcpm_server.middleware.authentication import KEY_PROTOCOL
 from voxcpm_server.speech.service import Service, service_of
 from voxcpm_server.streams.conversations import CLOSED, ENDING, Conversation
@@ -66,7 +66,7 @@ class JsonSocket(Conversation):
         try:
             await self.in_time(sending)
         except (WebSocketDisconnect, RuntimeError):
-            raise ApiError(CLIENT_GONE, "the client has gone away") from None
+            raise client_gone() from None
 
 
 async def serve_websocket(websocket: WebSocket, begun: Callable[[], Awaitable[JsonSocket]]) -> None:

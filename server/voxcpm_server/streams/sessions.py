@@ -13,19 +13,20 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 
 from voxcpm_runtime import AudioChunk, Cancelled, Session
 from voxcpm_server.errors import ApiError, speech_too_long
-from voxcpm_server.middleware.metrics import Metrics
-from voxcpm_server.settings import Settings
 from voxcpm_server.speech.encoding import Encoder
-from voxcpm_server.speech.pipe import Pipe, Playback
-from voxcpm_server.speech.queueing import FairQueue, Turn
+from voxcpm_server.speech.queueing import Turn
 from voxcpm_server.speech.served_bundles import Served
+from voxcpm_server.speech.speaking import Pipe, Playback
+
+if TYPE_CHECKING:
+    from voxcpm_server.speech.service import Service
 
 _SEED_BITS = 32
 # Encoded pieces that wait for the event loop; the others wait in the session's own buffer.
@@ -50,56 +51,14 @@ class CaughtUp(NamedTuple):
     """Everything up to a flush has been spoken."""
 
 
-class Sessions:
-    """Speaks text in fragments for a server."""
-
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self._settings = settings
-        self._metrics = metrics
-        self._running: set[SessionStream] = set()
-
-    async def begin(
-        self, served: Served, owner: str, given: Mapping[str, Any], encoder: Encoder
-    ) -> SessionStream:
-        """A stream that speaks what is pushed to it.
-
-        served: the bundle, which stays open until all is spoken. owner: whose turns it takes. given: arguments of
-        `VoxCPM.session`. Raises what that raises.
-        """
-        seed = given.get("seed")
-        seed = secrets.randbits(_SEED_BITS) if seed is None else seed
-        speeches = served.speeches
-        stream = SessionStream(owner, seed, encoder, self._settings, speeches.queue, self._metrics)
-
-        def opened() -> None:
-            arguments = {**given, "seed": seed, "buffer_seconds": self._settings.buffer_seconds}
-            stream.read(speeches.session(**arguments, turn=stream.turn))
-
-        self._running.add(stream)
-        stream.when_done(lambda: self._running.discard(stream))
-        stream.when_done(served.hold())
-        try:
-            await run_in_threadpool(opened)
-        except BaseException:
-            await stream.aclose()
-            raise
-        return stream
-
-    async def close(self) -> None:
-        """Cancel all streams, and wait until they have ended."""
-        for stream in list(self._running):
-            await stream.aclose()
-
-
 class SessionStream(Pipe[Spoken | CaughtUp]):
     """The speech of text that comes in fragments; `aclose` ends it.
 
     A turn is held only while there is a complete sentence to speak. A reader that is slower than the speech pauses it.
+    The bundle stays open until all is spoken. owner: whose turns it takes.
     """
 
-    def __init__(
-        self, owner: str, seed: int, encoder: Encoder, settings: Settings, queue: FairQueue, metrics: Metrics
-    ) -> None:
+    def __init__(self, service: Service, served: Served, owner: str, seed: int, encoder: Encoder) -> None:
         super().__init__(_ROOM)
         self.seed = seed
         """The seed that reproduces this speech from the same text, however it is cut into fragments."""
@@ -109,9 +68,9 @@ class SessionStream(Pipe[Spoken | CaughtUp]):
         self.characters = 0
         """Characters pushed so far."""
         self._owner = owner
-        self._settings = settings
-        self._queue = queue
-        self._metrics = metrics
+        self._settings = service.settings
+        self._queue = service.queue
+        self._metrics = service.metrics
         self._session: Session | None = None
         self._closed = False
         self._flushes = 0
@@ -126,7 +85,28 @@ class SessionStream(Pipe[Spoken | CaughtUp]):
         self._worked = 0.0
         self._kept_up = True
         self._playback = Playback()
-        self.when_done(self._leave)
+        self.when_ended(self._leave)
+        served.hold()
+        self.when_ended(served.release)
+        service.streams.add(self)
+        self.when_ended(lambda: service.streams.discard(self))
+
+    @classmethod
+    async def begun(
+        cls, service: Service, served: Served, owner: str, given: Mapping[str, Any], encoder: Encoder
+    ) -> SessionStream:
+        """A stream that speaks what is pushed to it. given: arguments of `VoxCPM.session`, whose errors it raises."""
+        seed = given.get("seed")
+        seed = secrets.randbits(_SEED_BITS) if seed is None else seed
+        stream = cls(service, served, owner, seed, encoder)
+        buffer_seconds = service.settings.buffer_seconds
+        arguments = {**given, "seed": seed, "buffer_seconds": buffer_seconds, "turn": stream.turn}
+        try:
+            await run_in_threadpool(lambda: stream._open(served.tts.session(**arguments)))
+        except BaseException:
+            await stream.aclose()
+            raise
+        return stream
 
     def push(self, text: str) -> None:
         """Speak this after what was pushed before. Raises ApiError (400) if the speech has too many characters."""
@@ -160,13 +140,13 @@ class SessionStream(Pipe[Spoken | CaughtUp]):
         if not self._closed:
             self._closed = True
             if self._session is None:
-                self.end()
+                self.end_now()
             else:
                 self._session.cancel()
             self._more.set()
             if self._entering is not None:
                 self._entering.cancel()
-        await self.done()
+        await self.ended()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -198,14 +178,14 @@ class SessionStream(Pipe[Spoken | CaughtUp]):
             self._turn.leave()
             self._turn = None
 
-    def read(self, session: Session) -> None:
+    def _open(self, session: Session) -> None:
         """Read this session from now on, on a thread."""
-        self._session = session
         if self._closed:
             # It was closed before there was a session to cancel.
             session.close()
-        else:
-            threading.Thread(target=self._read, args=(session,), name="speech", daemon=True).start()
+            return
+        threading.Thread(target=self._read, args=(session,), name="speech", daemon=True).start()
+        self._session = session
 
     def _read(self, session: Session) -> None:
         """The thread's work."""
@@ -213,18 +193,13 @@ class SessionStream(Pipe[Spoken | CaughtUp]):
         last: Exception | None = None
         try:
             seconds = self._pieces(session)
-        except Cancelled as error:
-            outcome, last = "cancelled", error
         except Exception as error:  # noqa: BLE001 - raised where the pieces are read
-            outcome, last = "failed", error
+            outcome, last = "cancelled" if isinstance(error, Cancelled) else "failed", error
         session.close()
         if self._asked is not None:
-            self._metrics.count_speech(
-                outcome,
-                underrun=self._playback.ran_out,
-                work=self._worked,
-                seconds=seconds if self._kept_up else 0,
-            )
+            seconds = seconds if self._kept_up else 0
+            underrun = self._playback.ran_out
+            self._metrics.count_speech(outcome, underrun=underrun, work=self._worked, seconds=seconds)
         self.end(last)
 
     def _pieces(self, session: Session) -> float:

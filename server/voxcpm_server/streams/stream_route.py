@@ -100,7 +100,7 @@ class _Speaker(JsonSocket):
             voice = service.voices.named(asked.voice_name, served.built_in_voices)
             given = bare.arguments(service.settings, served, service.settings.max_characters, voice)
             del given["text"], given["prompt_text"]
-            rate = served.speeches.sample_rate
+            rate = served.tts.sample_rate
             return given, Encoder(asked.response_format, rate, asked.sample_rate, asked.speed)
 
         self._stream = await self.begun(asked.model, wanted)

@@ -125,7 +125,7 @@ class _Talk(Conversation):
 
         def wanted(served: Served) -> tuple[dict[str, Any], Encoder]:
             voice = self.service.voices.named(_voice_name(message), served.built_in_voices)
-            rate = served.speeches.sample_rate
+            rate = served.tts.sample_rate
             return {} if voice is None else {"voice": voice}, Encoder("pcm", rate, rate)
 
         self._stream = await self.begun(None, wanted)
@@ -162,7 +162,7 @@ class _Talk(Conversation):
         voices = [TtsVoice(name=n, description=n, languages=languages, **about) for n in names]
         program = TtsProgram(
             name=_NAME,
-            description=f"VoxCPM ({self.service.model_names[0]})",
+            description=f"VoxCPM ({self.service.bundles.names[0]})",
             voices=voices,
             supports_synthesize_streaming=True,
             **about,
