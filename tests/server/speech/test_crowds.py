@@ -16,12 +16,9 @@ import pytest
 
 from server_on_loopback import ServerOnLoopback
 from voxcpm_server.errors import CLIENT_GONE, ApiError
-from voxcpm_server.settings import Settings
 from voxcpm_server.speech import speech_requests
-from voxcpm_server.speech.queueing import FairQueue
 from voxcpm_server.speech.served_bundles import to_its_end
-from voxcpm_server.speech.speaking import Speeches, SpeechStream
-from voxcpm_server.speech.streaming import StreamedResponse
+from voxcpm_server.speech.speech_answers import StreamedResponse
 from waiting import until
 
 Serving = Callable[..., ServerOnLoopback]
@@ -142,21 +139,19 @@ def test_what_a_job_stores_at_its_end_is_stored_whoever_cancels() -> None:
     assert asyncio.run(cancelled_twice()) == "stored"
 
 
-def test_a_thread_that_cannot_start_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
+def test_a_thread_that_cannot_start_gives_its_turn_back(
+    serve: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve(concurrency=1)
+    start = threading.Thread.start
 
-    monkeypatch.setattr(SpeechStream, "__init__", refused)
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "speech":
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
-    architecture = SimpleNamespace(patch_seconds=0.1, output_sample_rate=16_000)
-    bundle = SimpleNamespace(architecture=architecture)
-    tts: Any = SimpleNamespace(bundle=bundle, plan=lambda **_: SimpleNamespace(bundle=bundle))
-
-    async def begun() -> int:
-        queue = FairQueue(1, 1, 1)
-        speeches = Speeches(tts, Settings(), queue, None)  # type: ignore[arg-type]
-        with pytest.raises(RuntimeError, match="new thread"):
-            await speeches.begin("a", await speeches.planned({}), whole=False, speed=1.0, began=0.0)
-        return queue.busy
-
-    assert asyncio.run(begun()) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        assert httpx2.post(f"{running.url}/v1/audio/speech", json=SAID).status_code == 500
+    assert httpx2.post(f"{running.url}/v1/audio/speech", json=SAID, timeout=60).status_code == 200
+    until(lambda: running.service.queue.busy == running.service.bundles.default.users == 0)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -55,7 +54,6 @@ class Shelf:
             sources.pop("default"),
             None,
             sources,
-            lambda tts: SimpleNamespace(close=self._silent, name=tts.name),  # type: ignore[attr-defined, arg-type, return-value]
             max_bytes=most,
             memory=lambda: 10 * (len(self.loads) - len(self.closed)),
         )
@@ -71,9 +69,6 @@ class Shelf:
             return Unloaded(10, f"generation of {name}", load)
 
         return opened
-
-    async def _silent(self) -> None:
-        pass
 
 
 def test_a_bundle_is_loaded_once_by_all_who_ask_for_it_at_the_same_time() -> None:
@@ -98,7 +93,7 @@ def test_the_least_recently_used_bundle_that_is_silent_makes_room() -> None:
                 pass
         with await shelf.bundles.lease("c"):
             assert shelf.closed == ["b"]
-        release = (await shelf.bundles.lease("a")).hold()
+        used = await shelf.bundles.lease("a")
         with await shelf.bundles.lease("b"):
             # c was used later than a; but somebody uses a. The default bundle stays in any case.
             assert shelf.closed == ["b", "c"]
@@ -106,7 +101,7 @@ def test_the_least_recently_used_bundle_that_is_silent_makes_room() -> None:
                 await shelf.bundles.lease("c")
             assert caught.value.status_code == 503
             assert caught.value.headers == {"Retry-After": "5"}
-        release()
+        used.release()
         await shelf.bundles.close()
         assert shelf.closed == ["b", "c", "default", "a", "b"]
 

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from websockets.sync.client import connect
 
-from voxcpm_server.speech.pipe import Playback
+from voxcpm_server.speech.speaking import Playback
 
 # Chance may give a voice that takes long; whether it does is not what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
@@ -22,7 +22,7 @@ SLOW = 0.05
 @pytest.fixture
 def ran_out(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
     now = [100.0]
-    monkeypatch.setattr("voxcpm_server.speech.pipe.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("voxcpm_server.speech.speaking.time.perf_counter", lambda: now[0])
 
     def played(*pieces: tuple[float, ...]) -> bool:
         """For each piece: seconds to make it, seconds of audio, seconds until the reader has room, and for how long its

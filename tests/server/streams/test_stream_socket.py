@@ -185,7 +185,7 @@ def test_a_reader_that_takes_nothing_pauses_speaking_and_is_given_up(
             text = text.ljust(200)
             raw.sendall(struct.pack("!BBH", 0x81, 0x80 | 126, len(text)) + bytes(4) + text)
         until(lambda: running.service.queue.busy == 1)
-        (stream,) = running.service.sessions._running
+        (stream,) = running.service.streams
         until(lambda: stream._session.buffered_seconds > 0.8)
         calls = euler_steps.calls
         until(lambda: idle(running))
