@@ -14,9 +14,9 @@ import openai
 from voxcpm_runtime import VoxCPM
 from voxcpm_server.application import create_app
 from voxcpm_server.middleware.authentication import Keys
+from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.rooms import doors
 from voxcpm_server.serving import Server
-from voxcpm_server.settings import Settings
 
 
 class ServerOnLoopback:

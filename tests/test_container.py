@@ -19,7 +19,7 @@ from voxcpm_constants.user_folders import CACHE_VARIABLE
 from voxcpm_runtime.commands import cli
 from voxcpm_server.api.status_routes import probes
 from voxcpm_server.middleware.authentication import KEYS_VARIABLE, Keys, check_exposure
-from voxcpm_server.settings import Settings
+from voxcpm_server.rooms import AllSettings as Settings
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 

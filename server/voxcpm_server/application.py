@@ -23,6 +23,7 @@ from voxcpm_server.errors import answer_in_openais_shape
 from voxcpm_server.middleware.authentication import Guard, Keys, check_exposure, read_keys
 from voxcpm_server.middleware.bounds import BoundedBody, BoundedRequests
 from voxcpm_server.middleware.metrics import ErrorAndMetricsMiddleware
+from voxcpm_server.rooms import AllSettings
 from voxcpm_server.settings import Settings
 from voxcpm_server.speech.served_bundles import Source
 from voxcpm_server.speech.service import Service
@@ -50,10 +51,10 @@ def create_app(
 ) -> FastAPI:
     """An ASGI app that speaks with bundles.
 
-    tts: the default bundle, which the app does not close; or where it loads one from when it starts. keys: by default
-    those that the settings and the environment name. named: more bundles, loaded when they are first asked for (the
-    settings' `bundles` are the command's to open). when_begun: called when the default bundle is loaded, or with the
-    error that prevents it. replicated: it is one of several at the same address.
+    tts: the default bundle, which the app does not close; or where it loads one from when it starts. settings: an
+    `AllSettings`. keys: by default those that the settings and the environment name. named: more bundles, loaded when
+    they are first asked for (the settings' `bundles` are the command's to open). when_begun: called when the default
+    bundle is loaded, or with the error that prevents it. replicated: it is one of several at the same address.
 
     Under another server than the command's, run it within `suspicious_warnings_counted(app.state.service.metrics)` of
     `metrics.py`: otherwise Python prints the runtime's warnings, which may quote a text, and none is counted. The app
@@ -62,16 +63,15 @@ def create_app(
     Raises InputError for settings that contradict each other, and for a server without a key that other machines could
     reach.
     """
-    settings = settings or Settings()
+    settings = settings or AllSettings()
     settings.check()
     keys = read_keys(settings) if keys is None else keys
     check_exposure(settings, keys)
     service = Service(tts, settings, keys, named, replicated=replicated)
-
-    # Its own pages of documentation load scripts from elsewhere; the document itself stays.
     app = DescribedApp(
         title="voxcpm-coreml",
         version=version("voxcpm-coreml"),
+        # These pages load scripts from elsewhere; /openapi.json stays.
         docs_url=None,
         redoc_url=None,
         lifespan=_lifespan(service, when_begun),
@@ -99,15 +99,12 @@ def create_app(
 
 def _include_routers(app: FastAPI, service: Service) -> None:
     rooms = service.rooms.values()
+    routers = [openai_routes.router, voice_routes.router, stream_route.router]
+    routers += [router for room in rooms for router in room.routers]
+    routers.append(status_routes.about_router(service))
     # Clients are given a URL with or without /v1.
     for prefix in ("/v1", ""):
-        for router in (
-            openai_routes.router,
-            voice_routes.router,
-            stream_route.router,
-            *(router for room in rooms for router in room.routers),
-            status_routes.router,
-        ):
+        for router in routers:
             app.include_router(router, prefix=prefix, include_in_schema=bool(prefix))
     for router in (status_routes.probes, *(router for room in rooms for router in room.unprefixed)):
         app.include_router(router)
@@ -117,26 +114,25 @@ def _lifespan(
     service: Service, when_begun: Callable[[Exception | None], object] | None
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """What happens when the app starts, before it takes requests, and when it ends."""
-
-    async def open_rooms() -> Exception | None:
-        try:
-            for room in service.rooms.values():
-                await room.open()
-        except InputError as error:
-            return error
-        return None
+    rooms = service.rooms.values()
 
     async def begin(failure: Exception | None) -> None:
         failure = failure or await service.bundles.begin()
         if failure is None:
-            for room in service.rooms.values():
+            for room in rooms:
                 room.work()
         if when_begun is not None:
             when_begun(failure)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        beginning = asyncio.ensure_future(begin(await open_rooms()))
+        failure = None
+        try:
+            for room in rooms:
+                await room.open()
+        except InputError as error:
+            failure = error
+        beginning = asyncio.ensure_future(begin(failure))
         yield
         beginning.cancel()
         await service.close()

@@ -20,11 +20,10 @@ from voxcpm_runtime.commands.parameters import takes_groups
 from voxcpm_runtime.commands.shared_arguments import BundleArgument, Engine, Quiet
 from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
-from voxcpm_server.middleware.authentication import Keys, check_exposure, read_keys
+from voxcpm_server.middleware.authentication import check_exposure, read_keys
 from voxcpm_server.middleware.metrics import suspicious_warnings_counted
-from voxcpm_server.rooms import doors, missing_room, optional
+from voxcpm_server.rooms import AllSettings, doors
 from voxcpm_server.serving import Server
-from voxcpm_server.settings import Replication, Settings
 from voxcpm_server.speech.served_bundles import Source, Unloaded, read_named
 from voxcpm_server.speech.service import Service
 from voxcpm_server.speech.stored_voices import read_aliases
@@ -34,39 +33,28 @@ _BACKLOG = 2048
 
 @takes_groups()
 def serve(
-    *,
-    bundle: BundleArgument = None,
-    settings: Settings,
-    replication: Replication,
-    engine: Engine,
-    quiet: Quiet = False,
+    *, bundle: BundleArgument = None, settings: AllSettings, engine: Engine, quiet: Quiet = False
 ) -> None:
     """Serve speech over HTTP, as OpenAI's API: on 127.0.0.1:8000 with the built-in voice, unless told otherwise."""
     keys = read_keys(settings)
     check_exposure(settings, keys)
     read_aliases(settings.voice_aliases)
-    replication.check()
-    if replication.ray:
-        _serve_on_ray(bundle, settings, keys, replication, engine, quiet=quiet)
+    settings.check()
+    if settings.serve_elsewhere(bundle, engine, keys, quiet=quiet):
         return
     paths = read_named(settings.bundles)
     for path in paths.values():
         _check_present(path)
     named = {name: _source(path, engine) for name, path in paths.items()}
-    # A port in use is refused before minutes of loading.
+    failures: list[Exception] = []
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(
-            contextlib.closing(_listening(settings.host, settings.port, "--port or --host"))
-        )
-        rooms = doors()
-        if settings.wyoming is not None and "wyoming" not in rooms:
-            raise missing_room("--wyoming")
+        # A port in use is refused before minutes of loading.
+        listener = stack.enter_context(listening(settings.host, settings.port, "--port or --host"))
         listeners = {
-            name: stack.enter_context(contextlib.closing(_listening(*address)))
-            for name, room in rooms.items()
+            name: stack.enter_context(listening(*address))
+            for name, room in doors().items()
             if (address := room.address(settings, has_keys=len(keys) > 0)) is not None
         }
-        failures: list[Exception] = []
         status = contextlib.ExitStack()
 
         def begun(failure: Exception | None) -> None:
@@ -82,29 +70,12 @@ def serve(
         app = create_app(_source(bundle, engine), settings, keys, named=named, when_begun=begun)
         service: Service = app.state.service
         server = Server(app, settings, listeners=listeners)
-        status.enter_context(status_line(_loading_text(bundle, listener), shown=not quiet))
+        loading = f"loading {bundle or 'the built-in voice'} … ({_url(listener)}/ready says when)"
+        status.enter_context(status_line(loading, shown=not quiet))
         with status, suspicious_warnings_counted(service.metrics), _sigterm_once():
             server.run(sockets=[listener])
-        if failures:
-            raise failures[0]
-
-
-def _serve_on_ray(
-    bundle: str | None,
-    settings: Settings,
-    keys: Keys,
-    replication: Replication,
-    engine: Engine,
-    *,
-    quiet: bool,
-) -> None:
-    if (room := optional("cluster.serve")) is None:
-        raise missing_room("--ray")
-    with status_line("starting replicas …", shown=not quiet) as note:
-        for url in room.serve_on_ray(bundle, engine, settings, keys, replication):
-            note("")
-            if not quiet:
-                typer.echo(f"listening on {url} (Ray Serve)", err=True)
+    if failures:
+        raise failures[0]
 
 
 def _source(path: str | None, engine: Engine) -> Source:
@@ -126,11 +97,6 @@ def _check_present(path: str) -> None:
     raise InputError(f"--bundle: {path}: no such folder; give a bundle's folder or hub id (org/name)")
 
 
-def _loading_text(bundle: str | None, listener: socket.socket) -> str:
-    what = bundle or "the built-in voice"
-    return f"loading {what} … ({_url(listener)}/ready says when)"
-
-
 @contextlib.contextmanager
 def _sigterm_once() -> Iterator[None]:
     """Ignore the signal that uvicorn sends itself again after draining."""
@@ -141,7 +107,7 @@ def _sigterm_once() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _listening(host: str, port: int, options: str) -> socket.socket:
+def listening(host: str, port: int, options: str) -> socket.socket:
     """A listening socket. options: the command-line options that chose its address.
 
     Raises InputError for an address that is in use, or not of this machine.
@@ -158,6 +124,4 @@ def _listening(host: str, port: int, options: str) -> socket.socket:
 
 def _url(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return (
-        f"{scheme}://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{scheme}://{host}:{port}"
-    )
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,19 +1,19 @@
 """Optional rooms: folders of this package that can be deleted while the rest works.
 
-A room is entered by one door: a subclass of `Room` that `_DOORS` names.
+A room is entered by one door, a subclass of `Room`, and has options of its own, a subclass of `Settings`.
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
+from dataclasses import make_dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi import APIRouter
 
-from voxcpm_runtime import InputError
 from voxcpm_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ _DOORS = {
     "jobs": "routes.JobsRoom",
     "page": "files.Page",
     "wyoming": "room.Wyoming",
+}
+_OPTIONS = {
+    "cluster": "options.ClusterSettings",
+    "jobs": "options.JobSettings",
+    "wyoming": "options.WyomingSettings",
 }
 
 
@@ -43,19 +48,22 @@ class Room:
     """Routes, with and without the prefix /v1."""
     unprefixed: tuple[APIRouter, ...] = ()
     """Routes without the prefix only."""
+    about: Mapping[str, Any] = {}
+    """Fields of `/v1/about` and their types; `facts` has their values."""
+    limits: Mapping[str, Any] = {}
+    """Likewise of its `limits`."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
+    def facts(self) -> dict[str, Any]:
+        """The values of `about` and `limits`."""
+        return {}
+
     @classmethod
-    def address(cls, settings: Settings, *, has_keys: bool) -> Address | None:  # noqa: ARG003
+    def address(cls, settings: Any, *, has_keys: bool) -> Address | None:  # noqa: ARG003
         """Where it listens, apart from HTTP; None by default."""
         return None
-
-    @property
-    def available(self) -> bool:
-        """Whether its routes can be used with the service's settings."""
-        return True
 
     def is_public(self, path: str) -> bool:  # noqa: ARG002
         """Whether a path of it needs no key."""
@@ -77,25 +85,29 @@ class Room:
         """Take no more connections."""
 
 
-def doors() -> dict[str, type[Room]]:
-    """The doors of the rooms that are there, by the name of the room."""
+def _present(table: Mapping[str, str]) -> dict[str, Any]:
+    """What a table names, by the name of the room, without the rooms that were deleted."""
     found = {}
-    for name, door in _DOORS.items():
-        module, _, attribute = door.partition(".")
-        if (loaded := optional(f"{name}.{module}")) is not None:
-            found[name] = getattr(loaded, attribute)
+    for room, name in table.items():
+        spec = find_spec(f"{__package__}.{room}")
+        # A folder in which only __pycache__ is left is a namespace package, without an origin.
+        if spec is not None and spec.origin is not None:
+            module, _, attribute = name.partition(".")
+            found[room] = getattr(import_module(f"{__package__}.{room}.{module}"), attribute)
     return found
 
 
-def optional(module: str) -> ModuleType | None:
-    """A module of an optional room, such as "cluster.serve"; None if the room was deleted."""
-    spec = find_spec(f"voxcpm_server.{module.partition('.')[0]}")
-    # A folder in which only __pycache__ is left is a namespace package, without an origin.
-    if spec is None or spec.origin is None:
-        return None
-    return import_module(f"voxcpm_server.{module}")
+def doors() -> dict[str, type[Room]]:
+    """The doors of the rooms that are there, by the name of the room."""
+    return _present(_DOORS)
 
 
-def missing_room(option: str) -> InputError:
-    """The error of an option whose room was deleted."""
-    return InputError(f"{option}: this installation does not include it; leave the option out")
+if TYPE_CHECKING:
+    AllSettings = Settings
+else:
+    AllSettings = make_dataclass(
+        "AllSettings", (), bases=(*_present(_OPTIONS).values(), Settings), frozen=True
+    )
+    # So that it can be pickled.
+    AllSettings.__module__ = __name__
+"""The core's settings and those of all rooms that are there."""

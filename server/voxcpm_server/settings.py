@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from voxcpm_runtime import InputError
 
-_network = functools.partial(typer.Option, rich_help_panel="Network")
-_access = functools.partial(typer.Option, rich_help_panel="Access")
+if TYPE_CHECKING:
+    from typing import Self
+
+    from voxcpm_runtime.commands.shared_arguments import Engine
+    from voxcpm_server.middleware.authentication import Keys
+
+network = functools.partial(typer.Option, rich_help_panel="Network")
+access = functools.partial(typer.Option, rich_help_panel="Access")
 _limit = functools.partial(typer.Option, rich_help_panel="Limits")
-_jobs = functools.partial(typer.Option, rich_help_panel="Jobs")
-_cluster = functools.partial(typer.Option, rich_help_panel="More than one machine")
 _speech = functools.partial(typer.Option, rich_help_panel="Voices and models")
 
 OPENAI_VOICES = {
@@ -47,56 +52,38 @@ _REST_OF_A_MESSAGE = 16_384
 class Settings:
     """How a server behaves. Numbers are seconds, characters, requests or megabytes (1,000,000 bytes), as named."""
 
-    host: Annotated[str, _network(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, _network(min=0, max=65535, help="Port to listen on; 0 is any that is free.")] = 8000
+    host: Annotated[str, network(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, network(min=0, max=65535, help="Port to listen on; 0 is any that is free.")] = 8000
     cors_origin: Annotated[
         list[str] | None,
-        _network(
+        network(
             help="A web page's origin that may call this server, such as https://example.org; repeat for more."
         ),
     ] = None
-    wyoming: Annotated[
-        int | None,
-        _network(
-            min=0, max=65535,
-            help="Port to speak Wyoming on, for Home Assistant; 0 is any that is free. It has no key: on loopback only "
-            "unless an --insecure option lets everyone in.",
-        ),
-    ] = None  # fmt: skip
     access_log: Annotated[
-        bool, _network("--access-log", help="Log each request: address, method, path, status.")
+        bool, network("--access-log", help="Log each request: address, method, path, status.")
     ] = False
     drain_seconds: Annotated[
-        int, _network(min=0, max=86_400, help="After SIGTERM, seconds for requests that are being answered.")
+        int, network(min=0, max=86_400, help="After SIGTERM, seconds for requests that are being answered.")
     ] = 30
 
     api_key: Annotated[
         list[str] | None,
-        _access(
-            help="A key that clients must send; repeat for more. Other users of this machine can see it."
-        ),
+        access(help="A key that clients must send; repeat for more. Other users of this machine can see it."),
     ] = None
     api_key_file: Annotated[
         Path | None,
-        _access(
+        access(
             help="File with a key on each line. $VOXCPM_COREML_API_KEYS holds keys, too, separated by commas."
         ),
     ] = None
     insecure_serve_without_key: Annotated[
         bool,
-        _access(
+        access(
             "--insecure-serve-without-key",
             help="Without a key, serve whoever reaches the address, over Wyoming too; otherwise on loopback only.",
         ),
     ] = False
-    insecure_wyoming_without_key: Annotated[
-        bool,
-        _access(
-            "--insecure-wyoming-without-key",
-            help="Speak Wyoming with anyone who reaches --host; it has no key. It is on loopback only otherwise.",
-        ),
-    ] = False
-
     model_name: Annotated[
         str | None, _speech(help="Name of BUNDLE in the list of models. Default: its generation.")
     ] = None
@@ -186,31 +173,27 @@ class Settings:
         _limit(min=0.1, max=86_400, help="Seconds without progress until a client that stalls is given up."),
     ] = 30
 
-    jobs_folder: Annotated[Path | None, _jobs(help="Folder of the jobs. Default: the user's own.")] = None
-    max_jobs: Annotated[
-        int,
-        _jobs(
-            min=0, max=100_000, help="Jobs that may be stored, those that ended among them; 0 for no jobs."
-        ),
-    ] = 100
-    max_job_characters: Annotated[int, _jobs(min=1, max=10_000_000, help="Longest text of a job.")] = 100_000
-    max_job_audio_seconds: Annotated[float, _jobs(min=1, max=40_000, help="Longest speech of a job.")] = (
-        21_600
-    )
-    max_jobs_megabytes: Annotated[
-        float, _jobs(min=0.001, max=100_000_000, help="Size of all files of all jobs.")
-    ] = 10_000
-    jobs_keep_days: Annotated[
-        float, _jobs(min=0, max=36_500, help="Days after which a job that ended is deleted.")
-    ] = 7
-
     def check(self) -> None:
-        """Raises InputError for limits that contradict each other."""
+        """Raises InputError for options that contradict each other."""
         if self.max_bodies_megabytes < self.max_upload_megabytes:
             raise InputError(
                 f"--max-bodies-megabytes: expected at least --max-upload-megabytes {self.max_upload_megabytes:g}, "
                 f"got {self.max_bodies_megabytes:g}"
             )
+
+    def only_alone(self) -> Iterator[str]:
+        """The given options that only a single server can have, not one of several."""
+        if self.bundles:
+            yield "--bundle"
+
+    def for_replica(self) -> Self:
+        """The settings of one of several servers."""
+        # The keys themselves are not sent to other machines.
+        return replace(self, api_key=None, api_key_file=None)
+
+    def serve_elsewhere(self, bundle: str | None, engine: Engine, keys: Keys, *, quiet: bool) -> bool:  # noqa: ARG002
+        """Serve by other means than this process, if the options ask for it; otherwise False."""
+        return False
 
     @property
     def max_message_bytes(self) -> int:
@@ -226,34 +209,3 @@ class Settings:
     def max_bodies_bytes(self) -> int:
         """The largest sum of the bodies that are held at the same time, in bytes."""
         return round(self.max_bodies_megabytes * MEGABYTE)
-
-
-@dataclass(frozen=True)
-class Replication:
-    """Where replicas of a server run, and how many."""
-
-    ray: Annotated[
-        bool, _cluster("--ray", help="Serve with Ray Serve, on all machines of a cluster (extra ray).")
-    ] = False
-    ray_address: Annotated[
-        str | None,
-        _cluster(
-            metavar="ADDRESS",
-            help="HOST:PORT of the cluster's head, auto for the one that runs here, or local for a new one on this "
-            "machine. Default: local.",
-        ),
-    ] = None
-    replicas: Annotated[int, _cluster(min=1, max=10_000, help="Processes that speak.")] = 1
-    max_replicas: Annotated[
-        int | None,
-        _cluster(min=1, max=10_000, help="Processes when many requests come. Default: those of --replicas."),
-    ] = None
-
-    def check(self) -> None:
-        """Raises InputError for options that contradict each other."""
-        if not self.ray and self != Replication():
-            raise InputError("--ray-address, --replicas and --max-replicas need --ray")
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
-            raise InputError(
-                f"--max-replicas: expected at least --replicas {self.replicas}, got {self.max_replicas}"
-            )

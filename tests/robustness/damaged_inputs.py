@@ -141,7 +141,7 @@ def _served(tts: Any, folder: Path) -> Any:
 
     from voxcpm_server.application import create_app
     from voxcpm_server.middleware.authentication import Keys
-    from voxcpm_server.settings import Settings
+    from voxcpm_server.rooms import AllSettings as Settings
 
     settings = Settings(voices_folder=folder.parent / "voices", jobs_folder=folder)
     # An error inside the server is an answer like any other one, as for a client.

@@ -22,7 +22,7 @@ from voxcpm_runtime import BundleError, VoxCPM
 from voxcpm_runtime.bundle.opening import DEFAULT_BUNDLE
 from voxcpm_server.application import create_app
 from voxcpm_server.middleware.authentication import Keys
-from voxcpm_server.settings import Settings
+from voxcpm_server.rooms import AllSettings as Settings
 
 PROGRAM = "import sys; from voxcpm_runtime.commands.cli import main; sys.exit(main())"
 TEXT = "Hello there, this is a test of the server."

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any, get_args, get_type_hints
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 from starlette.responses import JSONResponse, Response
 
 from voxcpm_runtime import GenerationOptions
@@ -14,11 +14,10 @@ from voxcpm_server.api.openapi import DOCUMENTED
 from voxcpm_server.middleware.metrics import CONTENT_TYPE
 from voxcpm_server.speech.encoding import FORMATS
 from voxcpm_server.speech.served_bundles import Served
-from voxcpm_server.speech.service import service_of
+from voxcpm_server.speech.service import Service, service_of
 from voxcpm_server.speech.speech_requests import MAX_SPEED, MIN_SPEED
 
 probes = APIRouter(tags=["probes"])
-router = APIRouter(tags=["lists"])
 
 
 @probes.get("/healthz")
@@ -68,54 +67,54 @@ class ModelFacts(BaseModel):
     """Whether a voice needs to be told what is said in its recording."""
 
 
-class Limits(BaseModel):
-    """The most that a request may have."""
+def about_router(service: Service) -> APIRouter:
+    """The route `/about`, with what the optional rooms add to it."""
+    rooms = service.rooms.values()
+    limits: dict[str, Any] = {
+        "characters": int,
+        **{name: kind for room in rooms for name, kind in room.limits.items()},
+        "audio_seconds": float,
+        "recording_seconds": float,
+        "upload_bytes": int,
+    }
+    fields: dict[str, Any] = {
+        "version": str,
+        "needs_key": bool,
+        "models": list[ModelFacts],
+        "formats": list[str],
+        "options": dict[str, Range],
+        "limits": create_model("Limits", __doc__="The most that a request may have.", **limits),
+        **{name: kind for room in rooms for name, kind in room.about.items()},
+    }
+    router = APIRouter(tags=["lists"])
 
-    characters: int
-    job_characters: int
-    audio_seconds: float
-    recording_seconds: float
-    upload_bytes: int
+    @router.get("/about", response_model=create_model("About", __doc__="What this server offers.", **fields))
+    async def about() -> dict[str, Any]:
+        """What this server offers, for pages and programs that adapt to it. It needs no key."""
+        settings = service.settings
+        # The default bundle's name may be known only when it is loaded.
+        await service.bundles.named()
+        facts = {name: value for room in rooms for name, value in room.facts().items()}
+        known_limits = {
+            "characters": settings.max_characters,
+            "audio_seconds": settings.max_audio_seconds,
+            "recording_seconds": settings.max_recording_seconds,
+            "upload_bytes": settings.max_upload_bytes,
+        }
+        return {
+            "version": version("voxcpm-coreml"),
+            "needs_key": service.needs_key,
+            "models": [_facts(served) for served in service.bundles.every],
+            "formats": list(FORMATS),
+            "options": {
+                "speed": Range(default=1, least=MIN_SPEED, greatest=MAX_SPEED),
+                **{name: _range(name) for name in ("cfg_value", "inference_timesteps")},
+            },
+            "limits": {**known_limits, **facts},
+            **facts,
+        }
 
-
-class About(BaseModel):
-    """What this server offers."""
-
-    version: str
-    needs_key: bool
-    models: list[ModelFacts]
-    formats: list[str]
-    options: dict[str, Range]
-    limits: Limits
-    jobs: bool
-    """Whether long texts can be spoken as jobs."""
-
-
-@router.get("/about")
-async def about(request: Request) -> About:
-    """What this server offers, for pages and programs that adapt to it. It needs no key."""
-    service = service_of(request)
-    settings = service.settings
-    # The default bundle's name may be known only when it is loaded.
-    await service.bundles.named()
-    return About(
-        version=version("voxcpm-coreml"),
-        needs_key=service.needs_key,
-        models=[_facts(served) for served in service.bundles.every],
-        formats=list(FORMATS),
-        options={
-            "speed": Range(default=1, least=MIN_SPEED, greatest=MAX_SPEED),
-            **{name: _range(name) for name in ("cfg_value", "inference_timesteps")},
-        },
-        limits=Limits(
-            characters=settings.max_characters,
-            job_characters=settings.max_job_characters,
-            audio_seconds=settings.max_audio_seconds,
-            recording_seconds=settings.max_recording_seconds,
-            upload_bytes=settings.max_upload_bytes,
-        ),
-        jobs="jobs" in service.rooms and service.rooms["jobs"].available,
-    )
+    return router
 
 
 def _facts(served: Served) -> ModelFacts:

@@ -29,10 +29,10 @@ from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.shared_arguments import Engine
 from voxcpm_server.application import create_app
 from voxcpm_server.cluster.cluster import LOCAL, check_address, check_device, cluster, everywhere
+from voxcpm_server.cluster.options import ClusterSettings
 from voxcpm_server.errors import RETRY_SECONDS
 from voxcpm_server.middleware.authentication import Keys
 from voxcpm_server.middleware.metrics import suspicious_warnings_counted
-from voxcpm_server.settings import Replication, Settings
 
 _APP = "voxcpm-coreml"
 _CONTROLLER, _NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"
@@ -47,7 +47,13 @@ class Replica:
     """The app on one machine of the cluster."""
 
     def __init__(
-        self, name: str | None, engine: Engine, digest: str, settings: Settings, keys: Keys, mark: str | None
+        self,
+        name: str | None,
+        engine: Engine,
+        digest: str,
+        settings: ClusterSettings,
+        keys: Keys,
+        mark: str | None,
     ) -> None:
         """Load the bundle. digest: of the bundle that the command was given. mark: a file in the folder of voices."""
         try:
@@ -75,14 +81,12 @@ class Replica:
         return self._app
 
 
-def serve_on_ray(
-    name: str | None, engine: Engine, settings: Settings, keys: Keys, replication: Replication
-) -> Iterator[str]:
+def serve_on_ray(name: str | None, engine: Engine, settings: ClusterSettings, keys: Keys) -> Iterator[str]:
     """Serve until a signal. Yields the URL once it listens.
 
     Raises InputError for a cluster that cannot be reached, or whose machines cannot serve.
     """
-    address = replication.ray_address or LOCAL
+    address = settings.ray_address or LOCAL
     check_address(address)
     check_device(engine.device)
     settings = _for_machines(settings, address)
@@ -92,9 +96,9 @@ def serve_on_ray(
         mark = None if address == LOCAL else stack.enter_context(_marked(settings.voices_folder))
         stack.enter_context(cluster(address))
         stop = stack.enter_context(_stopped_by_signals())
-        _check_room(address, engine, replication)
+        _check_room(address, engine, settings)
         arguments = (everywhere(name), engine, bundle.digest, settings, keys, mark)
-        _start(settings, _deployment(engine, settings, replication).bind(*arguments))
+        _start(settings, _deployment(engine, settings).bind(*arguments))
         stack.callback(serve.shutdown)
         yield f"http://{settings.host}:{settings.port}"
         while not stop.wait(_POLL_SECONDS):
@@ -104,16 +108,11 @@ def serve_on_ray(
         serve.delete(_APP)
 
 
-def _for_machines(settings: Settings, address: str) -> Settings:
+def _for_machines(settings: ClusterSettings, address: str) -> ClusterSettings:
     """The settings as all machines understand them. Raises InputError for what only one machine can do."""
     folder, port = settings.voices_folder, settings.port
-    for option, given in (
-        ("--wyoming", settings.wyoming is not None),
-        ("--bundle", bool(settings.bundles)),
-        ("--jobs-folder", settings.jobs_folder is not None),
-    ):
-        if given:
-            raise InputError(f"{option} does not work with --ray; leave it out, or serve without --ray")
+    for option in settings.only_alone():
+        raise InputError(f"{option} does not work with --ray; leave it out, or serve without --ray")
     if address == LOCAL:
         port = _free_port(settings.host, port)
     elif folder is None:
@@ -123,13 +122,8 @@ def _for_machines(settings: Settings, address: str) -> Settings:
     elif not port:
         raise InputError("--port 0: on a cluster, name the port of the head to listen on")
     return replace(
-        settings,
+        settings.for_replica(),
         port=port,
-        # A job is one server's.
-        max_jobs=0,
-        # The keys themselves are not sent to the machines.
-        api_key=None,
-        api_key_file=None,
         voices_folder=None if folder is None else user_path(folder).absolute(),
         voice_aliases=settings.voice_aliases and user_path(settings.voice_aliases).absolute(),
     )
@@ -187,7 +181,7 @@ def _needs(engine: Engine) -> dict[str, float]:
     return {"num_cpus": engine.threads or 1, **({"num_gpus": gpus} if gpus else {})}
 
 
-def _check_room(address: str, engine: Engine, replication: Replication) -> None:
+def _check_room(address: str, engine: Engine, settings: ClusterSettings) -> None:
     """Raises InputError if this machine has no room for the replicas, or Serve runs on the cluster already."""
     with contextlib.suppress(ValueError):
         ray.get_actor(_CONTROLLER, _NAMESPACE)
@@ -199,20 +193,20 @@ def _check_room(address: str, engine: Engine, replication: Replication) -> None:
         return
     there = ray.cluster_resources()
     for what, each in (("CPU", _needs(engine)["num_cpus"]), ("GPU", _needs(engine).get("num_gpus", 0))):
-        wanted = each * replication.replicas
+        wanted = each * settings.replicas
         if wanted > there.get(what, 0):
             raise InputError(
-                f"{replication.replicas} replicas need {wanted:g} {what}s, this machine has {there.get(what, 0):g}; "
+                f"{settings.replicas} replicas need {wanted:g} {what}s, this machine has {there.get(what, 0):g}; "
                 "give fewer --replicas, or fewer --threads"
             )
 
 
-def _deployment(engine: Engine, settings: Settings, replication: Replication) -> Any:
-    maximum = replication.max_replicas or replication.replicas
-    count: dict[str, Any] = {"num_replicas": replication.replicas}
-    if maximum > replication.replicas:
+def _deployment(engine: Engine, settings: ClusterSettings) -> Any:
+    maximum = settings.max_replicas or settings.replicas
+    count: dict[str, Any] = {"num_replicas": settings.replicas}
+    if maximum > settings.replicas:
         scaling = AutoscalingConfig(
-            min_replicas=replication.replicas,
+            min_replicas=settings.replicas,
             max_replicas=maximum,
             target_ongoing_requests=settings.concurrency,
         )
@@ -236,7 +230,7 @@ def _deployment(engine: Engine, settings: Settings, replication: Replication) ->
     )
 
 
-def _start(settings: Settings, app: Any) -> None:
+def _start(settings: ClusterSettings, app: Any) -> None:
     """Deploy the app, and wait until all replicas serve. Raises InputError with the reason if they cannot."""
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     logs = LoggingConfig(

@@ -16,7 +16,7 @@ import sqlite3
 import time
 from collections.abc import Collection
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client import Counter
 from starlette.concurrency import run_in_threadpool
@@ -25,6 +25,7 @@ from starlette.requests import Request
 from voxcpm_constants.user_folders import jobs_folder, user_path
 from voxcpm_runtime import Cancelled, CancelToken, InputError, Voice
 from voxcpm_server.errors import MODEL_UNAVAILABLE, ApiError, as_api_error
+from voxcpm_server.jobs.options import JobSettings
 from voxcpm_server.jobs.speaking import VOICE_FILE, RunningJob, check_size, speak_job
 from voxcpm_server.jobs.store import DONE, FAILED, MAX_STARTS, QUEUED, Job, JobStore, whole_file
 from voxcpm_server.rooms import Room
@@ -52,12 +53,12 @@ class Jobs(Room):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._settings = service.settings
+        self._settings = cast("JobSettings", service.settings)
         self._bundles = service.bundles
         self._ended = Counter(
             "voxcpm_jobs", "Jobs: done or failed.", ["outcome"], registry=service.metrics.registry
         )
-        self._max_per_key = service.max_per_key(service.settings.max_jobs)
+        self._max_per_key = service.max_per_key(self._settings.max_jobs)
         self._opened: JobStore | None = None
         self._why_not = "this server takes no jobs (--max-jobs is 0)"
         self._wake = asyncio.Event()
@@ -72,10 +73,9 @@ class Jobs(Room):
         # A job must not be deleted between being chosen and becoming the running one.
         self._choosing = asyncio.Lock()
 
-    @property
-    def available(self) -> bool:
-        """Whether this server takes jobs."""
-        return self._opened is not None
+    def facts(self) -> dict[str, Any]:
+        """Whether this server takes jobs, and the longest text of one."""
+        return {"jobs": self._opened is not None, "job_characters": self._settings.max_job_characters}
 
     @property
     def store(self) -> JobStore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -29,6 +30,8 @@ class JobsRoom(Jobs):
     """The door of this room."""
 
     routers = (router,)
+    about: Mapping[str, Any] = {"jobs": bool}
+    limits: Mapping[str, Any] = {"job_characters": int}
 
 
 class JobDocument(BaseModel):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from voxcpm_runtime import CancelToken, InputError, Progress, SavedSegments, SpokenSegment, Voice
 from voxcpm_server.errors import ApiError
+from voxcpm_server.jobs.options import JobSettings
 from voxcpm_server.jobs.store import Job, JobStore, whole_file
-from voxcpm_server.settings import MEGABYTE, Settings
+from voxcpm_server.settings import MEGABYTE
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.speech_requests import RECORDINGS, SpeechRequest
@@ -34,7 +35,11 @@ class RunningJob:
 
 
 def speak_job(
-    store: JobStore, running: RunningJob, served: Served, settings: Settings, after_patch: Callable[[], None]
+    store: JobStore,
+    running: RunningJob,
+    served: Served,
+    settings: JobSettings,
+    after_patch: Callable[[], None],
 ) -> int:
     """Speak a job, and return the size of its speech's file in bytes.
 
@@ -87,7 +92,7 @@ def speak_job(
     return size
 
 
-def check_size(store: JobStore, settings: Settings) -> None:
+def check_size(store: JobStore, settings: JobSettings) -> None:
     """Raises ApiError (507) if the files of all jobs have reached their maximum size."""
     maximum = settings.max_jobs_megabytes
     if store.size() >= maximum * MEGABYTE:

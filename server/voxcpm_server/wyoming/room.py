@@ -8,7 +8,7 @@ from importlib import import_module
 
 from voxcpm_server.middleware.authentication import is_loopback
 from voxcpm_server.rooms import Address, Room
-from voxcpm_server.settings import Settings
+from voxcpm_server.wyoming.options import WyomingSettings
 
 _LOOPBACK = "127.0.0.1"
 # Imported only when it is asked for: the package wyoming may be missing.
@@ -21,7 +21,7 @@ class Wyoming(Room):
     _server: asyncio.Server | None = None
 
     @classmethod
-    def address(cls, settings: Settings, *, has_keys: bool) -> Address | None:
+    def address(cls, settings: WyomingSettings, *, has_keys: bool) -> Address | None:
         """The server's own host if that is loopback or everyone is let in, otherwise loopback."""
         if settings.wyoming is None:
             return None

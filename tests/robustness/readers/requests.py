@@ -52,7 +52,7 @@ def _speech(kind: str) -> Callable[[bytes], str | None]:
 
     from voxcpm_constants.errors import InputError
     from voxcpm_server.errors import ApiError
-    from voxcpm_server.settings import Settings
+    from voxcpm_server.rooms import AllSettings as Settings
     from voxcpm_server.speech.speech_requests import speech_request
 
     settings = Settings()
@@ -149,7 +149,7 @@ def voice_upload(bundle: Path, folder: Path) -> Reader:
     from voxcpm_runtime import Voice, VoxCPM
     from voxcpm_server.application import create_app
     from voxcpm_server.middleware.authentication import Keys
-    from voxcpm_server.settings import Settings
+    from voxcpm_server.rooms import AllSettings as Settings
 
     tts: Any = VoxCPM.from_bundle(bundle, precision="int8", threads=1)
     voice = tts.create_voice(recordings()[0], "so", name="ada")

@@ -8,7 +8,7 @@ import pytest
 
 from voxcpm_server.application import create_app
 from voxcpm_server.middleware.authentication import Keys
-from voxcpm_server.settings import Settings
+from voxcpm_server.rooms import AllSettings as Settings
 
 KEY = "secret"
 OPEN = ("/healthz", "/ready", "/v1/about")

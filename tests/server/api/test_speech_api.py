@@ -18,7 +18,8 @@ import soundfile
 
 from heard_words import SAID, SEED, wrong_words
 from voxcpm_runtime import pcm16
-from voxcpm_server.settings import OPENAI_VOICES, Settings
+from voxcpm_server.rooms import AllSettings as Settings
+from voxcpm_server.settings import OPENAI_VOICES
 from voxcpm_server.speech.encoding import Encoder
 from voxcpm_server.speech.speech_requests import SpeechRequest
 from waiting import until

@@ -16,7 +16,7 @@ import pytest
 from voxcpm_runtime import InputError
 from voxcpm_server.errors import ApiError
 from voxcpm_server.middleware.bounds import BoundedBody
-from voxcpm_server.settings import Settings
+from voxcpm_server.rooms import AllSettings as Settings
 from waiting import until
 
 

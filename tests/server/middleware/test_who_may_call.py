@@ -12,7 +12,7 @@ import pytest
 from voxcpm_runtime import InputError
 from voxcpm_server.application import create_app
 from voxcpm_server.middleware.authentication import Keys, is_loopback, read_keys
-from voxcpm_server.settings import Settings
+from voxcpm_server.rooms import AllSettings as Settings
 
 SAID = {"model": "tts-1", "voice": "alloy", "input": "Hello."}
 

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 import voxcpm_server
-from voxcpm_server.settings import Settings
+from voxcpm_server.rooms import AllSettings as Settings
 
 FOLDER = Path(voxcpm_server.__file__).parent / "page" / "assets"
 FILES = sorted(path.name for path in FOLDER.iterdir())

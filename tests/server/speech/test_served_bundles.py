@@ -22,7 +22,7 @@ from voxcpm_runtime import BundleError, InputError, VoxCPM, pcm16
 from voxcpm_server.application import create_app
 from voxcpm_server.errors import ApiError
 from voxcpm_server.middleware.authentication import Keys
-from voxcpm_server.settings import Settings
+from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.speech.served_bundles import Bundles, Unloaded, bytes_of, read_named
 
 if TYPE_CHECKING:

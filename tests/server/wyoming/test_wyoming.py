@@ -33,7 +33,7 @@ from wyoming.tts import (
 from heard_words import SAID, SEED, wrong_words
 from voxcpm_constants.generations import GENERATIONS
 from voxcpm_runtime import VoxCPM
-from voxcpm_server.settings import Settings
+from voxcpm_server.rooms import AllSettings as Settings
 from voxcpm_server.wyoming.room import Wyoming
 from voxcpm_server.wyoming.server import languages_of
 from waiting import until
