@@ -7,13 +7,14 @@ empty, and yields as soon as one is not.
 
 # ruff: noqa: SLF001 - queues and turns know each other
 
+# ruff: noqa: SLF001 - queues and turns know each other
+
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections import deque
 
 from voxcpm_server.errors import ApiError
 
@@ -25,7 +26,7 @@ _LATEST_SHARE = 0.2
 class Turn:
     """The right to speak, which a bounded number of texts have at the same time; `leave` passes it on."""
 
-    def __init__(self, queue: FairQueue, *, counted: bool = True) -> None:
+    def __init__(self, queue: FairQueue, *, counted: bool) -> None:
         self._queue = queue
         self._began = time.perf_counter()
         self._counted = counted
@@ -40,8 +41,10 @@ class Turn:
         """Let the next request in. Further calls are no-ops."""
         if not self._left:
             self._left = True
-            seconds = time.perf_counter() - self._began if self._counted else None
-            self._queue._leave(seconds)
+            if self._counted:
+                seconds = time.perf_counter() - self._began
+                self._queue._mean_seconds += _LATEST_SHARE * (seconds - self._queue._mean_seconds)
+            self._queue._give_back()
 
 
 class FairQueue:
@@ -51,20 +54,18 @@ class FairQueue:
     """
 
     def __init__(self, turns: int, max_waiting: int, max_per_key: int) -> None:
-        self._free = turns
-        self._turns = turns
+        self._turns = self._free = turns
         self._max_waiting = max_waiting
         self._max_per_key = max_per_key
-        self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        # In the order of their next calls. No line is empty.
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}
         self._last: deque[asyncio.Future[None]] = deque()
-        # Waiting requests of each key.
-        self._waiting: Counter[str] = Counter()
         self._mean_seconds = 1.0
 
     @property
     def waiting(self) -> int:
         """Waiting requests."""
-        return sum(self._waiting.values())
+        return sum(map(len, self._lines.values()))
 
     @property
     def busy(self) -> int:
@@ -77,79 +78,61 @@ class FairQueue:
         Raises ApiError with Retry-After at once if too many requests wait: 429 if they are this key's, otherwise 503.
         """
         self.check(key)
-        if self._has_room:
-            self._free -= 1
-            return Turn(self)
-        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(key, deque()).append(called)
-        self._waiting[key] += 1
         try:
-            await _called(called, self._call_next)
+            await self._called(self._lines.setdefault(key, deque()))
         finally:
-            self._waiting[key] -= 1
-            if not self._waiting[key]:
-                del self._waiting[key]
-        return Turn(self)
+            if not self._lines.get(key, True):
+                del self._lines[key]
+        return Turn(self, counted=True)
 
     async def enter_last(self) -> Turn:
         """Wait for an idle turn. Its holder polls `is_wanted`, and leaves."""
-        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._last.append(called)
-        self._call_last()
-        await _called(called, self._call_next)
+        await self._called(self._last)
         return Turn(self, counted=False)
 
     def check(self, key: str) -> None:
         """Raises what `enter` would raise, so that a request is refused before any work."""
-        if self._has_room:
+        if self._free and not self._lines:
             return
         if self.waiting >= self._max_waiting:
             raise self._refusal(503, f"{self.waiting} requests are waiting already, the most that may")
-        own = self._waiting[key]
+        own = len(self._lines.get(key, ()))
         if own >= self._max_per_key:
             raise self._refusal(429, f"{own} requests of this key are waiting already, the most that may")
-
-    @property
-    def _has_room(self) -> bool:
-        return self._free > 0 and not self._lines
 
     def _refusal(self, status: int, what: str) -> ApiError:
         seconds = math.ceil(self._mean_seconds * (self.waiting + 1) / self._turns)
         seconds = min(max(seconds, 1), _MAX_RETRY_AFTER)
         return ApiError(status, f"{what}; try again in {seconds} s", headers={"Retry-After": str(seconds)})
 
-    def _leave(self, seconds: float | None) -> None:
-        if seconds is not None:
-            self._mean_seconds += _LATEST_SHARE * (seconds - self._mean_seconds)
+    async def _called(self, line: deque[asyncio.Future[None]]) -> None:
+        """Wait in a line for a turn."""
+        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line.append(called)
+        self._call_next()
+        try:
+            await called
+        except asyncio.CancelledError:
+            if called in line:
+                line.remove(called)
+            elif not called.cancelled():
+                # It was called at the moment of its cancellation.
+                self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        self._free += 1
         self._call_next()
 
     def _call_next(self) -> None:
-        """Give a free turn to the first request of the next line."""
-        while self._lines:
-            key, line = self._lines.popitem(last=False)
+        """Give free turns to the first request of one line after another; without requests, to the last line."""
+        while self._free and (self._lines or self._last):
+            key = next(iter(self._lines), None)
+            line = self._last if key is None else self._lines.pop(key)
             called = line.popleft()
-            if line:
+            if line and key is not None:
                 self._lines[key] = line
-            if not called.cancelled():
-                called.set_result(None)
-                return
-        self._free += 1
-        self._call_last()
-
-    def _call_last(self) -> None:
-        while self._last and self._has_room:
-            called = self._last.popleft()
+            # One that has been cancelled has not left its line yet.
             if not called.cancelled():
                 self._free -= 1
                 called.set_result(None)
-
-
-async def _called(called: asyncio.Future[None], give_back: Callable[[], object]) -> None:
-    """Wait to be called. A cancelled future stays in its line, and is skipped there."""
-    try:
-        await called
-    except asyncio.CancelledError:
-        if called.done() and not called.cancelled():
-            # It was called at the moment of its cancellation.
-            give_back()
-        raise
