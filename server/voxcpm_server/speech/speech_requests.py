@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
@@ -27,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from voxcpm_constants.user_folders import DEFAULT_VOICE
 from voxcpm_runtime import Audio, InputError, Voice, decode_audio
-from voxcpm_server.errors import CLIENT_GONE, ApiError
+from voxcpm_server.errors import ApiError, client_gone
 from voxcpm_server.settings import OPENAI_VOICES, Settings
 from voxcpm_server.speech.encoding import MAX_RATE, MIN_RATE
 from voxcpm_server.speech.served_bundles import Served
@@ -36,11 +27,8 @@ MIN_SPEED, MAX_SPEED = 0.25, 4.0
 RECORDINGS = {"prompt_audio": "prompt_wav_path", "reference_audio": "reference_wav_path"}
 """Fields that are audio files, and the runtime's arguments for them."""
 _MAX_FIELDS = 64
-_SHORT_BYTES = 65_536
 _FORM = "multipart/form-data"
 _RECORDING_RATES = (8_000, 192_000)
-Recording = tuple[Audio, int]
-"""Samples (samples,) in [-1, 1], and their rate in Hz."""
 
 
 class VoiceId(BaseModel):
@@ -94,8 +82,6 @@ class SpeechRequest(BaseModel):
         str | None, Field(description="Audio file of a voice to speak with, in base64 (VoxCPM2).")
     ] = None
 
-    _files: dict[str, bytes] = PrivateAttr(default_factory=dict)
-
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
@@ -119,17 +105,21 @@ class SpeechRequest(BaseModel):
         return self.voice if isinstance(self.voice, str) else self.voice.id
 
     def attach(self, files: dict[str, bytes]) -> None:
-        """Use these files, by field, in place of audio in base64."""
-        self._files = files
+        """Use these audio files, by field."""
+        for field, content in files.items():
+            setattr(self, field, base64.b64encode(content).decode())
 
     def recordings(self) -> Iterator[tuple[str, bytes]]:
         """Each audio file of the request: the field's name, and the file's bytes. Raises ApiError (400)."""
         for field in RECORDINGS:
-            encoded = getattr(self, field)
-            if field in self._files:
-                yield field, self._files[field]
-            elif encoded is not None:
-                yield field, decoded_base64(encoded, field)
+            text: str | None = getattr(self, field)
+            if text is None:
+                continue
+            try:
+                encoded = text.partition(",")[2] if text.startswith("data:") else text
+                yield field, base64.b64decode("".join(encoded.split()), validate=True)
+            except ValueError:
+                raise ApiError(400, f"{field}: expected an audio file in base64", param=field) from None
 
     def ignored_fields(self, served: Served) -> list[str]:
         """The fields that have no effect with this bundle."""
@@ -148,8 +138,10 @@ class SpeechRequest(BaseModel):
                 code="string_above_max_length",
             )
         given: dict[str, Any] = {"text": self.input, "seed": self.seed, "prompt_text": self.prompt_text}
-        options = {"cfg_value": self.cfg_value, "inference_timesteps": self.inference_timesteps}
-        given.update({name: value for name, value in options.items() if value is not None})
+        if self.cfg_value is not None:
+            given["cfg_value"] = self.cfg_value
+        if self.inference_timesteps is not None:
+            given["inference_timesteps"] = self.inference_timesteps
         for field, content in self.recordings():
             given[RECORDINGS[field]] = decoded_recording(content, field, settings.max_recording_seconds)
         if self.instructions and served.takes_instructions:
@@ -159,17 +151,8 @@ class SpeechRequest(BaseModel):
         return given if voice is None or is_replaced else {**given, "voice": voice}
 
 
-def decoded_base64(text: str, field: str) -> bytes:
-    """The bytes of a field in base64, with or without a `data:…;base64,` prefix. Raises ApiError (400)."""
-    encoded = text.partition(",")[2] if text.startswith("data:") else text
-    try:
-        return base64.b64decode("".join(encoded.split()), validate=True)
-    except (binascii.Error, ValueError):
-        raise ApiError(400, f"{field}: expected an audio file in base64", param=field) from None
-
-
-def decoded_recording(content: bytes, field: str, max_seconds: float) -> Recording:
-    """The samples of an audio file.
+def decoded_recording(content: bytes, field: str, max_seconds: float) -> tuple[Audio, int]:
+    """The samples (samples,) of an audio file, in [-1, 1], and their rate in Hz.
 
     Raises ApiError (400) if it is not audio or too long: by its header before it is decoded, and if the header is
     wrong, as soon as that is known.
@@ -186,16 +169,16 @@ async def speech_request(request: Request) -> SpeechRequest:
     Raises RequestValidationError for a wrong field or a malformed body, and ApiError if the client has gone.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == _FORM:
-        return await _from_form(request)
     try:
+        if kind == _FORM:
+            return await _from_form(request)
         body = await request.body()
     except ClientDisconnect:
-        raise ApiError(CLIENT_GONE, "the client has gone away") from None
+        raise client_gone() from None
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise _invalid((), f"expected application/json or {_FORM}, got {kind or 'no content type'}")
+        raise _invalid(f"expected application/json or {_FORM}, got {kind or 'no content type'}")
     # Parsing megabytes would delay other requests.
-    return _from_json(body) if len(body) <= _SHORT_BYTES else await run_in_threadpool(_from_json, body)
+    return await run_in_threadpool(_from_json, body)
 
 
 def _from_json(body: bytes) -> SpeechRequest:
@@ -204,38 +187,32 @@ def _from_json(body: bytes) -> SpeechRequest:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise _invalid((), "expected a JSON object")
+        raise _invalid("expected a JSON object")
     return _checked(document)
 
 
 async def _from_form(request: Request) -> SpeechRequest:
-    service = request.app.state.service
+    largest = request.app.state.service.settings.max_upload_bytes
+    fields: dict[str, str] = {}
+    files: dict[str, bytes] = {}
     try:
-        form = await request.form(
-            max_files=len(RECORDINGS),
-            max_fields=_MAX_FIELDS,
-            max_part_size=service.settings.max_upload_bytes,
-        )
+        async with request.form(
+            max_files=len(RECORDINGS), max_fields=_MAX_FIELDS, max_part_size=largest
+        ) as form:
+            for name, value in form.multi_items():
+                if not isinstance(value, UploadFile):
+                    # A form sends empty fields as empty texts.
+                    if value or name == "input":
+                        fields[name] = value
+                elif name in RECORDINGS:
+                    files[name] = await value.read()
+                else:
+                    expected = " and ".join(RECORDINGS)
+                    raise _invalid(f"expected text; the files of a form are {expected}", name)
     except (MultiPartException, ValueError) as error:
-        raise _invalid((), f"expected a form ({error})") from None
-    except ClientDisconnect:
-        raise ApiError(CLIENT_GONE, "the client has gone away") from None
-    try:
-        fields: dict[str, str] = {}
-        files: dict[str, bytes] = {}
-        for name, value in form.multi_items():
-            if not isinstance(value, UploadFile):
-                # A form sends empty fields as empty texts.
-                if value or name == "input":
-                    fields[name] = value
-            elif name in RECORDINGS:
-                files[name] = await value.read()
-            else:
-                raise _invalid((name,), f"expected text; the files of a form are {' and '.join(RECORDINGS)}")
-    finally:
-        await form.close()
+        raise _invalid(f"expected a form ({error})") from None
     asked = _checked(fields)
-    asked.attach(files)
+    await run_in_threadpool(asked.attach, files)
     return asked
 
 
@@ -247,7 +224,7 @@ def _checked(document: Any) -> SpeechRequest:
         raise RequestValidationError(errors) from None
 
 
-def _invalid(where: tuple[str, ...], message: str) -> RequestValidationError:
+def _invalid(message: str, *where: str) -> RequestValidationError:
     return RequestValidationError([{"type": "value_error", "loc": ("body", *where), "msg": message}])
 
 

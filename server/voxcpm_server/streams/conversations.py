@@ -116,9 +116,9 @@ class Conversation(ABC):
         """Send the last message, and close the connection. error: why, if there is one."""
 
     @property
-    @abstractmethod
     def speaking(self) -> bool:
         """Whether a speech is spoken, or waits for its turn."""
+        return any(stream.speaking for stream in self._speeches.values())
 
     async def serve(self) -> int:
         """Talk until either side ends, and return the status for metrics. Raises ApiError if it is not admitted."""
@@ -159,10 +159,7 @@ class Conversation(ABC):
             finally:
                 await asyncio.shield(stream.aclose())
 
-        task = asyncio.ensure_future(speech())
-        self._speeches[task] = stream
-
-        def ended(_: object) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
             del self._speeches[task]
             # A coroutine that never began would warn that it was not awaited.
             sending.close()
@@ -170,6 +167,8 @@ class Conversation(ABC):
                 self.fail(error)
             self._changed.set()
 
+        task = asyncio.create_task(speech())
+        self._speeches[task] = stream
         task.add_done_callback(ended)
         return task
 
@@ -206,22 +205,17 @@ class Conversation(ABC):
 
     async def _talk(self) -> None:
         receiving: asyncio.Future[Any] | None = None
-        changed = asyncio.ensure_future(self._changed.wait())
         try:
             while True:
                 if receiving is None:
                     receiving = asyncio.ensure_future(self.receive())
-                idle = time.monotonic() - self._active_at
-                await asyncio.wait(
-                    {receiving, changed},
-                    timeout=max(0.0, self._idle_seconds - idle) or 0.1,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                    receiving.add_done_callback(lambda _: self._changed.set())
+                remaining = self._active_at + self._idle_seconds - time.monotonic()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), max(0.1, remaining))
+                self._changed.clear()
                 if self._failure is not None:
                     raise self._failure
-                if changed.done():
-                    self._changed.clear()
-                    changed = asyncio.ensure_future(self._changed.wait())
                 if receiving.done():
                     message = receiving.result()
                     receiving = None
@@ -235,6 +229,5 @@ class Conversation(ABC):
                 elif not self.speaking and time.monotonic() - self._active_at >= self._idle_seconds:
                     raise ApiError(408, f"no message came for {self._idle_seconds:g} s")
         finally:
-            for task in (receiving, changed):
-                if task is not None:
-                    task.cancel()
+            if receiving is not None:
+                receiving.cancel()

@@ -41,13 +41,15 @@ class JsonSocket(Conversation):
             raise ApiError(400, "expected a JSON object in each message")
         return document
 
-    async def send(self, document: dict[str, Any]) -> None:
-        """Send a JSON object. Raises ApiError (499) if the client does not take it."""
-        await self._sent(self.websocket.send_text(json.dumps(document)))
-
-    async def send_bytes(self, data: bytes) -> None:
-        """Send a message of bytes. Raises ApiError (499) if the client does not take it."""
-        await self._sent(self.websocket.send_bytes(data))
+    async def send(self, message: dict[str, Any] | bytes) -> None:
+        """Send a JSON object or bytes. Raises ApiError (499) if the client does not take it."""
+        try:
+            if isinstance(message, bytes):
+                await self.in_time(self.websocket.send_bytes(message))
+            else:
+                await self.in_time(self.websocket.send_text(json.dumps(message)))
+        except (WebSocketDisconnect, RuntimeError):
+            raise client_gone() from None
 
     def last_words(self, error: ApiError) -> dict[str, Any]:
         """The message of an error, after which the websocket is closed."""
@@ -62,12 +64,6 @@ class JsonSocket(Conversation):
             await self.websocket.send_text(json.dumps(self.last_words(error)))
         await self.websocket.close(code, reason)
 
-    async def _sent(self, sending: Awaitable[None]) -> None:
-        try:
-            await self.in_time(sending)
-        except (WebSocketDisconnect, RuntimeError):
-            raise client_gone() from None
-
 
 async def serve_websocket(websocket: WebSocket, begun: Callable[[], Awaitable[JsonSocket]]) -> None:
     """Serve a websocket to its end. begun: makes the conversation; its errors answer the handshake."""
@@ -76,8 +72,11 @@ async def serve_websocket(websocket: WebSocket, begun: Callable[[], Awaitable[Js
     with conversations.admitted(websocket.state.owner):
         conversation = await begun()
     conversations.check(conversation.owner)
+    # Browsers insist that a subprotocol is accepted if any is offered.
+    offered = websocket.scope.get("subprotocols", [])
+    protocol = next((name for name in offered if not name.startswith(KEY_PROTOCOL)), None)
     try:
-        await websocket.accept(_protocol(websocket))
+        await websocket.accept(protocol)
         status = await conversation.serve()
     except WebSocketDisconnect:
         status = CLIENT_GONE
@@ -86,9 +85,3 @@ async def serve_websocket(websocket: WebSocket, begun: Callable[[], Awaitable[Js
         await conversation.end(error)
     if status != CLOSED:
         websocket.scope.setdefault("state", {})["broken_off"] = status
-
-
-def _protocol(websocket: WebSocket) -> str | None:
-    """The first offered subprotocol that is not a key: browsers insist that one is accepted."""
-    offered = websocket.scope.get("subprotocols", [])
-    return next((name for name in offered if not name.startswith(KEY_PROTOCOL)), None)

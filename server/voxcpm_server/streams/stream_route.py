@@ -55,36 +55,26 @@ class _Speaker(JsonSocket):
         self._task: asyncio.Task[None] | None = None
         self._ended = False
 
-    @property
-    def speaking(self) -> bool:
-        return self._stream is not None and self._stream.speaking
-
     async def handle(self, message: dict[str, Any]) -> bool:
         kind = message.get("type")
         if kind == "start":
             await self._start(_checked(message))
         elif kind == "cancel":
             await self._cancel()
-        elif kind in ("text", "flush", "end"):
-            stream = self._open(kind)
-            if kind == "text":
-                text = message.get("text")
-                if not isinstance(text, str):
-                    raise ApiError(400, "text: expected a string", param="text")
-                stream.push(text)
-            elif kind == "flush":
-                stream.flush()
-            else:
-                self._ended = True
-                stream.finish()
-        else:
+        elif kind not in ("text", "flush", "end"):
             raise ApiError(400, "type: expected start, text, flush, end or cancel", param="type")
-        return True
-
-    def _open(self, kind: str) -> SessionStream:
-        if self._stream is None or self._ended:
+        elif self._stream is None or self._ended:
             raise ApiError(400, f"{kind}: there is no speech to add to; send a start first", param="type")
-        return self._stream
+        elif kind == "flush":
+            self._stream.flush()
+        elif kind == "end":
+            self._ended = True
+            self._stream.finish()
+        elif isinstance(text := message.get("text"), str):
+            self._stream.push(text)
+        else:
+            raise ApiError(400, "text: expected a string", param="text")
+        return True
 
     async def _start(self, asked: StartMessage) -> None:
         if self._stream is not None:
@@ -103,18 +93,18 @@ class _Speaker(JsonSocket):
             rate = served.tts.sample_rate
             return given, Encoder(asked.response_format, rate, asked.sample_rate, asked.speed)
 
-        self._stream = await self.begun(asked.model, wanted)
+        self._stream = stream = await self.begun(asked.model, wanted)
         self._ended = False
-        self._task = self.speak(self._stream, self._speech(self._stream, in_base64=asked.audio == "base64"))
-        encoder = self._stream.encoder
-        started = {
-            "type": "started",
-            "seed": self._stream.seed,
-            "sample_rate": encoder.sample_rate,
-            "content_type": encoder.format.content_type,
-            "ignored_fields": ignored,
-        }
-        await self.send(started)
+        self._task = self.speak(stream, self._speech(stream, in_base64=asked.audio == "base64"))
+        await self.send(
+            {
+                "type": "started",
+                "seed": stream.seed,
+                "sample_rate": stream.encoder.sample_rate,
+                "content_type": stream.encoder.format.content_type,
+                "ignored_fields": ignored,
+            }
+        )
 
     async def _cancel(self) -> None:
         """End the speech at its next Euler step. One that has just ended has already been reported."""
@@ -128,31 +118,20 @@ class _Speaker(JsonSocket):
         header = stream.encoder.header()
         async for piece in stream:
             if isinstance(piece, CaughtUp):
-                await self.send({"type": "flushed", "seconds": _seconds(stream)})
+                await self.send({"type": "flushed", "seconds": stream.encoder.seconds})
             elif data := header + piece.data:
                 header = b""
-                if in_base64:
-                    await self.send({"type": "audio", "audio": base64.b64encode(data).decode()})
-                else:
-                    await self.send_bytes(data)
+                encoded = {"type": "audio", "audio": base64.b64encode(data).decode()} if in_base64 else data
+                await self.send(encoded)
         await self._done(stream, cancelled=False)
 
     async def _done(self, stream: SessionStream, *, cancelled: bool) -> None:
         self._stream = None
-        done = {
-            "type": "done",
-            "seed": stream.seed,
-            "seconds": _seconds(stream),
-            "cancelled": cancelled,
-        }
-        await self.send(done)
+        seconds = stream.encoder.seconds
+        await self.send({"type": "done", "seed": stream.seed, "seconds": seconds, "cancelled": cancelled})
 
     def last_words(self, error: ApiError) -> dict[str, Any]:
         return {"type": "error", **super().last_words(error)}
-
-
-def _seconds(stream: SessionStream) -> float:
-    return round(stream.encoder.samples / stream.encoder.sample_rate, 3)
 
 
 def _checked(message: dict[str, Any]) -> StartMessage:
