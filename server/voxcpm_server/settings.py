@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,10 +17,21 @@ if TYPE_CHECKING:
     from voxcpm_runtime.commands.shared_arguments import Engine
     from voxcpm_server.middleware.authentication import Keys
 
-network = functools.partial(typer.Option, rich_help_panel="Network")
-access = functools.partial(typer.Option, rich_help_panel="Access")
-_limit = functools.partial(typer.Option, rich_help_panel="Limits")
-_speech = functools.partial(typer.Option, rich_help_panel="Voices and models")
+
+def options(panel: str) -> Callable[..., Any]:
+    """What declares options of a panel of the help: option(help, min, max), and typer's own arguments by name."""
+
+    def option(help_: str, min_: float | None = None, max_: float | None = None, **more: Any) -> Any:
+        flags = more.pop("flags", ())
+        return typer.Option(*flags, help=help_, min=min_, max=max_, rich_help_panel=panel, **more)
+
+    return option
+
+
+network = options("Network")
+access = options("Access")
+_limit = options("Limits")
+_speech = options("Voices and models")
 
 OPENAI_VOICES = {
     "alloy": "alloy",
@@ -52,125 +62,101 @@ _REST_OF_A_MESSAGE = 16_384
 class Settings:
     """How a server behaves. Numbers are seconds, characters, requests or megabytes (1,000,000 bytes), as named."""
 
-    host: Annotated[str, network(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, network(min=0, max=65535, help="Port to listen on; 0 is any that is free.")] = 8000
+    host: Annotated[str, network("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, network("Port to listen on; 0 is any that is free.", 0, 65535)] = 8000
     cors_origin: Annotated[
         list[str] | None,
         network(
-            help="A web page's origin that may call this server, such as https://example.org; repeat for more."
+            "A web page's origin that may call this server, such as https://example.org; repeat for more."
         ),
     ] = None
     access_log: Annotated[
-        bool, network("--access-log", help="Log each request: address, method, path, status.")
+        bool, network("Log each request: address, method, path, status.", flags=["--access-log"])
     ] = False
     drain_seconds: Annotated[
-        int, network(min=0, max=86_400, help="After SIGTERM, seconds for requests that are being answered.")
+        int, network("After SIGTERM, seconds for requests that are being answered.", 0, 86_400)
     ] = 30
 
     api_key: Annotated[
         list[str] | None,
-        access(help="A key that clients must send; repeat for more. Other users of this machine can see it."),
+        access("A key that clients must send; repeat for more. Other users of this machine can see it."),
     ] = None
     api_key_file: Annotated[
         Path | None,
-        access(
-            help="File with a key on each line. $VOXCPM_COREML_API_KEYS holds keys, too, separated by commas."
-        ),
+        access("File with a key on each line. $VOXCPM_COREML_API_KEYS holds keys, too, separated by commas."),
     ] = None
     insecure_serve_without_key: Annotated[
         bool,
         access(
-            "--insecure-serve-without-key",
-            help="Without a key, serve whoever reaches the address, over Wyoming too; otherwise on loopback only.",
+            "Without a key, serve whoever reaches the address, over Wyoming too; otherwise on loopback only.",
+            flags=["--insecure-serve-without-key"],
         ),
     ] = False
+
     model_name: Annotated[
-        str | None, _speech(help="Name of BUNDLE in the list of models. Default: its generation.")
+        str | None, _speech("Name of BUNDLE in the list of models. Default: its generation.")
     ] = None
     bundles: Annotated[
         list[str] | None,
         _speech(
-            "--bundle", metavar="NAME=BUNDLE",
-            help="Another bundle and its name among the models, loaded when first asked for; repeat for more.",
+            "Another bundle and its name among the models, loaded when first asked for; repeat for more.",
+            flags=["--bundle"], metavar="NAME=BUNDLE",
         ),
     ] = None  # fmt: skip
     max_memory: Annotated[
         str | None,
         _speech(
+            "Memory of this process, such as 8GB, beyond which bundles that are not in use are closed for others.",
             metavar="AMOUNT",
-            help="Memory of this process, such as 8GB, beyond which bundles that are not in use are closed for others.",
         ),
     ] = None
     voice_aliases: Annotated[
         Path | None,
         _speech(
-            help='JSON file that gives names to voices, such as {"alloy": "ada"}; "default" is the checkpoint\'s own.'
+            'JSON file that gives names to voices, such as {"alloy": "ada"}; "default" is the checkpoint\'s own.'
         ),
     ] = None
-    voices_folder: Annotated[Path | None, _speech(help="Folder of the voices. Default: the user's own.")] = (
-        None
-    )
-    preview_text: Annotated[str, _speech(help="What a voice's preview says.")] = "Hello, this is how I sound."
+    voices_folder: Annotated[Path | None, _speech("Folder of the voices. Default: the user's own.")] = None
+    preview_text: Annotated[str, _speech("What a voice's preview says.")] = "Hello, this is how I sound."
 
     max_connections: Annotated[
-        int,
-        _limit(
-            min=1,
-            max=100_000,
-            help="Requests and websockets at the same time; one more is answered with 503.",
-        ),
+        int, _limit("Requests and websockets at the same time; one more is answered with 503.", 1, 100_000)
     ] = 512
-    concurrency: Annotated[
-        int,
-        _limit(
-            min=1, max=1024,
-            help="Texts that are spoken at the same time.",
-        ),
-    ] = 2  # fmt: skip
-    queue: Annotated[
-        int, _limit(min=0, max=100_000, help="Requests that may wait; one more is answered with 503.")
-    ] = 32
+    concurrency: Annotated[int, _limit("Texts that are spoken at the same time.", 1, 1024)] = 2
+    queue: Annotated[int, _limit("Requests that may wait; one more is answered with 503.", 0, 100_000)] = 32
     queue_per_key: Annotated[
         int | None,
         _limit(
-            min=1, max=100_000,
-            help="Requests of one key that may wait; one more is answered with 429. Default: half of --queue with "
-            "several keys, otherwise all of it.",
+            "Requests of one key that may wait; one more is answered with 429. Default: half of --queue with several "
+            "keys, otherwise all of it.", 1, 100_000,
         ),
     ] = None  # fmt: skip
-    max_characters: Annotated[int, _limit(min=1, max=10_000_000, help="Longest text of a request.")] = 4096
+    max_characters: Annotated[int, _limit("Longest text of a request.", 1, 10_000_000)] = 4096
     max_conversations: Annotated[
-        int, _limit(min=1, max=100_000, help="Websockets and Wyoming connections that may be open.")
+        int, _limit("Websockets and Wyoming connections that may be open.", 1, 100_000)
     ] = 64
     idle_seconds: Annotated[
         float,
-        _limit(
-            min=0.1, max=86_400,
-            help="Seconds without a message, while nothing is spoken, until such a connection is closed.",
-        ),
+        _limit("Seconds without a message, while nothing is spoken, until such a connection is closed.", 0.1, 86_400),
     ] = 180  # fmt: skip
-    max_audio_seconds: Annotated[float, _limit(min=1, max=86_400, help="Longest speech of a request.")] = 600
+    max_audio_seconds: Annotated[float, _limit("Longest speech of a request.", 1, 86_400)] = 600
     max_recording_seconds: Annotated[
-        float, _limit(min=1, max=3_600, help="Longest recording of a voice, prompt or reference.")
+        float, _limit("Longest recording of a voice, prompt or reference.", 1, 3_600)
     ] = 60
-    max_upload_megabytes: Annotated[
-        float, _limit(min=0.001, max=10_000, help="Largest body of a request.")
-    ] = 25
+    max_upload_megabytes: Annotated[float, _limit("Largest body of a request.", 0.001, 10_000)] = 25
     max_bodies_megabytes: Annotated[
         float,
         _limit(
-            min=0.001, max=10_000_000,
-            help="All bodies of requests that are being answered or wait; what goes beyond is answered with 503.",
+            "All bodies of requests that are being answered or wait; what goes beyond is answered with 503.",
+            0.001, 10_000_000,
         ),
     ] = 1000  # fmt: skip
-    max_voices: Annotated[int, _limit(min=0, max=1_000_000, help="Voices that may be stored.")] = 1000
+    max_voices: Annotated[int, _limit("Voices that may be stored.", 0, 1_000_000)] = 1000
     buffer_seconds: Annotated[
-        float,
-        _limit(min=1, max=86_400, help="Speech that may wait for a slow reader; then speaking pauses."),
+        float, _limit("Speech that may wait for a slow reader; then speaking pauses.", 1, 86_400)
     ] = 120
     client_timeout: Annotated[
-        float,
-        _limit(min=0.1, max=86_400, help="Seconds without progress until a client that stalls is given up."),
+        float, _limit("Seconds without progress until a client that stalls is given up.", 0.1, 86_400)
     ] = 30
 
     def check(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,13 +9,13 @@ import typer
 
 from voxcpm_runtime import InputError
 from voxcpm_runtime.commands.status_line import status_line
-from voxcpm_server.settings import Settings
+from voxcpm_server.settings import Settings, options
 
 if TYPE_CHECKING:
     from voxcpm_runtime.commands.shared_arguments import Engine
     from voxcpm_server.middleware.authentication import Keys
 
-_cluster = functools.partial(typer.Option, rich_help_panel="More than one machine")
+_cluster = options("More than one machine")
 
 
 @dataclass(frozen=True)
@@ -24,20 +23,20 @@ class ClusterSettings(Settings):
     """Where replicas of a server run, and how many."""
 
     ray: Annotated[
-        bool, _cluster("--ray", help="Serve with Ray Serve, on all machines of a cluster (extra ray).")
+        bool,
+        _cluster("Serve with Ray Serve, on all machines of a cluster (extra ray).", flags=["--ray"]),
     ] = False
     ray_address: Annotated[
         str | None,
         _cluster(
-            metavar="ADDRESS",
-            help="HOST:PORT of the cluster's head, auto for the one that runs here, or local for a new one on this "
-            "machine. Default: local.",
+            "HOST:PORT of the cluster's head, auto for the one that runs here, or local for a new one on this "
+            "machine. Default: local.", metavar="ADDRESS",
         ),
-    ] = None
-    replicas: Annotated[int, _cluster(min=1, max=10_000, help="Processes that speak.")] = 1
+    ] = None  # fmt: skip
+    replicas: Annotated[int, _cluster("Processes that speak.", 1, 10_000)] = 1
     max_replicas: Annotated[
         int | None,
-        _cluster(min=1, max=10_000, help="Processes when many requests come. Default: those of --replicas."),
+        _cluster("Processes when many requests come. Default: those of --replicas.", 1, 10_000),
     ] = None
 
     def check(self) -> None:

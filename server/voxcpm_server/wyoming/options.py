@@ -16,16 +16,15 @@ class WyomingSettings(Settings):
     wyoming: Annotated[
         int | None,
         network(
-            min=0, max=65535,
-            help="Port to speak Wyoming on, for Home Assistant; 0 is any that is free. It has no key: on loopback only "
-            "unless an --insecure option lets everyone in.",
+            "Port to speak Wyoming on, for Home Assistant; 0 is any that is free. It has no key: on loopback only "
+            "unless an --insecure option lets everyone in.", 0, 65535,
         ),
     ] = None  # fmt: skip
     insecure_wyoming_without_key: Annotated[
         bool,
         access(
-            "--insecure-wyoming-without-key",
-            help="Speak Wyoming with anyone who reaches --host; it has no key. It is on loopback only otherwise.",
+            "Speak Wyoming with anyone who reaches --host; it has no key. It is on loopback only otherwise.",
+            flags=["--insecure-wyoming-without-key"],
         ),
     ] = False
 
