@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, File, Form, Query, Request, UploadFile
@@ -11,11 +10,10 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from voxcpm_runtime import Voice
+from voxcpm_runtime import Voice, VoxCPM
 from voxcpm_server.api.openapi import DOCUMENTED, SPEECH_HEADERS
 from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.encoding import Encoder
-from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service, service_of
 from voxcpm_server.speech.speech_answers import speak, unless_gone
 from voxcpm_server.speech.speech_requests import decoded_recording
@@ -63,31 +61,29 @@ async def create_voice(
     await run_in_threadpool(service.voices.check_new, name, service.settings.max_voices)
     content = await audio_sample.read()
     with await service.bundles.lease(model) as served:
-        making = _made(service, served, request.state.owner, name, content, transcript)
+        making = _made(service, served.tts, request.state.owner, name, content, transcript)
         return _document(await unless_gone(request, making), service)
 
 
 async def _made(
-    service: Service, served: Served, owner: str, name: str, content: bytes, transcript: str | None
+    service: Service, tts: VoxCPM, owner: str, name: str, content: bytes, transcript: str | None
 ) -> Voice:
     """The stored voice. Encoding takes the step models, and so a turn as any speech."""
-    max_seconds = service.settings.max_recording_seconds
-    recording = await run_in_threadpool(decoded_recording, content, "audio_sample", max_seconds)
-    origin = {
+    settings = service.settings
+    recording = await run_in_threadpool(
+        decoded_recording, content, "audio_sample", settings.max_recording_seconds
+    )
+    provenance = {
         "prompt" if transcript else "reference": "upload",
         "sha256": hashlib.sha256(content).hexdigest(),
+        _CONSENT: "stated",
     }
     turn = await service.queue.enter(owner)
     try:
-        make = partial(
-            served.tts.create_voice,
-            recording,
-            transcript,
-            name=name,
-            provenance={**origin, _CONSENT: "stated"},
+        voice = await run_in_threadpool(
+            tts.create_voice, recording, transcript, name=name, provenance=provenance
         )
-        voice = await run_in_threadpool(make)
-        return await run_in_threadpool(service.voices.add, voice, service.settings.max_voices)
+        return await run_in_threadpool(service.voices.add, voice, settings.max_voices)
     finally:
         turn.leave()
 
@@ -122,11 +118,9 @@ async def preview_voice(
 ) -> Response:
     """A sentence in a voice or alias, as MP3; the same each time."""
     service = service_of(request)
-    given: dict[str, Any] = {"text": service.settings.preview_text, "seed": _PREVIEW_SEED}
     with await service.bundles.lease(model) as served:
         voice = await run_in_threadpool(service.voices.named, name, served.built_in_voices)
-        if voice is not None:
-            given["voice"] = voice
+        given = {"text": service.settings.preview_text, "seed": _PREVIEW_SEED, "voice": voice}
         return await speak(request, served, given, Encoder("mp3", served.tts.sample_rate))
 
 
