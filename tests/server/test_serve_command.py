@@ -20,7 +20,6 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-import voxcpm_server
 from voxcpm_runtime.commands.cli import _EXTRAS, main
 from waiting import until
 
@@ -71,28 +70,6 @@ def test_wrong_options_are_one_line(
     monkeypatch.setenv("VOXCPM_COREML_CACHE", str(tmp_path))
     (tmp_path / "file").touch()
     assert words in refusal(capsys, *arguments)
-
-
-@pytest.mark.parametrize("option", ["--ray", "--wyoming=0"])
-def test_an_option_whose_room_was_deleted_is_one_line(
-    option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    # What git leaves of a room's folder when another branch is checked out.
-    for room in ("cluster", "wyoming"):
-        (tmp_path / room / "__pycache__").mkdir(parents=True)
-    remaining = [
-        name for name in sys.modules if name.startswith(("voxcpm_server.cluster", "voxcpm_server.wyoming"))
-    ]
-    for name in remaining:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(voxcpm_server, "__path__", [str(tmp_path)])
-
-    line = refusal(capsys, "--port", "0", option)
-
-    assert (
-        line
-        == f"error: {option.partition('=')[0]}: this installation does not include it; leave the option out"
-    )
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,6 @@ def test_the_life_of_a_voice(serve: Callable[..., Any], recording: bytes, tts: A
     ("fields", "status", "words"),
     [
         ({"name": "../ada"}, 400, "letters, digits"),
-        ({"name": "/etc/passwd"}, 400, "letters, digits"),
-        ({"name": ".."}, 400, "letters, digits"),
-        ({"name": "a\x00b"}, 400, "letters, digits"),
         ({"name": "a" * 200}, 400, "at most 100 bytes"),
         ({"name": "default"}, 409, "reserved"),
         ({"name": ""}, 400, "name"),
@@ -89,64 +86,45 @@ def test_the_life_of_a_voice(serve: Callable[..., Any], recording: bytes, tts: A
     ],
 )
 def test_an_upload_that_is_refused(
-    fields: dict[str, str],
-    status: int,
-    words: str,
-    serve: Callable[..., Any],
-    recording: bytes,
-    tmp_path: Path,
+    fields: dict[str, str], status: int, words: str, server: Any, recording: bytes
 ) -> None:
-    answer = upload(serve().url, recording, **fields)
+    answer = upload(server.url, recording, **fields)
 
     assert answer.status_code == status, answer.text
     assert words in answer.json()["error"]["message"]
-    assert not list(tmp_path.rglob("*.voice"))
+    listed = httpx2.get(f"{server.url}/v1/audio/voices").json()["voices"]
+    assert not any(voice["stored"] for voice in listed)
 
 
-def test_recordings_that_are_too_long_or_none(serve: Callable[..., Any], recording: bytes) -> None:
-    running = serve(max_recording_seconds=1)
-
-    too_long = upload(running.url, recording)
+def test_recordings_that_are_too_long_or_none_and_one_voice_too_many(
+    serve: Callable[..., Any], recording: bytes
+) -> None:
+    url = serve(max_recording_seconds=1).url
+    too_long = upload(url, recording)
     assert (too_long.status_code, too_long.json()["error"]["param"]) == (400, "audio_sample")
     assert "longer than 1 s" in too_long.json()["error"]["message"]
-    assert upload(running.url, b"no audio").status_code == 400
+    assert upload(url, b"no audio").status_code == 400
+    full = upload(serve(max_voices=0).url, recording)
+    assert (full.status_code, "0 voices are stored" in full.text) == (409, True)
 
 
-@pytest.mark.parametrize("name", ["..%2f..%2fsecret", "%2e%2e", "%2fetc%2fpasswd", "secret.voice"])
-@pytest.mark.parametrize("method", ["GET", "DELETE"])
 def test_names_do_not_lead_out_of_the_folder(
-    name: str, method: str, serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = serve()
-    secret = tmp_path / "secret.voice"
-    secret.write_text("secret")
-    (tmp_path / "voices").mkdir()
-    monkeypatch.chdir(tmp_path)
-
-    answer = httpx2.request(method, f"{running.url}/v1/audio/voices/{name}")
-
-    assert answer.status_code in (400, 404, 405)
-    assert secret.exists()
-
-
-def test_a_voice_outside_the_folder_is_not_spoken_with(
     serve: Callable[..., Any], recording: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = serve()
-    upload(running.url, recording)
-    (tmp_path / "voices" / "ada.voice").rename(tmp_path / "secret.voice")
+    url = serve().url
+    upload(url, recording)
+    secret = (tmp_path / "voices" / "ada.voice").rename(tmp_path / "secret.voice")
     monkeypatch.chdir(tmp_path)
 
     for name in ("../secret", "secret.voice", "./secret.voice", str(tmp_path / "secret"), "secret"):
-        answer = httpx2.post(f"{running.url}/v1/audio/speech", json={**SAID, "voice": name}, timeout=60)
+        answer = httpx2.post(f"{url}/v1/audio/speech", json={**SAID, "voice": name}, timeout=60)
         assert answer.status_code in (400, 404), name
-
-
-def test_the_number_of_voices_is_bounded(serve: Callable[..., Any], recording: bytes) -> None:
-    answer = upload(serve(max_voices=0).url, recording)
-
-    assert answer.status_code == 409
-    assert "0 voices are stored" in answer.json()["error"]["message"]
+    for name in ("..%2fsecret", "%2e%2e", "secret.voice"):
+        for method in ("GET", "DELETE"):
+            assert httpx2.request(method, f"{url}/v1/audio/voices/{name}").status_code in (400, 404, 405), (
+                name
+            )
+    assert secret.exists()
 
 
 def test_aliases_are_names_of_stored_voices(
@@ -224,9 +202,6 @@ def test_a_stored_voice_that_is_called_default_is_not_spoken_with(
     }  # fmt: skip
     assert httpx2.get(f"{url}/v1/audio/voices/default").status_code == 404
     assert httpx2.delete(f"{url}/v1/audio/voices/default").status_code == 200
-    (tmp_path / "aliases.json").write_text('{"default": "ada"}')
-    with pytest.raises(InputError, match="default is the checkpoint's own voice; choose another alias"):
-        read_aliases(tmp_path / "aliases.json")
 
 
 def refused(answer: httpx2.Response, folder: Path) -> tuple[int, str]:
@@ -297,15 +272,10 @@ def test_a_name_that_another_server_took_meanwhile_is_taken(
     assert caught.value.status_code == 409
 
 
-@pytest.mark.parametrize("content", ["[]", '{"alloy": 1}', "{", None])
+@pytest.mark.parametrize("content", ["[]", '{"alloy": 1}', "{", '{"default": "ada"}', None])
 def test_aliases_that_cannot_be_read(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / "aliases.json"
     if content is not None:
         path.write_text(content)
     with pytest.raises(InputError, match="aliases"):
         read_aliases(path)
-
-
-def test_aliases_that_never_end_are_refused() -> None:
-    with pytest.raises(InputError, match="/dev/zero: expected a JSON object"):
-        read_aliases(Path("/dev/zero"))
