@@ -14,26 +14,20 @@ import numpy as np
 import openai
 import pytest
 import soundfile
-from fastapi import HTTPException
 from starlette.datastructures import UploadFile
 
 from voxcpm_runtime import BundleError, DeviceError
-from voxcpm_server.errors import ApiError, as_api_error
+from voxcpm_server.errors import ApiError
 from voxcpm_server.speech.speech_requests import decoded_recording
 from waiting import until
 
 SAID = {"model": "tts-1", "voice": "alloy", "input": "Hello."}
 
 
-def audio_file(seconds: float, rate: int = 16_000, form: str = "WAV", channels: int = 1) -> bytes:
+def audio_file(seconds: float, rate: int = 16_000, form: str = "WAV") -> bytes:
     file = io.BytesIO()
-    tone = np.sin(np.arange(int(seconds * rate)) / 10) / 2
-    soundfile.write(file, np.stack([tone] * channels, axis=1), rate, format=form)
+    soundfile.write(file, np.sin(np.arange(int(seconds * rate)) / 10) / 2, rate, format=form)
     return file.getvalue()
-
-
-def base64_of(content: bytes) -> str:
-    return base64.b64encode(content).decode()
 
 
 def flac_without_a_length() -> bytes:
@@ -45,6 +39,10 @@ def flac_without_a_length() -> bytes:
     return bytes(content)
 
 
+def prompt(content: bytes, text: str | None = "a") -> dict[str, Any]:
+    return {"prompt_audio": base64.b64encode(content).decode(), "prompt_text": text}
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "param", "words"),
     [
@@ -53,18 +51,13 @@ def flac_without_a_length() -> bytes:
         ({"input": "Привет."}, 400, "input", "letters a to z only"),
         ({"input": "a" * 4097}, 400, "input", "at most 4096 characters, got 4097"),
         ({"model": "tts-9"}, 404, "model", "expected one of voxcpm, tts-1"),
-        ({"voice": "nobody"}, 404, "voice", "no voice 'nobody'"),
         ({"voice": {"id": "nobody"}}, 404, "voice", "no voice 'nobody'"),
         ({"voice": 5}, 400, "voice", 'expected a name, or {"id": name}'),
-        ({"voice": {"id": 5}}, 400, "voice", 'expected a name, or {"id": name}'),
         ({"voice": {"name": "ada"}}, 400, "voice", 'expected a name, or {"id": name}'),
         ({"voice": "../../etc/passwd"}, 400, "voice", "letters, digits"),
-        ({"voice": "ada.voice/../.."}, 400, "voice", "letters, digits"),
         ({"voice": "a" * 101}, 400, "voice", "at most 100 bytes"),
         ({"response_format": "wma"}, 400, "response_format", "'mp3', 'opus'"),
         ({"speed": 5}, 400, "speed", "less than or equal to 4"),
-        ({"speed": 0.2}, 400, "speed", "greater than or equal to 0.25"),
-        ({"seed": -1}, 400, "seed", "greater than or equal to 0"),
         ({"seed": 2**53}, 400, "seed", "less than or equal to 9007199254740991"),
         ({"cfg_value": 99}, 400, "cfg_value", "cfg_value must be a number from 0 to 10"),
         ({"inference_timesteps": 0}, 400, "inference_timesteps", "inference_timesteps must be"),
@@ -72,40 +65,14 @@ def flac_without_a_length() -> bytes:
         ({"sample_rate": 1}, 400, "sample_rate", "greater than or equal to 8000"),
         ({"stream_format": "tar"}, 400, "stream_format", "'audio' or 'sse'"),
         ({"prompt_audio": "§", "prompt_text": "Hi."}, 400, "prompt_audio", "in base64"),
-        ({"prompt_audio": base64_of(b"RIFF"), "prompt_text": "Hi."}, 400, "prompt_audio", "cannot be read"),
-        ({"prompt_audio": base64_of(audio_file(1))}, 400, None, "audio without the transcript"),
+        (prompt(b"RIFF"), 400, "prompt_audio", "cannot be read"),
+        (prompt(audio_file(1), None), 400, None, "audio without the transcript"),
         ({"prompt_text": "Hi."}, 400, None, "transcript without the audio"),
-        (
-            {"prompt_audio": base64_of(audio_file(1)), "prompt_text": "Привет."},
-            400,
-            "prompt_text",
-            "letters a to z only",
-        ),
-        ({"reference_audio": base64_of(audio_file(1))}, 400, None, "VoxCPM2"),
-        (
-            {"prompt_audio": base64_of(audio_file(61)), "prompt_text": "a"},
-            400,
-            "prompt_audio",
-            "longer than 60 s",
-        ),
-        (
-            {"prompt_audio": base64_of(flac_without_a_length()), "prompt_text": "a"},
-            400,
-            "prompt_audio",
-            "longer than 60 s",
-        ),
-        (
-            {"prompt_audio": base64_of(audio_file(0.01, 1_000_000)), "prompt_text": "a"},
-            400,
-            "prompt_audio",
-            "8000 to 192000 Hz",
-        ),
-        (
-            {"prompt_audio": base64_of(audio_file(0.01, channels=9)), "prompt_text": "a"},
-            400,
-            "prompt_audio",
-            "at most 8 channels",
-        ),
+        (prompt(audio_file(1), "Привет."), 400, "prompt_text", "letters a to z only"),
+        ({"reference_audio": prompt(audio_file(1))["prompt_audio"]}, 400, None, "VoxCPM2"),
+        (prompt(audio_file(61)), 400, "prompt_audio", "longer than 60 s"),
+        (prompt(flac_without_a_length()), 400, "prompt_audio", "longer than 60 s"),
+        (prompt(audio_file(0.01, 1_000_000)), 400, "prompt_audio", "8000 to 192000 Hz"),
     ],
 )
 def test_a_wrong_request_is_told_what_is_wrong(
@@ -137,12 +104,10 @@ def test_a_recording_whose_header_says_that_it_is_too_long_is_not_decoded(
     ("files", "data", "status", "words"),
     [
         ({"prompt_audio": b"RIFF"}, {"prompt_text": "Hi."}, 400, "cannot be read"),
-        ({"prompt_audio": b"RIFF"}, {}, 400, "cannot be read"),
         ({"notes": b"a"}, {}, 400, "notes: expected text"),
         ({"prompt_audio": b"a", "reference_audio": b"a", "third": b"a"}, {}, 400, "Too many files"),
         ({}, {f"field{i}": "a" for i in range(70)}, 400, "Too many fields"),
         ({"reference_audio": b"a"}, {"speed": "fast"}, 400, "speed: "),
-        ({"reference_audio": b"a"}, {"model": "tts-9"}, 404, "expected one of"),
     ],
 )
 def test_a_form_is_told_what_is_wrong(
@@ -156,22 +121,16 @@ def test_a_form_is_told_what_is_wrong(
     assert words in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/v1/nothing", 404), ("GET", "/v1/audio/speech", 405)]
-)
-def test_wrong_paths_and_methods_have_openais_shape(method: str, path: str, status: int, server: Any) -> None:
-    answer = httpx2.request(method, server.url + path)
-
-    assert answer.status_code == status
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+def test_wrong_paths_and_methods_have_openais_shape(server: Any) -> None:
+    for path, status in (("/v1/nothing", 404), ("/v1/audio/speech", 405)):
+        answer = httpx2.get(server.url + path)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
 
 
 def test_the_client_raises_its_own_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.audio.speech.create(model="tts-9", voice="alloy", input="Hello.")
     assert caught.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError):
-        client.audio.speech.create(model="tts-1", voice="alloy", input="Hello.", speed=17)
 
 
 def broken_off(running: Any, asked: dict[str, Any]) -> list[str]:
@@ -269,7 +228,3 @@ def test_a_form_that_cannot_be_spooled_is_a_507(
     files = {"audio_sample" if path == "voices" else "reference_audio": ("a.wav", b"a" * 100)}
     answer = httpx2.post(f"{running.url}/v1/audio/{path}", data={"input": "a", "name": "a"}, files=files)
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage")
-
-
-def test_other_bad_forms_stay_the_clients() -> None:
-    assert as_api_error(HTTPException(400, "bad")).status_code == 400
