@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import time
 from collections.abc import Callable
@@ -58,23 +57,6 @@ def raw_answer(address: tuple[str, int], request: bytes) -> bytes:
         while part := connection.recv(65_536):
             parts.append(part)
     return b"".join(parts)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        "no request\r\n\r\n",
-        f"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: {'9' * 30}\r\n\r\n",
-    ],
-)
-def test_what_is_no_http_is_answered_in_the_shape_of_errors(head: str, server: Any) -> None:
-    answer, _, body = raw_answer(server.address, head.encode()).partition(b"\r\n\r\n")
-
-    assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b"content-type: application/json" in answer.lower()
-    error = json.loads(body)["error"]
-    assert error == {**error, "type": "invalid_request_error", "param": None, "code": None}
-    assert error["message"]
 
 
 def test_two_gigabytes_are_refused_at_their_header(server: Any) -> None:

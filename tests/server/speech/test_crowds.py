@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 import threading
@@ -23,24 +22,6 @@ from waiting import until
 
 Serving = Callable[..., ServerOnLoopback]
 SAID = {"model": "tts-1", "input": "Hello."}
-
-
-def is_closed(connection: socket.socket) -> bool:
-    connection.settimeout(10)
-    with contextlib.suppress(ConnectionResetError):
-        return connection.recv(1) == b""
-    return True
-
-
-def test_silent_connections_shut_nobody_out_and_are_closed(without_bundle: Serving) -> None:
-    running = without_bundle(max_connections=3, client_timeout=1)
-    with contextlib.ExitStack() as guests:
-        silent = [guests.enter_context(socket.create_connection(running.address)) for _ in range(6)]
-        # Half a head is no request.
-        silent[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
-        assert httpx2.get(f"{running.url}/healthz").status_code == 200
-        assert httpx2.get(f"{running.url}/openapi.json").status_code == 200
-        assert all(map(is_closed, silent))
 
 
 def test_one_request_too_many_is_told_when_to_come_again_and_probes_are_answered(
