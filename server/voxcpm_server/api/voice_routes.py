@@ -62,7 +62,7 @@ async def create_voice(
     content = await audio_sample.read()
     with await service.bundles.lease(model) as served:
         making = _made(service, served.tts, request.state.owner, name, content, transcript)
-        return _document(await unless_gone(request, making), service)
+        return _document(await unless_gone(request.receive, making), service)
 
 
 async def _made(

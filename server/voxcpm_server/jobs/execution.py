@@ -121,7 +121,7 @@ class Jobs(Room):
         that has left (499).
         """
         store, owner = self.store, request.state.owner
-        planned = await unless_gone(request, self._planned(asked))
+        planned = await unless_gone(request.receive, self._planned(asked))
         try:
             async with self._adding:
                 await self._delete_old(store)

@@ -34,15 +34,19 @@ class Pipe(ABC, Generic[Item]):
     """A bounded queue from a thread to the event loop, on which it is created; `async for` takes the items.
 
     `put` and `end` are called on the thread, everything else on the event loop. room: items that may wait; then `put`
-    blocks.
+    blocks. served: the bundle, which stays open until nothing more is made.
     """
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, service: Service, served: Served, room: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._items: deque[Item | Exception | None] = deque()
         self._arrived = asyncio.Event()
         self._room = threading.Semaphore(room)
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        served.hold()
+        self.when_ended(served.release)
+        service.streams.add(self)
+        self.when_ended(lambda: service.streams.discard(self))
 
     def put(self, item: Item, check: Callable[[], object]) -> float:
         """Add an item, and return the seconds that it waited for room. check: called meanwhile, may raise."""
@@ -143,7 +147,7 @@ class SpeechStream(Pipe[Audio]):
     """One speech: `plan`, `begin`, then its pieces (samples,) as they are made. `aclose` ends it at any time.
 
     At most `buffer_seconds` of pieces wait; then speaking pauses. The turn is left when the speech is made, not when it
-    is read. The bundle stays open as long. owner: whose turn it takes. whole: one piece, with retries if its length
+    is read. owner: whose turn it takes. whole: one piece, with retries if its length
     does not fit the text. speed: how many times faster it is played than spoken. since: when the request came
     (`time.perf_counter`).
     """
@@ -154,7 +158,7 @@ class SpeechStream(Pipe[Audio]):
         self, service: Service, served: Served, owner: str, *, whole: bool, speed: float, since: float
     ) -> None:
         patch_seconds = served.tts.bundle.architecture.patch_seconds
-        super().__init__(max(1, int(service.settings.buffer_seconds / patch_seconds)))
+        super().__init__(service, served, max(1, int(service.settings.buffer_seconds / patch_seconds)))
         self._service = service
         self._tts = served.tts
         self._owner = owner
@@ -168,10 +172,6 @@ class SpeechStream(Pipe[Audio]):
         self._thread: threading.Thread | None = None
         self.patches = 0
         """Patches made so far."""
-        served.hold()
-        self.when_ended(served.release)
-        service.streams.add(self)
-        self.when_ended(lambda: service.streams.discard(self))
 
     @property
     def text_tokens(self) -> int:

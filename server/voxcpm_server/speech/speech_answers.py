@@ -47,7 +47,7 @@ async def speak(
         whole=whole, speed=encoder.speed, since=request.state.began,
     )  # fmt: skip
     try:
-        await unless_gone(request, stream.prepare(given))
+        await unless_gone(request.receive, stream.prepare(given))
         headers = {
             "X-Seed": str(stream.plan.randomness.seed or 0),
             "X-Sample-Rate": str(encoder.sample_rate),
@@ -55,7 +55,9 @@ async def speak(
         }
         beginning = stream.begin()
         # A request that cannot be spoken fails in this time, with a status.
-        await unless_gone(request, asyncio.wait({beginning}, timeout=_SILENT_SECONDS if events else None))
+        await unless_gone(
+            request.receive, asyncio.wait({beginning}, timeout=_SILENT_SECONDS if events else None)
+        )
         if beginning.done():
             beginning.result()
         if events:
@@ -115,13 +117,13 @@ def _event(document: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(document)}\n\n".encode()
 
 
-async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
     """The result of work, which is cancelled if the client goes away. The request's body must have been read.
 
     Raises what the work raises, and ApiError (499) if the client goes away.
     """
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request.receive))
+    gone = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -130,6 +132,11 @@ async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
     finally:
         await stopped(gone)
         await stopped(working)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class StreamedResponse(Response):
@@ -156,19 +163,14 @@ class StreamedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the parts."""
-        sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-            error = sending.exception() if sending.done() else client_gone()
-        finally:
-            await stopped(gone)
-            await stopped(sending)
-            await self._parts.aclose()
-            await self._end()
-        if error is not None:
+            await unless_gone(receive, self._send(send))
+        except Exception as error:  # noqa: BLE001 - the status has been sent
             status = CLIENT_GONE if isinstance(error, OSError) else as_api_error(error).status_code
             scope.setdefault("state", {})["broken_off"] = status
+        finally:
+            await self._parts.aclose()
+            await self._end()
 
     async def _send(self, send: Send) -> None:
         async def taken(message: Message) -> None:
@@ -182,8 +184,3 @@ class StreamedResponse(Response):
         async for part in self._parts:
             await taken({"type": "http.response.body", "body": part, "more_body": True})
         await taken({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -55,11 +55,11 @@ class SessionStream(Pipe[Spoken | CaughtUp]):
     """The speech of text that comes in fragments; `aclose` ends it.
 
     A turn is held only while there is a complete sentence to speak. A reader that is slower than the speech pauses it.
-    The bundle stays open until all is spoken. owner: whose turns it takes.
+    owner: whose turns it takes.
     """
 
     def __init__(self, service: Service, served: Served, owner: str, seed: int, encoder: Encoder) -> None:
-        super().__init__(_ROOM)
+        super().__init__(service, served, _ROOM)
         self.seed = seed
         """The seed that reproduces this speech from the same text, however it is cut into fragments."""
         self.encoder = encoder
@@ -86,10 +86,6 @@ class SessionStream(Pipe[Spoken | CaughtUp]):
         self._kept_up = True
         self._playback = Playback()
         self.when_ended(self._leave)
-        served.hold()
-        self.when_ended(served.release)
-        service.streams.add(self)
-        self.when_ended(lambda: service.streams.discard(self))
 
     @classmethod
     async def begun(
