@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -15,8 +13,6 @@ import pytest
 
 from server_on_loopback import ServerOnLoopback
 from voxcpm_server.errors import CLIENT_GONE, ApiError
-from voxcpm_server.speech import speech_requests
-from voxcpm_server.speech.served_bundles import to_its_end
 from voxcpm_server.speech.speech_answers import StreamedResponse
 from waiting import until
 
@@ -54,28 +50,20 @@ def test_a_bundle_that_cannot_be_loaded_says_when_to_try_again(
     assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_large_json_is_read_on_a_thread_and_a_full_queue_refuses_it_unread(
+def test_a_full_queue_refuses_a_request_before_its_body_is_read(
     without_bundle: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = without_bundle()
-    names, loads = [], json.loads
-
-    def noted(body: bytes) -> Any:
-        names.append(threading.current_thread().name)
-        return loads(body)
-
-    monkeypatch.setattr(speech_requests, "json", SimpleNamespace(loads=noted))
-    url = f"{running.url}/v1/audio/speech"
-    for more in ("", "a" * 70_000):
-        assert httpx2.post(url, json={**SAID, "more": more}).status_code == 503
-    assert len(set(names)) == 2
 
     def full(_: str) -> None:
         raise ApiError(503, "full", headers={"Retry-After": "1"})
 
     monkeypatch.setattr(running.service.queue, "check", full)
-    assert httpx2.post(url, json=SAID).json()["error"]["message"] == "full"
-    assert len(names) == 2
+    with socket.create_connection(running.address, timeout=20) as connection:
+        connection.sendall(
+            b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 503 ")
 
 
 def test_an_answer_whose_first_bytes_nobody_takes_is_given_up() -> None:
@@ -99,25 +87,6 @@ def test_an_answer_whose_first_bytes_nobody_takes_is_given_up() -> None:
 
     assert asyncio.run(answered()) == CLIENT_GONE
     assert ended == [True]
-
-
-def test_what_a_job_stores_at_its_end_is_stored_whoever_cancels() -> None:
-    async def cancelled_twice() -> str:
-        going = asyncio.Event()
-
-        async def work() -> str:
-            await going.wait()
-            return "stored"
-
-        ending = asyncio.ensure_future(to_its_end(work()))
-        for _ in range(2):
-            await asyncio.sleep(0.01)
-            ending.cancel()
-        await asyncio.sleep(0.01)
-        going.set()
-        return await asyncio.wait_for(ending, 10)
-
-    assert asyncio.run(cancelled_twice()) == "stored"
 
 
 def test_a_thread_that_cannot_start_gives_its_turn_back(

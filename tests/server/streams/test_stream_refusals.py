@@ -21,32 +21,27 @@ from waiting import until
 pytestmark = pytest.mark.filterwarnings("ignore::voxcpm_runtime.SuspiciousWarning")
 LONG = "one two three four five six seven eight nine ten, and on we go. "
 START = {"type": "start"}
+TEXT = {"type": "text", "text": "Hello."}
 
 
 @pytest.mark.parametrize(
     ("messages", "words", "param"),
     [
-        (["{"], "a JSON object", None),
+        (["["], "a JSON object", None),
         (["[]"], "a JSON object", None),
         (["[" * 50_000], "a JSON object", None),
         ([b"\x00\xff"], "got bytes", None),
         ([{}], "expected start, text", "type"),
-        ([{"type": "text", "text": "Hello."}], "send a start first", "type"),
+        ([TEXT], "send a start first", "type"),
         ([START, START], "one speech at a time", "type"),
-        (
-            [START, {"type": "text", "text": LONG}, {"type": "end"}, {"type": "text", "text": "x"}],
-            "a start first",
-            "type",
-        ),
-        ([START, {"type": "text"}], "expected a string", "text"),
+        ([START, {"type": "text", "text": LONG}, {"type": "end"}, TEXT], "a start first", "type"),
         ([START, {"type": "text", "text": 5}], "expected a string", "text"),
         ([START, {"type": "text", "text": "a" * 4097}], "at most 4096 characters", "text"),
         ([START, {"type": "text", "text": "Hi \ud83d"}, {"type": "end"}], "not valid Unicode", "text"),
         ([START, {"type": "text", "text": "Hi \ude00"}], "not valid Unicode", "text"),
-        ([{**START, "voice": "nobody"}], "no voice 'nobody'", "voice"),
+        ([START, {"type": "text", "text": "漢字漢字漢字。"}, {"type": "end"}], "letters a to z", "text"),
         ([{**START, "voice": "../etc"}], "letters, digits", "voice"),
         ([{**START, "model": "tts-9"}], "expected one of voxcpm", "model"),
-        ([{**START, "response_format": "wma"}], "'mp3', 'opus'", "response_format"),
         ([{**START, "speed": 9}], "less than or equal to 4", "speed"),
         ([{**START, "sample_rate": 12_345, "response_format": "mp3"}], "mp3 has 8000", "sample_rate"),
         ([{**START, "cfg_value": 99}], "cfg_value must be", "cfg_value"),
@@ -64,14 +59,6 @@ def test_a_wrong_message_is_told_what_is_wrong(
     assert words in error["message"]
     assert error["param"] == param
     assert code == 1008
-
-
-def test_a_sentence_that_cannot_be_spoken_ends_the_connection(server: Any) -> None:
-    with socket_to(server) as connection:
-        said(connection, START, {"type": "text", "text": "漢字漢字漢字。"}, {"type": "end"})
-        error, code = refusal(connection)
-    assert (error["type"], error["param"]) == ("invalid_request_error", "text")
-    assert code == 1008
     until(lambda: idle(server))
 
 
@@ -82,18 +69,6 @@ def test_a_message_of_100_megabytes_is_refused_by_its_header(server: Any) -> Non
         with pytest.raises(ConnectionClosed) as closed:
             connection.recv(timeout=10)
     assert closed.value.rcvd.code == 1009
-
-
-def test_text_without_end_is_refused(serve: Callable[..., Any]) -> None:
-    running = serve(max_characters=200)
-    with socket_to(running) as connection:
-        said(connection, START)
-        with contextlib.suppress(ConnectionClosed):
-            for _ in range(1000):
-                said(connection, {"type": "text", "text": "on and on "})
-        error, _ = refusal(connection)
-    assert error["code"] == "string_above_max_length"
-    until(lambda: idle(running))
 
 
 def test_speech_that_becomes_too_long_ends(serve: Callable[..., Any]) -> None:

@@ -154,19 +154,6 @@ def test_a_client_that_goes_away_ends_its_speech_within_one_euler_step(
     until(lambda: 'route="/audio/stream",status="499"} 1.0' in httpx2.get(f"{running.url}/metrics").text)
 
 
-def test_a_client_that_goes_away_while_it_waits_leaves_the_queue(serve: Callable[..., Any]) -> None:
-    running = serve(concurrency=1)
-    with socket_to(running) as first:
-        said(first, START, {"type": "text", "text": LONG * 20})
-        until(lambda: running.service.queue.busy == 1)
-        with socket_to(running) as second:
-            said(second, START, {"type": "text", "text": LONG * 2})
-            until(lambda: running.service.queue.waiting == 1)
-        until(lambda: running.service.queue.waiting == 0)
-        assert running.service.queue.busy == 1
-    until(lambda: idle(running))
-
-
 def test_a_reader_that_takes_nothing_pauses_speaking_and_is_given_up(
     serve: Callable[..., Any], euler_steps: Any
 ) -> None:
