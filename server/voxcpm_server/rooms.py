@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import make_dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 
@@ -32,13 +32,8 @@ _OPTIONS = {
 }
 
 
-class Address(NamedTuple):
-    """Where a room listens, apart from HTTP."""
-
-    host: str
-    port: int
-    option: str
-    """The command-line option that chose it, for messages."""
+Address = tuple[str, int, str]
+"""Where a room listens, apart from HTTP: host, port, and the option that chose them, for messages."""
 
 
 class Room:

@@ -6,17 +6,18 @@ from importlib.metadata import version
 from typing import Any, get_args, get_type_hints
 
 from fastapi import APIRouter, Request
+from prometheus_client import generate_latest
 from pydantic import BaseModel, create_model
 from starlette.responses import JSONResponse, Response
 
 from voxcpm_runtime import GenerationOptions
 from voxcpm_server.api.openapi import DOCUMENTED
-from voxcpm_server.middleware.metrics import CONTENT_TYPE
 from voxcpm_server.speech.encoding import FORMATS
 from voxcpm_server.speech.served_bundles import Served
 from voxcpm_server.speech.service import Service, service_of
 from voxcpm_server.speech.speech_requests import MAX_SPEED, MIN_SPEED
 
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 probes = APIRouter(tags=["probes"])
 
 
@@ -43,8 +44,9 @@ async def ready(request: Request) -> Response:
 )
 async def metrics(request: Request) -> Response:
     """Counters in Prometheus' text format."""
-    service_of(request).check_alone("metrics count what one process does")
-    return Response(service_of(request).metrics.exposition(), media_type=CONTENT_TYPE)
+    service = service_of(request)
+    service.check_alone("metrics count what one process does")
+    return Response(generate_latest(service.metrics.registry), media_type=_PROMETHEUS)
 
 
 class Range(BaseModel):

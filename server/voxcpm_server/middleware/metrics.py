@@ -19,7 +19,6 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
-    generate_latest,
 )
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,7 +26,6 @@ from voxcpm_runtime import SuspiciousWarning
 from voxcpm_server.errors import CLIENT_GONE, as_api_error, close_code, refuse
 from voxcpm_server.speech.queueing import FairQueue
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
 _FACTORS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
 _SWITCHED = 101
@@ -82,10 +80,6 @@ class Metrics:
         self.underruns.inc(underrun)
         if seconds and outcome == "finished":
             self.real_time_factor.observe(work / seconds)
-
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
 
 
 def _peak_memory() -> float:

@@ -78,11 +78,9 @@ class Pipe(ABC, Generic[Item]):
         return item
 
     def __aiter__(self) -> Pipe[Item]:
-        """The pipe itself."""
         return self
 
     async def __anext__(self) -> Item:
-        """The next item. Raises as `peek`."""
         item = await self.peek()
         if item is None:
             raise StopAsyncIteration

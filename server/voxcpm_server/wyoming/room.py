@@ -30,7 +30,7 @@ class Wyoming(Room):
             settings.insecure_serve_without_key and not has_keys
         )
         host = settings.host if everyone or is_loopback(settings.host) else _LOOPBACK
-        return Address(host, settings.wyoming, "--wyoming")
+        return host, settings.wyoming, "--wyoming"
 
     async def listen(self, listener: socket.socket) -> None:
         """Take connections from this socket, which listens already."""
