@@ -282,4 +282,4 @@ def test_it_is_on_loopback_unless_an_option_opens_it(
 ) -> None:
     address = Wyoming.address(Settings(wyoming=1, **settings), has_keys=has_keys)
     assert address is not None
-    assert address.host == host
+    assert address[0] == host
