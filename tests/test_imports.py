@@ -87,7 +87,7 @@ def test_each_package_imports_only_what_it_may(package: str) -> None:
 # on other machines. None of this is the runtime's public API, so each module of the server says here what it takes.
 OF_COMMANDS = {
     "command": {"engine", "parameters", "shared_arguments", "status_line"},
-    "serve": {"engine", "shared_arguments"},
+    "serve": {"engine", "shared_arguments", "status_line"},
     "batch": {"batch_execution", "engine", "shared_arguments", "status_line"},
 }
 

@@ -14,7 +14,6 @@ from voxcpm_runtime import InputError
 if TYPE_CHECKING:
     from typing import Self
 
-    from voxcpm_runtime.commands.shared_arguments import Engine
     from voxcpm_server.middleware.authentication import Keys
 
 
@@ -177,7 +176,7 @@ class Settings:
         # The keys themselves are not sent to other machines.
         return replace(self, api_key=None, api_key_file=None)
 
-    def serve_elsewhere(self, bundle: str | None, engine: Engine, keys: Keys, *, quiet: bool) -> bool:  # noqa: ARG002
+    def serve_elsewhere(self, bundle: str | None, engine: Any, keys: Keys, *, quiet: bool) -> bool:  # noqa: ARG002
         """Serve by other means than this process, if the options ask for it; otherwise False."""
         return False
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from voxcpm_runtime import InputError
-from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.settings import Settings, options
 
 if TYPE_CHECKING:
-    from voxcpm_runtime.commands.shared_arguments import Engine
     from voxcpm_server.middleware.authentication import Keys
 
 _cluster = options("More than one machine")
@@ -49,16 +45,12 @@ class ClusterSettings(Settings):
                 f"--max-replicas: expected at least --replicas {self.replicas}, got {self.max_replicas}"
             )
 
-    def serve_elsewhere(self, bundle: str | None, engine: Engine, keys: Keys, *, quiet: bool) -> bool:
+    def serve_elsewhere(self, bundle: str | None, engine: Any, keys: Keys, *, quiet: bool) -> bool:
         """Serve on a cluster until a signal, with --ray."""
         if not self.ray:
             return False
         # Ray is loaded, which takes seconds, only when it is asked for.
         from voxcpm_server.cluster.serve import serve_on_ray
 
-        with status_line("starting replicas …", shown=not quiet) as note:
-            for url in serve_on_ray(bundle, engine, self, keys):
-                note("")
-                if not quiet:
-                    typer.echo(f"listening on {url} (Ray Serve)", err=True)
+        serve_on_ray(bundle, engine, self, keys, quiet=quiet)
         return True

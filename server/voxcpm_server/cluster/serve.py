@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import typer
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, BackpressureConfig, HTTPOptions, ProxyLocation
@@ -27,6 +28,7 @@ from voxcpm_constants.user_folders import user_path
 from voxcpm_runtime import InputError, VoxCPMError
 from voxcpm_runtime.commands.engine import loaded, opened
 from voxcpm_runtime.commands.shared_arguments import Engine
+from voxcpm_runtime.commands.status_line import status_line
 from voxcpm_server.application import create_app
 from voxcpm_server.cluster.cluster import LOCAL, check_address, check_device, cluster, everywhere
 from voxcpm_server.cluster.options import ClusterSettings
@@ -81,11 +83,22 @@ class Replica:
         return self._app
 
 
-def serve_on_ray(name: str | None, engine: Engine, settings: ClusterSettings, keys: Keys) -> Iterator[str]:
-    """Serve until a signal. Yields the URL once it listens.
+def serve_on_ray(
+    name: str | None, engine: Engine, settings: ClusterSettings, keys: Keys, *, quiet: bool
+) -> None:
+    """Serve until a signal.
 
     Raises InputError for a cluster that cannot be reached, or whose machines cannot serve.
     """
+    with status_line("starting replicas …", shown=not quiet) as note:
+        for url in _served(name, engine, settings, keys):
+            note("")
+            if not quiet:
+                typer.echo(f"listening on {url} (Ray Serve)", err=True)
+
+
+def _served(name: str | None, engine: Engine, settings: ClusterSettings, keys: Keys) -> Iterator[str]:
+    """Serve until a signal. Yields the URL once it listens."""
     address = settings.ray_address or LOCAL
     check_address(address)
     check_device(engine.device)
